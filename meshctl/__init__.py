@@ -1,0 +1,33 @@
+"""meshctl: a declarative launcher for distributed PyTorch training with more than one moving part.
+
+    from meshctl import Batch, Component, DeviceMesh, Ragged, endpoint
+
+Names are imported on use: `import meshctl` loads neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meshctl.mesh import DeviceMesh as DeviceMesh
+    from meshctl.runtime.batch import Batch as Batch
+    from meshctl.runtime.batch import Ragged as Ragged
+    from meshctl.runtime.component import Component as Component
+    from meshctl.runtime.component import endpoint as endpoint
+
+_PUBLIC = {
+    "Batch": "meshctl.runtime.batch",
+    "Component": "meshctl.runtime.component",
+    "DeviceMesh": "meshctl.mesh",
+    "Ragged": "meshctl.runtime.batch",
+    "endpoint": "meshctl.runtime.component",
+}
+__all__ = ["Batch", "Component", "DeviceMesh", "Ragged", "endpoint"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'meshctl' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

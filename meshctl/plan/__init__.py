@@ -1,0 +1,5 @@
+"""Recipe -> Plan: everything placed, standard library only."""
+
+from meshctl.plan.model import Plan
+
+__all__ = ["Plan"]

@@ -1,0 +1,279 @@
+"""The plan: everything placed, as data.
+
+A plan is a function of the composed recipe alone: JSON, the same bytes for the same recipe, with a digest, and no host, port or
+GPU uuid in it. It stores facts (groups, components with their meshes, stages in the order in which every worker runs them,
+routes) and derives the rest (workers, links), so its size grows with components and not with devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from meshctl.mesh import DeviceMesh, share
+from meshctl.routes import Dispatch, Route
+
+FORMAT = 1
+"""Of the JSON; a plan of another format is refused by name."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    nodes: int = 1
+    devices_per_node: int = 0
+    """Accelerators; 0 where the job uses none."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Somebody's own script instead of components; it gets torchrun's environment."""
+
+    argv: tuple[str, ...]
+    """After the interpreter, e.g. ("train.py", "--epochs", "3") or ("-m", "torchtitan.train"); `{run_dir}` is filled at start."""
+    cwd: str = ""
+    """Relative to the recipe's folder; empty for the working directory of the launch."""
+    python: str = ""
+    """The interpreter; empty for the launcher's own."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A device group, placed."""
+
+    name: str
+    device_type: Literal["cuda", "npu", "mps", "cpu"]
+    workers: int
+    first_place: int
+    """The place of its rank 0 in the whole job; ranks follow."""
+    devices: tuple[tuple[int, int], ...] = ()
+    """Runs [start, stop) of device numbers over the cluster, in the order of the workers; empty on cpu."""
+    gpus_per_worker: int = 1
+    visible_devices: tuple[str, ...] = ()
+    """What the hardware calls the devices that the group may use on its node; empty for all."""
+    env: tuple[tuple[str, str | None], ...] = ()
+    """Values, or none for what is passed through from the launcher's environment."""
+    colocate: str = ""
+    program: Program | None = None
+
+
+@dataclass(frozen=True)
+class Component:
+    name: str
+    target: str
+    """The dotted path of its class."""
+    group: str
+    mesh: DeviceMesh
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """The constructor's keyword arguments, plain data; `${oc.env:X}` stays a reference that the worker resolves."""
+    frozen: bool = False
+    endpoints: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    """Method -> dispatch, collect, execute as its decorator says in the source text; a worker holds the imported class against it."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One parameter of a call: a stage's value, or several stages' columns joined by sample id."""
+
+    stages: tuple[str, ...]
+    parameter: str = ""
+    """Empty for the only one."""
+    dispatch: Dispatch = Dispatch()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A call of a component's endpoint, or a sync of weights from one component to another."""
+
+    name: str
+    kind: Literal["call", "sync"]
+    component: str
+    method: str
+    inputs: tuple[Input, ...] = ()
+    """None for a source, and for a sync."""
+    execute: Literal["all", "first", "peer"] = "all"
+    collect: str = "flatten"
+    samples: int = 0
+    """The global count that it gives, where the recipe says it; 0 where it does not."""
+    every: int = 1
+    when: Literal["", "start", "end", "checkpoint"] = ""
+    to: str = ""
+    """The component that a sync loads into."""
+    to_method: str = ""
+    lag: int = 0
+    """In step k the receiver loads what was sent in step k - lag."""
+
+    @property
+    def is_source(self) -> bool:
+        return self.kind == "call" and not self.inputs
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every: int = 0
+    """Steps between two checkpoints; 0 for none but the last."""
+    keep: int = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    steps: int = 0
+    """0 where the data say when it ends."""
+    epochs: int = 0
+    """0 for once through the data."""
+    dir: str = "runs"
+    checkpoint: Checkpoint | None = None
+    """None for a run that saves nothing."""
+    grace: float = 30.0
+    """Seconds that a first interrupt gives the run to finish its step and save."""
+    show: tuple[str, ...] = ()
+    """The metrics (STAGE.NAME) that the display and the summary show; empty for all."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of a group: where it is in its group, on its node and in the whole job."""
+
+    group: str
+    rank: int
+    place: int
+    node: int
+    local_rank: int
+    devices: tuple[int, ...]
+    """Numbers over the cluster; empty on cpu."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    seed: int
+    cluster: Cluster
+    groups: tuple[Group, ...]
+    components: tuple[Component, ...]
+    stages: tuple[Stage, ...]
+    """In the order in which every worker runs those of its group, each step."""
+    routes: tuple[Route, ...]
+    run: Run
+
+    # Look-ups
+
+    @cached_property
+    def _groups(self) -> dict[str, Group]:
+        return {group.name: group for group in self.groups}
+
+    @cached_property
+    def _components(self) -> dict[str, Component]:
+        return {component.name: component for component in self.components}
+
+    @cached_property
+    def _stages(self) -> dict[str, Stage]:
+        return {stage.name: stage for stage in self.stages}
+
+    def group(self, name: str) -> Group:
+        return self._groups[name]
+
+    def component(self, name: str) -> Component:
+        return self._components[name]
+
+    def stage(self, name: str) -> Stage:
+        return self._stages[name]
+
+    def group_of(self, stage: Stage) -> str:
+        """The group that runs a stage; a sync is run by two, this is the giving one."""
+        return self.component(stage.component).group
+
+    def components_of(self, group: str) -> tuple[Component, ...]:
+        return tuple(component for component in self.components if component.group == group)
+
+    @property
+    def places(self) -> int:
+        """How many workers the whole job has."""
+        return sum(group.workers for group in self.groups)
+
+    # Placement
+
+    def nodes_of(self, group: str) -> tuple[int, ...]:
+        return tuple(sorted({worker.node for worker in self.workers(group)}))
+
+    def workers(self, group: str, node: int | None = None) -> Iterator[Worker]:
+        """The group's workers by rank, or those on one node."""
+        placed = self.group(group)
+        taken: dict[int, int] = {}
+        for rank in range(placed.workers):
+            devices, where = self._devices(placed, rank), self._node(placed, rank)
+            local_rank = taken.get(where, 0)
+            taken[where] = local_rank + 1
+            if node is None or node == where:
+                yield Worker(group, rank, placed.first_place + rank, where, local_rank, devices)
+
+    def worker(self, group: str, rank: int) -> Worker:
+        return next(worker for worker in self.workers(group) if worker.rank == rank)
+
+    def at_place(self, place: int) -> tuple[str, int]:
+        """(group, rank) of a place."""
+        for group in self.groups:
+            if group.first_place <= place < group.first_place + group.workers:
+                return group.name, place - group.first_place
+        raise IndexError(f"the job has {self.places} workers, there is no place {place}")
+
+    def _devices(self, group: Group, rank: int) -> tuple[int, ...]:
+        if group.device_type == "cpu":
+            return ()
+        numbers = [device for start, stop in group.devices for device in range(start, stop)]
+        return tuple(numbers[rank * group.gpus_per_worker : (rank + 1) * group.gpus_per_worker])
+
+    def _node(self, group: Group, rank: int) -> int:
+        if group.device_type != "cpu":
+            return self._devices(group, rank)[0] // self.cluster.devices_per_node
+        return next(node for node in range(self.cluster.nodes) if rank in share(group.workers, self.cluster.nodes, node))
+
+    # JSON
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(as_data(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "digest": self.digest, **as_data(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        data = json.loads(text)
+        if data.get("format") != FORMAT:
+            raise ValueError(f"this plan has format {data.get('format')!r}, this meshctl reads {FORMAT}")
+        plan = cast(Plan, from_data(cls, data))
+        if plan.digest != data["digest"]:
+            raise ValueError(f"this plan was changed: its digest is {plan.digest}, it says {data['digest']}")
+        return plan
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        return cls.from_json(path.read_text(encoding="utf-8"))
+
+
+def as_data(value: Any) -> Any:
+    """Dataclasses and tuples as plain JSON data."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: as_data(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_data(item) for key, item in value.items()}
+    return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def from_data(kind: Any, data: Any) -> Any:
+    """The inverse of `as_data`, by the annotations of `kind`; unknown keys are passed over."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        return kind(**{part.name: from_data(hints[part.name], data[part.name]) for part in fields(kind) if part.name in data})
+    if origin in (Union, UnionType) and data is not None:
+        return from_data(next(option for option in arguments if option is not NoneType), data)
+    if origin is tuple:
+        kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else arguments
+        return tuple(from_data(item_kind, item) for item_kind, item in zip(kinds, data, strict=True))
+    return data

@@ -1,0 +1,110 @@
+"""One run on disk: the one owner of every path below `runs/NAME/TIME/`, and of writes that are whole or not there.
+
+    recipe.yaml     as composed; `${oc.env:X}` stays as written, so no secret is in it
+    plan.json       the plan, and nothing that only the start knows
+    start.json      what only the start knows: where the recipe's code is found, which attempt this is, what it resumes
+    events/         JSON lines, a file per process
+    metrics.jsonl   one object per step
+    logs/GROUP/RANK.log
+    checkpoints/step-N/COMPONENT/, and `latest`, a link that is renamed into place last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run's processes must know beside the plan."""
+
+    path: tuple[str, ...]
+    """Folders in which `_target_`s and programs are found before what is installed: the recipe's own, the working directory."""
+    attempt: int = 0
+    resume: str = ""
+    """The checkpoint folder to continue from; empty for a fresh start."""
+
+
+@dataclass(frozen=True)
+class RunDir:
+    path: Path
+
+    @classmethod
+    def create(cls, parent: Path, name: str, when: str) -> RunDir:
+        """A new folder `parent/name/when`; a second run in the same second gets `when-2`."""
+        for count in range(1, 10_000):
+            path = parent / name / (when if count == 1 else f"{when}-{count}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return cls(path.resolve())
+        raise FileExistsError(f"{parent / name} has 10,000 runs of {when}")
+
+    @classmethod
+    def of_plan(cls, plan: Path) -> RunDir:
+        return cls(plan.resolve().parent)
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def latest(self) -> Path:
+        return self.checkpoints / "latest"
+
+    def journal(self, who: str) -> Path:
+        """`who` is "launcher", "agent-GROUP-NODE" or "GROUP-RANK"."""
+        return self.events / f"{who}.jsonl"
+
+    def log(self, group: str, rank: int | str) -> Path:
+        return self.path / "logs" / group / f"{rank}.log"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step}"
+
+    def write_start(self, start: Start) -> None:
+        write_whole(self.path / "start.json", json.dumps(asdict(start), indent=2) + "\n")
+
+    def read_start(self) -> Start:
+        data: dict[str, Any] = json.loads((self.path / "start.json").read_text())
+        return Start(tuple(data["path"]), data["attempt"], data["resume"])
+
+    def publish_checkpoint(self, step: int, keep: int) -> None:
+        """Makes `step` the latest, in one rename, and then deletes all but the newest `keep`."""
+        link = self.checkpoints / ".latest"
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.checkpoint(step).name)
+        link.rename(self.latest)
+        steps = sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*"))
+        for old in [other for other in steps if other <= step][:-keep]:
+            shutil.rmtree(self.checkpoint(old), ignore_errors=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes beside the place and renames into it: a reader sees the old file or the new one, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.rename(path)
