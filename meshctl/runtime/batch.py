@@ -1,0 +1,328 @@
+"""Samples on their way: named columns with one leading sample dim, and an id for each sample from loader to loss.
+
+A column is a tensor, a `Ragged` (rows of different length, never padded for transport) or a list of plain data. A batch is
+never changed in place: every method gives a new one that shares what it can. A batch that an endpoint receives is borrowed,
+it lives until the call ends; who keeps one beyond that says `clone()`.
+
+Ids are rows of an int64 tensor `[n, depth]`. A source's samples have one number each, counted since the run began; samples
+made from sample 17 append their place, so `repeat(8)` turns (17,) into (17, 0) ... (17, 7), and their group is (17,). Sample
+order is the order of ids. Names that begin with `@` are marks: columns that the runtime hangs on samples (the weight version
+that made them, their home) and that travel with them unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class BatchError(ValueError):
+    """Columns that do not make a batch, or rows that cannot be told apart; the runtime adds stage and step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of different length, laid end to end."""
+
+    values: Tensor
+    """`[total, ...]`, all rows one after another."""
+    offsets: Tensor
+    """int64 `[n + 1]`: row i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Tensor]) -> Ragged:
+        """From a list of tensors that differ in their first dim only."""
+        lengths = torch.tensor([0, *map(len, rows)])
+        return cls(torch.cat(list(rows)) if rows else torch.empty(0), lengths.cumsum(0))
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Tensor:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
+
+    def rows(self) -> list[Tensor]:
+        bounds = self.offsets.tolist()
+        return [self.values[start:stop] for start, stop in pairwise(bounds)]
+
+    def padded(self, fill: float = 0) -> Tensor:
+        """`[n, longest, ...]`, for a model that wants it so."""
+        return torch.nn.utils.rnn.pad_sequence(self.rows(), batch_first=True, padding_value=fill) if len(self) else self.values[None][:0]
+
+    def take(self, indices: Sequence[int]) -> Ragged:
+        first, last = (indices[0], indices[-1]) if indices else (0, -1)
+        if list(indices) == list(range(first, last + 1)):  # neighbours: a view, nothing is copied
+            offsets = self.offsets[first : last + 2]
+            return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+        taken = [self[index] for index in indices]
+        return Ragged.of(taken) if taken else Ragged(self.values[:0], self.offsets[:1] * 0)
+
+
+Column = Tensor | Ragged | list[Any]
+MARK = "@"
+
+
+class Batch:
+    """Named columns over the same samples."""
+
+    def __init__(
+        self, columns: Mapping[str, Column | Sequence[Any]], *, ids: Tensor | None = None, group_depth: int = 0, most: int | None = None
+    ) -> None:
+        """`ids` left out: the runtime gives them (a source's numbers; those of the input where the row count is the same; its
+        children where there are k rows for each). `most` is the largest share among the data ranks; alone, the batch's own length.
+        """
+        self._columns: dict[str, Column] = {
+            name: column if isinstance(column, (Tensor, Ragged, list)) else list(column) for name, column in columns.items()
+        }
+        for name, column in self._columns.items():
+            if isinstance(column, Tensor) and not column.ndim:
+                raise BatchError(f"column {name!r} has no sample dim")
+        sizes = {name: len(column) for name, column in self._columns.items()}
+        if ids is not None:
+            ids = ids[:, None] if ids.ndim == 1 else ids
+            sizes["ids"] = len(ids)
+        if len(set(sizes.values())) > 1:
+            raise BatchError("columns differ in their number of samples: " + ", ".join(f"{name} {size}" for name, size in sizes.items()))
+        self._length = next(iter(sizes.values()), 0)
+        self._ids = ids
+        self.group_depth = group_depth
+        """How many leading numbers of an id are its group's; 0 where samples belong to no group."""
+        self.most = self._length if most is None else most
+
+    # Reading
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, name: str) -> Any:
+        """The column: a Tensor, a Ragged or a list."""
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise BatchError(f"there is no column {name!r}, there are {', '.join(self.names) or 'none'}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} samples: {', '.join(self.names)})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name in self._columns if not name.startswith(MARK))
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """All columns, marks included."""
+        return self._columns
+
+    @property
+    def has_ids(self) -> bool:
+        return self._ids is not None
+
+    @property
+    def ids(self) -> Tensor:
+        """int64 `[n, depth]`; a batch that was given none counts its rows."""
+        return torch.arange(len(self))[:, None] if self._ids is None else self._ids
+
+    @property
+    def group_ids(self) -> Tensor | None:
+        """int64 `[n, depth of the group]`, or none where samples belong to no group."""
+        return self.ids[:, : self.group_depth] if self.group_depth else None
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 `[n]`: the tokens of each sample: of the ragged column `tokens`, or the first ragged one; 1 where there is none."""
+        ragged = [column for name, column in self._columns.items() if isinstance(column, Ragged) and not name.startswith(MARK)]
+        tokens = self._columns.get("tokens")
+        if isinstance(tokens, Ragged):
+            return tokens.lengths
+        return ragged[0].lengths if ragged else torch.ones(len(self), dtype=torch.int64)
+
+    # Making others
+
+    def _with(self, columns: Mapping[str, Column], ids: Tensor | None, most: int | None = None, group_depth: int | None = None) -> Batch:
+        depth = self.group_depth if group_depth is None else group_depth
+        return Batch(columns, ids=ids, group_depth=depth, most=self.most if most is None else most)
+
+    def with_columns(self, **columns: Column) -> Batch:
+        """The same samples with these columns added or replaced."""
+        return self._with({**self._columns, **columns}, self.ids)
+
+    def identified(self, ids: Tensor, group_depth: int) -> Batch:
+        """The same rows under other ids."""
+        return self._with(self._columns, ids, group_depth=group_depth)
+
+    def select(self, *names: str) -> Batch:
+        """Only these columns; marks stay."""
+        marks = {name: column for name, column in self._columns.items() if name.startswith(MARK)}
+        return self._with({**{name: self[name] for name in names}, **marks}, self.ids)
+
+    def take(self, indices: Sequence[int] | Tensor) -> Batch:
+        """These rows, in this order; neighbours are views of this batch's memory."""
+        rows = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+        return self._with({name: _take(column, rows) for name, column in self._columns.items()}, _take_tensor(self.ids, rows))
+
+    def where(self, mask: Tensor | Sequence[bool]) -> Batch:
+        """The samples whose mask is true; the others are dropped."""
+        keep = mask.tolist() if isinstance(mask, Tensor) else list(mask)
+        if len(keep) != len(self):
+            raise BatchError(f"a mask of {len(keep)} for {len(self)} samples")
+        return self.take([index for index, kept in enumerate(keep) if kept])
+
+    def repeat(self, times: int) -> Batch:
+        """Each sample `times` times, one after another, as its children: one group per sample."""
+        ids = children(self.ids, times)
+        rows = [index for index in range(len(self)) for _ in range(times)]
+        columns = {name: _take(column, rows) for name, column in self._columns.items()}
+        return self._with(columns, ids, self.most * times, group_depth=ids.shape[1] - 1)
+
+    def clone(self) -> Batch:
+        """A copy of its own memory, to keep beyond the call."""
+        copied: dict[str, Column] = {
+            name: Ragged(column.values.clone(), column.offsets.clone()) if isinstance(column, Ragged)
+            else column.clone() if isinstance(column, Tensor) else list(column)
+            for name, column in self._columns.items()
+        }
+        return self._with(copied, self.ids.clone())
+
+    def to(self, device: torch.device | str) -> Batch:
+        moved: dict[str, Column] = {
+            name: Ragged(column.values.to(device), column.offsets.to(device)) if isinstance(column, Ragged)
+            else column.to(device) if isinstance(column, Tensor) else column
+            for name, column in self._columns.items()
+        }
+        return self._with(moved, self._ids)
+
+    def minibatches(self, size: int, seed: int | None = None) -> Iterator[Batch]:
+        """Cuts of at most `size` samples, shuffled by `seed` where one is given.
+
+        Every data rank gives the same number of them (`most` says how many that are), so a rank with fewer samples gives
+        smaller or empty ones: collectives inside the loop always meet.
+        """
+        if size < 1:
+            raise BatchError(f"a minibatch has at least 1 sample, not {size}")
+        count = -(-self.most // size)
+        order = list(range(len(self)))
+        if seed is not None:
+            order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).tolist()
+        each, more = divmod(len(self), max(count, 1))
+        start = 0
+        for part in range(count):
+            stop = start + each + (part < more)
+            cut = self.take(order[start:stop])
+            cut.most = min(size, self.most)
+            yield cut
+            start = stop
+
+    # Joining
+
+    @classmethod
+    def concat(cls, batches: Sequence[Batch]) -> Batch:
+        """One after another. They have the same columns; `most` is the sum."""
+        if not batches:
+            raise BatchError("nothing to concatenate")
+        if len(batches) == 1:
+            return batches[0]
+        first = batches[0]
+        for other in batches[1:]:
+            if set(other._columns) != set(first._columns):
+                raise BatchError(f"columns differ: {', '.join(first.names)} and {', '.join(other.names)}")
+            if other.ids.shape[1] != first.ids.shape[1]:
+                raise BatchError(f"ids differ in depth: {first.ids.shape[1]} and {other.ids.shape[1]}")
+        columns = {name: _concat(name, [batch._columns[name] for batch in batches]) for name in first._columns}
+        ids = torch.cat([batch.ids for batch in batches])
+        return cls(columns, ids=ids, group_depth=first.group_depth, most=sum(batch.most for batch in batches))
+
+    def joined(self, other: Batch) -> Batch:
+        """This batch's samples with the columns of both; the other has the same ids in the same order. A column given twice is an error."""
+        twice = [name for name in other.names if name in self._columns]
+        if twice:
+            raise BatchError(f"column {twice[0]!r} is given twice")
+        return self._with({**other._columns, **self._columns}, self.ids)
+
+    # TensorDict
+
+    @classmethod
+    def of_tensordict(cls, tensors: Any) -> Batch:
+        """From a TensorDict with one batch dim, or any mapping of tensors."""
+        return cls(dict(tensors.items()))
+
+    def to_tensordict(self) -> Any:
+        """A TensorDict of the tensor columns; needs the package tensordict."""
+        from tensordict import TensorDict
+
+        return TensorDict({name: self[name] for name in self.names if isinstance(self[name], Tensor)}, batch_size=[len(self)])
+
+
+def children(ids: Tensor, times: int) -> Tensor:
+    """Ids `[n, depth]` -> `[n * times, depth + 1]`: each with its children's places."""
+    places = torch.arange(times).repeat(len(ids))[:, None]
+    return torch.cat([ids.repeat_interleave(times, 0), places], 1)
+
+
+def identify(result: Batch, given: Batch | None) -> Batch:
+    """What an endpoint gave, with ids and marks: its own where it said them, else those of what it was given.
+
+    Raises `BatchError` where the rows cannot be told apart: neither the same number nor k for each.
+    """
+    if given is None:
+        return result
+    if not result.has_ids:
+        times, rest = divmod(len(result), len(given)) if len(given) else (1, len(result))
+        if rest or (len(result) and not times):
+            raise BatchError(f"{len(result)} rows came out of {len(given)} samples: say their ids, by batch.where, batch.take or ids=")
+        if times > 1:
+            ids = children(given.ids, times)
+            result = Batch(result.columns, ids=ids, group_depth=ids.shape[1] - 1, most=given.most * times)
+        else:
+            result = Batch(result.columns, ids=given.ids[: len(result)], group_depth=given.group_depth, most=given.most)
+    missing = [name for name in given.columns if name.startswith(MARK) and name not in result]
+    if not missing:
+        return result
+    depth = given.ids.shape[1]
+    where = {tuple(id): row for row, id in enumerate(given.ids.tolist())}
+    try:
+        rows = [where[tuple(id[:depth])] for id in result.ids.tolist()]
+    except KeyError:
+        return result  # samples of the endpoint's own making come from nowhere
+    return result.with_columns(**{name: _take(given[name], rows) for name in missing})
+
+
+def _take(column: Column, rows: list[int]) -> Column:
+    if isinstance(column, Tensor):
+        return _take_tensor(column, rows)
+    return column.take(rows) if isinstance(column, Ragged) else [column[row] for row in rows]
+
+
+def _take_tensor(column: Tensor, rows: list[int]) -> Tensor:
+    if not rows:
+        return column[:0]
+    if rows == list(range(rows[0], rows[0] + len(rows))):  # neighbours: a view
+        return column[rows[0] : rows[0] + len(rows)]
+    return column[torch.tensor(rows, device=column.device)]
+
+
+def _concat(name: str, parts: list[Column]) -> Column:
+    if all(isinstance(part, Tensor) for part in parts):
+        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+    if all(isinstance(part, Ragged) for part in parts):
+        ragged = [part for part in parts if isinstance(part, Ragged)]
+        lengths = torch.cat([part.lengths for part in ragged])
+        filled = [part.values for part in ragged if len(part.values)] or [ragged[0].values]
+        return Ragged(torch.cat(filled), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+    if all(isinstance(part, list) for part in parts):
+        return [item for part in parts if isinstance(part, list) for item in part]
+    raise BatchError(f"column {name!r} is a tensor here and something else there")

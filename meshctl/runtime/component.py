@@ -1,0 +1,151 @@
+"""What a user writes: a class that derives from `Component`, with endpoints that stages call.
+
+    class Sampler(Component):
+        @endpoint(dispatch="slice_dp", collect="flatten")
+        def sample(self, batch: Batch) -> Batch: ...
+
+In a run, the worker gives the component its place and means before `setup()`. Alone, in a notebook or a test, the same class
+works on one process: a mesh of one rank and collectives of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+
+from meshctl.mesh import DeviceMesh
+from meshctl.runtime.batch import Batch
+from meshctl.runtime.collective import Collective
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The defaults of a stage that calls this method; the recipe may say otherwise."""
+
+    dispatch: str = "slice_dp"
+    collect: str = "flatten"
+    execute: str = "all"
+
+
+@overload
+def endpoint(method: Method, /) -> Method: ...
+@overload
+def endpoint(*, dispatch: str = ..., collect: str = ..., execute: str = ...) -> Callable[[Method], Method]: ...
+
+
+def endpoint(
+    method: Method | None = None, /, *, dispatch: str = "slice_dp", collect: str = "flatten", execute: str = "all"
+) -> Method | Callable[[Method], Method]:
+    """Makes a method one that a stage may call. The words are read from the source text before anything runs: write them as literals."""
+
+    def mark(method: Method) -> Method:
+        method.__meshctl_endpoint__ = Endpoint(dispatch, collect, execute)  # type: ignore[attr-defined]
+        return method
+
+    return mark if method is None else mark(method)
+
+
+def endpoint_of(component: type, method: str) -> Endpoint | None:
+    """What the decorator of a method says, or none where it has none."""
+    found = getattr(getattr(component, method, None), "__meshctl_endpoint__", None)
+    return found if isinstance(found, Endpoint) else None
+
+
+@dataclass
+class Place:
+    """Where a component runs, and what it may use; the worker makes one for each component."""
+
+    name: str = ""
+    mesh: DeviceMesh = DeviceMesh.from_sizes()
+    rank: int = 0
+    device: torch.device = torch.device("cpu")
+    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+    step: int = 0
+    log: Callable[[Mapping[str, float], float], None] = lambda values, weight: None
+    stop: Callable[[str], None] = lambda reason: None
+
+
+class Component:
+    """The base of everything a recipe's `components:` names.
+
+    A subclass may offer `setup()` (once the process groups stand), `state_dict()` and `load_state_dict()` (checkpoints),
+    `weights()` and `load_weights(stream)` (a sync; both are streams of (name, tensor)), and `close()`. A source may offer
+    `__len__`: how many samples one epoch has.
+    """
+
+    _place: Place | None = None
+    _collectives: dict[tuple[str, ...], Collective] | None = None
+    _torch_mesh: TorchDeviceMesh | None = None
+
+    @property
+    def place(self) -> Place:
+        if self._place is None:
+            self._place = Place()
+        return self._place
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The component's mesh: sizes, coordinates and groups by arithmetic."""
+        return self.place.mesh
+
+    @property
+    def torch_mesh(self) -> TorchDeviceMesh:
+        """The same mesh as torch's, for `fully_shard` and DTensor; made at the first use, which all ranks reach together."""
+        if self._torch_mesh is None:
+            self._torch_mesh = self.mesh.to_torch()
+        return self._torch_mesh
+
+    @property
+    def rank(self) -> int:
+        """In the group's world, and so in the mesh."""
+        return self.place.rank
+
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of this worker; several where the group says `gpus_per_worker`."""
+        return self.place.devices
+
+    @property
+    def step(self) -> int:
+        """The step that is being run, from 1; 0 before the first."""
+        return self.place.step
+
+    def collective(self, *dims: str) -> Collective:
+        """The ranks that share all other coordinates with this one: `self.collective("tp")`, or `("dp", "fsdp")` together.
+
+        Made at the first use, which all ranks of the component must reach together.
+        """
+        made = self._collectives = self._collectives or {}
+        if dims not in made:
+            made[dims] = Collective.along(self.mesh, dims, self.rank)
+        return made[dims]
+
+    def log(self, values: Mapping[str, float], weight: float = 1.0) -> None:
+        """Adds to the step's metrics, as `STAGE.NAME`: a mean over the data ranks by weight, each counted once."""
+        self.place.log(values, weight)
+
+    def stop(self, reason: str) -> None:
+        """Asks for the end of the run: all workers agree on a last step, and end after it."""
+        self.place.stop(reason)
+
+    def micro_batches(self, batch: Batch, size: int) -> Iterator[Batch]:
+        """Cuts of at most `size` samples in order; as many on every data rank, empty ones where it must."""
+        return batch.minibatches(size)
+
+    def setup(self) -> None:
+        """Called once, after the process groups stand and before the first step."""
+
+    def close(self) -> None:
+        """Called once, after the last step."""

@@ -1,0 +1,426 @@
+"""What every worker does: the plan's stages, step by step, as far as they are its group's.
+
+    for each step: for each stage that is due: take the inputs, call, give the value
+
+A give never waits for its receiver's place in its program, so groups overlap as far as the slots of their routes reach, and no
+order of stages can deadlock. How the run ends is agreed by all (`ending.py`); a checkpoint is a cut between two steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.ending import Ending
+from meshctl.mesh import share
+from meshctl.plan.model import Component as Placed
+from meshctl.plan.model import Input, Plan, Stage
+from meshctl.routes import COLLECT, RouteError, speakers
+from meshctl.runtime.batch import MARK, Batch, BatchError, identify
+from meshctl.runtime.channel import END, LANES, Channel, Party, Taken
+from meshctl.runtime.component import Component
+from meshctl.runtime.transports import Dropped, Transport
+from meshctl.runtime.weights import WeightChannel, weights_of
+
+Say = Callable[..., Any]
+"""Appends an event: `Journal.say`."""
+
+
+class StageError(ValueError):
+    """Something a user can mend, in a stage: the message stands for itself, no traceback is needed."""
+
+
+@dataclass
+class Clock:
+    """What one step cost this worker."""
+
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds in the called method."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Seconds until the inputs were there."""
+
+
+@dataclass(frozen=True)
+class Saver:
+    """What the loop calls at a cut: `save(step, given)`, with the samples that each source has given."""
+
+    save: Callable[[int, Mapping[str, int]], None] = lambda step, given: None
+
+
+class Loop:
+    def __init__(
+        self,
+        plan: Plan,
+        group: str,
+        rank: int,
+        components: Mapping[str, Component],
+        transport: Transport,
+        ending: Ending,
+        say: Say,
+        saver: Saver = Saver(),
+    ) -> None:
+        """`components` are those of this worker's group, set up; `rank` is its rank in the group."""
+        self.at: tuple[str, int] = ("", 0)
+        """The stage and the step that are being run: where a fault is."""
+        self._plan, self._group, self._rank = plan, group, rank
+        self._components = components
+        self._transport, self._ending, self._say, self._saver = transport, ending, say, saver
+        self._stages = [stage for stage in plan.stages if self._hosts(stage)]
+        self._homes = {route.dispatch.home for route in plan.routes if route.dispatch.home}
+        self._data: dict[tuple[str, str, str], Channel] = {}
+        self._weights: dict[str, WeightChannel] = {}
+        self._open()
+        self._given: dict[str, int] = {stage.name: 0 for stage in plan.stages if stage.is_source}
+        self._versions: dict[str, int] = {}
+        self._cut = 0
+        self._clock = Clock()
+        self._metrics: list[dict[str, Any]] = []
+        self._ended = ""
+        """The source whose stream ended in this step, unannounced."""
+        transport.dropped = lambda: ending.dropped(self.at[1])
+
+    # The run
+
+    def run(self, start: int = 0, given: Mapping[str, int] | None = None) -> int:
+        """Runs the steps after `start` and returns the last one; `given` are the samples given before it."""
+        self._given.update(given or {})
+        open_ended = self._agree(start)
+        self._sync_all(start)
+        step = start
+        try:
+            while not self._ended and self._ending.begin(step + 1):
+                self._step(step + 1)
+                step += not self._ended
+        except Dropped:
+            step = self._ending.last
+        if open_ended:
+            step, unannounced = self._ending.settle(step, bool(self._ended))
+            if unannounced:
+                self._close(step)
+        self._ending.leave()
+        return step
+
+    def _agree(self, start: int) -> bool:
+        """Tells and hears how many steps there are; whether some stream does not know."""
+        batches = {stage.name: self._steps_of(stage, start) for stage in self._stages if self._limits(stage) and not self._rank}
+        sources = [stage.name for stage in self._plan.stages if self._limits(stage)]
+        return self._ending.plan(self._plan.run.steps, batches, sources)
+
+    @staticmethod
+    def _limits(stage: Stage) -> bool:
+        """Whether the run ends with this source's data; one that runs at certain times only counts on."""
+        return stage.is_source and not stage.when
+
+    def _steps_of(self, stage: Stage, start: int) -> int | None:
+        """The last step for which a source has data; none where it does not know."""
+        total = self._total(stage)
+        if total is None:
+            if self._plan.run.epochs:
+                raise StageError(f"run.epochs needs a source that knows its length, and `{stage.component}` has no __len__")
+            return None
+        left = -(-max(0, total - self._given[stage.name]) // stage.samples)
+        return (start // stage.every + left) * stage.every
+
+    def _total(self, stage: Stage) -> int | None:
+        """How many samples a source gives in the whole run, where it knows."""
+        component = self._components[stage.component]
+        length = getattr(component, "__len__", None)
+        return length() * max(1, self._plan.run.epochs) if length else None
+
+    def _close(self, last: int) -> None:
+        """After an end that nobody knew beforehand: what was to run at the end, as far as it stands on its own, and the last state."""
+        self.at, self._metrics = ("", last), []
+        alone: set[str] = set()
+        for stage in self._plan.stages:
+            if stage.when == "end" and all(name in alone for part in stage.inputs for name in part.stages):
+                alone.add(stage.name)
+        if alone:
+            begin, self._clock = time.perf_counter(), Clock()
+            for stage in self._stages:
+                if stage.name in alone:
+                    self._run(stage, last + 1)
+            self._report(last + 1, begin)
+        if self._plan.run.checkpoint and self._cut < last:
+            self._save(last)
+
+    # One step
+
+    def _step(self, step: int) -> None:
+        begin = time.perf_counter()
+        self._clock = Clock()
+        due: dict[str, bool] = {}
+        for stage in self._plan.stages:
+            due[stage.name] = self._due(stage, step) and all(due[name] for part in stage.inputs for name in part.stages)
+        for stage in self._stages:
+            if due[stage.name]:
+                self._run(stage, step)
+        self.at = ("", step)
+        if self._ended:
+            return
+        if self._saves(step):
+            self._save(step)
+        self._report(step, begin)
+
+    def _due(self, stage: Stage, step: int) -> bool:
+        if stage.when:
+            return {"start": step == 1, "end": step == self._ending.last, "checkpoint": self._saves(step)}[stage.when]
+        return step % stage.every == 0
+
+    def _saves(self, step: int) -> bool:
+        saves = self._plan.run.checkpoint
+        return saves is not None and (step == self._ending.last or (saves.every > 0 and step % saves.every == 0))
+
+    def _report(self, step: int, begin: float) -> None:
+        channels: list[Channel | WeightChannel] = [*self._data.values(), *self._weights.values()]
+        routes = {channel.route.name: channel.sent for channel in channels if channel.sent}
+        for channel in channels:
+            channel.sent = 0
+        seconds = time.perf_counter() - begin
+        for metric in self._metrics:
+            self._say("metric", step=step, **metric)
+        self._metrics = []
+        self._say("step", step=step, seconds=seconds, stages=self._clock.stages, waits=self._clock.waits, routes=routes)
+
+    def _run(self, stage: Stage, step: int) -> None:
+        self.at = (stage.name, step)
+        try:
+            if stage.kind == "sync":
+                self._sync(stage, step)
+            elif stage.execute == "all" or not self._rank or stage.execute == "peer":
+                self._call(stage, step)
+        except (RouteError, BatchError) as error:
+            raise StageError(str(error)) from error
+
+    # A call
+
+    def _call(self, stage: Stage, step: int) -> None:
+        begin = time.perf_counter()
+        arguments, first = ([], None) if stage.is_source else self._inputs(stage)
+        ready = time.perf_counter()
+        self._clock.waits[stage.name] = ready - begin
+        placed = self._plan.component(stage.component)
+        speaks = self._rank in speakers(placed.mesh, stage.collect, stage.execute)
+        if arguments is None:
+            value: Any = END
+        elif stage.is_source:
+            numbers = self._numbers(stage)
+            self._given[stage.name] = numbers.stop
+            value = self._source(stage, placed, step, numbers) if speaks else None
+        else:
+            value = self._called(stage, placed, step, arguments)
+            value = self._marked(stage, placed, identify(value, first)) if isinstance(value, Batch) else value
+        self._clock.stages[stage.name] = time.perf_counter() - ready
+        weight = float(len(first)) if first is not None else float(len(value)) if isinstance(value, Batch) else 1.0
+        self._give(stage, value, weight, speaks)
+
+    def _give(self, stage: Stage, value: Any, weight: float, speaks: bool) -> None:
+        channels = [channel for (source, _, _), channel in self._data.items() if source == stage.name and self._gives(channel)]
+        ends = [channel.give(value, weight, self._rank) for channel in channels]
+        if value is END and (not channels or any(ends)):
+            self._ended = self._ended or stage.name
+            if stage.is_source and self._rank == speakers(self._plan.component(stage.component).mesh, stage.collect, stage.execute)[0]:
+                self._ending.ask(f"the data of `{stage.name}` ended", ended=self.at[1])
+        elif speaks and not channels and not isinstance(value, Batch) and value is not END:
+            self._metric(stage, value, weight)
+
+    def _source(self, stage: Stage, placed: Placed, step: int, numbers: range) -> Any:
+        """Of a source's next samples, those that are this data rank's; their ids are their numbers."""
+        mine = share(len(numbers), placed.mesh.data_size, placed.mesh.data_rank(self._rank))
+        mine = numbers[mine.start : mine.stop]
+        value = self._called(stage, placed, step, [("", mine)])
+        if value is None:
+            return END
+        if not isinstance(value, Batch):
+            raise StageError(f"a source gives a Batch or None, `{stage.component}.{stage.method}` gave a {type(value).__name__}")
+        if len(value) > len(mine):
+            raise StageError(f"`{stage.component}.{stage.method}` gave {len(value)} samples, its share is {len(mine)}")
+        ids = torch.arange(mine.start, mine.start + len(value))[:, None]
+        most = -(-len(numbers) // placed.mesh.data_size)
+        return self._marked(stage, placed, Batch(value.columns, ids=ids, most=most))
+
+    def _numbers(self, stage: Stage) -> range:
+        start = self._given[stage.name]
+        total = self._total(stage) if self._limits(stage) else None
+        stop = start + stage.samples if total is None else min(start + stage.samples, total)
+        return range(start, stop)
+
+    def _called(self, stage: Stage, placed: Placed, step: int, arguments: Sequence[tuple[str, Any]]) -> Any:
+        component = self._components[stage.component]
+        place = component.place
+        place.step = step
+        place.log = lambda values, weight: self._logged(stage, placed, values, weight)
+        seed_all(self._plan.seed, stage.component, stage.name, placed.mesh.data_rank(self._rank), step)
+        named = {name: value for name, value in arguments if name}
+        return getattr(component, stage.method)(*(value for name, value in arguments if not name), **named)
+
+    def _marked(self, stage: Stage, placed: Placed, batch: Batch) -> Batch:
+        """Samples carry the version of the weights that made them, and their home where a later stage sends them back to it."""
+        marks: dict[str, Any] = {}
+        if placed.name in self._versions:
+            marks[MARK + "version"] = torch.full((len(batch),), self._versions[placed.name])
+        if stage.name in self._homes:
+            marks[MARK + "home." + stage.name] = torch.full((len(batch),), placed.mesh.data_rank(self._rank))
+        return batch.with_columns(**marks) if marks else batch
+
+    # Inputs
+
+    def _inputs(self, stage: Stage) -> tuple[list[tuple[str, Any]] | None, Batch | None]:
+        """(parameter, value) of each input, none where a stream ended; and the first batch, which gives order and shares to all."""
+        taken = [[(channel, channel.take(self._rank)) for channel in self._channels_of(stage, part)] for part in stage.inputs]
+        if any(got.value is END for part in taken for _, got in part):
+            return None, None
+        lead = next((pair for part in taken for pair in part if isinstance(pair[1].value, Batch)), None)
+        arguments = [(part.parameter, self._joined(got, lead)) for part, got in zip(stage.inputs, taken, strict=True)]
+        first: Batch | None = next((value for _, value in arguments if isinstance(value, Batch)), None)
+        return arguments, first
+
+    def _channels_of(self, stage: Stage, part: Input) -> list[Channel]:
+        return [self._data[source, stage.name, part.parameter] for source in part.stages]
+
+    def _joined(self, got: Sequence[tuple[Channel, Taken]], lead: tuple[Channel, Taken] | None) -> Any:
+        """One parameter's value: the columns of all its stages, on the samples of the leading input."""
+        if len(got) > 1 and not all(isinstance(taken.value, Batch) for _, taken in got):
+            kinds = ", ".join(f"`{channel.route.source}` gives a {type(taken.value).__name__}" for channel, taken in got)
+            raise RouteError(f"a list of stages joins batches: {kinds}")
+        values = [self._aligned(channel, taken, lead) for channel, taken in got]
+        whole = values[0]
+        for other in values[1:]:
+            whole = whole.joined(other)
+        return whole
+
+    def _aligned(self, channel: Channel, taken: Taken, lead: tuple[Channel, Taken] | None) -> Any:
+        if lead is None or taken is lead[1] or not isinstance(taken.value, Batch):
+            return taken.value
+        first, leading = lead
+        if channel.route.dispatch.mode == "all" != first.route.dispatch.mode:
+            return taken.value
+        try:
+            batch = channel.aligned(taken, first.wanted(leading), self._rank)
+        except RouteError as error:
+            raise RouteError(f"`{first.route.source}` and `{channel.route.source}` do not have the same samples: {error}") from error
+        batch.most = leading.value.most
+        return batch
+
+    # Metrics
+
+    def _metric(self, stage: Stage, value: Any, weight: float) -> None:
+        """A value that no stage takes moves nowhere: the launcher folds it into the step's metrics."""
+        collect = COLLECT[stage.collect].join
+        values = scalars(value)
+        if values:
+            self._note(stage, values, weight, collect if collect in ("sum", "first") else "mean")
+
+    def _logged(self, stage: Stage, placed: Placed, values: Mapping[str, float], weight: float) -> None:
+        if placed.mesh.representative(placed.mesh.data_rank(self._rank)) == self._rank:
+            self._note(stage, scalars(values), float(weight), "mean")
+
+    def _note(self, stage: Stage, values: dict[str, float], weight: float, collect: str) -> None:
+        """Kept until the step is over: one that is dropped leaves no trace."""
+        self._metrics.append({"stage": stage.name, "values": values, "weight": weight, "collect": collect})
+
+    # Weights
+
+    def _sync_all(self, start: int) -> None:
+        """Before the first step, and after a resume: the takers' weights are the givers'."""
+        self._cut = start
+        for stage in self._stages:
+            if stage.kind == "sync":
+                self.at = (stage.name, start)
+                channel = self._weights[stage.name]
+                gives = weights_of(self._components[stage.component], stage.method) if self._gives_weights(stage) else None
+                takes = self._own_weights(stage) if self._takes_weights(stage) else None
+                channel.meet(gives, takes)
+                self._move(stage, start, cut=True)
+
+    def _sync(self, stage: Stage, step: int) -> None:
+        begin = time.perf_counter()
+        self._move(stage, step)
+        self._clock.stages[stage.name] = time.perf_counter() - begin
+
+    def _move(self, stage: Stage, step: int, *, cut: bool = False) -> None:
+        channel = self._weights[stage.name]
+        if self._gives_weights(stage):
+            channel.give(weights_of(self._components[stage.component], stage.method), step)
+        if self._takes_weights(stage):
+            channel.due(step)
+            self._take_weights(stage, step, cut=cut)
+
+    def _take_weights(self, stage: Stage, step: int, *, cut: bool = False) -> None:
+        channel = self._weights[stage.name]
+        while channel.ready(step, cut=cut):
+            stream = channel.take()
+            getattr(self._components[stage.to], stage.to_method)(stream)
+            for _ in stream:  # what the component did not ask for must still leave its slots
+                pass
+            self._versions[stage.to] = channel.version
+
+    def _own_weights(self, stage: Stage) -> dict[str, Tensor]:
+        """The layout that the taker wants: what its own stream of the same name has."""
+        return weights_of(self._components[stage.to], stage.to_method.removeprefix("load_"))
+
+    def _gives_weights(self, stage: Stage) -> bool:
+        return self._plan.component(stage.component).group == self._group
+
+    def _takes_weights(self, stage: Stage) -> bool:
+        return self._plan.component(stage.to).group == self._group
+
+    # Checkpoints
+
+    def _save(self, step: int) -> None:
+        """A cut: whoever is behind in weights catches up, so nothing crosses it."""
+        for stage in self._stages:
+            if stage.kind == "sync" and self._takes_weights(stage):
+                self.at = (stage.name, step)
+                self._take_weights(stage, step, cut=True)
+        self._cut = step
+        self.at = ("", step)
+        self._saver.save(step, self._given)
+
+    # Opening
+
+    def _hosts(self, stage: Stage) -> bool:
+        names = [stage.component, stage.to] if stage.kind == "sync" else [stage.component]
+        return any(name in self._components for name in names)
+
+    def _gives(self, channel: Channel) -> bool:
+        return self._plan.group_of(self._plan.stage(channel.route.source)) == self._group
+
+    def _open(self) -> None:
+        for number, route in enumerate(self._plan.routes):
+            lane = number * LANES
+            source, target = self._plan.stage(route.source), self._plan.stage(route.target)
+            if route.kind == "weights":
+                if self._hosts(source):
+                    giver, taker = self._party(source.component), self._party(source.to)
+                    self._weights[source.name] = WeightChannel(route, giver, taker, self._transport, lane, source.lag)
+            elif self._hosts(source) or self._hosts(target):
+                giver, taker = self._party(source.component, source.execute), self._party(target.component, target.execute)
+                self._data[source.name, target.name, route.parameter] = Channel(route, giver, taker, self._transport, lane)
+
+    def _party(self, component: str, execute: str = "all") -> Party:
+        placed = self._plan.component(component)
+        return Party(placed.mesh, self._plan.group(placed.group).first_place, execute)
+
+
+def seed_all(*words: Any) -> None:
+    """Seeds torch's and random's generators from words: the same for the same words, on any machine and any layout."""
+    seed = int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def scalars(value: Any, name: str = "") -> dict[str, float]:
+    """The numbers in a value, by name: nested mappings join their keys with a slash, a bare number is called `value`."""
+    if isinstance(value, Mapping):
+        found = [scalars(item, f"{name}/{key}" if name else str(key)) for key, item in value.items()]
+        return {key: number for part in found for key, number in part.items()}
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    return {name or "value": float(value)} if isinstance(value, (bool, int, float)) else {}

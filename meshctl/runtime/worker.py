@@ -1,0 +1,185 @@
+"""One process of a components' group: from its environment to its last step.
+
+    python -m meshctl.runtime.worker        with torchrun's variables and MESHCTL_PLAN, MESHCTL_GROUP, MESHCTL_HEAD, MESHCTL_ATTEMPT
+
+It knows the plan and never the recipe. Whatever goes wrong is translated here, once, into a `fault` event with group, rank, stage
+and step; the traceback goes to the log, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from meshctl.ending import Ending
+from meshctl.events import Journal
+from meshctl.plan.model import Plan
+from meshctl.run import RunDir
+from meshctl.runtime import checkpoint
+from meshctl.runtime.channel import LANES
+from meshctl.runtime.component import Component, Place
+from meshctl.runtime.loop import Loop, Saver, StageError, seed_all
+from meshctl.runtime.targets import TargetError, make
+from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.transports.gloo import GlooTransport
+from meshctl.runtime.world import bridge, connect, crossings, devices_of, join
+
+SAID = (StageError, TargetError, checkpoint.CheckpointError)
+"""Errors whose message stands for itself: no traceback helps."""
+LOST = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
+"""Errors of a victim: the fault is elsewhere."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the environment tells a worker."""
+
+    plan: Path
+    group: str
+    rank: int
+    head: str
+    attempt: int
+
+    @classmethod
+    def by(cls, environ: Mapping[str, str]) -> Told:
+        return cls(
+            Path(environ["MESHCTL_PLAN"]),
+            environ["MESHCTL_GROUP"],
+            int(environ["RANK"]),
+            environ["MESHCTL_HEAD"],
+            int(environ.get("MESHCTL_ATTEMPT", "0")),
+        )
+
+
+def main(environ: Mapping[str, str] | None = None) -> int:
+    """The exit code: 0 when its last step is done, 1 after a fault that it has told."""
+    told = Told.by(os.environ if environ is None else environ)
+    run = RunDir.of_plan(told.plan)
+    journal = Journal(run.journal(f"{told.group}-{told.rank}"), told.group, told.rank)
+    worker = Worker(told, run, journal)
+    try:
+        worker.work()
+    except Exception as error:  # the one border: whatever a component raises becomes an event
+        worker.tell(error)
+        return 1
+    return 0
+
+
+class Worker:
+    def __init__(self, told: Told, run: RunDir, journal: Journal) -> None:
+        self._told, self._run, self._journal = told, run, journal
+        self._loop: Loop | None = None
+        self._doing = "setup"
+
+    def work(self) -> None:
+        told, run = self._told, self._run
+        plan, start = Plan.read(told.plan), run.read_start()
+        group = plan.group(told.group)
+        place = group.first_place + told.rank
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        store, ear = connect(told.head, told.attempt), connect(told.head, told.attempt)
+        join(store, group, told.rank, alone=plan.cluster.nodes == 1)
+        transport: Transport = self._transport(plan, place, store)
+        components = self._components(plan, start.path)
+        speaking = [group.first_place + rank for group in plan.groups if not group.program for rank in range(group.workers)]
+        ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", ear), place, speaking, transport.wake)
+        for component in components.values():
+            component.place.stop = ending.ask
+        step, given = self._resume(plan, components, start.resume) if start.resume else (0, {})
+        saver = Saver(self._saver(plan, components))
+        self._loop = Loop(plan, told.group, told.rank, components, transport, ending, self._journal.say, saver)
+        self._journal.say("ready")
+        last = self._loop.run(step, given)
+        self._doing = "close"
+        for component in components.values():
+            component.close()
+        self._journal.say("done", step=last)
+        transport.close()
+        dist.destroy_process_group()
+
+    def _transport(self, plan: Plan, place: int, store: dist.Store) -> Transport:
+        mine = [crossing for crossing in crossings(plan) if self._told.group in crossing.groups]
+        slots = {number * LANES: route.slots for number, route in enumerate(plan.routes)}
+        return GlooTransport(place, slots, [bridge(plan, crossing, store, place) for crossing in mine])
+
+    def _components(self, plan: Plan, path: tuple[str, ...]) -> dict[str, Component]:
+        """The group's components, made and set up in the order of the recipe: the same on all ranks, so their collectives meet."""
+        made = {}
+        devices = devices_of(plan.group(self._told.group))
+        if devices[0].type == "cuda":
+            torch.cuda.set_device(devices[0])
+        for placed in plan.components_of(self._told.group):
+            self._doing = f"setup of `{placed.name}`"
+            methods = [stage.method for stage in plan.stages if stage.kind == "call" and stage.component == placed.name]
+            seed_all(plan.seed, placed.name)  # replicas begin alike
+            component = make(placed, methods, path)
+            component._place = Place(placed.name, placed.mesh, self._told.rank, devices[0], devices)
+            component.setup()
+            made[placed.name] = component
+        return made
+
+    def _resume(self, plan: Plan, components: Mapping[str, Component], folder: str) -> tuple[int, dict[str, int]]:
+        """Loads every component's state; gives the step, and the samples that each source had given by then."""
+        self._doing = "resume"
+        for name, component in stateful(plan, components).items():
+            state = component.state_dict()
+            checkpoint.load(Path(folder), name, state)
+            component.load_state_dict(state)
+        return int(Path(folder).name.removeprefix("step-")), checkpoint.load_positions(Path(folder))
+
+    def _saver(self, plan: Plan, components: Mapping[str, Component]) -> Callable[[int, Mapping[str, int]], None]:
+        kept = stateful(plan, components)
+        mine = [stage.name for stage in plan.stages if stage.is_source and stage.component in components]
+
+        def save(step: int, given: Mapping[str, int]) -> None:
+            begin, folder = time.perf_counter(), self._run.checkpoint(step)
+            for name, component in kept.items():
+                checkpoint.save(folder, name, component.state_dict())
+            if not self._told.rank:
+                checkpoint.save_position(folder, self._told.group, {name: given[name] for name in mine})
+            self._journal.say("saved", step=step, seconds=time.perf_counter() - begin)
+
+        return save
+
+    def tell(self, error: Exception) -> None:
+        """Says the fault, with where it is; the log gets the whole traceback."""
+        stage, step = self._loop.at if self._loop else ("", None)
+        text = "" if isinstance(error, SAID) else "".join(traceback.format_exception(error))
+        traceback.print_exception(error, file=sys.stderr)
+        line = str(error) if isinstance(error, (*SAID, PeerLost)) else f"{type(error).__name__}: {error}"
+        doing = "" if stage else self._doing
+        self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing)
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A component with something to keep."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, Stateful]:
+    """Those that a checkpoint holds, in the order of the recipe."""
+    kept = {name: component for name, component in components.items() if not plan.component(name).frozen}
+    return {name: component for name, component in kept.items() if isinstance(component, Stateful)}
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error only says that a peer is gone: gloo has no class of its own for that."""
+    if isinstance(error, LOST) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+        return True
+    return error.__cause__ is not None and is_lost(error.__cause__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

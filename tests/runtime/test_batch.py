@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.runtime.batch import Batch, BatchError, Ragged, identify
+
+
+def batch(count: int = 4) -> Batch:
+    rows = [torch.arange(number) for number in range(count)]
+    return Batch({"x": torch.arange(count), "rows": Ragged.of(rows), "text": list(map(str, range(count)))}, ids=torch.arange(10, 10 + count))
+
+
+def test_repeat_makes_children_and_their_group() -> None:
+    many = batch(2).repeat(3)
+    assert many.ids.tolist() == [[10, 0], [10, 1], [10, 2], [11, 0], [11, 1], [11, 2]]
+    assert many.group_ids is not None and many.group_ids.tolist() == [[10]] * 3 + [[11]] * 3
+    assert many["text"] == ["0"] * 3 + ["1"] * 3
+    assert batch(2).group_ids is None
+
+
+def test_where_drops_and_keeps_ids() -> None:
+    kept = batch().where([True, False, False, True])
+    assert kept.ids.tolist() == [[10], [13]] and kept["rows"].lengths.tolist() == [0, 3]
+
+
+def test_neighbours_are_views_and_a_clone_is_not() -> None:
+    whole = batch()
+    part = whole.take([1, 2])
+    assert part["x"].data_ptr() == whole["x"][1:].data_ptr()
+    assert part.clone()["x"].data_ptr() != part["x"].data_ptr()
+
+
+@given(st.integers(0, 12), st.integers(1, 5), st.integers(0, 20), st.none() | st.integers(0, 9))
+def test_minibatches_give_every_sample_once_and_the_same_count_on_every_rank(count: int, size: int, more: int, seed: int | None) -> None:
+    whole = batch(count)
+    whole.most = count + more
+    cuts = list(whole.minibatches(size, seed))
+    assert len(cuts) == -(-whole.most // size)
+    assert all(len(cut) <= size for cut in cuts)
+    assert sorted(id for cut in cuts for id, in cut.ids.tolist()) == list(range(10, 10 + count))
+
+
+def test_concat_and_join() -> None:
+    one, two = batch().take([0, 1]), batch().take([2, 3])
+    both = Batch.concat([one, two])
+    assert both["text"] == ["0", "1", "2", "3"] and both["rows"].lengths.tolist() == [0, 1, 2, 3]
+    assert both.joined(both.select().with_columns(y=torch.zeros(4))).names == ("y", "x", "rows", "text")
+    with pytest.raises(BatchError, match="column 'x' is given twice"):
+        both.joined(both)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [({"a": torch.zeros(2), "b": [1]}, "a 2, b 1"), ({"a": torch.tensor(1)}, "has no sample dim")],
+)
+def test_columns_that_make_no_batch(columns: dict[str, object], message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        Batch(columns)  # type: ignore[arg-type]
+
+
+def test_what_an_endpoint_gives_is_identified_by_its_number_of_rows() -> None:
+    given_ = batch(2).with_columns(**{"@version": torch.tensor([5, 6])})
+    same = identify(Batch({"y": [1, 2]}), given_)
+    assert same.ids.tolist() == [[10], [11]] and same["@version"].tolist() == [5, 6]
+    children = identify(Batch({"y": [1, 2, 3, 4]}), given_)
+    assert children.ids.tolist() == [[10, 0], [10, 1], [11, 0], [11, 1]] and children["@version"].tolist() == [5, 5, 6, 6]
+    assert children.group_depth == 1
+    own = identify(given_.select().where([False, True]), given_)
+    assert own.ids.tolist() == [[11]]
+    with pytest.raises(BatchError, match="3 rows came out of 2 samples"):
+        identify(Batch({"y": [1, 2, 3]}), given_)
+
+
+def test_ragged_rows_and_padding() -> None:
+    ragged = Ragged.of([torch.tensor([1, 2]), torch.tensor([]), torch.tensor([3])])
+    assert ragged[0].tolist() == [1, 2] and len(ragged[1]) == 0 and ragged[-1].tolist() == [3]
+    assert ragged.padded(9).tolist() == [[1, 2], [9, 9], [3, 9]]
+    assert [row.tolist() for row in ragged.take([2, 0]).rows()] == [[3], [1, 2]]
+    assert len(ragged.take([])) == 0

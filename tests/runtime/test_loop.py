@@ -1,0 +1,381 @@
+"""Whole pipelines in threads: every sample once, in order, whatever the meshes, and every run ends."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshctl.routes import Dispatch
+from meshctl.runtime import threads
+from meshctl.runtime.batch import Batch, Ragged
+from meshctl.runtime.component import Component, endpoint
+from meshctl.runtime.loop import StageError
+from tests.runtime.plans import Checkpoint, Input, call, plan, sync
+
+
+class Source(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        numbers = list(samples)
+        return Batch({"x": torch.tensor(numbers), "rows": Ragged.of([torch.full((n % 5,), n) for n in numbers]), "text": [str(n) for n in numbers]})
+
+
+class Sized(Source):
+    length = 10
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Stream(Source):
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        rest = [n for n in samples if n < 10]
+        return Batch({"x": torch.tensor(rest)}) if rest else None
+
+
+class Echo(Component):
+    """Keeps what every call got."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    @endpoint
+    def take(self, batch: Batch) -> Batch:
+        self.seen.append((self.step, self.rank, batch.clone()))
+        return batch
+
+    @endpoint
+    def pair(self, first: Batch, second: Any) -> Batch:
+        self.seen.append((self.step, self.rank, first, second))
+        return first
+
+    @endpoint
+    def thrice(self, batch: Batch) -> Batch:
+        return batch.repeat(3)
+
+    @endpoint(collect="mean")
+    def loss(self, batch: Batch) -> dict[str, float]:
+        return {"x": float(batch["x"].float().mean()), "n": len(batch)} if len(batch) else {}
+
+
+def ids(batch: Batch) -> list[tuple[int, ...]]:
+    return [tuple(id) for id in batch.ids.tolist()]
+
+
+MESHES = [{}, {"dp_size": 2}, {"tp_size": 2}, {"dp_size": 2, "fsdp_size": 2}, {"pp_size": 2, "tp_size": 2}, {"fsdp_size": 3}, {"fsdp_size": 4, "ulysses_size": 2}]
+
+
+def world(sizes: dict[str, int]) -> int:
+    total = 1
+    for name, size in sizes.items():
+        total *= size if name != "ulysses_size" else 1
+    return total
+
+
+@pytest.mark.parametrize("ours", MESHES, ids=str)
+@pytest.mark.parametrize("theirs", MESHES, ids=str)
+def test_every_sample_arrives_once_on_each_data_rank_and_comes_back_in_order(ours: dict[str, int], theirs: dict[str, int]) -> None:
+    seen: list[Any] = []
+    back: list[Any] = []
+    job = plan(
+        {"a": world(ours), "b": world(theirs)},
+        {"source": ("a", ours), "echo": ("b", theirs), "sink": ("a", ours)},
+        [call("batch", "source.next", samples=13), call("there", "echo.take", "batch"),
+         call("back", "sink.take", Input(("there",), dispatch=Dispatch("all")))],
+        steps=2,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else back))
+    assert not outcome.faults
+    mesh = job.component("echo").mesh
+    for step in (1, 2):
+        expected = [(number,) for number in range((step - 1) * 13, step * 13)]
+        for rank in range(mesh.world_size):
+            [batch] = [batch for at, who, batch in seen if (at, who) == (step, rank)]
+            assert ids(batch) == [expected[i] for i in mesh.get_slice(13, rank)]
+            assert batch["text"] == [str(id) for id, in ids(batch)]
+            assert [len(row) for row in batch["rows"].rows()] == [id % 5 for id, in ids(batch)]
+        for rank in range(world(ours)):
+            [batch] = [batch for at, who, batch in back if (at, who) == (step, rank)]
+            assert ids(batch) == expected
+
+
+def test_metrics_are_weighted_by_samples_and_said_by_representatives_only() -> None:
+    job = plan(
+        {"a": 1, "b": 4}, {"source": ("a", {}), "echo": ("b", {"tp_size": 2})},
+        [call("batch", "source.next", samples=5), call("loss", "echo.loss", "batch", collect="mean")], steps=1,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
+    said = sorted((event.rank, event.value["weight"], event.value["values"]) for event in outcome.events if event.name == "metric")
+    assert said == [(0, 3.0, {"x": 1.0, "n": 3.0}), (2, 2.0, {"x": 3.5, "n": 2.0})]
+
+
+def test_a_reduced_value_that_a_stage_takes_is_the_same_on_every_rank() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=5), call("loss", "echo.loss", "batch", collect="mean"),
+         call("pairs", "echo.pair", Input(("batch",), "first"), Input(("loss",), "second", Dispatch("all")))], steps=1,
+    )  # fmt: skip
+    threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
+    assert [second for _, _, _, second in seen] == [{"x": 2.0, "n": 2.6}] * 2
+
+
+def test_inputs_are_aligned_by_id_even_when_the_first_was_balanced() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 2, "b": 3}, {"source": ("a", {}), "other": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=11), call("copy", "other.take", "batch"),
+         call("pairs", "echo.pair", Input(("batch",), "first", Dispatch(balance="tokens")), Input(("copy",), "second"))], steps=2,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else []))
+    assert not outcome.faults
+    assert len(seen) == 6
+    for _, _, first, second in seen:
+        assert ids(first) == ids(second)
+        assert first["text"] == second["text"]
+    assert sorted(id for step, _, first, _ in seen if step == 1 for id in ids(first)) == [(n,) for n in range(11)]
+
+
+def test_a_list_joins_columns_by_id_and_a_column_given_twice_is_an_error() -> None:
+    job = plan(
+        {"a": 2}, {"source": ("a", {}), "echo": ("a", {})},
+        [call("batch", "source.next", samples=4), call("copy", "echo.take", "batch"), call("both", "echo.take", Input(("batch", "copy")))],
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
+    fault = next(error for error in outcome.faults.values() if isinstance(error, StageError))
+    assert "column 'x' is given twice" in str(fault)
+
+
+def test_samples_go_home_to_the_rank_that_made_them() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 3, "b": 1}, {"source": ("b", {}), "echo": ("a", {}), "judge": ("b", {}), "again": ("a", {})},
+        [call("batch", "source.next", samples=9), call("made", "echo.take", Input(("batch",), dispatch=Dispatch(balance="tokens"))),
+         call("judged", "judge.take", "made"), call("home", "again.take", Input(("judged",), dispatch=Dispatch(home="made")))], steps=1,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name in ("echo", "again") else []))
+    assert not outcome.faults
+    first = {rank: ids(batch) for _, rank, batch in seen[:3]}
+    assert {rank: ids(batch) for _, rank, batch in seen[3:]} == first
+
+
+def test_groups_stay_together() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("a", {}), "sink": ("b", {})},
+        [call("batch", "source.next", samples=5), call("many", "echo.thrice", "batch"), call("taken", "sink.take", "many")], steps=1,
+    )  # fmt: skip
+    threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
+    assert [(rank, [id[0] for id in ids(batch)]) for _, rank, batch in sorted(seen, key=lambda s: s[1])] == [
+        (0, [0] * 3 + [1] * 3 + [2] * 3), (1, [3] * 3 + [4] * 3)]  # fmt: skip
+    assert seen[0][2].group_ids is not None
+
+
+def test_too_few_samples_name_the_stage_and_both_numbers() -> None:
+    job = plan(
+        {"a": 1, "b": 4}, {"source": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=3), call("taken", "echo.take", "batch")],
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
+    fault = next(error for error in outcome.faults.values() if isinstance(error, StageError))
+    assert "3 samples for 4 shares" in str(fault) and "`taken`" in str(fault)
+
+
+def test_allow_empty_gives_an_empty_batch_with_the_same_columns() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 1, "b": 4}, {"source": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=3), call("taken", "echo.take", Input(("batch",), dispatch=Dispatch(allow_empty=True)))], steps=1,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
+    assert not outcome.faults
+    [empty] = [batch for _, rank, batch in seen if rank == 3]
+    assert len(empty) == 0 and empty.names == ("x", "rows", "text") and empty["x"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("execute", ["first", "peer"])
+def test_execute_modes(execute: str) -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 2, "b": 4}, {"source": ("a", {}), "echo": ("b", {}), "sink": ("a", {})},
+        [call("batch", "source.next", samples=6), call("taken", "echo.take", Input(("batch",), dispatch=Dispatch("all")), execute=execute),
+         call("back", "sink.take", "taken")], steps=1,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else []))
+    assert bool(outcome.faults) == (execute == "peer")  # two peers of one producer give each sample twice: flatten says so
+    got = {rank: [id for id, in ids(batch)] for _, rank, batch in seen}
+    assert got == ({0: list(range(6))} if execute == "first" else {0: [0, 1, 2], 1: [0, 1, 2], 2: [3, 4, 5], 3: [3, 4, 5]})
+
+
+def test_every_and_when_and_what_depends_on_them() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "echo": ("b", {}), "other": ("b", {})},
+        [call("start", "source.next", samples=1, when="start"), call("begun", "other.take", "start"),
+         call("batch", "source.next", samples=1, every=2), call("taken", "echo.take", "batch"),
+         call("end", "source.next", samples=1, when="end"), call("finished", "other.take", "end")], steps=5,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
+    assert not outcome.faults
+    assert [step for step, _, _ in seen] == [1, 2, 4, 5]
+
+
+def test_data_end_the_run_and_the_tail_is_given() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 2, "b": 1}, {"source": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch")], steps=0,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Sized() if name == "source" else Echo(seen))
+    assert set(outcome.last.values()) == {3}
+    assert [len(batch) for _, _, batch in seen] == [4, 4, 2]
+
+
+def test_epochs_start_the_data_again_without_a_short_batch_between() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 2, "b": 1}, {"source": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch")], steps=0, epochs=2,
+    )  # fmt: skip
+    threads.run(job, lambda name, rank: Sized() if name == "source" else Echo(seen))
+    assert [len(batch) for _, _, batch in seen] == [4] * 5
+
+
+def test_a_stream_that_ends_unannounced_ends_the_run_before_that_step() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 2, "b": 2, "c": 1}, {"source": ("a", {}), "echo": ("b", {}), "other": ("c", {}), "late": ("b", {})},
+        [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch"),
+         call("side", "other.next", samples=2), call("sides", "late.take", "side"),
+         call("end", "other.next", samples=2, when="end"), call("ends", "late.take", "end")],
+        steps=50, checkpoint=Checkpoint(),
+    )  # fmt: skip
+    saved: list[int] = []
+    outcome = threads.run(
+        job, lambda name, rank: {"source": Stream, "other": Source}[name]() if name in ("source", "other") else Echo(seen if name == "echo" else []),
+        saver=threads.Saver(lambda step, given: saved.append(step)),
+    )  # fmt: skip
+    assert not outcome.faults
+    assert set(outcome.last.values()) == {3}
+    assert saved == [3] * 5
+    assert sorted({step for step, _, _ in seen}) == [1, 2, 3]
+
+
+def test_a_stop_is_a_last_step_that_all_agree_on() -> None:
+    class Stopper(Echo):
+        @endpoint
+        def take(self, batch: Batch) -> Batch:
+            if self.step == 4:
+                self.stop("enough")
+            return batch
+
+    job = plan(
+        {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch")], steps=100_000,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Stopper([]))
+    assert not outcome.faults
+    [last] = set(outcome.last.values())
+    assert 4 <= last < 100_000
+
+
+def test_a_stop_from_outside() -> None:
+    stop = threading.Event()
+    job = plan({"a": 1}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
+    threading.Timer(0.2, stop.set).start()
+    outcome = threads.run(job, lambda name, rank: Source(), stop=stop)
+    assert not outcome.faults and outcome.last[0] > 0
+
+
+class Weights(Component):
+    def __init__(self, seen: list[tuple[int, int]]) -> None:
+        self.seen, self.value = seen, torch.zeros(3, 2)
+
+    def weights(self) -> Any:
+        yield "w", self.value
+        yield "b", self.value[0]
+
+    def load_weights(self, stream: Any) -> None:
+        for _, tensor in stream:
+            value = tensor.clone()
+        self.seen.append((self.step, int(value[0])))
+
+    @endpoint
+    def use(self, batch: Batch) -> Batch:
+        return batch
+
+    @endpoint
+    def learn(self, batch: Batch) -> dict[str, float]:
+        self.value = torch.full((3, 2), float(self.step))
+        return {"version": float(batch["@version"].max())}
+
+
+@pytest.mark.parametrize(("lag", "every"), [(0, 1), (1, 1), (2, 1), (0, 2), (2, 2)])
+def test_a_sync_is_exact(lag: int, every: int) -> None:
+    seen: list[tuple[int, int]] = []
+    job = plan(
+        {"a": 2, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"), call("learnt", "actor.learn", "made", collect="mean"),
+         sync("publish", "actor", "sampler", lag=lag, every=every)], steps=7,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Weights(seen if (name, rank) == ("sampler", 0) else []))
+    assert not outcome.faults
+    assert [value for _, value in seen] == [0, *(step for step in range(every, 8 - lag) if step % every == 0)]
+    versions = [event.value["values"]["version"] for event in outcome.events if event.name == "metric"]
+    assert versions == [max(0, (step - 1 - lag) // every * every) for step in range(1, 8)]
+
+
+def test_a_checkpoint_lets_weights_catch_up() -> None:
+    seen: list[tuple[int, int]] = []
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"), call("learnt", "actor.learn", "made", collect="mean"),
+         sync("publish", "actor", "sampler", lag=2)], steps=6, checkpoint=Checkpoint(every=3),
+    )  # fmt: skip
+    threads.run(job, lambda name, rank: Source() if name == "source" else Weights(seen if name == "sampler" else []))
+    assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Any:
+    """Up to six stages over three groups, in any order, with any mode."""
+    groups = {name: draw(st.integers(1, 3)) for name in "abc"}
+    sizes = {name: draw(st.sampled_from([{}, {"dp_size": 1, "tp_size": workers}])) for name, workers in groups.items()}
+    components = {f"{kind}-{name}": (name, sizes[name]) for name in groups for kind in ("source", "echo")}
+    stages = [call("s0", f"source-{draw(st.sampled_from('abc'))}.next", samples=draw(st.integers(3, 9)))]
+    for number in range(1, draw(st.integers(2, 6))):
+        where = draw(st.sampled_from("abc"))
+        if draw(st.booleans()):
+            dispatch = Dispatch(draw(st.sampled_from(["slice_dp", "slice", "all"])), draw(st.sampled_from(["", "tokens"])), allow_empty=True)
+            source = draw(st.sampled_from([stage.name for stage in stages]))
+            unique = dispatch.mode == "slice_dp" or (dispatch.mode == "slice" and not sizes[where])
+            execute = "all" if unique else "first"
+            every = draw(st.sampled_from([1, 1, 2]))
+            stages.append(call(f"s{number}", f"echo-{where}.take", Input((source,), dispatch=dispatch), execute=execute, every=every))
+        else:
+            stages.append(call(f"s{number}", f"source-{where}.next", samples=draw(st.integers(3, 9))))
+    return plan(groups, components, stages, steps=4)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pipelines())
+def test_random_pipelines_never_deadlock_and_always_end(job: Any) -> None:
+    outcome = threads.run(job, lambda name, rank: Source() if name.startswith("source") else Echo([]), timeout=20)
+    assert not outcome.faults
+    assert set(outcome.last.values()) == {4}
+
+
+def test_groups_that_send_to_each_other_in_opposite_orders() -> None:
+    job = plan(
+        {"a": 2, "b": 2}, {"left": ("a", {}), "right": ("b", {}), "a": ("a", {}), "b": ("b", {})},
+        [call("l", "left.next", samples=4), call("r", "right.next", samples=4), call("rl", "b.take", "l"), call("lr", "a.take", "r"),
+         call("back", "a.take", "rl"), call("forth", "b.take", "lr")], steps=20,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name in ("left", "right") else Echo([]), timeout=20)
+    assert not outcome.faults
