@@ -15,11 +15,13 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
+import meshctl
 from meshctl.ending import Ending
 from meshctl.events import Journal
 from meshctl.plan.model import Plan
@@ -153,11 +155,19 @@ class Worker:
     def tell(self, error: Exception) -> None:
         """Says the fault, with where it is; the log gets the whole traceback."""
         stage, step = self._loop.at if self._loop else ("", None)
-        text = "" if isinstance(error, SAID) else "".join(traceback.format_exception(error))
         traceback.print_exception(error, file=sys.stderr)
+        text = "" if isinstance(error, SAID) else "".join(traceback.format_exception(error.with_traceback(below_us(error.__traceback__))))
         line = str(error) if isinstance(error, (*SAID, PeerLost)) else f"{type(error).__name__}: {error}"
         doing = "" if stage else self._doing
         self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing)
+
+
+def below_us(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that begins in the user's code; all of it where the fault is ours."""
+    ours, inner = str(Path(meshctl.__file__).parent), trace
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(ours):
+        inner = inner.tb_next
+    return inner or trace
 
 
 @runtime_checkable
