@@ -33,9 +33,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from meshctl.run import write_whole
+from meshctl.runtime.loop import StageError
 
 
-class CheckpointError(ValueError):
+class CheckpointError(StageError):
     """A checkpoint that cannot be read, or does not fit."""
 
 

@@ -82,6 +82,8 @@ class Loop:
         self._cut = 0
         self._clock = Clock()
         self._metrics: list[dict[str, Any]] = []
+        self._now: set[str] = set()
+        """The stages that run in this step, on any worker: a value goes only to those."""
         self._ended = ""
         """The source whose stream ended in this step, unannounced."""
         transport.dropped = lambda: ending.dropped(self.at[1])
@@ -137,14 +139,14 @@ class Loop:
     def _close(self, last: int) -> None:
         """After an end that nobody knew beforehand: what was to run at the end, as far as it stands on its own, and the last state."""
         self.at, self._metrics = ("", last), []
-        alone: set[str] = set()
+        self._now = set()
         for stage in self._plan.stages:
-            if stage.when == "end" and all(name in alone for part in stage.inputs for name in part.stages):
-                alone.add(stage.name)
-        if alone:
+            if stage.when == "end" and all(name in self._now for part in stage.inputs for name in part.stages):
+                self._now.add(stage.name)
+        if self._now:
             begin, self._clock = time.perf_counter(), Clock()
             for stage in self._stages:
-                if stage.name in alone:
+                if stage.name in self._now:
                     self._run(stage, last + 1)
             self._report(last + 1, begin)
         if self._plan.run.checkpoint and self._cut < last:
@@ -155,11 +157,12 @@ class Loop:
     def _step(self, step: int) -> None:
         begin = time.perf_counter()
         self._clock = Clock()
-        due: dict[str, bool] = {}
+        self._now = set()
         for stage in self._plan.stages:
-            due[stage.name] = self._due(stage, step) and all(due[name] for part in stage.inputs for name in part.stages)
+            if self._due(stage, step) and all(name in self._now for part in stage.inputs for name in part.stages):
+                self._now.add(stage.name)
         for stage in self._stages:
-            if due[stage.name]:
+            if stage.name in self._now:
                 self._run(stage, step)
         self.at = ("", step)
         if self._ended:
@@ -221,8 +224,8 @@ class Loop:
         self._give(stage, value, weight, speaks)
 
     def _give(self, stage: Stage, value: Any, weight: float, speaks: bool) -> None:
-        channels = [channel for (source, _, _), channel in self._data.items() if source == stage.name and self._gives(channel)]
-        ends = [channel.give(value, weight, self._rank) for channel in channels]
+        channels = [channel for (source, _, _), channel in self._data.items() if source == stage.name]
+        ends = [channel.give(value, weight, self._rank) for channel in channels if channel.route.target in self._now]
         if value is END and (not channels or any(ends)):
             self._ended = self._ended or stage.name
             if stage.is_source and self._rank == speakers(self._plan.component(stage.component).mesh, stage.collect, stage.execute)[0]:
@@ -388,9 +391,6 @@ class Loop:
     def _hosts(self, stage: Stage) -> bool:
         names = [stage.component, stage.to] if stage.kind == "sync" else [stage.component]
         return any(name in self._components for name in names)
-
-    def _gives(self, channel: Channel) -> bool:
-        return self._plan.group_of(self._plan.stage(channel.route.source)) == self._group
 
     def _open(self) -> None:
         for number, route in enumerate(self._plan.routes):

@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from meshctl.routes import Route, RouteError
 from meshctl.runtime.channel import Party
@@ -30,6 +29,14 @@ from meshctl.runtime.transports.exchange import exchange
 
 BUCKET = 32 << 20
 """Bytes that travel in one frame, at least one piece."""
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """torch's DTensor by what is used of it: importing the class costs half a second that most workers need not spend."""
+
+    def __create_chunk_list__(self) -> Sequence[Any]: ...
+    def to_local(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,8 @@ def boxes(weights: Mapping[str, Tensor]) -> dict[str, Box]:
     """What this rank holds: the shard of a DTensor, or the whole of a plain tensor; an empty shard is left out."""
     held = {}
     for name, tensor in weights.items():
-        if isinstance(tensor, DTensor):
-            for chunk in tensor.__create_chunk_list__():  # type: ignore[no-untyped-call]
+        if isinstance(tensor, Sharded):
+            for chunk in tensor.__create_chunk_list__():
                 if prod(chunk.sizes):
                     held[name] = Box(tuple(chunk.offsets), tuple(chunk.sizes))
         else:
@@ -195,7 +202,7 @@ class WeightChannel:
 
     def give(self, weights: Mapping[str, Tensor], step: int) -> None:
         """Sends this rank's pieces of the weights of `step`; returns as soon as they lie in slots."""
-        local = {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in weights.items()}
+        local = {name: tensor.to_local() if isinstance(tensor, Sharded) else tensor for name, tensor in weights.items()}
         held = boxes(weights)
         for taker, frames in zip(self._takers, self._gives, strict=True):
             for bucket in frames:

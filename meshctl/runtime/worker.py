@@ -26,7 +26,6 @@ from meshctl.ending import Ending
 from meshctl.events import Journal
 from meshctl.plan.model import Plan
 from meshctl.run import RunDir
-from meshctl.runtime import checkpoint
 from meshctl.runtime.channel import LANES
 from meshctl.runtime.component import Component, Place
 from meshctl.runtime.loop import Loop, Saver, StageError, seed_all
@@ -35,7 +34,7 @@ from meshctl.runtime.transports import PeerLost, Transport
 from meshctl.runtime.transports.gloo import GlooTransport
 from meshctl.runtime.world import bridge, connect, crossings, devices_of, join
 
-SAID = (StageError, TargetError, checkpoint.CheckpointError)
+SAID = (StageError, TargetError)
 """Errors whose message stands for itself: no traceback helps."""
 LOST = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
 """Errors of a victim: the fault is elsewhere."""
@@ -131,6 +130,8 @@ class Worker:
 
     def _resume(self, plan: Plan, components: Mapping[str, Component], folder: str) -> tuple[int, dict[str, int]]:
         """Loads every component's state; gives the step, and the samples that each source had given by then."""
+        from meshctl.runtime import checkpoint
+
         self._doing = "resume"
         for name, component in stateful(plan, components).items():
             state = component.state_dict()
@@ -139,6 +140,10 @@ class Worker:
         return int(Path(folder).name.removeprefix("step-")), checkpoint.load_positions(Path(folder))
 
     def _saver(self, plan: Plan, components: Mapping[str, Component]) -> Callable[[int, Mapping[str, int]], None]:
+        if plan.run.checkpoint is None:
+            return lambda step, given: None
+        from meshctl.runtime import checkpoint  # half a second, which a run that saves nothing need not spend
+
         kept = stateful(plan, components)
         mine = [stage.name for stage in plan.stages if stage.is_source and stage.component in components]
 
