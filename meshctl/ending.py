@@ -63,7 +63,7 @@ class Proposer:
     def propose(self, asked: Asked) -> None:
         """Asks every worker which step it has begun, or tells them at once where a stream has ended. Returns at once."""
         if asked.ended is not None:
-            self._tell(asked.ended - 1)
+            self._tell("ended", asked.ended - 1)
         elif not self._proposed:
             self._proposed = True
             self._say("stop", 0)
@@ -71,13 +71,17 @@ class Proposer:
     def poll(self) -> int | None:
         """The agreed last step, once there is one; never waits."""
         if self._proposed and self._last is None and self._store.check([f"begun/{place}" for place in self._places]):
-            self._tell(1 + max((int(self._store.get(f"begun/{place}")) for place in self._places), default=0))
+            self._tell("last", 1 + max((int(self._store.get(f"begun/{place}")) for place in self._places), default=0))
         return self._last
 
-    def _tell(self, last: int) -> None:
+    def close(self) -> None:
+        """Lets the workers' ears go, where their processes live on."""
+        self._say("over", 0)
+
+    def _tell(self, what: str, last: int) -> None:
         if self._last is None or last < self._last:
             self._last = last
-            self._say("last", last)
+            self._say(what, last)
 
     def _say(self, what: str, step: int) -> None:
         self._store.set(f"word/{self._words}", json.dumps([what, step]))
@@ -95,13 +99,18 @@ class Ending:
         self._store, self._ear, self._place, self._places, self._told = store, ear, place, tuple(places), told
         self._changed = threading.Condition()
         self._begun = 0
-        self._limit = self._last = ENDLESS
+        self._limit = self._last = self._announced = ENDLESS
         threading.Thread(target=self._listen, daemon=True, name="ending").start()
 
     @property
     def last(self) -> int:
         """The last step, as far as it is known."""
         return self._last
+
+    @property
+    def announced(self) -> int:
+        """The last step, where it is known before anybody begins it: all workers see the same in that step."""
+        return self._announced
 
     def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> bool:
         """Agrees on the planned last step: `batches` are those of the sources for which this worker speaks, `sources` are all.
@@ -115,6 +124,7 @@ class Ending:
         planned = min([known_steps for known_steps in known if known_steps is not None] + ([steps] if steps else []), default=ENDLESS)
         with self._changed:
             self._last = min(self._last, planned)
+            self._announced = min(self._announced, planned)
         return None in known
 
     def begin(self, step: int) -> bool:
@@ -152,11 +162,14 @@ class Ending:
             self._ear.wait([f"word/{number}"], FOREVER)
             what, step = json.loads(self._ear.get(f"word/{number}"))
             with self._changed:
+                if what == "over":
+                    return
                 if what == "stop":
                     self._limit = self._begun
                     self._ear.set(f"begun/{self._place}", str(self._begun))
                 else:
                     self._last = min(self._last, step)
+                    self._announced = min(self._announced, step) if what == "last" else self._announced
                     self._limit = ENDLESS
                     self._changed.notify_all()
             self._told()

@@ -173,12 +173,12 @@ class Loop:
 
     def _due(self, stage: Stage, step: int) -> bool:
         if stage.when:
-            return {"start": step == 1, "end": step == self._ending.last, "checkpoint": self._saves(step)}[stage.when]
+            return {"start": step == 1, "end": step == self._ending.announced, "checkpoint": self._saves(step)}[stage.when]
         return step % stage.every == 0
 
     def _saves(self, step: int) -> bool:
         saves = self._plan.run.checkpoint
-        return saves is not None and (step == self._ending.last or (saves.every > 0 and step % saves.every == 0))
+        return saves is not None and (step == self._ending.announced or (saves.every > 0 and step % saves.every == 0))
 
     def _report(self, step: int, begin: float) -> None:
         channels: list[Channel | WeightChannel] = [*self._data.values(), *self._weights.values()]

@@ -69,7 +69,11 @@ def run(plan: Plan, make: Make, *, saver: Saver | None = None, stop: threading.E
     threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
     for thread in threads:
         thread.start()
-    _attend(Proposer(store, places), threads, stop, timeout)
+    proposer = Proposer(store, places)
+    try:
+        _attend(proposer, threads, stop, timeout)
+    finally:
+        proposer.close()
     return outcome
 
 

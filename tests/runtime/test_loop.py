@@ -8,21 +8,14 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from meshctl.routes import Dispatch
 from meshctl.runtime import threads
-from meshctl.runtime.batch import Batch, Ragged
+from meshctl.runtime.batch import Batch
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.loop import StageError
+from tests.runtime.pipelines import Echo, Source, made, pipelines
 from tests.runtime.plans import Checkpoint, Input, call, plan, sync
-
-
-class Source(Component):
-    @endpoint
-    def next(self, samples: range) -> Batch | None:
-        numbers = list(samples)
-        return Batch({"x": torch.tensor(numbers), "rows": Ragged.of([torch.full((n % 5,), n) for n in numbers]), "text": [str(n) for n in numbers]})
 
 
 class Sized(Source):
@@ -37,31 +30,6 @@ class Stream(Source):
     def next(self, samples: range) -> Batch | None:
         rest = [n for n in samples if n < 10]
         return Batch({"x": torch.tensor(rest)}) if rest else None
-
-
-class Echo(Component):
-    """Keeps what every call got."""
-
-    def __init__(self, seen: list[Any]) -> None:
-        self.seen = seen
-
-    @endpoint
-    def take(self, batch: Batch) -> Batch:
-        self.seen.append((self.step, self.rank, batch.clone()))
-        return batch
-
-    @endpoint
-    def pair(self, first: Batch, second: Any) -> Batch:
-        self.seen.append((self.step, self.rank, first, second))
-        return first
-
-    @endpoint
-    def thrice(self, batch: Batch) -> Batch:
-        return batch.repeat(3)
-
-    @endpoint(collect="mean")
-    def loss(self, batch: Batch) -> dict[str, float]:
-        return {"x": float(batch["x"].float().mean()), "n": len(batch)} if len(batch) else {}
 
 
 def ids(batch: Batch) -> list[tuple[int, ...]]:
@@ -342,31 +310,10 @@ def test_a_checkpoint_lets_weights_catch_up() -> None:
     assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]
 
 
-@st.composite
-def pipelines(draw: st.DrawFn) -> Any:
-    """Up to six stages over three groups, in any order, with any mode."""
-    groups = {name: draw(st.integers(1, 3)) for name in "abc"}
-    sizes = {name: draw(st.sampled_from([{}, {"dp_size": 1, "tp_size": workers}])) for name, workers in groups.items()}
-    components = {f"{kind}-{name}": (name, sizes[name]) for name in groups for kind in ("source", "echo")}
-    stages = [call("s0", f"source-{draw(st.sampled_from('abc'))}.next", samples=draw(st.integers(3, 9)))]
-    for number in range(1, draw(st.integers(2, 6))):
-        where = draw(st.sampled_from("abc"))
-        if draw(st.booleans()):
-            dispatch = Dispatch(draw(st.sampled_from(["slice_dp", "slice", "all"])), draw(st.sampled_from(["", "tokens"])), allow_empty=True)
-            source = draw(st.sampled_from([stage.name for stage in stages]))
-            unique = dispatch.mode == "slice_dp" or (dispatch.mode == "slice" and not sizes[where])
-            execute = "all" if unique else "first"
-            every = draw(st.sampled_from([1, 1, 2]))
-            stages.append(call(f"s{number}", f"echo-{where}.take", Input((source,), dispatch=dispatch), execute=execute, every=every))
-        else:
-            stages.append(call(f"s{number}", f"source-{where}.next", samples=draw(st.integers(3, 9))))
-    return plan(groups, components, stages, steps=4)
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pipelines())
 def test_random_pipelines_never_deadlock_and_always_end(job: Any) -> None:
-    outcome = threads.run(job, lambda name, rank: Source() if name.startswith("source") else Echo([]), timeout=20)
+    outcome = threads.run(job, lambda name, rank: made(name), timeout=20)
     assert not outcome.faults
     assert set(outcome.last.values()) == {4}
 

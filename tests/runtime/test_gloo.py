@@ -1,0 +1,158 @@
+"""The same pipelines in real processes over gloo: one set of workers runs them all, one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from torch.distributed import PrefixStore, TCPStore
+
+from meshctl.ending import Ending, Proposer
+from meshctl.plan.model import Input, Plan
+from meshctl.routes import Dispatch
+from meshctl.runtime.channel import LANES
+from meshctl.runtime.component import Place
+from meshctl.runtime.loop import Loop
+from meshctl.runtime.transports.gloo import GlooTransport
+from meshctl.runtime.world import bridge, crossings
+from tests.runtime.pipelines import made, pipelines
+from tests.runtime.plans import call, plan
+
+PLACES = 5
+pytestmark = pytest.mark.slow
+
+
+def some() -> list[Plan]:
+    """Opposite orders, and a few random ones: the same in every process."""
+    found = [
+        plan(
+            {"a": 2, "b": 2}, {"source-a": ("a", {}), "source-b": ("b", {}), "echo-a": ("a", {}), "echo-b": ("b", {"tp_size": 2})},
+            [call("l", "source-a.next", samples=4), call("r", "source-b.next", samples=4), call("rl", "echo-b.take", "l"),
+             call("lr", "echo-a.take", "r"), call("back", "echo-a.take", "rl"), call("forth", "echo-b.take", "lr"),
+             call("pair", "echo-a.pair", Input(("back",), "first", Dispatch(balance="tokens")), Input(("l",), "second"))], steps=50,
+        )  # fmt: skip
+    ]
+
+    @settings(max_examples=6, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(pipelines())
+    def collect(job: Plan) -> None:
+        if job.places <= PLACES:
+            found.append(job)
+
+    collect()
+    return found
+
+
+JOBS = some()
+
+
+def work(place: int, port: int, folder: Path) -> None:
+    """One worker: takes part in every job that has its place."""
+    said: list[Any] = []
+    for number, job in enumerate(JOBS):
+        if place >= job.places:
+            continue
+        store, ear = (PrefixStore(str(number), TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))) for _ in "12")
+        group, rank = job.at_place(place)
+        seen: list[Any] = []
+        components = {}
+        for placed in job.components_of(group):
+            components[placed.name] = made(placed.name, seen)
+            components[placed.name]._place = Place(placed.name, placed.mesh, rank)
+        bridges = [bridge(job, crossing, store, place) for crossing in crossings(job) if group in crossing.groups]
+        transport = GlooTransport(place, {index * LANES: route.slots for index, route in enumerate(job.routes)}, bridges)
+        ending = Ending(PrefixStore("ending", store), PrefixStore("ending", ear), place, range(job.places), transport.wake)
+        last = Loop(job, group, rank, components, transport, ending, lambda *args, **kwargs: None).run()
+        transport.close()
+        said.append([number, last, [[step, sorted(batch.ids.flatten().tolist())] for step, _, batch, *_ in seen]])
+    (folder / f"{place}.json").write_text(json.dumps(said))
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, list[Any]]]:
+    """What every worker saw, by place. Workers are forked before the store's threads exist."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    folder = tmp_path_factory.mktemp("gloo")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    children = []
+    for place in range(PLACES):
+        if pid := os.fork():
+            children.append(pid)
+            continue
+        try:
+            work(place, port, folder)
+        except BaseException:
+            (folder / f"{place}.txt").write_text(traceback.format_exc())
+        finally:
+            os._exit(0)
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    end = time.monotonic() + 60
+    try:
+        while children and time.monotonic() < end:
+            children = [pid for pid in children if os.waitpid(pid, os.WNOHANG)[0] == 0]
+            time.sleep(0.01)
+        assert not [path.read_text() for path in folder.glob("*.txt")]
+        assert not children, "these jobs did not end within a minute"
+        yield {place: json.loads((folder / f"{place}.json").read_text()) for place in range(PLACES)}
+    finally:
+        for pid in children:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        del store
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)))
+def test_every_job_ends_with_all_samples_where_they_should_be(told: dict[int, list[Any]], number: int) -> None:
+    from meshctl.runtime import threads
+
+    job = JOBS[number]
+    mine = {place: next(said for said in told[place] if said[0] == number) for place in range(job.places)}
+    assert {last for _, last, _ in mine.values()} == {job.run.steps}
+    seen: dict[tuple[str, int], list[Any]] = {}
+    outcome = threads.run(job, lambda name, rank: made(name, seen.setdefault((job.component(name).group, rank), [])))
+    assert not outcome.faults
+    for place, (_, _, got) in mine.items():
+        expected = [[step, sorted(batch.ids.flatten().tolist())] for step, _, batch, *_ in seen[job.at_place(place)]]
+        assert got == expected
+
+
+def test_a_worker_of_another_plan_is_an_error_that_names_the_routes() -> None:
+    import threading
+
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    ours = plan({"a": 1, "b": 1}, {"source": ("a", {}), "echo": ("b", {})}, [call("s", "source.next", samples=2), call("t", "echo.take", "s")])
+    theirs = plan({"a": 1, "b": 1}, {"source": ("a", {}), "echo": ("b", {})}, [call("s", "source.next", samples=3), call("t", "echo.take", "s")])
+    errors: list[str] = []
+
+    def meet(job: Plan, place: int) -> None:
+        [crossing] = crossings(job)
+        try:
+            bridge(job, crossing, store, place)
+        except ConnectionError as error:
+            errors.append(str(error))
+
+    both = [threading.Thread(target=meet, args=args) for args in ((ours, 0), (theirs, 1))]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join(20)
+    assert sorted(errors) == ["bridge a~b: a:0 runs another plan of the routes `s -> t`", "bridge a~b: b:0 runs another plan of the routes `s -> t`"]
+
+
+def test_nobody_listens_to_a_proposer_without_workers() -> None:
+    from torch.distributed import HashStore
+
+    proposer = Proposer(HashStore(), [])
+    assert proposer.asked() is None and proposer.poll() is None
