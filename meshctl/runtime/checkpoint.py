@@ -55,7 +55,8 @@ def load(folder: Path, name: str, state: dict[str, Any]) -> None:
     try:
         dcp.load(state, storage_reader=_Reader(place), planner=_Planner(), no_dist=not dist.is_initialized())
     except dcp.CheckpointException as error:
-        causes = "; ".join(dict.fromkeys(str(failed[0]).splitlines()[0] for failed in error.failures.values()))
+        failures = [failed for failed, *_ in error.failures.values()]
+        causes = "; ".join(dict.fromkeys((str(failed) or type(failed).__name__).splitlines()[0] for failed in failures))
         raise CheckpointError(f"{place} does not fit component `{name}`: {causes}") from error
 
 

@@ -1,0 +1,186 @@
+"""Whole runs by the command line: resume, re-sharding, weights between meshes, faults that the recipe's code causes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PARTS = '''
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from meshctl import Batch, Component, endpoint
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3))
+
+
+class Source(Component):
+    def __len__(self):
+        return 1000
+
+    @endpoint
+    def next(self, samples: range):
+        return Batch({"x": torch.tensor([[n % 7, n % 5, n % 3, 1.0] for n in samples])})
+
+
+class Sampler(Component):
+    def setup(self):
+        self.net = net()
+
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        with torch.no_grad():
+            return batch.with_columns(y=self.net(batch["x"]) + 0.01 * batch["x"][:, :3])
+
+    def load_weights(self, stream):
+        self.net.load_state_dict({name: tensor.clone() for name, tensor in stream})
+
+
+class Trainer(Component):
+    def setup(self):
+        self.net = net()
+        if self.mesh.world_size > 1:
+            fully_shard(self.net, mesh=self.torch_mesh["fsdp"])
+        self.opt = torch.optim.AdamW(self.net.parameters(), lr=0.05)
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        target = batch["x"].sum(1, keepdim=True)
+        # every rank has the same number of samples here, so the mean of means is the mean
+        loss = (self.net(batch["x"]) - target).square().mean() + 0 * batch["y"].mean()
+        loss.backward()
+        self.opt.step()
+        self.opt.zero_grad()
+        return {"loss": loss.item(), "seen": batch["y"].mean().item(), "version": batch["@version"].max().item(), "first": batch.ids.min().item()}
+
+    def weights(self):
+        yield from self.net.named_parameters()
+
+    def state_dict(self):
+        model, optimizer = get_state_dict(self.net, self.opt)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state):
+        set_state_dict(self.net, self.opt, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+class Broken(Trainer):
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        if self.step == 2 and self.rank == 1:
+            raise KeyError("nothing there")
+        return {}
+'''
+RECIPE = """
+name: learns
+seed: 3
+groups:
+  rollout: {ranks: 2, device_type: cpu}
+  train: {ranks: 2, device_type: cpu}
+components:
+  prompts: {_target_: parts.Source, group: rollout}
+  sampler: {_target_: parts.Sampler, group: rollout}
+  actor: {_target_: parts.Trainer, group: train, parallel: {fsdp_size: auto}}
+pipeline:
+  batch: {call: prompts.next, samples: 8}
+  made: {call: sampler.sample, in: batch}
+  learnt: {call: actor.update, in: made}
+  publish: {sync: actor, to: sampler}
+run: {steps: 9, dir: runs, checkpoint: {every: 3}}
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def curve(self, name: str) -> list[float]:
+        return [line[name] for line in self.metrics]
+
+
+def launch(where: Path, *words: str) -> Ran:
+    done = subprocess.run([sys.executable, "-m", "meshctl", "launch", *words], cwd=where, capture_output=True, text=True, timeout=120)
+    folders = sorted((where / "runs").glob("*/*"))
+    return Ran(done.returncode, done.stdout, done.stderr, folders[-1] if folders else where)
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("it's a place")
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(where: Path) -> Ran:
+    ran = launch(where, "recipe.yaml")
+    assert ran.code == 0, ran.err
+    return ran
+
+
+def test_a_run_learns_with_the_weights_of_the_last_step(whole: Ran) -> None:
+    loss = whole.curve("learnt.loss")
+    assert len(loss) == 9 and loss[-1] < loss[0]
+    assert whole.curve("learnt.version") == list(range(9))
+    assert whole.curve("learnt.first") == [8 * step + 2.0 for step in range(9)]  # the mean of the two shares' first: 8 k and 8 k + 4
+    assert len(set(whole.curve("learnt.seen"))) == 9  # the sampler's weights do change
+    assert (whole.folder / "checkpoints" / "latest").resolve().name == "step-9"
+    assert (whole.folder / "logs" / "train" / "1.log").exists()
+
+
+def test_a_resumed_run_has_the_same_curve_as_one_that_was_not_interrupted(where: Path, whole: Ran) -> None:
+    first = launch(where, "recipe.yaml", "run.steps=5", "name=resumed")
+    assert first.code == 0, first.err
+    folder = first.folder.parent.parent / "resumed"
+    [run] = folder.iterdir()
+    # The last checkpoint is that of step 5, an earlier cut than any of the uninterrupted run's.
+    assert launch(where, str(run), "run.steps=9").code == 0
+    resumed = Ran(0, "", "", run)
+    assert [line["step"] for line in resumed.metrics] == list(range(1, 10))
+    for name in ("learnt.loss", "learnt.seen", "learnt.version", "learnt.first"):
+        assert resumed.curve(name) == whole.curve(name)
+
+
+def test_a_resume_on_another_mesh_goes_on_with_the_same_samples(where: Path, whole: Ran) -> None:
+    first = launch(where, "recipe.yaml", "run.steps=5", "name=resharded")
+    assert first.code == 0, first.err
+    [run] = (where / "runs" / "resharded").iterdir()
+    again = launch(where, str(run), "run.steps=9", "groups.train.ranks=1", "groups.rollout.ranks=4")
+    assert again.code == 0, again.err
+    resumed = Ran(0, "", "", run)
+    assert resumed.curve("learnt.loss") == pytest.approx(whole.curve("learnt.loss"), rel=1e-5)
+    assert resumed.curve("learnt.first")[5:] == [8.0 * step for step in range(5, 9)]
+
+
+def test_a_checkpoint_that_is_not_there_or_does_not_fit_names_itself(where: Path, whole: Ran) -> None:
+    for part in (whole.folder / "checkpoints" / "latest" / "actor").glob("*.distcp"):
+        part.write_bytes(b"")
+    again = launch(where, str(whole.folder), "run.steps=12")
+    assert again.code == 5
+    assert "checkpoints/step-9/actor" in again.err
+
+
+def test_an_endpoint_that_raises_is_named_once_with_its_traceback(where: Path) -> None:
+    ran = launch(where, "recipe.yaml", "name=broken", "components.actor._target_=parts.Broken")
+    assert ran.code == 5
+    assert ran.err.count("train:1 failed in stage learnt, step 2: KeyError: 'nothing there'") == 1
+    assert ran.err.count("Traceback") == 1 and "parts.py" in ran.err and "meshctl/runtime" not in ran.err
+    assert "log: " in ran.err
