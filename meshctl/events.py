@@ -8,8 +8,8 @@ The names, and what `value` holds:
 | name | said by | value |
 | --- | --- | --- |
 | `started`, `exited` | agent | `{"pid": n}`; `{"pid": n, "code": n}`, negative for a signal |
-| `ready` | worker | none: its process groups and bridges stand and every component is set up |
-| `step` | worker | `{"seconds": s, "stages": {STAGE: s}, "routes": {ROUTE: bytes sent}}`, when a step is over |
+| `ready` | worker | `{"last": n}`, none where only a stop will end it: everything stands, `step` is the one before the first |
+| `step` | worker | `{"seconds": s, "stages": {STAGE: s}, "waits": {STAGE: s}, "routes": {ROUTE: bytes sent}}`, when a step is over |
 | `metric` | worker | `{"values": {NAME: number}, "weight": w, "collect": "mean" | "sum" | "first"}`, `stage` says whose |
 | `saved` | worker | `{"seconds": s}`: its part of the checkpoint of `step` is on disk |
 | `done` | worker | none: after its last step |

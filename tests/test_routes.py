@@ -105,6 +105,30 @@ def test_balancing_evens_out_tokens(lengths: list[int]) -> None:
     assert max(loads) - min(loads) <= max(lengths)
 
 
+RECORDED = json.loads((Path(__file__).parent / "conformance" / "twinkle_infra.json").read_text())
+
+
+@pytest.mark.parametrize("case", RECORDED["get_peer_index"], ids=str)
+def test_peers_are_those_that_users_of_twinkle_know(case: dict[str, Any]) -> None:
+    assert [*peer_span(case["target_size"], case["rank"], case["world_size"])] == [*range(*case["slice"])]
+
+
+@pytest.mark.parametrize("case", [case for case in RECORDED["dispatch"] if "list_len" in case], ids=str)
+def test_dispatch_is_what_users_of_twinkle_know(case: dict[str, Any]) -> None:
+    mesh = DeviceMesh.from_sizes(**case["mesh"], order=("fsdp", "pp", "dp", "cp", "tp"))
+    if case["dispatch"] not in DISPATCH or mesh.world_size != case["workers"]:
+        return  # a mesh that is not its workers' is refused before anything runs
+    total = case["list_len"]
+    held = Table((tuple((n,) for n in range(total)),))
+    dispatch = Dispatch(case["dispatch"], allow_empty=True)
+    shares = {rank: [i for _, i in mine] for rank, mine in shares_for("all", dispatch, mesh, held).items()}
+    if isinstance(case["result"], list):
+        assert [[rank, [mine]] for rank, mine in shares.items()] == case["result"]
+    else:  # too few for the data ranks: an error there and, without allow_empty, here
+        with pytest.raises(RouteError):
+            shares_for("all", Dispatch(case["dispatch"]), mesh, held)
+
+
 def test_errors_name_the_numbers() -> None:
     two = DeviceMesh.from_sizes(dp_size=2)
     with pytest.raises(RouteError, match="1 samples for 2 shares leave 1 of them empty"):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.ending import Ending
+from meshctl.ending import ENDLESS, Ending
 from meshctl.mesh import share
 from meshctl.plan.model import Component as Placed
 from meshctl.plan.model import Input, Plan, Stage
@@ -95,6 +95,7 @@ class Loop:
         self._given.update(given or {})
         open_ended = self._agree(start)
         self._sync_all(start)
+        self._say("ready", step=start, last=self._ending.last if self._ending.last < ENDLESS else None)
         step = start
         try:
             while not self._ended and self._ending.begin(step + 1):
@@ -343,9 +344,11 @@ class Loop:
                 self._move(stage, start, cut=True)
 
     def _sync(self, stage: Stage, step: int) -> None:
-        begin = time.perf_counter()
+        begin, channel = time.perf_counter(), self._weights[stage.name]
+        channel.waited = 0.0
         self._move(stage, step)
-        self._clock.stages[stage.name] = time.perf_counter() - begin
+        self._clock.waits[stage.name] = channel.waited
+        self._clock.stages[stage.name] = time.perf_counter() - begin - channel.waited
 
     def _move(self, stage: Stage, step: int, *, cut: bool = False) -> None:
         channel = self._weights[stage.name]

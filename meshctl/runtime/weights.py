@@ -12,6 +12,7 @@ first step) lets it catch up, so that nothing crosses it.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,8 @@ class WeightChannel:
         self.route = route
         self.sent = 0
         """Bytes, since the channel was made."""
+        self.waited = 0.0
+        """Seconds in which a taker had nothing to load."""
         self.version = 0
         """The step whose weights the taker holds; 0 for the first ones."""
         self._givers = [giver.first_place + rank for rank in range(giver.mesh.world_size)]
@@ -234,7 +237,10 @@ class WeightChannel:
 
     def _pieces_from(self, giver: int, frames: list[list[Piece]]) -> Iterator[Tensor]:
         for _ in frames:
-            step, tensors = unpack(self._transport.receive(giver, self._lane))
+            begin = time.perf_counter()
+            frame = self._transport.receive(giver, self._lane)
+            self.waited += time.perf_counter() - begin
+            step, tensors = unpack(frame)
             if step != self.version:
                 raise RouteError(f"weights of step {step} came where those of step {self.version} were due")
             yield from tensors

@@ -98,7 +98,6 @@ class Worker:
         step, given = self._resume(plan, components, start.resume) if start.resume else (0, {})
         saver = Saver(self._saver(plan, components))
         self._loop = Loop(plan, told.group, told.rank, components, transport, ending, self._journal.say, saver)
-        self._journal.say("ready")
         last = self._loop.run(step, given)
         self._doing = "close"
         for component in components.values():

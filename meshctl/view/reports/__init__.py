@@ -1,0 +1,1 @@
+"""How a `Report` looks: a file for each format."""

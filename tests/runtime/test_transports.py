@@ -1,0 +1,111 @@
+"""What every transport promises; gloo's part of it is in test_gloo.py."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from meshctl.runtime.transports import Dropped, PeerLost
+from meshctl.runtime.transports.exchange import exchange
+from meshctl.runtime.transports.memory import MemoryTransport
+
+
+def pair(slots: int = 2) -> tuple[MemoryTransport, MemoryTransport]:
+    hub: dict[int, MemoryTransport] = {}
+    one, two = (MemoryTransport(place, {7: slots}, hub) for place in (0, 1))
+    return one, two
+
+
+def frame(number: int) -> torch.Tensor:
+    return torch.tensor([number], dtype=torch.uint8)
+
+
+def in_thread(work: threading.Thread) -> threading.Thread:
+    work.daemon = True
+    work.start()
+    return work
+
+
+def test_frames_of_a_lane_come_in_order_and_lanes_do_not_mix() -> None:
+    one, two = pair()
+    for number in (1, 2):
+        one.send(1, 7, frame(number))
+        one.send(1, 8, frame(number + 10))
+    assert [int(two.receive(0, lane)) for lane in (8, 7, 7, 8)] == [11, 1, 2, 12]
+
+
+def test_a_send_waits_only_while_all_slots_are_full() -> None:
+    one, two = pair(slots=2)
+    sent: list[int] = []
+
+    def send() -> None:
+        for number in range(4):
+            one.send(1, 7, frame(number))
+            sent.append(number)
+
+    sender = in_thread(threading.Thread(target=send))
+    sender.join(0.2)
+    assert sent == [0, 1]
+    assert int(two.receive(0, 7)) == 0
+    sender.join(0.2)
+    assert sent == [0, 1, 2]
+    two.receive(0, 7)
+    sender.join(5)
+    assert sent == [0, 1, 2, 3]
+
+
+def test_a_reserved_lane_has_more_slots() -> None:
+    one, _ = pair(slots=1)
+    one.reserve(7, 5)
+    for number in range(5):
+        one.send(1, 7, frame(number))
+
+
+def test_a_place_that_sends_to_itself_hands_over() -> None:
+    one, _ = pair(slots=1)
+    for number in range(5):
+        one.send(0, 7, frame(number))
+    assert [int(one.receive(0, 7)) for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [PeerLost, Dropped])
+def test_who_waits_is_told_of_a_lost_peer_and_of_the_end(kind: type[Exception]) -> None:
+    one, _ = pair()
+    raised: list[BaseException] = []
+    dropped = threading.Event()
+    one.dropped = dropped.is_set
+
+    def receive() -> None:
+        try:
+            one.receive(1, 7)
+        except (PeerLost, Dropped) as error:
+            raised.append(error)
+
+    waiter = in_thread(threading.Thread(target=receive))
+    waiter.join(0.05)
+    assert not raised
+    if kind is PeerLost:
+        one._fail(OSError("connection reset"))
+    else:
+        dropped.set()
+        one.wake()
+    waiter.join(5)
+    assert [type(error) for error in raised] == [kind]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_an_exchange_gives_everybody_every_row_in_order(count: int) -> None:
+    hub: dict[int, MemoryTransport] = {}
+    places = [10 + 3 * index for index in range(count)]
+    transports = [MemoryTransport(place, {}, hub) for place in places]
+    rows: dict[int, list[int]] = {}
+
+    def work(index: int) -> None:
+        rows[index] = [int(row) for row in exchange(transports[index], places, index, 4, frame(index))]
+
+    workers = [in_thread(threading.Thread(target=work, args=(index,))) for index in range(count)]
+    for worker in workers:
+        worker.join(5)
+    assert rows == {index: list(range(count)) for index in range(count)}

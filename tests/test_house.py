@@ -1,0 +1,34 @@
+"""The house around the code: what is pinned fits what is promised."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINS = {
+    pin.name.lower(): next(iter(pin.specifier)).version
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+    for pin in [Requirement(line)]
+}
+
+
+def promised() -> list[str]:
+    extras = [requirement for extra in PROJECT["project"]["optional-dependencies"].values() for requirement in extra]
+    return [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"], *extras]
+
+
+@pytest.mark.parametrize("text", promised())
+def test_every_requirement_is_pinned_within_its_range(text: str) -> None:
+    requirement = Requirement(text)
+    assert requirement.specifier.contains(PINS[requirement.name.lower()])
+
+
+def test_ci_runs_make_test_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]

@@ -1,0 +1,144 @@
+"""The house's rules about imports, held by reading every file: what may know what, and where each third-party library lives."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "meshctl"
+
+LAYERS = {"recipe": 1, "plan": 2, "engines": 3, "view": 3, "runtime": 3, "components": 3, "cli": 4}
+"""Folder -> layer; files beside them are the ground, layer 0."""
+SIBLINGS = {("components", "runtime")}
+"""Who of layer 3 may know whom."""
+NEVER = {("runtime", "recipe"), ("components", "recipe")}
+"""A worker knows the plan, not the YAML."""
+
+HOMES = {
+    "hydra": {"recipe"},
+    "omegaconf": {"recipe"},
+    "yaml": {"recipe"},
+    "rich": {"view"},
+    "typer": {"cli"},
+    "torch": {"runtime", "components", "engines"},
+    "numpy": {"runtime", "components"},
+}
+INSIDE_FUNCTIONS = {("cli", "torch"), ("mesh", "torch"), ("runtime", "tensordict")}
+"""Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and if it need not be there."""
+
+
+@dataclass(frozen=True)
+class Import:
+    path: Path
+    line: int
+    name: str
+    """The dotted module, or module and attribute."""
+    deferred: bool
+    """Inside a function."""
+
+    @property
+    def home(self) -> str:
+        """The folder, or for the ground the file; `python -m meshctl` is a door of the command line."""
+        part = self.path.relative_to(PACKAGE).parts
+        return part[0] if len(part) > 1 else "cli" if self.path.stem == "__main__" else self.path.stem
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.name}"
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    yield from _walk(path, ast.parse(path.read_text(encoding="utf-8")), deferred=False)
+
+
+def _walk(path: Path, node: ast.AST, deferred: bool) -> Iterator[Import]:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.Import):
+        yield from (Import(path, node.lineno, alias.name, deferred) for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
+        yield from (Import(path, node.lineno, f"{node.module}.{alias.name}", deferred) for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(path, child, deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+ALL = [found for path in sorted(PACKAGE.rglob("*.py")) for found in imports_of(path)]
+OURS = [found for found in ALL if found.name.split(".")[0] == "meshctl"]
+THEIRS = [found for found in ALL if found.name.split(".")[0] not in (*sys.stdlib_module_names, "meshctl")]
+
+
+def folder(name: str) -> str:
+    """Of one of our modules; empty for the ground."""
+    part = name.split(".")[1:2]
+    return part[0] if part and part[0] in LAYERS else ""
+
+
+def allowed(importer: str, imported: str) -> bool:
+    if importer == imported or (importer, imported) in SIBLINGS:
+        return True
+    return (importer, imported) not in NEVER and LAYERS.get(imported, 0) < LAYERS.get(importer, 0)
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(OURS) > 20 and len(THEIRS) > 5
+
+
+def test_every_folder_has_a_layer() -> None:
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(LAYERS)
+
+
+def test_imports_point_down() -> None:
+    wrong = [str(found) for found in OURS if folder(found.name) and not allowed(folder(f"meshctl.{found.home}"), folder(found.name))]
+    assert not wrong
+
+
+def test_each_library_has_one_home() -> None:
+    def at_home(found: Import) -> bool:
+        library = found.name.split(".")[0]
+        return found.home in HOMES.get(library, ()) or (found.deferred and (found.home, library) in INSIDE_FUNCTIONS)
+
+    assert not [str(found) for found in THEIRS if not at_home(found)]
+
+
+def test_no_circles_between_modules() -> None:
+    modules = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in PACKAGE.rglob("*.py")}
+    names = set(modules.values())
+    edges: dict[str, set[str]] = {name: set() for name in names}
+    for found in OURS:
+        target = next((name for name in (found.name, found.name.rpartition(".")[0]) if name in names), None)
+        if target and target != modules[found.path]:
+            edges[modules[found.path]].add(target)
+    while leaves := [name for name, targets in edges.items() if not targets]:
+        for leaf in leaves:
+            del edges[leaf]
+        for targets in edges.values():
+            targets.difference_update(leaves)
+    assert not edges
+
+
+HEAVY = ("torch", "hydra", "omegaconf", "yaml", "rich", "typer", "numpy")
+
+
+def loaded_by(code: str) -> set[str]:
+    """Which of the heavy libraries a fresh interpreter has loaded after `code`."""
+    watch = f"import sys\ntry:\n    {code}\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+    tell = f"print('LOADED', *[name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", watch + tell], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def test_import_meshctl_loads_nothing_heavy() -> None:
+    assert loaded_by("import meshctl") == set()
+
+
+@pytest.mark.parametrize("command", [["validate", "recipes/grpo_arithmetic.yaml"], ["launch", "--dry-run", "recipes/grpo_arithmetic.yaml"]])
+def test_reading_commands_never_load_torch(command: list[str]) -> None:
+    assert "torch" not in loaded_by(f"from meshctl.cli.app import main; sys.argv = {['meshctl', *command]}; sys.exit(main())")

@@ -1,0 +1,49 @@
+"""The README tells the truth: its Python runs, its recipe is the recipe, its files exist."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from xml.etree import ElementTree
+
+from meshctl.run import RunDir
+from tests.view.recorded import whole_run
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_component_works_alone_in_one_process() -> None:
+    (code,) = blocks("python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    names: dict[str, object] = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), names)
+    scored = names["scored"]
+    assert scored["reward"].tolist() == [1.0, 0.0, 1.0]  # type: ignore[index]
+    assert scored.ids.tolist() == names["batch"].ids.tolist()  # type: ignore[attr-defined]
+
+
+def test_the_recipe_is_the_one_that_make_demo_runs() -> None:
+    (told,) = blocks("yaml")
+    recipe = (ROOT / "recipes" / "grpo_arithmetic.yaml").read_text(encoding="utf-8")
+    assert told in recipe
+
+
+def test_what_it_links_to_is_there() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    assert links and not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_its_picture_can_be_drawn_of_any_run(tmp_path: Path) -> None:
+    run, recorded = RunDir(tmp_path), whole_run()
+    recorded.write(run)
+    run.plan.write_text(recorded.plan.to_json())
+    drawn = runpy.run_path(str(ROOT / "docs" / "demo.py"))["draw"](run)
+    text = "".join(ElementTree.fromstring(drawn).itertext()).replace("\xa0", " ")
+    assert "arithmetic: done after 12 steps" in text and "exam.reward" in text
+    assert "url(http" not in drawn and "src:" not in drawn

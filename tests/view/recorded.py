@@ -1,0 +1,110 @@
+"""A run to look at: two groups over twelve steps, as its workers and its launcher would have said it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from meshctl.events import Event, Journal
+from meshctl.mesh import DeviceMesh
+from meshctl.metrics import Fold, Table
+from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
+from meshctl.routes import Route
+from meshctl.run import RunDir
+
+BEGAN = 1000.0
+STEPS = 12
+
+
+def make_plan(steps: int = STEPS, show: tuple[str, ...] = ("exam.reward", "metrics.loss")) -> Plan:
+    two = DeviceMesh.from_sizes(world_size=2)
+    return Plan(
+        name="arithmetic",
+        seed=0,
+        cluster=Cluster(),
+        groups=(Group("rollout", "cpu", 2, 0), Group("train", "cpu", 2, 2)),
+        components=(Component("sampler", "x.Sampler", "rollout", two), Component("actor", "x.Actor", "train", two)),
+        stages=(
+            Stage("rollouts", "call", "sampler", "sample", samples=8),
+            Stage("metrics", "call", "actor", "update", (Input(("rollouts",)),), collect="mean"),
+            Stage("exam", "call", "sampler", "exam", collect="mean"),
+        ),
+        routes=(Route("rollouts -> metrics", "rollouts", "metrics"),),
+        run=Run(steps=steps, show=show),
+    )
+
+
+def step_events(step: int) -> Iterator[Event]:
+    """One step of all four workers; the exam is every third."""
+    now = BEGAN + 2 + 0.25 * step
+    for rank in (0, 1):
+        if step % 3 == 0:
+            yield Event("metric", "rollout", rank, step, "exam", {"values": {"reward": min(1.0, step / 10)}, "weight": 4}, now)
+        stages = {"rollouts": 0.06, **({"exam": 0.004} if step % 3 == 0 else {})}
+        value = {"seconds": 0.25, "stages": stages, "routes": {"rollouts -> metrics": 1500}}
+        yield Event("step", "rollout", rank, step, value=value, time=now)
+    for rank in (0, 1):
+        loss = math.nan if step == 7 else 2 / step
+        yield Event("metric", "train", rank, step, "metrics", {"values": {"loss": loss, "lr": 0.001}, "weight": 4}, now)
+        yield Event("step", "train", rank, step, value={"seconds": 0.25, "stages": {"metrics": 0.18}, "routes": {}}, time=now)
+
+
+def begin() -> Iterator[Event]:
+    yield Event("launched", time=BEGAN)
+    for group in ("rollout", "train"):
+        for rank in (0, 1):
+            yield Event("started", group, rank, value={"pid": 100 + rank}, time=BEGAN + 0.5)
+    for group in ("rollout", "train"):
+        for rank in (0, 1):
+            yield Event("ready", group, rank, time=BEGAN + 1.5)
+
+
+def end() -> Iterator[Event]:
+    yield Event("checkpoint", step=STEPS, value={"path": "checkpoints/step-12"}, time=BEGAN + 5.5)
+    for group in ("rollout", "train"):
+        for rank in (0, 1):
+            yield Event("done", group, rank, time=BEGAN + 6)
+            yield Event("exited", group, rank, value={"pid": 100 + rank, "code": 0}, time=BEGAN + 6)
+    yield Event("over", value={"code": 0, "reason": ""}, time=BEGAN + 6.5)
+
+
+class Watcher(Protocol):
+    def update(self, event: Event) -> None: ...
+    def line(self, metrics: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Recorded:
+    plan: Plan
+    events: Sequence[Event]
+
+    def feed(self, view: Watcher, steps: int = STEPS) -> None:
+        """As the launcher does: every event, and every line once it is complete; as far as the end of `steps`."""
+        folding = Fold({"rollout": 2, "train": 2}, since=BEGAN)
+        for event in self.events:
+            if steps < STEPS and (event.step or 0) > steps:
+                break
+            view.update(event)
+            for line in folding.add(event):
+                view.line(line)
+
+    def write(self, run: RunDir) -> None:
+        folding, table = Fold({"rollout": 2, "train": 2}, since=BEGAN), Table(run.metrics)
+        journals: dict[tuple[str, int | None], Journal] = {}
+        for event in self.events:
+            who = (event.group, event.rank)
+            if who not in journals:
+                journals[who] = Journal(run.journal(f"{event.group or 'launcher'}-{event.rank}"), event.group, event.rank)
+            journals[who].say(event.name, step=event.step, stage=event.stage, **event.value)
+            for line in folding.add(event):
+                table.write(line)
+        table.close()
+        for journal in journals.values():
+            journal.close()
+
+
+def whole_run() -> Recorded:
+    steps = [event for step in range(1, STEPS + 1) for event in step_events(step)]
+    return Recorded(make_plan(), [*begin(), *steps, *end()])
