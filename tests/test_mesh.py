@@ -17,7 +17,8 @@ from meshctl.mesh import DIMS, DeviceMesh, MeshError, share
 def meshes(draw: st.DrawFn) -> DeviceMesh:
     sizes: dict[str, Any] = {f"{dim}_size": draw(st.integers(1, 4)) for dim in DIMS}
     divisors = [size for size in range(1, 17) if sizes["dp_size"] * sizes["fsdp_size"] % size == 0]
-    return DeviceMesh.from_sizes(**sizes, ulysses_size=draw(st.sampled_from(divisors)), order=draw(st.sampled_from(list(permutations(DIMS)))))
+    order = draw(st.sampled_from(list(permutations(DIMS))))
+    return DeviceMesh.from_sizes(**sizes, ulysses_size=draw(st.sampled_from(divisors)), order=order)
 
 
 @given(meshes())

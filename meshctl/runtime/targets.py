@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshctl.plan.model import Component as Placed
+from meshctl.references import Unset, filled
 from meshctl.runtime.component import Component, endpoint_of
-
-_REFERENCE = re.compile(r"\$\{oc\.env:([^,}]+)(?:,([^}]*))?\}")
 
 
 class TargetError(ValueError):
@@ -76,12 +74,7 @@ def resolved(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         return value
 
-    def variable(found: re.Match[str]) -> str:
-        name, default = found[1].strip(), found[2]
-        if name in os.environ:
-            return os.environ[name]
-        if default is None:
-            raise TargetError(f"{where}: the environment variable {name} is not set here")
-        return default.strip()
-
-    return _REFERENCE.sub(variable, value)
+    try:
+        return filled(value, os.environ)
+    except Unset as unset:
+        raise TargetError(f"{where}: {unset} here") from None

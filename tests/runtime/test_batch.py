@@ -10,7 +10,8 @@ from meshctl.runtime.batch import Batch, BatchError, Ragged, identify
 
 def batch(count: int = 4) -> Batch:
     rows = [torch.arange(number) for number in range(count)]
-    return Batch({"x": torch.arange(count), "rows": Ragged.of(rows), "text": list(map(str, range(count)))}, ids=torch.arange(10, 10 + count))
+    columns = {"x": torch.arange(count), "rows": Ragged.of(rows), "text": list(map(str, range(count)))}
+    return Batch(columns, ids=torch.arange(10, 10 + count))
 
 
 def test_repeat_makes_children_and_their_group() -> None:

@@ -33,14 +33,17 @@ pytestmark = pytest.mark.slow
 
 def some() -> list[Plan]:
     """Opposite orders, and a few random ones: the same in every process."""
-    found = [
-        plan(
-            {"a": 2, "b": 2}, {"source-a": ("a", {}), "source-b": ("b", {}), "echo-a": ("a", {}), "echo-b": ("b", {"tp_size": 2})},
-            [call("l", "source-a.next", samples=4), call("r", "source-b.next", samples=4), call("rl", "echo-b.take", "l"),
-             call("lr", "echo-a.take", "r"), call("back", "echo-a.take", "rl"), call("forth", "echo-b.take", "lr"),
-             call("pair", "echo-a.pair", Input(("back",), "first", Dispatch(balance="tokens")), Input(("l",), "second"))], steps=50,
-        )  # fmt: skip
+    components = {"source-a": ("a", {}), "source-b": ("b", {}), "echo-a": ("a", {}), "echo-b": ("b", {"tp_size": 2})}
+    crossed = [
+        call("l", "source-a.next", samples=4),
+        call("r", "source-b.next", samples=4),
+        call("rl", "echo-b.take", "l"),
+        call("lr", "echo-a.take", "r"),
+        call("back", "echo-a.take", "rl"),
+        call("forth", "echo-b.take", "lr"),
+        call("pair", "echo-a.pair", Input(("back",), "first", Dispatch(balance="tokens")), Input(("l",), "second")),
     ]
+    found = [plan({"a": 2, "b": 2}, components, crossed, steps=50)]
 
     @settings(max_examples=6, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(pipelines())
@@ -132,8 +135,14 @@ def test_a_worker_of_another_plan_is_an_error_that_names_the_routes() -> None:
     from torch.distributed import HashStore
 
     store = HashStore()
-    ours = plan({"a": 1, "b": 1}, {"source": ("a", {}), "echo": ("b", {})}, [call("s", "source.next", samples=2), call("t", "echo.take", "s")])
-    theirs = plan({"a": 1, "b": 1}, {"source": ("a", {}), "echo": ("b", {})}, [call("s", "source.next", samples=3), call("t", "echo.take", "s")])
+    ours, theirs = (
+        plan(
+            {"a": 1, "b": 1},
+            {"source": ("a", {}), "echo": ("b", {})},
+            [call("s", "source.next", samples=samples), call("t", "echo.take", "s")],
+        )
+        for samples in (2, 3)
+    )
     errors: list[str] = []
 
     def meet(job: Plan, place: int) -> None:
@@ -148,7 +157,7 @@ def test_a_worker_of_another_plan_is_an_error_that_names_the_routes() -> None:
         thread.start()
     for thread in both:
         thread.join(20)
-    assert sorted(errors) == ["bridge a~b: a:0 runs another plan of the routes `s -> t`", "bridge a~b: b:0 runs another plan of the routes `s -> t`"]
+    assert sorted(errors) == [f"bridge a~b: {who} runs another plan of the routes `s -> t`" for who in ("a:0", "b:0")]
 
 
 def test_nobody_listens_to_a_proposer_without_workers() -> None:

@@ -36,7 +36,15 @@ def ids(batch: Batch) -> list[tuple[int, ...]]:
     return [tuple(id) for id in batch.ids.tolist()]
 
 
-MESHES = [{}, {"dp_size": 2}, {"tp_size": 2}, {"dp_size": 2, "fsdp_size": 2}, {"pp_size": 2, "tp_size": 2}, {"fsdp_size": 3}, {"fsdp_size": 4, "ulysses_size": 2}]
+MESHES: list[dict[str, int]] = [
+    {},
+    {"dp_size": 2},
+    {"tp_size": 2},
+    {"dp_size": 2, "fsdp_size": 2},
+    {"pp_size": 2, "tp_size": 2},
+    {"fsdp_size": 3},
+    {"fsdp_size": 4, "ulysses_size": 2},
+]
 
 
 def world(sizes: dict[str, int]) -> int:
@@ -159,7 +167,8 @@ def test_allow_empty_gives_an_empty_batch_with_the_same_columns() -> None:
     seen: list[Any] = []
     job = plan(
         {"a": 1, "b": 4}, {"source": ("a", {}), "echo": ("b", {})},
-        [call("batch", "source.next", samples=3), call("taken", "echo.take", Input(("batch",), dispatch=Dispatch(allow_empty=True)))], steps=1,
+        [call("batch", "source.next", samples=3), call("taken", "echo.take", Input(("batch",), dispatch=Dispatch(allow_empty=True)))],
+        steps=1,
     )  # fmt: skip
     outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
     assert not outcome.faults
@@ -226,7 +235,7 @@ def test_a_stream_that_ends_unannounced_ends_the_run_before_that_step() -> None:
     )  # fmt: skip
     saved: list[int] = []
     outcome = threads.run(
-        job, lambda name, rank: {"source": Stream, "other": Source}[name]() if name in ("source", "other") else Echo(seen if name == "echo" else []),
+        job, lambda name, rank: {"source": Stream(), "other": Source(), "echo": Echo(seen), "late": Echo([])}[name],
         saver=threads.Saver(lambda step, given: saved.append(step)),
     )  # fmt: skip
     assert not outcome.faults
@@ -289,8 +298,8 @@ def test_a_sync_is_exact(lag: int, every: int) -> None:
     seen: list[tuple[int, int]] = []
     job = plan(
         {"a": 2, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
-        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"), call("learnt", "actor.learn", "made", collect="mean"),
-         sync("publish", "actor", "sampler", lag=lag, every=every)], steps=7,
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", lag=lag, every=every)], steps=7,
     )  # fmt: skip
     outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Weights(seen if (name, rank) == ("sampler", 0) else []))
     assert not outcome.faults
@@ -303,8 +312,8 @@ def test_a_checkpoint_lets_weights_catch_up() -> None:
     seen: list[tuple[int, int]] = []
     job = plan(
         {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
-        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"), call("learnt", "actor.learn", "made", collect="mean"),
-         sync("publish", "actor", "sampler", lag=2)], steps=6, checkpoint=Checkpoint(every=3),
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", lag=2)], steps=6, checkpoint=Checkpoint(every=3),
     )  # fmt: skip
     threads.run(job, lambda name, rank: Source() if name == "source" else Weights(seen if name == "sampler" else []))
     assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]

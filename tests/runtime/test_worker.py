@@ -61,7 +61,8 @@ class Trainer(Component):
         loss.backward()
         self.opt.step()
         self.opt.zero_grad()
-        return {"loss": loss.item(), "seen": batch["y"].mean().item(), "version": batch["@version"].max().item(), "first": batch.ids.min().item()}
+        seen = {"seen": batch["y"].mean().item(), "version": batch["@version"].max().item(), "first": batch.ids.min().item()}
+        return {"loss": loss.item(), **seen}
 
     def weights(self):
         yield from self.net.named_parameters()
