@@ -273,6 +273,8 @@ def from_data(kind: Any, data: Any) -> Any:
         return kind(**{part.name: from_data(hints[part.name], data[part.name]) for part in fields(kind) if part.name in data})
     if origin in (Union, UnionType) and data is not None:
         return from_data(next(option for option in arguments if option is not NoneType), data)
+    if origin is Mapping:
+        return {key: from_data(arguments[1], item) for key, item in data.items()}
     if origin is tuple:
         kinds = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else arguments
         return tuple(from_data(item_kind, item) for item_kind, item in zip(kinds, data, strict=True))

@@ -313,7 +313,8 @@ def test_a_checkpoint_lets_weights_catch_up() -> None:
     job = plan(
         {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
-         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", lag=2)], steps=6, checkpoint=Checkpoint(every=3),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", lag=2)],
+        steps=6, checkpoint=Checkpoint(every=3),
     )  # fmt: skip
     threads.run(job, lambda name, rank: Source() if name == "source" else Weights(seen if name == "sampler" else []))
     assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]

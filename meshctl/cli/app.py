@@ -1,0 +1,86 @@
+"""The command line: `meshctl`, one file per command, imported when it is called.
+
+Exit codes: 0 done, 1 the recipe has errors, 2 wrong usage, 3 the recipe cannot be read, 4 the environment refuses, 5 the run
+failed, 70 a bug in meshctl, 130 and 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from meshctl.cli.bug import bug
+
+app = typer.Typer(
+    name="meshctl",
+    help="A recipe says, a plan places, a run does.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, or the directory of a run.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra's overrides.", show_default=False)]
+
+
+@app.callback()
+def meshctl() -> None:
+    """A recipe says, a plan places, a run does."""
+
+
+@app.command()
+def validate(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Says every mistake of a recipe at once, and starts nothing."""
+    from meshctl.cli.validate import checked
+
+    raise typer.Exit(checked(recipe, overrides or []))
+
+
+@app.command()
+def launch(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and start nothing.")] = False,
+) -> None:
+    """Runs a recipe, or goes on with a run from its last checkpoint."""
+    from meshctl.cli.launch import launch
+
+    raise typer.Exit(launch(recipe, overrides or [], dry_run))
+
+
+@app.command()
+def agent(
+    plan: Annotated[Path, typer.Option(help="RUN/plan.json")],
+    group: Annotated[str, typer.Option(help="The device group.")],
+    node: Annotated[int, typer.Option(help="The node of the cluster that this is.")],
+    head: Annotated[str, typer.Option(help="HOST:PORT of the launcher's store.")],
+) -> None:
+    """Runs the workers of one group on one node: what every engine starts."""
+    from meshctl.cli.agent import agent
+
+    raise typer.Exit(agent(plan, group, node, head))
+
+
+def main() -> None:
+    try:
+        app()
+    except SystemExit as leaving:
+        _leave(leaving)
+    except Exception as error:  # the last border: whatever gets here is a bug
+        sys.exit(bug(error))
+
+
+def _leave(leaving: SystemExit) -> NoReturn:
+    """A process that has torch in it would spend another second on taking it apart."""
+    if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
+        raise leaving
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    os._exit(leaving.code or 0)

@@ -1,0 +1,141 @@
+"""`meshctl launch`: load, check, resolve, start, follow, sum up."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from contextlib import closing, suppress
+from importlib import import_module
+from pathlib import Path
+
+from meshctl.cli.aside import aside
+from meshctl.cli.load import Ready, Unreadable, plan_of
+from meshctl.cli.validate import draw
+from meshctl.diagnostics import RecipeError, Report
+from meshctl.engines import attempt, local
+from meshctl.engines.attempt import Attempt, RunHeld
+from meshctl.engines.head import Head, Outcome, Signals
+from meshctl.engines.worker import CannotStart
+from meshctl.plan.model import Group, Plan
+from meshctl.recipe.words import counted
+from meshctl.run import RunDir, Start
+
+REFUSED = 4
+
+
+def launch(recipe: str, overrides: list[str], dry_run: bool) -> int:
+    """The exit code."""
+    if dry_run:
+        code, ready = prepare(recipe, overrides)
+        if ready:
+            print(dry(ready))
+        return code
+    ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides)), import_torch))
+    try:
+        held = attempt.begin(ready.plan, ready.composed, ready.path, ready.resume)
+    except RunHeld as error:
+        return refuse(error)
+    except OSError as error:
+        return refuse(f"the run directory cannot be written: {error.strerror}: {error.filename}")
+    return run(ready, held)
+
+
+def prepare(recipe: str, overrides: list[str]) -> tuple[int, Ready | None]:
+    """Loads, checks and resolves, and compares with the machine; says what is wrong."""
+    try:
+        ready = plan_of(recipe, overrides)
+        local.preflight(ready.plan, Start(ready.path))
+    except (RecipeError, Unreadable) as error:
+        draw(error.report, sys.stderr)
+        return 1 if isinstance(error, RecipeError) else 3, None
+    except CannotStart as error:
+        return refuse(error), None
+    if ready.report.diagnostics:
+        draw(ready.report, sys.stderr)
+    return 0, ready
+
+
+def refuse(error: object) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return REFUSED
+
+
+def handed(code: int, ready: Ready | None) -> tuple[int, str]:
+    """What was prepared, as text for the process that starts it."""
+    if ready is None:
+        return code, ""
+    run = str(ready.resume.path) if ready.resume else ""
+    return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run])
+
+
+def handed_back(text: str) -> Ready:
+    plan, composed, path, run = json.loads(text)
+    return Ready(Plan.from_json(plan), composed, tuple(path), Report(), RunDir(Path(run)) if run else None)
+
+
+def import_torch() -> None:
+    import_module("meshctl.runtime.worker")
+    import_module("meshctl.engines.agent")
+
+
+def run(ready: Ready, held: Attempt) -> int:
+    from torch.distributed import PrefixStore
+
+    from meshctl.ending import Proposer
+    from meshctl.engines.preload import preload
+    from meshctl.runtime.worker import main
+    from meshctl.view import for_terminal
+    from meshctl.view.summary import summary
+
+    plan = ready.plan
+    preload(plan, ready.path)
+    with Signals().heard() as signals:
+        processes, store = local.start(plan, held.run, main, [held.lock])
+        try:
+            ours = PrefixStore(f"run/{held.start.attempt}", store)
+            places = [place for place in range(plan.places) if plan.group(plan.at_place(place)[0]).program is None]
+            proposer = Proposer(PrefixStore("ending", ours), places)
+            if ready.resume and not held.start.resume:
+                print(f"{held.run.path} has no checkpoint: it starts from the beginning", flush=True)
+            view = for_terminal(plan, held.run, sys.stdout)
+            with closing(view):
+                outcome = Head(plan, held.run, ours, proposer, processes, view, signals, held.follower, held.fold).follow()
+        finally:
+            local.close(processes)
+    with suppress(OSError):  # whoever watched may have gone
+        print(summary(plan, held.run), end="", flush=True)
+        tell(outcome)
+    return outcome.code
+
+
+def tell(outcome: Outcome) -> None:
+    """The first cause, once, with where to read on."""
+    if cause := outcome.cause:
+        print(f"error: {cause.line}", file=sys.stderr)
+        if cause.traceback:
+            print(cause.traceback.rstrip(), file=sys.stderr)
+        if cause.log:
+            print(f"log: {cause.log}", file=sys.stderr)
+
+
+def dry(ready: Ready) -> str:
+    """What would be started."""
+    plan = ready.plan
+    run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")
+    lines = [f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}; plan {plan.digest}", ""]
+    for group in plan.groups:
+        lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {_work(plan, group)}")
+    lines += ["", *(shlex.join(command.argv) for command in local.commands(plan, run, f"{local.HOST}:PORT"))]
+    return "\n".join(lines)
+
+
+def _devices(group: Group) -> str:
+    runs = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in group.devices]
+    return f", devices {', '.join(runs)}" if runs else ""
+
+
+def _work(plan: Plan, group: Group) -> str:
+    if group.program:
+        return f"program {shlex.join(group.program.argv)}"
+    return "components " + ", ".join(component.name for component in plan.components_of(group.name))

@@ -1,0 +1,116 @@
+"""Sources that read a JSON-lines file: `Rows` once through, `Cycle` over and over.
+
+    components:
+      problems: {_target_: meshctl.components.Rows, group: rollout, args: {path: data/train.jsonl}}
+    pipeline:
+      batch: {call: problems.next, samples: 64}
+
+Each line is an object with the same keys, and each key becomes a column: numbers a tensor, lists of numbers a `Ragged`, anything
+else plain data. The file is read whole. Epochs are shuffled, each in an order of its own that follows from `seed` and the epoch
+alone: sample 1234 is the same row on any mesh, and after any resume, so there is no position to save but the count.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.runtime.batch import Batch, Ragged
+from meshctl.runtime.component import Component, endpoint
+
+
+class RowsError(ValueError):
+    """A file that holds no rows of one kind."""
+
+
+class Cycle(Component):
+    """The rows of a file over and over: `run.steps`, or another source, says when it ends."""
+
+    def __init__(self, path: str, seed: int = 0, shuffle: bool = True) -> None:
+        """A relative `path` is looked for where `_target_`s are: in the recipe's folder first."""
+        self.seed, self.shuffle = seed, shuffle
+        self.rows = read(found(path))
+        self._order: tuple[int, Sequence[int]] = (-1, ())
+
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        """The rows of these sample numbers; numbers run on over epochs."""
+        places = [divmod(number, len(self.rows)) for number in samples]
+        rows = self.rows.take([self._order_of(epoch)[place] for epoch, place in places])
+        return Batch(rows.columns, ids=torch.tensor(samples, dtype=torch.int64))
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        if not self.shuffle:
+            return range(len(self.rows))
+        if self._order[0] != epoch:
+            order = list(range(len(self.rows)))
+            random.Random(f"{self.seed} {epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
+
+
+class Rows(Cycle):
+    """The rows of a file once, or `run.epochs` times: then the run ends."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def found(path: str) -> Path:
+    """The file of that name. Raises `RowsError` where there is none."""
+    folders = [Path(folder) for folder in sys.path]
+    place = next((folder / path for folder in folders if (folder / path).is_file()), None)
+    if place is None:
+        raise RowsError(f"no file {path!r} in the recipe's folder, the working directory, or where modules are found")
+    return place
+
+
+def read(path: Path) -> Batch:
+    """The columns of a JSON-lines file; blank lines are passed over."""
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if line.strip():
+            rows.append(_row(line, f"{path}:{number}", rows[0] if rows else None))
+    if not rows:
+        raise RowsError(f"{path} has no rows")
+    return Batch({key: column([row[key] for row in rows]) for key in rows[0]})
+
+
+def _row(line: str, where: str, first: dict[str, Any] | None) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RowsError(f"{where}: {error.msg} at column {error.colno}") from None
+    if not isinstance(row, dict):
+        raise RowsError(f"{where}: a row is an object, not {json.dumps(row)[:40]}")
+    if first is not None and row.keys() != first.keys():
+        raise RowsError(f"{where}: this row has the keys {', '.join(row)}, the first has {', '.join(first)}")
+    return row
+
+
+def column(values: list[Any]) -> Tensor | Ragged | list[Any]:
+    """These values as a batch holds them."""
+    if all(map(_is_number, values)):
+        return torch.tensor(values, dtype=_dtype(values))
+    if all(isinstance(value, list) and all(map(_is_number, value)) for value in values):
+        dtype = _dtype(list(chain.from_iterable(values)))
+        return Ragged.of([torch.tensor(value, dtype=dtype) for value in values])
+    return values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def _dtype(values: list[Any]) -> torch.dtype:
+    if values and all(isinstance(value, bool) for value in values):
+        return torch.bool
+    return torch.float32 if any(isinstance(value, float) for value in values) else torch.int64

@@ -1,0 +1,348 @@
+"""What a `_target_` is, read as text: found as source on the import path and never imported.
+
+    code = Code((recipe's folder, cwd), sys.path)
+    found = code.find("arithmetic.Sampler")     -> Class with its endpoints and its constructor, or NotFound, or Unread
+
+`importlib.util.find_spec("a.b")` would import `a`, so folders are walked here. Names are followed through imports and bases as far
+as they stand in source; where that ends, an answer is "cannot tell" and nothing is said about it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import meshctl
+from meshctl.recipe.folders import files, is_dir, is_file
+
+ROOTS = {"meshctl.Component", "meshctl.runtime.component.Component"}
+DECORATORS = {"meshctl.endpoint", "meshctl.runtime.component.endpoint"}
+EXTENSIONS = (".so", ".pyd", ".pyc")
+MAX_DEPTH = 12
+"""Of bases and re-exports that are followed."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What a method's decorator says, and what the method takes."""
+
+    dispatch: str = "slice_dp"
+    collect: str = "flatten"
+    execute: str = "all"
+    parameters: tuple[str, ...] = ()
+    """After `self`; those that must be given come first."""
+    required: int = 0
+    takes_any: bool = False
+    """It has `**kwargs`."""
+    unread: str = ""
+    """A word of the decorator that is no literal."""
+
+
+@dataclass(frozen=True)
+class Constructor:
+    parameters: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    takes_any: bool = False
+
+
+@dataclass(frozen=True)
+class Class:
+    target: str
+    file: str
+    is_component: bool | None
+    """None where a base cannot be read."""
+    endpoints: dict[str, Endpoint]
+    methods: frozenset[str]
+    """All that can be read, endpoints among them."""
+    constructor: Constructor | None
+    """None where it cannot be told."""
+    whole: bool
+    """Every base was read: what is not in `methods` is not there."""
+
+
+@dataclass(frozen=True)
+class NotFound:
+    """There is no such module, or no such name in it."""
+
+    module: str
+    """The module that was found, or the first part that was not."""
+    names: tuple[str, ...] = ()
+    """What the module defines; empty where there is no module."""
+    has_module: bool = False
+
+
+@dataclass(frozen=True)
+class Unread:
+    """It may be there; source that says so was not found."""
+
+    why: str
+
+
+@dataclass
+class Module:
+    """One source file, parsed."""
+
+    name: str
+    file: Path
+    tree: ast.Module
+
+    @cached_property
+    def names(self) -> dict[str, ast.stmt]:
+        """What stands at module level, under `if` and `try` too."""
+        return {name: statement for statement in _statements(self.tree.body) for name in _bound(statement)}
+
+    @property
+    def package(self) -> str:
+        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    @property
+    def has_star(self) -> bool:
+        return any(isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*" for statement in _statements(self.tree.body))
+
+
+@dataclass
+class Code:
+    own: Sequence[str]
+    """Folders of the recipe, which come first."""
+    installed: Sequence[str] = ()
+    """The rest of Python's path, in its order."""
+    _modules: dict[str, Module | Unread | None] = field(default_factory=dict)
+
+    def find(self, target: str) -> Class | NotFound | Unread:
+        """What the dotted path of a class leads to."""
+        module_name, _, name = target.rpartition(".")
+        module = self.module(module_name)
+        if module is None:
+            return NotFound(self._missing(module_name))
+        if isinstance(module, Unread):
+            return module
+        if name not in module.names:
+            if module.has_star or "__getattr__" in module.names:
+                return Unread(f"`{module_name}` does not say all its names")
+            own = (key for key, statement in module.names.items() if isinstance(statement, ast.ClassDef))
+            return NotFound(module_name, tuple(own), True)
+        found = self._follow(module, name, 0)
+        if isinstance(found, Unread):
+            return found
+        if isinstance(found, str):
+            return Unread(f"`{target}` is `{found}`, whose source is not on the path")
+        return self._described(target, *found)
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return (*self.own, *self.installed)
+
+    # Modules
+
+    def module(self, name: str) -> Module | Unread | None:
+        """A module's source; None where there is no such module."""
+        if name not in self._modules:
+            self._modules[name] = self._read(name)
+        return self._modules[name]
+
+    def _read(self, name: str) -> Module | Unread | None:
+        parts = name.split(".")
+        for file in self._files(parts):
+            if file.suffix != ".py":
+                return Unread(f"`{name}` is compiled (`{file.name}`)")
+            try:
+                return Module(name, file, ast.parse(file.read_bytes(), str(file)))
+            except (SyntaxError, ValueError) as error:
+                line = getattr(error, "lineno", None)
+                return Unread(f"`{file}` is not Python{f': line {line}' if line else ''}")
+            except OSError as error:
+                return Unread(f"cannot read `{file}`: {error.strerror}")
+            except RecursionError:
+                return Unread(f"`{file}` is nested too deeply")
+        return None
+
+    def _files(self, parts: Sequence[str]) -> Iterator[Path]:
+        """Where a module lies: the first folder that has its first part decides, as in Python."""
+        folders = [Path(folder) for folder in self.path]
+        if parts[0] == "meshctl":
+            folders = [Path(str(meshctl.__file__)).parent.parent]
+        for part in parts[:-1]:
+            packages = [folder / part for folder in folders if is_dir(folder / part)]
+            regular = [folder for folder in packages if is_file(folder / "__init__.py")]
+            folders = regular[:1] or packages
+        for folder in folders:
+            for file in (folder / parts[-1] / "__init__.py", folder / f"{parts[-1]}.py"):
+                if is_file(file):
+                    yield file
+            yield from (file for file in files(folder, *EXTENSIONS) if _stem(file) == parts[-1])
+
+    def _missing(self, name: str) -> str:
+        """The first part of a dotted name that is nowhere."""
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            here = parts[:length]
+            if not any(self._files(here)) and not any(is_dir(Path(folder, *here)) for folder in self.path):
+                return ".".join(here)
+        return name
+
+    # Names
+
+    def _follow(self, module: Module, name: str, depth: int) -> tuple[Module, ast.ClassDef] | str | Unread:
+        """The class that a name in a module means, or the dotted path where it leaves what can be read."""
+        statement = module.names.get(name)
+        if depth > MAX_DEPTH or statement is None:
+            return Unread(f"`{name}` is not said in `{module.name}`")
+        if isinstance(statement, ast.ClassDef):
+            return module, statement
+        dotted = self._imported(module, statement, name)
+        if dotted is None:
+            return Unread(f"`{module.name}.{name}` is no class statement")
+        return self._by_path(dotted, depth)
+
+    def _by_path(self, dotted: str, depth: int) -> tuple[Module, ast.ClassDef] | str | Unread:
+        if dotted in ROOTS or dotted in DECORATORS:
+            return dotted
+        owner, _, last = dotted.rpartition(".")
+        module = self.module(owner) if owner else None
+        if not isinstance(module, Module):
+            return dotted
+        found = self._follow(module, last, depth + 1)
+        return dotted if isinstance(found, Unread) else found
+
+    def _imported(self, module: Module, statement: ast.stmt, name: str) -> str | None:
+        """The dotted path that an import binds to a name."""
+        if isinstance(statement, ast.ImportFrom):
+            base = statement.module or ""
+            if statement.level:
+                parts = module.package.split(".")
+                parts = parts[: len(parts) - statement.level + 1]
+                base = ".".join([*parts, base] if base else parts)
+            real = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
+            return f"{base}.{real}"
+        if isinstance(statement, ast.Import):
+            return next((alias.name if alias.asname else name for alias in statement.names if _first(alias) == name), None)
+        if isinstance(statement, ast.Assign) and (dotted := _dotted(statement.value)):
+            return self._resolved(module, dotted)
+        return None
+
+    def _resolved(self, module: Module, dotted: str) -> str | None:
+        """The full path of an expression like `base.Actor` in a module."""
+        first, _, rest = dotted.partition(".")
+        statement = module.names.get(first)
+        if statement is None:
+            return None
+        if isinstance(statement, ast.ClassDef):
+            return f"{module.name}.{dotted}"
+        found = self._imported(module, statement, first)
+        return f"{found}.{rest}" if found and rest else found
+
+    # Classes
+
+    def _described(self, target: str, module: Module, node: ast.ClassDef) -> Class:
+        line = list(self._line(module, node, 0))
+        classes = [found for found in line if not isinstance(found, str)]
+        ends = {found for found in line if isinstance(found, str)}
+        unknown = ends - ROOTS - {"object", "abc.ABC", "typing.Generic", "typing.Protocol"}
+        methods: dict[str, tuple[Module, ast.FunctionDef]] = {}
+        for owner, found in classes:
+            for item in _statements(found.body):
+                if isinstance(item, ast.FunctionDef):
+                    methods.setdefault(item.name, (owner, item))
+        endpoints = {name: made for name, (owner, item) in methods.items() if (made := self._endpoint(owner, item))}
+        names = frozenset(methods) | {name for _, found in classes for item in _statements(found.body) for name in _bound(item)}
+        is_component = True if ends & ROOTS else None if unknown else False
+        inherited = {"setup", "close"} if is_component else set()
+        constructor = None if unknown and "__init__" not in methods else self._constructor(classes, methods)
+        return Class(target, str(module.file), is_component, endpoints, names | inherited, constructor, not unknown)
+
+    def _line(self, module: Module, node: ast.ClassDef, depth: int) -> Iterator[tuple[Module, ast.ClassDef] | str]:
+        """The class and its bases, nearest first; a dotted path where one leaves what can be read."""
+        yield module, node
+        for base in node.bases:
+            dotted = _dotted(base.value if isinstance(base, ast.Subscript) else base)
+            full = self._resolved(module, dotted) if dotted else None
+            if full is None:
+                yield "object" if dotted == "object" and "object" not in module.names else dotted or "an expression"
+                continue
+            found = self._by_path(full, depth) if depth < MAX_DEPTH else full
+            if isinstance(found, (str, Unread)):
+                yield found if isinstance(found, str) else full
+            else:
+                yield from self._line(*found, depth + 1)
+
+    def _endpoint(self, module: Module, method: ast.FunctionDef) -> Endpoint | None:
+        for decorator in method.decorator_list:
+            called = decorator if isinstance(decorator, ast.Call) else None
+            dotted = _dotted(called.func if called else decorator)
+            if dotted is None or self._resolved(module, dotted) not in DECORATORS:
+                continue
+            words = {keyword.arg: keyword.value for keyword in called.keywords} if called else {}
+            texts = {key: value.value for key, value in words.items() if key and isinstance(value, ast.Constant)}
+            said = {key: str(texts[key]) for key in ("dispatch", "collect", "execute") if key in texts}
+            unread = next((key or "**" for key in words if key not in texts), "")
+            parameters, required, takes_any = _parameters(method)
+            return Endpoint(**said, parameters=parameters, required=len(required), takes_any=takes_any, unread=unread)
+        return None
+
+    def _constructor(
+        self, classes: list[tuple[Module, ast.ClassDef]], methods: dict[str, tuple[Module, ast.FunctionDef]]
+    ) -> Constructor | None:
+        if any(node.decorator_list or node.keywords for _, node in classes):
+            return None
+        if "__init__" not in methods:
+            return None if "__new__" in methods else Constructor()
+        parameters, required, takes_any = _parameters(methods["__init__"][1])
+        return Constructor(parameters, required, takes_any)
+
+
+def _parameters(method: ast.FunctionDef) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """(names that may be given by name, those that must, whether any other may) of a method, without `self`."""
+    arguments = method.args
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
+    bare = positional[: max(0, len(positional) - len(arguments.defaults))]
+    needed = [argument.arg for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
+    names = (*positional, *(argument.arg for argument in arguments.kwonlyargs))
+    return names, (*bare, *needed), arguments.kwarg is not None
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those that run when a module or a class is made."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, (ast.If, ast.Try, ast.With)):
+            yield from _statements(statement.body)
+        if isinstance(statement, (ast.If, ast.Try)):
+            yield from _statements(statement.orelse)
+        if isinstance(statement, ast.Try):
+            for handler in statement.handlers:
+                yield from _statements(handler.body)
+            yield from _statements(statement.finalbody)
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement makes."""
+    if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield statement.name
+    elif isinstance(statement, ast.Import):
+        yield from map(_first, statement.names)
+    elif isinstance(statement, ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in statement.names if alias.name != "*")
+    elif isinstance(statement, ast.Assign):
+        yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        yield statement.target.id
+
+
+def _first(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """`a.b.c` of an expression that is only that."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := _dotted(node.value)):
+        return f"{owner}.{node.attr}"
+    return None
+
+
+def _stem(file: Path) -> str:
+    return file.name.partition(".")[0]

@@ -1,0 +1,230 @@
+"""What the user wrote, with its types checked: `Recipe` and its parts, and the keys that recipes have.
+
+Nothing here knows where a value was written: spans stand in a table of their own (`written.py`), so two recipes that say the
+same are equal. A number that was wrong or left out is 0, a text empty: what reported it silences the rules that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshctl.mesh import SIZES
+from meshctl.recipe.nodes import Node, Path
+from meshctl.routes import Dispatch
+
+TOP = ("defaults", "name", "seed", "cluster", "groups", "components", "pipeline", "run", "vars")
+CLUSTER = ("nodes", "devices_per_node")
+GROUP = (
+    "ranks",
+    "device_type",
+    "visible_devices",
+    "gpus_per_worker",
+    "env",
+    "colocate",
+    "program",
+    "args",
+    "cwd",
+    "python",
+)
+COMPONENT = ("_target_", "group", "parallel", "args", "frozen")
+PARALLEL = (*SIZES, "order")
+CALL = ("call", "in", "samples", "dispatch", "execute", "collect", "every", "when", "after")
+SYNC = ("sync", "to", "every", "max_staleness", "when", "after")
+STAGE = tuple(dict.fromkeys((*CALL, *SYNC)))
+DISPATCH = ("mode", "balance", "home", "allow_empty", "split_groups")
+RUN = ("steps", "epochs", "dir", "checkpoint", "grace", "show")
+CHECKPOINT = ("every", "keep")
+LATER = {
+    "repeat": "a loop inside a step",
+    "stages": "a loop inside a step",
+    "ep_size": "a view for experts",
+    "etp_size": "a view for experts",
+    "ep_fsdp_size": "a view for experts",
+    "vpp_size": "virtual pipeline stages",
+    "sequence_parallel": "sequence parallelism in tp",
+}
+"""Keys of the design that this version does not know yet, and what they are."""
+
+DEVICE_TYPES = ("cuda", "npu", "mps", "cpu")
+DEVICE_ALIASES = {"gpu": "cuda"}
+WHEN = ("start", "end", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    nodes: int = 0
+    """0 where it is left out: the least that holds the groups."""
+    devices_per_node: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """Somebody's own script, started as torchrun would."""
+
+    script: str = ""
+    module: str = ""
+    """In place of a script."""
+    args: tuple[str, ...] = ()
+    cwd: str = ""
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    name: str
+    ranks: int | tuple[int, ...] = 0
+    """A count of devices (on cpu: of processes), or exactly these devices of the cluster."""
+    device_type: str = ""
+    gpus_per_worker: int = 1
+    visible_devices: tuple[str, ...] = ()
+    env: tuple[tuple[str, str | None], ...] = ()
+    """Values, or none for what is passed through."""
+    colocate: str = ""
+    """The group whose devices it shares."""
+    program: Program | None = None
+
+    @property
+    def devices(self) -> int:
+        """How many, or on cpu, how many processes."""
+        return self.ranks if isinstance(self.ranks, int) else len(self.ranks)
+
+    @property
+    def workers(self) -> int:
+        """Its processes; 0 where that is not known or does not come out even."""
+        each = 1 if self.device_type == "cpu" else self.gpus_per_worker
+        return self.devices // each if each and self.devices % each == 0 else 0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A layout in numbers; a size of None was left out."""
+
+    given: tuple[tuple[str, int | str], ...] = ()
+    """(`tp_size`, 2 or "auto"), as written."""
+    order: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Component:
+    name: str
+    target: str = ""
+    """The dotted path of its class."""
+    group: str = ""
+    parallel: Sizes | str = Sizes()
+    """Sizes, or the name of a component of the same group whose mesh it takes."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class DispatchWords:
+    """What a recipe says of a dispatch; None where it leaves the decorator's word."""
+
+    mode: str | None = None
+    balance: str = ""
+    home: str = ""
+    allow_empty: bool = False
+    split_groups: bool = False
+
+    def with_default(self, mode: str) -> Dispatch:
+        return Dispatch(self.mode or mode, "tokens" if self.balance else "", self.home, self.allow_empty, self.split_groups)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One parameter of a call."""
+
+    stages: tuple[str, ...]
+    """Several are one batch, joined by sample id."""
+    parameter: str = ""
+    """Empty for the only one."""
+    dispatch: DispatchWords | None = None
+    """None where the stage's holds."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    kind: str = "call"
+    """`call` or `sync`; empty where neither can be told."""
+    component: str = ""
+    method: str = ""
+    inputs: tuple[Input, ...] = ()
+    samples: int = 0
+    dispatch: DispatchWords = DispatchWords()
+    execute: str = ""
+    """Empty where the decorator's word holds."""
+    collect: str = ""
+    every: int = 1
+    when: str = ""
+    after: tuple[str, ...] = ()
+    to: str = ""
+    to_method: str = ""
+    max_staleness: int | None = None
+    """Of a sync, in steps; None for `every` - 1."""
+
+    @property
+    def lag(self) -> int:
+        return 0 if self.max_staleness is None else self.max_staleness - (self.every - 1)
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The stages whose values it takes."""
+        return tuple(dict.fromkeys(stage for given in self.inputs for stage in given.stages))
+
+    @property
+    def is_source(self) -> bool:
+        return self.kind == "call" and not self.inputs
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every: int = 0
+    keep: int = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    steps: int = 0
+    epochs: int = 0
+    dir: str = "runs"
+    checkpoint: Checkpoint | None = None
+    grace: float = 30.0
+    show: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str = ""
+    seed: int = 0
+    cluster: Cluster = Cluster()
+    groups: Mapping[str, DeviceGroup] = field(default_factory=dict)
+    """In written order, as all that follow."""
+    components: Mapping[str, Component] = field(default_factory=dict)
+    pipeline: Mapping[str, Stage] = field(default_factory=dict)
+    run: Run = Run()
+
+    def components_of(self, group: str) -> tuple[Component, ...]:
+        return tuple(component for component in self.components.values() if component.group == group)
+
+
+def is_key(path: Path, root: Node) -> bool:
+    """Whether an override may set this key although the recipe does not say it: it belongs to recipes, below what is there."""
+    fixed: dict[str, tuple[str, ...]] = {"cluster": CLUSTER, "run": RUN}
+    named: dict[str, tuple[str, ...]] = {"groups": GROUP, "components": COMPONENT, "pipeline": STAGE}
+    match path:
+        case (top,):
+            return top in TOP and top != "defaults"
+        case ("run", "checkpoint", key):
+            return key in CHECKPOINT
+        case (top, key) if top in fixed:
+            return key in fixed[top]
+        case (top, name, key) if top in named:
+            return key in named[top] and root.at((top, name)) is not None
+        case ("components", name, "parallel", key):
+            return key in PARALLEL and root.at(("components", name)) is not None
+        case ("pipeline", name, "dispatch", key):
+            return key in DISPATCH and root.at(("pipeline", name)) is not None
+    return False

@@ -1,0 +1,78 @@
+"""What rules know: the recipe, where it was written, which values were said to be wrong, and its components' source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshctl.diagnostics import Span
+from meshctl.mesh import DeviceMesh
+from meshctl.recipe.code import Class, Code, Endpoint, NotFound, Unread
+from meshctl.recipe.model import Component, DeviceGroup, Recipe, Stage
+from meshctl.recipe.placement import NoMesh, Placed, mesh_of, place
+from meshctl.recipe.read import Read
+from meshctl.recipe.written import Written
+
+
+@dataclass(frozen=True)
+class Facts:
+    read: Read
+    written: Written
+    code: Code
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.read.recipe
+
+    def right(self, *path: str) -> bool:
+        return self.read.right(*path)
+
+    def names(self, *path: str) -> bool:
+        """Whether something of this name was written, however wrong."""
+        return self.written.node(*path) is not None
+
+    def value(self, *path: str) -> Span:
+        return self.written.value(*path)
+
+    def key(self, *path: str) -> Span:
+        return self.written.key(*path)
+
+    @cached_property
+    def placed(self) -> Placed | None:
+        """None where a group's size or kind is not known."""
+        groups = self.recipe.groups.values()
+        sized = all(group.devices and group.device_type for group in groups)
+        right = all(self.right("groups", group.name, key) for group in groups for key in ("gpus_per_worker", "colocate"))
+        return place(self.recipe) if sized and right and self.right("cluster") else None
+
+    @cached_property
+    def classes(self) -> dict[str, Class | NotFound | Unread]:
+        """What each component's `_target_` leads to."""
+        return {name: self.code.find(component.target) for name, component in self.recipe.components.items() if component.target}
+
+    def class_of(self, component: str) -> Class | None:
+        found = self.classes.get(component)
+        return found if isinstance(found, Class) else None
+
+    def endpoints(self) -> dict[str, dict[str, Endpoint]]:
+        return {name: found.endpoints for name, found in self.classes.items() if isinstance(found, Class)}
+
+    def endpoint(self, stage: Stage) -> Endpoint:
+        """The defaults that hold for a stage: its method's, or the design's where that cannot be read."""
+        found = self.class_of(stage.component)
+        return (found.endpoints.get(stage.method) if found else None) or Endpoint()
+
+    def group_of(self, component: Component) -> DeviceGroup | None:
+        return self.recipe.groups.get(component.group)
+
+    @cached_property
+    def meshes(self) -> dict[str, DeviceMesh]:
+        """Of the components that have one."""
+        meshes = {}
+        for name, component in self.recipe.components.items():
+            try:
+                if self.right("components", name, "parallel"):
+                    meshes[name] = mesh_of(self.recipe, component)
+            except NoMesh:
+                continue
+        return meshes

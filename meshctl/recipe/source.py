@@ -1,0 +1,107 @@
+"""Which text says what: a recipe composed as Hydra composes, by nodes that know where they were written.
+
+Hydra answers two questions: which files, in which order, mounted where (`shelf.py`), and what an override means (`overrides.py`).
+Merging is done here, so every value keeps its file, line and column.
+
+A layout (a config group mounted at `components.X.parallel`) is one value: given whole, by a defaults list or the command line, it
+replaces what stood there; a single key changes it in place.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydra import version
+from hydra.core.default_element import ResultDefault
+
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe import nodes, overrides
+from meshctl.recipe.nodes import Node
+from meshctl.recipe.overrides import Given, is_layout
+from meshctl.recipe.shelf import PRIMARY, UNREADABLE, Shelf
+from meshctl.recipe.words import did_you_mean
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What the recipe says as a whole, before anything in it is understood."""
+
+    tree: Node
+    found: tuple[Diagnostic, ...]
+    sources: tuple[tuple[str, tuple[str, ...]], ...]
+    """(file, its lines) of all that was read, overrides among them."""
+
+    @property
+    def unreadable(self) -> bool:
+        return any(diagnostic.code in UNREADABLE for diagnostic in self.found)
+
+
+def compose(recipe: Path, texts: Sequence[str], cwd: Path, folders: Iterable[Path]) -> Composed:
+    """The recipe of this file, with its config groups from `folders` and the overrides of a command line."""
+    version.setbase("1.3")
+    shelf = Shelf(recipe, cwd, folders)
+    given = [one for one in overrides.parsed(texts, shelf.is_group, shelf.found) if _is_possible(shelf, one)]
+    root = _composed(shelf, given) if shelf.readable(PRIMARY) else Node({}, Span(shelf.shown(recipe), 1, 1))
+    lines = [(overrides.file_of(number), (text,)) for number, text in enumerate(texts, 1)]
+    return Composed(root, tuple(dict.fromkeys(shelf.found)), (*shelf.sources(), *lines))
+
+
+def _is_possible(shelf: Shelf, given: Given) -> bool:
+    """Whether what an override chooses is there."""
+    if given.is_choice:
+        return shelf.has_options(given)
+    if given.parsed.package is None and "/" not in given.parsed.key_or_group:
+        return True
+    name = given.parsed.key_or_group
+    shelf.say("MC202", f"there is no config group `{name}`", given.key, help=did_you_mean(name, shelf.groups()))
+    return False
+
+
+def _composed(shelf: Shelf, given: Sequence[Given]) -> Node:
+    layouts = [one for one in given if one.is_layout and not one.parsed.is_delete()]
+    shelf.chosen = frozenset(one.bare for one in given if one.is_choice)
+    root = Node({}, Span(shelf.shown(shelf.recipe), 1, 1))
+    for default in shelf.defaults(PRIMARY, [one for one in given if one.is_choice and one not in layouts], root.span.file):
+        root = _mounted(root, shelf, default)
+    for layout in layouts:
+        root = _with_layout(root, shelf, layout)
+    for one in given:
+        if not one.is_choice:
+            root = overrides.applied(root, one, shelf.found)
+    if (hydra := root.get("hydra")) is not None:
+        shelf.say("MC216", "a recipe does not configure Hydra itself", hydra.key or hydra.span, help="remove it")
+        root = nodes.without(root, ("hydra",))
+    return root
+
+
+def _mounted(root: Node, shelf: Shelf, default: ResultDefault) -> Node:
+    """The tree with one more file in it."""
+    tree = shelf.tree(default)
+    if tree is None:
+        return root
+    path = tuple(default.package.split(".")) if default.package else ()
+    if is_layout(default.package) and root.at(path) is not None and not _is_part(default):
+        return nodes.put(root, path, tree)
+    return nodes.merge(root, nodes.nested(path, tree))
+
+
+def _is_part(default: ResultDefault) -> bool:
+    """Whether a layout's file is included by another layout, into which it merges."""
+    return default.parent not in (None, PRIMARY) and posixpath.dirname(str(default.parent)) == posixpath.dirname(str(default.config_path))
+
+
+def _with_layout(root: Node, shelf: Shelf, given: Given) -> Node:
+    """A layout of the command line replaces what there was, whether or not a defaults list named one."""
+    path = tuple(str(given.parsed.package).removeprefix("_global_.").split("."))
+    if root.at(path[:-1]) is None:
+        components = root.get("components")
+        help = did_you_mean(path[1], [name for name, _ in components.items()] if components else ())
+        shelf.say("MC203", f"there is no component `{path[1]}`", given.key, help=help)
+        return root
+    layout = Node({}, given.value, given.key)
+    for tree in shelf.layouts(given):
+        layout = nodes.merge(layout, tree)
+    return nodes.put(root, path, replace(layout, key=given.key))

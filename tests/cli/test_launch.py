@@ -1,0 +1,213 @@
+"""`meshctl launch`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+MAIN = "from meshctl.cli.app import main; main()"
+
+PARTS = """
+import os, time
+import torch
+from meshctl import Batch, Component, endpoint
+
+class Maker(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.ones(len(samples), 2)})
+
+class Taker(Component):
+    def __init__(self, mood: str = "") -> None:
+        self.mood, self.seen = mood, torch.zeros(())
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        if self.mood == "raises" and self.rank == 1 and self.step == 2:
+            raise ValueError("boom")
+        if self.mood == "slow":
+            time.sleep(0.05)
+        self.seen += len(batch)
+        return {"seen": float(self.seen)}
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+class Stranger:
+    pass
+"""
+
+RECIPE = """
+name: small
+groups:
+  one: {ranks: 1, device_type: cpu}
+  two: {ranks: 2, device_type: cpu}
+components:
+  maker: {_target_: parts.Maker, group: one}
+  taker: {_target_: parts.Taker, group: two, args: {mood: ""}}
+pipeline:
+  batch: {call: maker.next, samples: 4}
+  sum: {call: taker.update, in: batch}
+run: {steps: 3, dir: runs, checkpoint: {every: 2}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a recipe; a name that has to be quoted."""
+    folder = tmp_path / "it's a recipe"
+    folder.mkdir()
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+def meshctl(folder: Path, *words: str, code: str = MAIN) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+    return subprocess.run([sys.executable, "-c", code, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """In a process group of its own, so that a test can signal all of it, as a terminal does."""
+    command = [sys.executable, "-c", MAIN, "launch", *words]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+
+
+def run_of(folder: Path) -> Path:
+    (run,) = folder.glob("runs/small/*")
+    return run
+
+
+def steps(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_dry_run_says_everything_and_starts_nothing(folder: Path) -> None:
+    code = f"import sys\ntry:\n    {MAIN}\nfinally:\n    print('torch' in sys.modules)"
+    done = meshctl(folder, "launch", "recipe.yaml", "--dry-run", "groups.two.ranks=4", code=code)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("small: 2 groups, 5 workers; plan ")
+    assert "  two: 4 x cpu, components taker" in lines
+    assert lines[-2].startswith("meshctl agent --plan '") and lines[-2].endswith("--group two --node 0 --head 127.0.0.1:PORT")
+    assert lines[-1] == "False"
+    assert not (folder / "runs").exists()
+
+
+def test_a_run_and_its_continuation(folder: Path) -> None:
+    done = meshctl(folder, "launch", "recipe.yaml")
+    assert done.returncode == 0, done.stderr
+    run = run_of(folder)
+    assert steps(run) == [1, 2, 3]
+    assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".")) == [
+        *("checkpoints", "events", "logs", "metrics.jsonl", "plan.json", "recipe.yaml", "start.json")
+    ]
+    assert done.stdout.count(str(run)) >= 1
+    (run / "checkpoints" / "latest").unlink()
+    (run / "checkpoints" / "latest").symlink_to("step-2")
+    done = meshctl(folder, "launch", str(run), "run.steps=5")
+    assert done.returncode == 0, done.stderr
+    assert steps(run) == [1, 2, 3, 4, 5]
+    assert run_of(folder) == run
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["sum.seen"] == 10
+
+
+def test_an_endpoint_that_raises(folder: Path) -> None:
+    done = meshctl(folder, "launch", "recipe.yaml", "components.taker.args.mood=raises")
+    assert done.returncode == 5
+    assert "error: two:1 failed in stage sum, step 2: ValueError: boom\nTraceback (most recent call last):\n" in done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert f"log: {run_of(folder)}/logs/two/1.log" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["none.yaml"], 3, "none.yaml"),
+        (["."], 3, "recipe.yaml"),
+        (["recipe.yaml", "groups.two.ranks=no"], 1, "`ranks`"),
+        (["recipe.yaml", "cluster={nodes: 2}", "groups.two.ranks=4"], 4, "error: the plan has 2 nodes"),
+        (["recipe.yaml", "groups.two.env={A: '${oc.env:NO_SUCH_NAME}'}"], 4, "NO_SUCH_NAME"),
+    ],
+)
+def test_what_is_refused_starts_nothing(folder: Path, words: list[str], code: int, message: str) -> None:
+    for more in ([], ["--dry-run"]):
+        done = meshctl(folder, "launch", *words, *more)
+        assert done.returncode == code, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (folder / "runs").exists()
+
+
+def test_wrong_usage(folder: Path) -> None:
+    assert meshctl(folder, "launch").returncode == 2
+    assert meshctl(folder, "launch", "recipe.yaml", "--no-such-option").returncode == 2
+    done = meshctl(folder, "agent", "--plan", "none", "--group", "x", "--node", "0", "--head", "h:1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: none is no plan")
+
+
+@pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143)])
+def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(folder: Path, signals: list[signal.Signals], code: int) -> None:
+    with started(folder, "recipe.yaml", "components.taker.args.mood=slow", "run.steps=100000") as run:
+        assert run.stdout
+        while "step 1" not in run.stdout.readline():
+            assert run.poll() is None
+        time.sleep(0.3)
+        for number in signals:
+            os.killpg(run.pid, number)
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == code
+    assert errors == ""
+    done = [json.loads(line) for path in run_of(folder).glob("events/*.jsonl") for line in path.read_text().splitlines()]
+    last = {event["step"] for event in done if event["name"] == "done"}
+    assert len(last) == 1
+    assert (run_of(folder) / "checkpoints" / "latest").resolve().name == f"step-{last.pop()}"
+
+
+def test_a_run_outlives_whoever_watches_it(folder: Path) -> None:
+    with started(folder, "recipe.yaml", "components.taker.args.mood=slow", "run.steps=40") as run:
+        assert run.stdout
+        run.stdout.readline()
+        run.stdout.close()
+        run.wait(60)
+    assert run.returncode == 0
+    assert steps(run_of(folder))[-1] == 40
+
+
+def test_without_a_checkpoint_it_starts_from_the_beginning(folder: Path) -> None:
+    assert meshctl(folder, "launch", "recipe.yaml", "run.checkpoint=null").returncode == 0
+    done = meshctl(folder, "launch", str(run_of(folder)), "run.steps=2")
+    assert done.returncode == 0, done.stderr
+    assert "has no checkpoint: it starts from the beginning" in done.stdout
+    assert steps(run_of(folder)) == [1, 2]
+
+
+def test_ctrl_c_while_torch_is_imported(folder: Path) -> None:
+    with started(folder, "recipe.yaml") as run:
+        time.sleep(0.5)
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode in (130, -signal.SIGINT)
+    assert "meshctl" not in errors
+
+
+def test_a_bug_of_meshctl_is_one_line_and_a_file(folder: Path) -> None:
+    code = f"import meshctl.cli.launch as launch\ndef bad(*_): raise KeyError('x')\nlaunch.plan_of = bad\n{MAIN}"
+    for words in (["launch", "recipe.yaml"], ["launch", "recipe.yaml", "--dry-run"]):
+        done = meshctl(folder, *words, code=code)
+        assert done.returncode == 70
+        assert done.stderr.startswith("error[MC900]: a bug in meshctl: KeyError: 'x' (")
+        assert len(done.stderr.splitlines()) == 1
+    assert len(list((folder / "state" / "meshctl").iterdir())) == 2

@@ -1,0 +1,100 @@
+"""Rows of a file: which row a sample number is, in which column, and what a bad file says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl import Ragged
+from meshctl.components import Cycle, Rows
+from meshctl.components.rows import RowsError, column
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("rows") / 'odd name " .jsonl'
+    path.write_text("".join(json.dumps({"number": number, "text": f"row\u2028{number}"}) + "\n" for number in range(10)))
+    return str(path)
+
+
+def numbers(source: Cycle, samples: range) -> list[int]:
+    batch = source.next(samples)
+    assert batch is not None
+    assert batch.ids.flatten().tolist() == list(samples)
+    return [int(number) for number in batch["number"]]
+
+
+def test_an_epoch_has_every_row_once_and_the_next_another_order(file: str) -> None:
+    source = Rows(file)
+    first, second = numbers(source, range(10)), numbers(source, range(10, 20))
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second and first != list(range(10))
+
+
+@given(st.integers(0, 100), st.integers(0, 30), st.integers(0, 30))
+def test_a_sample_is_the_same_row_wherever_the_cuts_are(file: str, start: int, one: int, other: int) -> None:
+    source = Cycle(file, seed=3)
+    whole = numbers(source, range(start, start + one + other))
+    fresh = Cycle(file, seed=3)
+    tail = numbers(fresh, range(start + one, start + one + other))
+    assert [*numbers(fresh, range(start, start + one)), *tail] == whole
+
+
+def test_another_seed_is_another_order(file: str) -> None:
+    assert numbers(Rows(file, seed=0), range(10)) != numbers(Rows(file, seed=1), range(10))
+
+
+def test_unshuffled_rows_come_as_they_stand(file: str) -> None:
+    assert numbers(Cycle(file, shuffle=False), range(8, 13)) == [8, 9, 0, 1, 2]
+
+
+def test_only_rows_have_a_length(file: str) -> None:
+    assert len(Rows(file)) == 10
+    assert not hasattr(Cycle(file), "__len__")
+
+
+def test_a_column_keeps_rows_and_texts_together(file: str) -> None:
+    batch = Rows(file).next(range(4))
+    assert batch is not None
+    assert batch["text"] == [f"row\u2028{number}" for number in batch["number"]]
+
+
+def test_columns_by_what_is_in_them() -> None:
+    for values, dtype in (([1, 2], torch.int64), ([1, 2.5], torch.float32), ([True, False], torch.bool)):
+        made = column(list(values))
+        assert isinstance(made, torch.Tensor) and made.dtype == dtype
+    ragged = column([[1], [], [2, 3]])
+    assert isinstance(ragged, Ragged) and ragged.lengths.tolist() == [1, 0, 2] and ragged.values.dtype == torch.int64
+    assert column(["a", None]) == ["a", None]
+    assert column([1, "a"]) == [1, "a"]
+
+
+def test_a_relative_path_is_found_where_modules_are(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(file).parent))
+    assert len(Rows(Path(file).name)) == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no rows"),
+        ('{"a": 1}\n{"a": ', r"bad\.jsonl:2: .* at column"),
+        ("[1]\n", r"bad\.jsonl:1: a row is an object, not \[1\]"),
+        ('{"a": 1}\n\n{"b": 1}\n', r"bad\.jsonl:3: this row has the keys b, the first has a"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(RowsError, match=says):
+        Rows(str(path))
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(RowsError, match="no file 'nowhere"):
+        Rows("nowhere.jsonl")

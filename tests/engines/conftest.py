@@ -1,0 +1,50 @@
+"""One process that has imported torch launches every run of these tests; see `driver.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshctl.plan.model import Plan
+
+sys.path.insert(0, str(Path(__file__).parent))
+from processes import Launch, Launched, alive, litter
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[subprocess.Popen[str]]:
+    script = Path(__file__).with_name("driver.py")
+    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+        process.wait(10)
+
+
+@pytest.fixture
+def launch(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Launch]:
+    """`launch(plan, mode)`; afterwards nothing of it runs any more, and nothing was left lying about."""
+    before, seen = litter(), set()
+
+    def start(plan: Plan, mode: str = "", again: bool = False, folder: Path = tmp_path) -> Launched:
+        (folder / "code").unlink(missing_ok=True)
+        request = {"plan": json.loads(plan.to_json()), "folder": str(folder), "env": {"MODE": mode}, "again": again}
+        assert driver.stdin and driver.stdout
+        driver.stdin.write(json.dumps(request) + "\n")
+        driver.stdin.flush()
+        launched = Launched(folder, json.loads(driver.stdout.readline())["pid"])
+        seen.add(launched.pid)
+        return launched
+
+    yield start
+    for pid in seen:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+    assert litter() - before == set()

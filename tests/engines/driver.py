@@ -1,0 +1,150 @@
+"""Launches plans for the tests of the engines: imports torch once, then forks one launcher per line that it reads.
+
+    stdin    {"plan": {...}, "folder": PATH, "env": {...}}      a plan as JSON, a folder for everything
+    stdout   {"pid": n}                                          of the launcher
+
+In the folder: `out` (what the launcher prints), `code` (its exit code, if it lived to give one) and the run directory's name in `run`.
+Workers do what MODE says: a few steps with an all_reduce over their group, and then nothing, or something bad.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import meshctl.engines.agent as _agent  # imported before any fork, as the command does
+from meshctl.cli.launch import tell
+from meshctl.ending import Ending, Proposer
+from meshctl.engines import attempt, local
+from meshctl.engines.attempt import RunHeld
+from meshctl.engines.head import Head, Signals
+from meshctl.events import Event, Journal
+from meshctl.plan.model import Plan
+from meshctl.run import RunDir
+
+STEPS = 3
+
+
+class Silent:
+    def update(self, event: Event) -> None: ...
+    def line(self, metrics: Mapping[str, object]) -> None: ...
+    def close(self) -> None: ...
+
+
+def connect(environ: Mapping[str, str]) -> dist.Store:
+    host, _, port = environ["MESHCTL_HEAD"].partition(":")
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=20))
+    return dist.PrefixStore(f"run/{environ['MESHCTL_ATTEMPT']}", store)
+
+
+def worker(environ: Mapping[str, str]) -> int:
+    path, group, rank = Path(environ["MESHCTL_PLAN"]), environ["MESHCTL_GROUP"], int(environ["RANK"])
+    plan, run, mode = Plan.read(path), RunDir.of_plan(path), environ["MODE"].split()
+    journal = Journal(run.journal(f"{group}-{rank}"), group, rank)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    chosen = f"{group}:{rank}" in mode
+    if chosen and "early" in mode:
+        raise ImportError("no such thing")
+    while chosen and "slow" in mode:
+        time.sleep(0.1)
+    store = connect(environ)
+    dist.init_process_group("gloo", store=dist.PrefixStore(f"world/{group}", store), rank=rank, world_size=plan.group(group).workers)
+    place = plan.group(group).first_place + rank
+    ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", connect(environ)), place, range(plan.places))
+    ending.plan(0 if "forever" in mode else STEPS, {}, [])
+    if chosen and "stubborn" in mode:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "children" in mode:
+        for own_session in (False, True):
+            subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
+    journal.say("ready", threads=torch.get_num_threads(), pid=os.getpid())
+    print(f"{group}:{rank} is ready", flush=True)
+    step = 1
+    while ending.begin(step):
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            journal.say("fault", step=step, stage="sum", error=f"{error}", traceback="", lost=True)
+            while chosen and "stubborn" in mode:
+                time.sleep(0.1)
+            return 1
+        if chosen and step == 2:
+            misbehave(mode, journal)
+        run.checkpoint(step).mkdir(parents=True, exist_ok=True)
+        journal.say("saved", step=step)
+        journal.say("step", step=step, seconds=0.0, stages={}, routes={})
+        time.sleep(0.01)
+        step += 1
+    ending.leave()
+    journal.say("done", step=ending.last)
+    dist.destroy_process_group()
+    return 0
+
+
+def misbehave(mode: list[str], journal: Journal) -> None:
+    if "raise" in mode:
+        journal.say("fault", step=2, stage="sum", error="ValueError: boom", traceback="Traceback: boom", lost=False)
+        sys.exit(1)
+    if "vanish" in mode:
+        os._exit(0)
+    if "segfault" in mode:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    while "hang" in mode:
+        time.sleep(0.1)
+
+
+def launch(request: Mapping[str, object]) -> int:
+    folder = Path(str(request["folder"]))
+    plan = Plan.from_json(json.dumps(request["plan"]))
+    resume = RunDir(Path((folder / "run").read_text())) if request.get("again") else None
+    try:
+        held = attempt.begin(plan, "name: test\n", (str(folder), os.getcwd()), resume)
+    except RunHeld as error:
+        print(error)
+        return 4
+    (folder / "run").write_text(str(held.run.path))
+    with Signals().heard() as signals:
+        processes, store = local.start(plan, held.run, worker, [held.lock])
+        ours = dist.PrefixStore(f"run/{held.start.attempt}", store)
+        places = [place for place in range(plan.places) if plan.group(plan.at_place(place)[0]).program is None]
+        proposer = Proposer(dist.PrefixStore("ending", ours), places)
+        outcome = Head(plan, held.run, ours, proposer, processes, Silent(), signals, held.follower, held.fold).follow()
+        local.close(processes)
+    tell(outcome)
+    return outcome.code
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    assert _agent
+    for line in sys.stdin:
+        request = json.loads(line)
+        if pid := os.fork():
+            print(json.dumps({"pid": pid}), flush=True)
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        folder = Path(request["folder"])
+        out = os.open(folder / "out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.update(request["env"])
+        code = launch(request)
+        (folder / "code").write_text(str(code))
+        sys.stdout.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

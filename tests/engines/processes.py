@@ -1,0 +1,112 @@
+"""Runs that were launched for a test, and what of them is alive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshctl.events import Event, Follower
+from meshctl.plan.model import Checkpoint, Cluster, Group, Plan, Program, Run
+from meshctl.run import RunDir
+
+TIMEOUT = 60.0
+
+
+def plan_of(folder: Path, *groups: tuple[str, int | Program], grace: float = 20.0, env: tuple[tuple[str, str | None], ...] = ()) -> Plan:
+    """Groups by name, each with so many workers, or with two workers of a program."""
+    placed, place = [], 0
+    for name, what in groups:
+        workers = what if isinstance(what, int) else 2
+        placed.append(Group(name, "cpu", workers, place, env=env, program=what if isinstance(what, Program) else None))
+        place += workers
+    run = Run(steps=3, dir=str(folder / "runs"), checkpoint=Checkpoint(), grace=grace)
+    return Plan("test", 0, Cluster(), tuple(placed), (), (), (), run)
+
+
+@dataclass
+class Launched:
+    folder: Path
+    pid: int
+
+    @property
+    def run(self) -> RunDir:
+        wait(lambda: (self.folder / "run").exists() and (self.folder / "run").read_text() != "", "a run directory")
+        return RunDir(Path((self.folder / "run").read_text()))
+
+    def events(self, name: str) -> list[Event]:
+        return [event for event in Follower(self.run.events).new() if event.name == name]
+
+    def ready(self, workers: int) -> Launched:
+        wait(lambda: len(self.events("ready")) >= workers, f"{workers} ready workers; {self.output()}")
+        return self
+
+    def pid_of(self, group: str, rank: int) -> int:
+        return next(int(event.value["pid"]) for event in self.events("started") if (event.group, event.rank) == (group, rank))
+
+    def named(self, title: str) -> int:
+        """A process of the run by the name that `ps` shows."""
+        return next(pid for pid in family(self.pid) if name_of(pid) == title)
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> int | None:
+        """Waits until the launcher is gone; its exit code, none if it could not give one."""
+        wait(lambda: not alive(self.pid), f"the end of the launcher; {self.output()}")
+        path = self.folder / "code"
+        return int(path.read_text()) if path.exists() else None
+
+    def output(self) -> str:
+        path = self.folder / "out"
+        return path.read_text() if path.exists() else ""
+
+
+Launch = Callable[..., Launched]
+
+
+def wait(condition: Callable[[], bool], what: str, seconds: float = TIMEOUT) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found = [pid]
+    for member in found:
+        found += parents.get(member, [])
+    return found
+
+
+def litter() -> set[str]:
+    """What torch or a launcher might leave behind."""
+    marks = ("torch", "meshctl", "psm_", "pymp")
+    return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir() if path.name.startswith(marks)}

@@ -1,0 +1,82 @@
+"""Whatever dies, everything goes, nothing is left, and the first cause is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from processes import Launch, Launched, alive, family, plan_of, wait
+
+GONE = 10.0
+"""Seconds; three on a quiet machine."""
+
+
+def gone(pids: list[int]) -> None:
+    wait(lambda: not any(map(alive, pids)), f"the end of {[pid for pid in pids if alive(pid)]}", GONE)
+
+
+def going(launch: Launch, folder: Path, mode: str = "forever") -> tuple[Launched, list[int]]:
+    """A run of two groups of two, and all its processes."""
+    run = launch(plan_of(folder, ("one", 2), ("two", 2)), mode).ready(4)
+    return run, family(run.pid)
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "line"),
+    [
+        ("raise", "error: two:1 failed in stage sum, step 2: ValueError: boom\nTraceback: boom\nlog: "),
+        ("vanish", "error: two:1 failed: ended before the run was over, with exit code 0 after step 1"),
+        ("segfault", "error: two:1 failed: killed by SIGSEGV after step 1\nFatal Python error: Segmentation fault"),
+        ("early", "error: two:1 failed: ImportError: no such thing"),
+    ],
+)
+def test_a_worker_that_fails_is_named_and_ends_the_run(launch: Launch, tmp_path: Path, misdeed: str, line: str) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), ("two", 2)), f"two:1 {misdeed} forever")
+    assert run.end() == 5, run.output()
+    assert run.output().startswith(line)
+    assert run.output().count("error: two") == 1
+
+
+def test_killed_worker(launch: Launch, tmp_path: Path) -> None:
+    run, pids = going(launch, tmp_path)
+    os.kill(run.pid_of("two", 1), signal.SIGKILL)
+    gone(pids)
+    assert run.end() == 5
+    assert run.output().startswith("error: two:1 failed: killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("title", "line"),
+    [("mesh two/0", "error: the agent of two: killed by SIGKILL"), ("meshctl-fork", "error: the fork server: killed by SIGKILL")],
+)
+def test_killed_agent_or_fork_server(launch: Launch, tmp_path: Path, title: str, line: str) -> None:
+    run, pids = going(launch, tmp_path)
+    os.kill(run.named(title), signal.SIGKILL)
+    gone(pids)
+    assert run.end() == 5
+    assert run.output().startswith(line)
+
+
+def test_killed_launcher_takes_everything_along(launch: Launch, tmp_path: Path) -> None:
+    run, pids = going(launch, tmp_path, "forever children")
+    os.kill(run.pid, signal.SIGKILL)
+    gone(pids)
+    assert run.end() is None
+
+
+def test_a_worker_that_ignores_sigterm_is_killed(launch: Launch, tmp_path: Path) -> None:
+    run, pids = going(launch, tmp_path, "forever two:0 stubborn")
+    os.kill(run.pid_of("two", 1), signal.SIGKILL)
+    gone(pids)
+    assert run.end() == 5
+    assert run.output().startswith("error: two:1 failed: killed by SIGKILL")
+
+
+def test_grandchildren_go_too(launch: Launch, tmp_path: Path) -> None:
+    run, pids = going(launch, tmp_path, "forever children")
+    assert len(pids) == 1 + 1 + 2 + 4 + 8
+    os.kill(run.pid_of("one", 0), signal.SIGKILL)
+    gone(pids)
+    assert run.end() == 5

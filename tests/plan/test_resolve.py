@@ -1,0 +1,223 @@
+"""A checked recipe always becomes a plan, and the plan says what the recipe said."""
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from meshctl.diagnostics import Span
+from meshctl.mesh import DeviceMesh
+from meshctl.plan.model import Checkpoint, Cluster, Input, Plan, Program
+from meshctl.plan.resolve import resolve
+from meshctl.recipe.code import Code
+from meshctl.recipe.load import load
+from meshctl.recipe.nodes import of_plain
+from meshctl.recipe.read import read
+from meshctl.recipe.rules import Facts, check
+from meshctl.recipe.written import Written
+from meshctl.routes import Dispatch, Route
+
+GOLDEN = Path(__file__).parents[1] / "recipe" / "golden"
+
+IN_DESIGN = """
+name: grpo-arithmetic
+cluster: {nodes: 1, devices_per_node: 8}
+vars: {tokens: 16}
+groups:
+  rollout: {ranks: 4, device_type: cuda}
+  train: {ranks: [4, 5, 6, 7], device_type: cuda}
+  judge: {ranks: 2, device_type: cpu}
+components:
+  prompts: {_target_: arithmetic.Prompts, group: rollout}
+  sampler: {_target_: arithmetic.Sampler, group: rollout, parallel: {dp_size: 4}, args: {max_new_tokens: "${vars.tokens}"}}
+  judge: {_target_: arithmetic.Judge, group: judge, parallel: {dp_size: 2}}
+  actor: {_target_: arithmetic.Actor, group: train, parallel: {fsdp_size: auto, tp_size: 2}}
+  critic: {_target_: arithmetic.Critic, group: train, parallel: actor, frozen: true}
+pipeline:
+  metrics: {call: actor.update, in: scored}
+  batch: {call: prompts.next, samples: 64}
+  rollouts: {call: sampler.sample, in: batch, samples: 512}
+  scored: {call: judge.score, in: rollouts, dispatch: {balance: tokens}}
+  both: {call: judge.compare, in: {batch: rollouts, other: {from: [scored, batch], dispatch: all}}, collect: first}
+  publish: {sync: actor, to: sampler, every: 2, max_staleness: 2}
+run: {steps: 200, checkpoint: {every: 50}}
+"""
+
+
+def plan_of(folder: Path, text: str, *overrides: str) -> Plan:
+    (folder / "recipe.yaml").write_text(text)
+    loaded = load("recipe.yaml", overrides, folder, path=(str(GOLDEN),))
+    assert [found.message for found in loaded.report.errors] == []
+    return resolve(loaded.recipe, loaded.endpoints)
+
+
+def test_the_recipe_of_the_design(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, IN_DESIGN)
+    assert plan.cluster == Cluster(1, 8)
+    places = [(group.name, group.workers, group.first_place, group.devices) for group in plan.groups]
+    assert places == [("rollout", 4, 0, ((0, 4),)), ("train", 4, 4, ((4, 8),)), ("judge", 2, 8, ())]
+    assert plan.component("prompts").mesh == DeviceMesh.from_sizes(dp_size=4, device_type="cuda")
+    assert plan.component("actor").mesh == DeviceMesh.from_sizes(fsdp_size=2, tp_size=2, device_type="cuda")
+    assert plan.component("critic").mesh == plan.component("actor").mesh and plan.component("critic").frozen
+    assert plan.component("sampler").args == {"max_new_tokens": 16}
+    assert plan.component("sampler").endpoints == {"sample": ("slice_dp", "flatten", "all")}
+    assert plan.component("actor").endpoints == {"update": ("slice_dp", "mean", "all")}
+    assert [stage.name for stage in plan.stages] == ["batch", "rollouts", "scored", "metrics", "both", "publish"]
+    assert plan.stage("metrics").collect == "mean"
+    assert plan.stage("scored").inputs == (Input(("rollouts",), "", Dispatch(balance="tokens")),)
+    publish = plan.stage("publish")
+    assert (publish.method, publish.to, publish.to_method, publish.lag) == ("weights", "sampler", "load_weights", 1)
+    assert plan.run.checkpoint == Checkpoint(50, 3) and plan.run.steps == 200
+
+
+def test_routes_are_named_by_their_ends(tmp_path: Path) -> None:
+    routes = plan_of(tmp_path, IN_DESIGN).routes
+    assert [route.name for route in routes] == [
+        "batch -> rollouts",
+        "rollouts -> scored",
+        "scored -> metrics",
+        "rollouts -> both.batch",
+        "scored -> both.other",
+        "batch -> both.other",
+        "publish",
+    ]
+    assert routes[1].dispatch == Dispatch(balance="tokens")
+    assert routes[4] == Route("scored -> both.other", "scored", "both", "other", dispatch=Dispatch("all"))
+    assert routes[6] == Route("publish", "publish", "publish", kind="weights", slots=3)
+
+
+def test_a_plan_is_the_same_for_the_same_recipe_and_survives_json(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, IN_DESIGN)
+    assert plan.digest == plan_of(tmp_path, IN_DESIGN).digest
+    assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
+    assert plan.digest != plan_of(tmp_path, IN_DESIGN, "seed=1").digest
+
+
+def test_the_environment_is_not_in_the_plan(tmp_path: Path, monkeypatch: Any) -> None:
+    text = IN_DESIGN.replace("_target_: arithmetic.Prompts,", "_target_: arithmetic.Prompts, args: {path: '${oc.env:SECRET}'},")
+    monkeypatch.setenv("SECRET", "hush")
+    plan = plan_of(tmp_path, text)
+    assert plan.component("prompts").args == {"path": "${oc.env:SECRET}"}
+    monkeypatch.setenv("SECRET", "other")
+    assert plan.digest == plan_of(tmp_path, text).digest
+
+
+def test_a_stage_comes_after_those_it_takes_and_else_as_written(tmp_path: Path) -> None:
+    groups, components, _ = IN_DESIGN.partition("pipeline:")
+    text = f"""{groups}{components}
+  late: {{call: judge.score, in: b}}
+  early: {{call: prompts.next, samples: 8, after: c}}
+  b: {{call: judge.score, in: a}}
+  a: {{call: prompts.next, samples: 8}}
+  c: {{call: prompts.next, samples: 8}}
+"""
+    assert [stage.name for stage in plan_of(tmp_path, text).stages] == ["a", "b", "late", "c", "early"]
+
+
+def test_a_word_that_could_not_be_read_is_not_compared_where_the_stage_says_it(tmp_path: Path) -> None:
+    stage = "  look: {call: actor.look, in: batch}\nrun:"
+    plan = plan_of(tmp_path, IN_DESIGN.replace("run:", stage))
+    assert plan.component("actor").endpoints["look"] == ("slice_dp", "flatten", "all")
+    plan = plan_of(tmp_path, IN_DESIGN.replace("run:", stage.replace("in: batch", "in: batch, dispatch: slice")))
+    assert "look" not in plan.component("actor").endpoints
+
+
+def test_programs_are_placed(tmp_path: Path) -> None:
+    text = """
+groups:
+  a: {ranks: 2, device_type: cpu, program: train.py, args: [--lr, 1e-3], cwd: sub}
+  b: {ranks: 1, device_type: cpu, program: {module: pkg.main}, env: [HOME]}
+"""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").touch()
+    (tmp_path / "recipe.yaml").write_text(text)
+    loaded = load("recipe.yaml", [], tmp_path)
+    assert not loaded.report.diagnostics
+    plan = resolve(loaded.recipe, loaded.endpoints)
+    assert plan.name == "recipe" and plan.stages == ()
+    assert plan.group("a").program == Program(("train.py", "--lr", "1e-3"), "sub")
+    assert plan.group("b").program == Program(("-m", "pkg.main")) and plan.group("b").env == (("HOME", None),)
+
+
+# Whatever the rules accept, `resolve` places
+
+DEVICE_TYPES = st.sampled_from(["cpu", "cuda", "npu"])
+SIZES = st.dictionaries(
+    st.sampled_from(["dp_size", "fsdp_size", "tp_size", "pp_size", "cp_size"]), st.sampled_from([1, 2, "auto"]), max_size=2
+)
+
+
+@st.composite
+def groups(draw: st.DrawFn, index: int) -> dict[str, Any]:
+    kind = draw(DEVICE_TYPES)
+    if kind == "cpu":
+        return {"ranks": draw(st.sampled_from([1, 2, 4])), "device_type": kind}
+    lists = st.lists(st.integers(10 * index, 10 * index + 9), min_size=1, max_size=4, unique=True)
+    ranks = draw(st.one_of(st.sampled_from([1, 2, 4]), lists))
+    extra = draw(st.sampled_from([{}, {}, {"gpus_per_worker": 2}, {"visible_devices": "0,1,2,3"}]))
+    return {"ranks": ranks, "device_type": kind, **extra}
+
+
+CALLS = ["next", "score", "compare", "update"]
+TARGETS = {"next": "Prompts", "score": "Judge", "compare": "Judge", "update": "Actor"}
+WORDS = [{"every": 2}, {"collect": "sum"}, {"execute": "first"}, {"execute": "peer"}, {"when": "end"}, {"dispatch": {"allow_empty": True}}]
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> dict[str, Any]:
+    """Mostly right ones."""
+    names = [f"g{index}" for index in range(draw(st.integers(1, 3)))]
+    made: dict[str, Any] = {name: draw(groups(index)) for index, name in enumerate(names)}
+    if len(names) > 1 and made["g0"]["device_type"] == made["g1"]["device_type"] != "cpu" and draw(st.booleans()):
+        made["g1"]["colocate"] = "g0"
+    kinds = draw(st.lists(st.sampled_from(CALLS), min_size=len(names), max_size=4))
+    components: dict[str, Any] = {"source": {"_target_": "arithmetic.Prompts", "group": names[0]}}
+    for index, kind in enumerate(kinds):
+        group = names[index] if index < len(names) else draw(st.sampled_from(names))
+        same = [name for name, other in components.items() if other["group"] == group]
+        parallel = draw(st.one_of(st.none(), SIZES, st.sampled_from(same) if same else st.none()))
+        components[f"c{index}"] = {
+            "_target_": f"arithmetic.{TARGETS[kind]}",
+            "group": group,
+            **({"parallel": parallel} if parallel else {}),
+        }
+    pipeline: dict[str, Any] = {"s0": {"call": "source.next", "samples": draw(st.sampled_from([1, 4, 64]))}}
+    for index, kind in enumerate(kinds):
+        earlier = st.sampled_from(list(pipeline))
+        stage: dict[str, Any] = {"call": f"c{index}.{kind}"}
+        if kind == "next":
+            stage["samples"] = draw(st.sampled_from([4, 16]))
+        elif kind == "compare":
+            stage["in"] = {"batch": draw(earlier), "other": {"from": draw(earlier), "dispatch": draw(st.sampled_from(["all", "slice"]))}}
+        else:
+            stage["in"] = draw(st.one_of(earlier, st.lists(earlier, min_size=1, max_size=2, unique=True)))
+        if draw(st.booleans()):
+            stage |= draw(st.sampled_from([*WORDS, {"after": draw(earlier)}]))
+        pipeline[f"s{index + 1}"] = stage
+    order = draw(st.permutations(list(pipeline)))
+    cluster = draw(st.sampled_from([{}, {}, {"cluster": {"nodes": 2}}, {"cluster": {"devices_per_node": 8}}]))
+    return {"groups": made, "components": components, "pipeline": {name: pipeline[name] for name in order}, **cluster}
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(recipes())
+def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) -> None:
+    tree = of_plain(recipe, Span("x.yaml", 1, 1))
+    result = read(tree, "stem")
+    facts = Facts(result, Written(tree), Code((str(GOLDEN),)))
+    found = [*result.found, *check(facts)]
+    assume(not any(one.severity == "error" for one in found))
+    plan = resolve(result.recipe, facts.endpoints())
+    assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
+    seen: list[str] = []
+    for stage in plan.stages:
+        assert all(name in seen for given in stage.inputs for name in given.stages)
+        seen.append(stage.name)
+    for component in plan.components:
+        assert component.mesh.world_size == plan.group(component.group).workers
+    for group in plan.groups:
+        workers = list(plan.workers(group.name))
+        assert [worker.rank for worker in workers] == list(range(group.workers))
+        assert all(len(worker.devices) == (0 if group.device_type == "cpu" else group.gpus_per_worker) for worker in workers)
+        assert all(worker.node < plan.cluster.nodes for worker in workers)
