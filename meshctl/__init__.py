@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from meshctl.runtime.batch import Batch as Batch
     from meshctl.runtime.batch import Ragged as Ragged
     from meshctl.runtime.component import Component as Component
+    from meshctl.runtime.component import ComponentError as ComponentError
     from meshctl.runtime.component import endpoint as endpoint
 
 _PUBLIC = {
     "Batch": "meshctl.runtime.batch",
     "Component": "meshctl.runtime.component",
+    "ComponentError": "meshctl.runtime.component",
     "DeviceMesh": "meshctl.mesh",
     "Ragged": "meshctl.runtime.batch",
     "endpoint": "meshctl.runtime.component",
 }
-__all__ = ["Batch", "Component", "DeviceMesh", "Ragged", "endpoint"]
+__all__ = ["Batch", "Component", "ComponentError", "DeviceMesh", "Ragged", "endpoint"]
 
 
 def __getattr__(name: str) -> Any:

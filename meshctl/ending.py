@@ -112,20 +112,23 @@ class Ending:
         """The last step, where it is known before anybody begins it: all workers see the same in that step."""
         return self._announced
 
-    def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> bool:
+    def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> list[int | None]:
         """Agrees on the planned last step: `batches` are those of the sources for which this worker speaks, `sources` are all.
 
         Batches are counted in steps; none for a stream that does not know. `steps` 0 means that only the data say. Returns
-        whether some stream does not know: the run may then end unannounced, and all must `settle`.
+        what all said: where some stream does not know, the run may end unannounced, and all must `settle`.
         """
         for source, steps_of in batches.items():
             self._store.set(f"batches/{source}", json.dumps(steps_of))
-        known = [json.loads(self._store.get(f"batches/{source}")) for source in sources]
+        keys = [f"batches/{source}" for source in sources]
+        if keys:
+            self._store.wait(keys, FOREVER)  # others may take their time to set up
+        known = [json.loads(self._store.get(key)) for key in keys]
         planned = min([known_steps for known_steps in known if known_steps is not None] + ([steps] if steps else []), default=ENDLESS)
         with self._changed:
             self._last = min(self._last, planned)
             self._announced = min(self._announced, planned)
-        return None in known
+        return known
 
     def begin(self, step: int) -> bool:
         """Whether this step is to be run. Waits only in the moment in which a last step is being agreed."""

@@ -23,14 +23,14 @@ def store() -> HashStore:
 
 def test_the_least_of_steps_and_data_is_planned(store: HashStore) -> None:
     ending = Ending(store, store, 0, [0])
-    assert ending.plan(20, {"a": 12, "b": None}, ["a", "b"])
+    assert ending.plan(20, {"a": 12, "b": None}, ["a", "b"]) == [12, None]
     assert ending.last == 12
     assert ending.begin(12) and not ending.begin(13)
 
 
 def test_without_steps_and_data_only_a_stop_ends_it(store: HashStore) -> None:
     ending = Ending(store, store, 0, [0])
-    assert not ending.plan(0, {}, [])
+    assert ending.plan(0, {}, []) == []
     assert ending.last == ENDLESS and ending.begin(10**9)
 
 

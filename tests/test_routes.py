@@ -12,7 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.mesh import DeviceMesh
-from meshctl.routes import COLLECT, DISPATCH, Dispatch, RouteError, Table, align, heard_by, order, peer_span, pieces, shares_for, speakers
+from meshctl.routes import (
+    COLLECT,
+    DISPATCH,
+    EXECUTE,
+    Dispatch,
+    RouteError,
+    Table,
+    align,
+    heard_by,
+    order,
+    peer_span,
+    pieces,
+    shares_for,
+    speakers,
+)
 
 
 def meshes(most: int) -> list[DeviceMesh]:
@@ -54,6 +68,40 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
         back = Table(tuple(tuple((n,) for n in ids[rank]) for rank in taker.collect_ranks()))
         if mode == "slice_dp":
             assert [back.ids[s][i][0] for s, i in order(back)] == list(range(total))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(MESHES),
+    st.sampled_from(MESHES),
+    st.integers(0, 40),
+    st.sampled_from([name for name, mode in COLLECT.items() if mode.join in ("samples", "first")]),
+    st.sampled_from(sorted(DISPATCH)),
+    st.sampled_from(EXECUTE),
+    st.sampled_from(EXECUTE),
+)
+def test_all_pairs_of_modes(
+    giver: DeviceMesh, taker: DeviceMesh, total: int, collect: str, mode: str, called: str, execute: str
+) -> None:
+    """What the speakers hold is heard once per share, by exactly those that are called, in sample order."""
+    who = speakers(giver, collect, called)
+    ids = [tuple((n,) for n in (range(total) if called == "first" else giver.get_slice(total, rank))) for rank in who]
+    held = Table(tuple(ids))
+    shares = shares_for(execute, Dispatch(mode, allow_empty=True), taker, held)
+    heard = {rank: [(s, i) for s, i in mine] for rank, mine in shares.items()}
+    everything = {(s, i) for s, mine in enumerate(ids) for i in range(len(mine))}
+    assert {at for mine in heard.values() for at in mine} == everything
+    for rank, mine in heard.items():
+        assert len(set(mine)) == len(mine)
+        assert [ids[s][i] for s, i in mine] == sorted(ids[s][i] for s, i in mine)
+        assert {s for s, _ in mine} <= set(heard_by(taker, execute, len(who), rank))
+    if execute == "first":
+        assert set(heard) == {0}
+    if execute == "all":
+        by_share: dict[int, list[tuple[int, int]]] = {}
+        for rank, mine in heard.items():
+            assert by_share.setdefault(DISPATCH[mode].share_of(taker, rank), mine) == mine
+        assert sorted(at for mine in by_share.values() for at in mine) == sorted(everything)
 
 
 def test_one_representative_per_data_rank_speaks() -> None:

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, Ragged
-from meshctl.runtime.component import Component, endpoint
+from meshctl.runtime.component import Component, ComponentError, endpoint
 
 
-class RowsError(ValueError):
+class RowsError(ComponentError):
     """A file that holds no rows of one kind."""
 
 

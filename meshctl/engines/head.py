@@ -44,7 +44,7 @@ from meshctl.run import RunDir
 STOP = "stop"
 """The key, under the attempt's prefix, that asks the agents of programs for an orderly end."""
 TOGETHER = 0.2
-"""Seconds within which signals are one: some senders reach a process twice, by its pid and by its process group."""
+"""Seconds within which two of the same signal are one: some senders reach a process twice, by its pid and by its process group."""
 POLL = 0.03
 """Seconds between two looks at the events, unless something wakes it earlier."""
 FAILED = 5
@@ -115,7 +115,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.count = 0
-        self._last = -math.inf
+        self._last = 0, -math.inf
         self.first: signal.Signals | None = None
 
     @contextmanager
@@ -136,9 +136,10 @@ class Signals:
 
     def _hear(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self._last > TOGETHER:
+        last, when = self._last
+        if number != last or now > when + TOGETHER:
             self.count += 1
-        self._last = now
+        self._last = number, now
         self.first = self.first or signal.Signals(number)
 
 

@@ -99,9 +99,18 @@ class Batch:
         self._ids = ids
         self.group_depth = group_depth
         """How many leading numbers of an id are its group's; 0 where samples belong to no group."""
-        self.most = self._length if most is None else most
+        self._most = most
 
     # Reading
+
+    @property
+    def most(self) -> int:
+        """Samples of the largest share among the data ranks; alone, the batch's own length."""
+        return self._length if self._most is None else self._most
+
+    @most.setter
+    def most(self, count: int) -> None:
+        self._most = count
 
     def __len__(self) -> int:
         return self._length
@@ -155,7 +164,7 @@ class Batch:
 
     def _with(self, columns: Mapping[str, Column], ids: Tensor | None, most: int | None = None, group_depth: int | None = None) -> Batch:
         depth = self.group_depth if group_depth is None else group_depth
-        return Batch(columns, ids=ids, group_depth=depth, most=self.most if most is None else most)
+        return Batch(columns, ids=ids, group_depth=depth, most=self._most if most is None else most)
 
     def with_columns(self, **columns: Column) -> Batch:
         """The same samples with these columns added or replaced."""
@@ -187,7 +196,7 @@ class Batch:
         ids = children(self.ids, times)
         rows = [index for index in range(len(self)) for _ in range(times)]
         columns = {name: _take(column, rows) for name, column in self._columns.items()}
-        return self._with(columns, ids, self.most * times, group_depth=ids.shape[1] - 1)
+        return self._with(columns, ids, self._most and self._most * times, group_depth=ids.shape[1] - 1)
 
     def clone(self) -> Batch:
         """A copy of its own memory, to keep beyond the call."""
@@ -244,7 +253,8 @@ class Batch:
                 raise BatchError(f"ids differ in depth: {first.ids.shape[1]} and {other.ids.shape[1]}")
         columns = {name: _concat(name, [batch._columns[name] for batch in batches]) for name in first._columns}
         ids = torch.cat([batch.ids for batch in batches])
-        return cls(columns, ids=ids, group_depth=first.group_depth, most=sum(batch.most for batch in batches))
+        most = None if first._most is None else sum(batch.most for batch in batches)
+        return cls(columns, ids=ids, group_depth=first.group_depth, most=most)
 
     def joined(self, other: Batch) -> Batch:
         """This batch's samples with the columns of both; the other has the same ids in the same order. A column given twice is an error."""

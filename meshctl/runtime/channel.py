@@ -89,7 +89,7 @@ class Channel:
             tells = heard[hearer % len(heard)] == me
             mine = [index for speaker, index in shares.get(hearer, ()) if speaker == me]
             if tells or mine:
-                part = value.take(mine) if isinstance(value, Batch) else None
+                part = value.take(mine) if table and isinstance(value, Batch) else None
                 self._send(self._taker.first_place + hearer, 0, {"rows": rows if tells else None, "part": part})
         return all(row["kind"] == "end" for row in said)
 
@@ -97,8 +97,10 @@ class Channel:
         """What the other speakers and the hearers must know of this part."""
         if value is END:
             return {"kind": "end"}
-        if not isinstance(value, Batch):
+        if not isinstance(value, Batch) or self._join == "list":
             return {"kind": "value", "value": value, "weight": weight}
+        if self._join in ("mean", "sum"):
+            raise RouteError(f"`{self.route.source}` gave a Batch, and collect: {self.route.collect} is for numbers and tensors")
         row: dict[str, Any] = {"kind": "batch", "ids": value.ids, "groups": value.group_depth}
         if self.route.dispatch.balance:
             row["lengths"] = value.lengths

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
+class ComponentError(ValueError):
+    """What a component has to say to whoever runs it: the message stands for itself, no traceback is shown."""
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """The defaults of a stage that calls this method; the recipe may say otherwise."""

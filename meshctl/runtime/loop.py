@@ -114,7 +114,10 @@ class Loop:
         """Tells and hears how many steps there are; whether some stream does not know."""
         batches = {stage.name: self._steps_of(stage, start) for stage in self._stages if self._limits(stage) and not self._rank}
         sources = [stage.name for stage in self._plan.stages if self._limits(stage)]
-        return self._ending.plan(self._plan.run.steps, batches, sources)
+        known = self._ending.plan(self._plan.run.steps, batches, sources)
+        if self._plan.run.epochs and all(count is None for count in known):
+            raise StageError(f"run.epochs needs a source that knows its length, and none of {', '.join(sources)} has a __len__")
+        return None in known
 
     @staticmethod
     def _limits(stage: Stage) -> bool:
@@ -125,8 +128,6 @@ class Loop:
         """The last step for which a source has data; none where it does not know."""
         total = self._total(stage)
         if total is None:
-            if self._plan.run.epochs:
-                raise StageError(f"run.epochs needs a source that knows its length, and `{stage.component}` has no __len__")
             return None
         left = -(-max(0, total - self._given[stage.name]) // stage.samples)
         return (start // stage.every + left) * stage.every

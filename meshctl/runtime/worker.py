@@ -27,14 +27,14 @@ from meshctl.events import Journal
 from meshctl.plan.model import Plan
 from meshctl.run import RunDir
 from meshctl.runtime.channel import LANES
-from meshctl.runtime.component import Component, Place
+from meshctl.runtime.component import Component, ComponentError, Place
 from meshctl.runtime.loop import Loop, Saver, StageError, seed_all
 from meshctl.runtime.targets import TargetError, make
 from meshctl.runtime.transports import PeerLost, Transport
 from meshctl.runtime.transports.gloo import GlooTransport
 from meshctl.runtime.world import bridge, connect, crossings, devices_of, join
 
-SAID = (StageError, TargetError)
+SAID = (StageError, TargetError, ComponentError)
 """Errors whose message stands for itself: no traceback helps."""
 LOST = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
 """Errors of a victim: the fault is elsewhere."""

@@ -81,3 +81,10 @@ def test_ragged_rows_and_padding() -> None:
     assert ragged.padded(9).tolist() == [[1, 2], [9, 9], [3, 9]]
     assert [row.tolist() for row in ragged.take([2, 0]).rows()] == [[3], [1, 2]]
     assert len(ragged.take([])) == 0
+
+
+def test_alone_the_largest_share_is_the_batch_itself() -> None:
+    few = batch(12).take([1, 2, 3])
+    assert few.most == 3 and len(list(few.minibatches(2))) == 2
+    few.most = 9
+    assert few.take([0]).most == 9 and few.repeat(2).most == 18

@@ -102,6 +102,27 @@ def test_a_reduced_value_that_a_stage_takes_is_the_same_on_every_rank() -> None:
     assert [second for _, _, _, second in seen] == [{"x": 2.0, "n": 2.6}] * 2
 
 
+def test_a_list_of_every_workers_value() -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 1, "b": 4, "c": 2}, {"source": ("a", {}), "echo": ("b", {"pp_size": 2, "tp_size": 2}), "sink": ("c", {})},
+        [call("batch", "source.next", samples=5), call("taken", "echo.take", "batch", collect="last_pp"),
+         call("copies", "sink.pair", Input(("batch",), "first"), Input(("taken",), "second"))], steps=1,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "sink" else []))
+    assert not outcome.faults
+    assert [[ids(batch) for batch in second] for _, _, _, second in seen] == [[[(n,) for n in range(5)]] * 2] * 2
+
+
+def test_numbers_are_reduced_and_batches_are_not() -> None:
+    job = plan(
+        {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=5, collect="mean"), call("taken", "echo.take", "batch")], steps=1,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
+    assert "`batch` gave a Batch, and collect: mean is for numbers and tensors" in str(outcome.faults[0])
+
+
 def test_inputs_are_aligned_by_id_even_when_the_first_was_balanced() -> None:
     seen: list[Any] = []
     job = plan(
@@ -222,6 +243,15 @@ def test_epochs_start_the_data_again_without_a_short_batch_between() -> None:
     )  # fmt: skip
     threads.run(job, lambda name, rank: Sized() if name == "source" else Echo(seen))
     assert [len(batch) for _, _, batch in seen] == [4] * 5
+
+
+def test_epochs_need_one_source_that_knows_its_length() -> None:
+    stages = [call("s", "source.next", samples=4), call("t", "other.next", samples=3)]
+    job = plan({"a": 1}, {"source": ("a", {}), "other": ("a", {})}, stages, steps=0, epochs=2)
+    outcome = threads.run(job, lambda name, rank: Sized() if name == "source" else Source())
+    assert not outcome.faults and outcome.last[0] == 5
+    [fault] = threads.run(job, lambda name, rank: Source()).faults.values()
+    assert "none of s, t has a __len__" in str(fault)
 
 
 def test_a_stream_that_ends_unannounced_ends_the_run_before_that_step() -> None:

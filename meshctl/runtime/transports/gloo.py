@@ -120,6 +120,5 @@ class _Line:
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:
             loop()
-        except RuntimeError as error:  # gloo's only kind
-            peers = ", ".join(str(place) for place in self.bridge.places if place != self._transport.place)
-            self._transport._fail(PeerLost(f"bridge {self.bridge.name} (places {peers}) broke: {str(error).splitlines()[0]}"))
+        except Exception as error:  # the border of a thread: whoever waits for it must hear of it
+            self._transport._fail(PeerLost(f"bridge {self.bridge.name} broke: {(str(error) or repr(error)).splitlines()[0]}"))

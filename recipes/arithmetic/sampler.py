@@ -1,0 +1,41 @@
+"""Writes answers: the rollout side of GRPO. It learns nothing itself, its weights come from the actor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from arithmetic.model import Transformer, answered, encode_questions
+from meshctl import Batch, Component, endpoint
+
+
+class Sampler(Component):
+    def __init__(self, times: int = 4) -> None:
+        """`times` is the size of a group: how many answers each question gets."""
+        self.times = times
+
+    def setup(self) -> None:
+        self.model = Transformer().to(self.device)
+
+    @endpoint(dispatch="slice_dp", collect="flatten")
+    def sample(self, batch: Batch) -> Batch:
+        """Answers drawn at random, `times` per question, for learning."""
+        tokens, logp = answered(self.model, encode_questions(batch["question"]), self.times)
+        return batch.select("answer").repeat(self.times).with_columns(tokens=tokens, logp=logp)
+
+    @endpoint(dispatch="slice_dp", collect="flatten")
+    def answer(self, batch: Batch) -> Batch:
+        """The one best answer to each question, for an exam."""
+        tokens, _ = answered(self.model, encode_questions(batch["question"]), greedy=True)
+        return batch.select("answer").with_columns(tokens=tokens)
+
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        return self.model.named_parameters()
+
+    @torch.no_grad()
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        own = dict(self.model.named_parameters())
+        for name, tensor in stream:
+            own[name].copy_(tensor)
