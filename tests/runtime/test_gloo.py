@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, TCPStore
 from meshctl.ending import Ending, Proposer
 from meshctl.plan.model import Input, Plan
 from meshctl.routes import Dispatch
+from meshctl.runtime.batch import Batch
 from meshctl.runtime.channel import LANES
 from meshctl.runtime.component import Place
 from meshctl.runtime.loop import Loop
@@ -43,7 +44,19 @@ def some() -> list[Plan]:
         call("forth", "echo-b.take", "lr"),
         call("pair", "echo-a.pair", Input(("back",), "first", Dispatch(balance="tokens")), Input(("l",), "second")),
     ]
-    found = [plan({"a": 2, "b": 2}, components, crossed, steps=50)]
+    modes = [
+        call("l", "source-a.next", samples=6),
+        call("peers", "echo-b.take", Input(("l",), dispatch=Dispatch("slice")), execute="peer"),
+        call("many", "echo-a.thrice", "l"),
+        call("judged", "echo-b.take", Input(("many",), dispatch=Dispatch(balance="tokens"))),
+        call("home", "echo-a.take", Input(("judged",), dispatch=Dispatch(home="many"))),
+        call("first", "echo-b.take", Input(("l",), dispatch=Dispatch("all")), execute="first"),
+        call("loss", "echo-b.loss", "l", collect="mean"),
+        call("every", "echo-b.loss", "l", collect="none"),
+        call("told", "echo-a.pair", Input(("l",), "first"), Input(("loss",), "second", Dispatch("all")), every=2),
+        call("heard", "echo-a.pair", Input(("l",), "first"), Input(("every",), "second", Dispatch("all"))),
+    ]
+    found = [plan({"a": 2, "b": 2}, components, crossed, steps=50), plan({"a": 2, "b": 2}, components, modes, steps=5)]
 
     @settings(max_examples=6, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(pipelines())
@@ -76,8 +89,13 @@ def work(place: int, port: int, folder: Path) -> None:
         ending = Ending(PrefixStore("ending", store), PrefixStore("ending", ear), place, range(job.places), transport.wake)
         last = Loop(job, group, rank, components, transport, ending, lambda *args, **kwargs: None).run()
         transport.close()
-        said.append([number, last, [[step, sorted(batch.ids.flatten().tolist())] for step, _, batch, *_ in seen]])
+        said.append([number, last, told_by(seen)])
     (folder / f"{place}.json").write_text(json.dumps(said))
+
+
+def told_by(seen: list[Any]) -> list[Any]:
+    """What a worker's components got, as plain data."""
+    return [[step, batch.ids.tolist(), *([] if isinstance(more, Batch) else [more] for more in rest)] for step, _, batch, *rest in seen]
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +143,7 @@ def test_every_job_ends_with_all_samples_where_they_should_be(told: dict[int, li
     outcome = threads.run(job, lambda name, rank: made(name, seen.setdefault((job.component(name).group, rank), [])))
     assert not outcome.faults
     for place, (_, _, got) in mine.items():
-        expected = [[step, sorted(batch.ids.flatten().tolist())] for step, _, batch, *_ in seen[job.at_place(place)]]
-        assert got == expected
+        assert got == told_by(seen[job.at_place(place)])
 
 
 def test_a_worker_of_another_plan_is_an_error_that_names_the_routes() -> None:
