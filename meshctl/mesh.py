@@ -183,3 +183,11 @@ def share(total: int, parts: int, part: int) -> range:
     each, more = divmod(total, parts)
     start = part * each + min(part, more)
     return range(start, start + each + (part < more))
+
+
+def share_of(total: int, parts: int, index: int) -> int:
+    """The part whose share holds `index`."""
+    each, more = divmod(total, parts)
+    if index < more * (each + 1):
+        return index // (each + 1)
+    return more + (index - more * (each + 1)) // each

@@ -34,7 +34,7 @@ def test_without_steps_and_data_only_a_stop_ends_it(store: HashStore) -> None:
     assert ending.last == ENDLESS and ending.begin(10**9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(0, 20))
 def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], delay: int) -> None:
     store = HashStore()

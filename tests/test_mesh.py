@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.mesh import DIMS, DeviceMesh, MeshError, share
+from meshctl.mesh import DIMS, DeviceMesh, MeshError, share, share_of
 
 
 @st.composite
 def meshes(draw: st.DrawFn) -> DeviceMesh:
-    sizes: dict[str, Any] = {f"{dim}_size": draw(st.integers(1, 4)) for dim in DIMS}
+    sizes: dict[str, Any] = {f"{dim}_size": draw(st.integers(1, 3)) for dim in DIMS}
     divisors = [size for size in range(1, 17) if sizes["dp_size"] * sizes["fsdp_size"] % size == 0]
     order = draw(st.sampled_from(list(permutations(DIMS))))
     return DeviceMesh.from_sizes(**sizes, ulysses_size=draw(st.sampled_from(divisors)), order=order)
@@ -46,6 +46,12 @@ def test_slices_partition_the_samples_and_representatives_rise(mesh: DeviceMesh,
 
 def test_the_first_shares_have_one_more() -> None:
     assert [len(share(5, 3, part)) for part in range(3)] == [2, 2, 1]
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.data())
+def test_the_share_of_an_index(total: int, parts: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, total - 1))
+    assert index in share(total, parts, share_of(total, parts, index))
 
 
 @pytest.mark.parametrize(

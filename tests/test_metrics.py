@@ -133,7 +133,7 @@ def test_reading_nothing_and_cutting_nothing(tmp_path: Path) -> None:
     assert cut(tmp_path / "metrics.jsonl", 3) == 0.0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_interleaving_of_the_workers_gives_the_same_lines(first: int, second: int, steps: int, order: random.Random) -> None:
     workers = {"a": first, "b": second}

@@ -70,7 +70,7 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
             assert [back.ids[s][i][0] for s, i in order(back)] == list(range(total))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from(MESHES),
     st.sampled_from(MESHES),

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from meshctl.mesh import DeviceMesh, share
+from meshctl.mesh import DeviceMesh, share_of
 from meshctl.routes import Dispatch, Route
 
 FORMAT = 1
@@ -222,15 +222,17 @@ class Plan:
         raise IndexError(f"the job has {self.places} workers, there is no place {place}")
 
     def _devices(self, group: Group, rank: int) -> tuple[int, ...]:
-        if group.device_type == "cpu":
-            return ()
-        numbers = [device for start, stop in group.devices for device in range(start, stop)]
-        return tuple(numbers[rank * group.gpus_per_worker : (rank + 1) * group.gpus_per_worker])
+        skip, found = rank * group.gpus_per_worker, list[int]()
+        for start, stop in group.devices:
+            first = min(start + skip, stop)
+            found += range(first, min(first + group.gpus_per_worker - len(found), stop))
+            skip -= first - start
+        return tuple(found)
 
     def _node(self, group: Group, rank: int) -> int:
         if group.device_type != "cpu":
             return self._devices(group, rank)[0] // self.cluster.devices_per_node
-        return next(node for node in range(self.cluster.nodes) if rank in share(group.workers, self.cluster.nodes, node))
+        return share_of(group.workers, self.cluster.nodes, rank)
 
     # JSON
 

@@ -200,7 +200,7 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     return {"groups": made, "components": components, "pipeline": {name: pipeline[name] for name in order}, **cluster}
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(recipes())
 def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) -> None:
     tree = of_plain(recipe, Span("x.yaml", 1, 1))

@@ -114,7 +114,7 @@ PIECES += [
 ]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=7).map("".join), min_size=1, max_size=3))
 @example(["defaults=[x]"])
 @example(["~groups", "~components", "~pipeline"])

@@ -148,7 +148,7 @@ def mutations(draw: st.DrawFn) -> dict[str, Any]:
     return recipe
 
 
-@settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations())
 def test_nothing_raises_and_every_error_has_a_place(recipe: dict[str, Any]) -> None:
     from meshctl.plan.resolve import resolve

@@ -86,7 +86,7 @@ OVERRIDES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
 def test_composing_is_hydras(files: dict[str, str], overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     recipe = write(tmp_path_factory.mktemp("oracle"), files)
@@ -267,7 +267,7 @@ ENTRIES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.one_of(st.lists(ENTRIES, max_size=4), SCALARS), second=st.lists(ENTRIES, max_size=2))
 def test_whatever_a_defaults_list_says_nothing_raises(first: Any, second: Any, tmp_path: Path) -> None:
     files = {"recipe.yaml": {"defaults": first, "vars": {"a": "red"}}, "extra.yaml": {"defaults": second}, "paint/red.yaml": {"a": 1}}

@@ -49,7 +49,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(["a", "b", "yes_", "name"]), PLAIN))
 def test_what_is_dumped_reads_back_as_the_same(value: dict[str, Any]) -> None:
     result = read(dump(value).encode(), "x.yaml")
@@ -108,7 +108,7 @@ def test_a_byte_order_mark_is_accepted() -> None:
     assert tree is not None and plain(tree) == {"a": 1}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.one_of(st.binary(max_size=60), st.text(alphabet="ab:-[]{}&*!?|>'\"%@`# \t\n,.~<\\\x00\x85\u2028é", max_size=40).map(str.encode)))
 def test_nothing_raises(data: bytes) -> None:
     read(data, "x.yaml")

@@ -350,7 +350,7 @@ def test_a_checkpoint_lets_weights_catch_up() -> None:
     assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(pipelines())
 def test_random_pipelines_never_deadlock_and_always_end(job: Any) -> None:
     outcome = threads.run(job, lambda name, rank: made(name), timeout=20)

@@ -28,7 +28,6 @@ def cut(shape: tuple[int, ...], parts: tuple[int, ...]) -> list[Box]:
 shapes = st.lists(st.integers(1, 6), min_size=0, max_size=3).map(tuple)
 
 
-@settings(deadline=None)
 @given(st.data(), shapes, st.integers(1, 3))
 def test_pieces_cover_what_is_wanted_exactly_once(data: st.DataObject, shape: tuple[int, ...], replicas: int) -> None:
     def grid() -> list[Box]:
