@@ -29,8 +29,18 @@ Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, or the 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra's overrides.", show_default=False)]
 
 
+def say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"meshctl {version('meshctl')}")
+        raise typer.Exit
+
+
 @app.callback()
-def meshctl() -> None:
+def meshctl(
+    version: Annotated[bool, typer.Option("--version", callback=say_version, is_eager=True, help="Say the version, and leave.")] = False,
+) -> None:
     """A recipe says, a plan places, a run does."""
 
 
