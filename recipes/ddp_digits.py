@@ -4,6 +4,7 @@
 """
 
 import argparse
+import gc
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,9 @@ def main() -> None:
                 inputs, targets = exam.tensors
                 accuracy = (model.module(inputs).argmax(1) == targets).float().mean()
             print(f"epoch {epoch}: loss {loss.item():.3f}, accuracy on held-out digits {accuracy:.3f}", flush=True)
+    # What holds the process group goes first: a thread of gloo's that outlives the interpreter may abort the process at its exit.
+    del model, loss, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -196,4 +196,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread of gloo's that outlives the interpreter may abort the process at its exit
