@@ -149,17 +149,6 @@ class Table:
         return sum(map(len, self.ids))
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Samples of one speaker that lie together on both sides."""
-
-    speaker: int
-    """Index among the speakers."""
-    start: int
-    """First sample, in the speaker's batch."""
-    count: int
-
-
 def order(table: Table) -> list[tuple[int, int]]:
     """(speaker, index in its batch) of every sample, in sample order."""
     flat = [(id, speaker, index) for speaker, ids in enumerate(table.ids) for index, id in enumerate(ids)]
@@ -278,14 +267,3 @@ def align(wanted: Sequence[Id], table: Table) -> list[tuple[int, int]]:
         return [where[id] for id in wanted]
     except KeyError as missing:
         raise RouteError(f"sample {name_of(missing.args[0])} is missing") from None
-
-
-def pieces(samples: Sequence[tuple[int, int]]) -> list[Piece]:
-    """The same samples as runs, so that neighbours move as one."""
-    runs: list[Piece] = []
-    for speaker, index in samples:
-        if runs and runs[-1].speaker == speaker and runs[-1].start + runs[-1].count == index:
-            runs[-1] = Piece(speaker, runs[-1].start, runs[-1].count + 1)
-        else:
-            runs.append(Piece(speaker, index, 1))
-    return runs

@@ -23,7 +23,6 @@ from meshctl.routes import (
     heard_by,
     order,
     peer_span,
-    pieces,
     shares_for,
     speakers,
 )
@@ -187,7 +186,3 @@ def test_errors_name_the_numbers() -> None:
         order(Table((((3, 1),), ((3, 1),))))
     with pytest.raises(RouteError, match="sample 5 is missing"):
         align([(5,)], Table((((4,),),)))
-
-
-def test_pieces_merge_neighbours() -> None:
-    assert [(p.speaker, p.start, p.count) for p in pieces([(0, 1), (0, 2), (1, 3), (1, 5)])] == [(0, 1, 2), (1, 3, 1), (1, 5, 1)]

@@ -17,7 +17,6 @@ from typing import Any
 
 from meshctl.diagnostics import Span
 
-Scalar = str | int | float | bool | None
 Path = tuple[str, ...]
 MISSING = "???"
 """Says that a value must still be given; it never replaces one."""

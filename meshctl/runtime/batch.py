@@ -170,10 +170,6 @@ class Batch:
         """The same samples with these columns added or replaced."""
         return self._with({**self._columns, **columns}, self.ids)
 
-    def identified(self, ids: Tensor, group_depth: int) -> Batch:
-        """The same rows under other ids."""
-        return self._with(self._columns, ids, group_depth=group_depth)
-
     def select(self, *names: str) -> Batch:
         """Only these columns; marks stay."""
         marks = {name: column for name, column in self._columns.items() if name.startswith(MARK)}
@@ -262,20 +258,6 @@ class Batch:
         if twice:
             raise BatchError(f"column {twice[0]!r} is given twice")
         return self._with({**other._columns, **self._columns}, self.ids)
-
-    # TensorDict
-
-    @classmethod
-    def of_tensordict(cls, tensors: Any) -> Batch:
-        """From a TensorDict with one batch dim, or any mapping of tensors."""
-        return cls(dict(tensors.items()))
-
-    def to_tensordict(self) -> Any:
-        """A TensorDict of the tensor columns; needs the package tensordict."""
-        from tensordict import TensorDict
-
-        return TensorDict({name: self[name] for name in self.names if isinstance(self[name], Tensor)}, batch_size=[len(self)])
-
 
 def children(ids: Tensor, times: int) -> Tensor:
     """Ids `[n, depth]` -> `[n * times, depth + 1]`: each with its children's places."""

@@ -146,7 +146,11 @@ class WeightChannel:
         self._givers = [giver.first_place + rank for rank in range(giver.mesh.world_size)]
         self._takers = [taker.first_place + rank for rank in range(taker.mesh.world_size)]
         self._transport, self._lane, self._lag = transport, lane, lag
-        self._frames: list[list[list[Piece]]] = []
+        self._wanted: Layout = {}
+        self._gives: list[list[list[Piece]]] = []
+        """Per taker, in frames, what this rank sends in every sync."""
+        self._takes: list[list[list[Piece]]] = []
+        """Per giver, in frames, what it gets."""
         self._pending: deque[int] = deque()
 
     def meet(self, gives: Mapping[str, Tensor] | None, takes: Mapping[str, Tensor] | None) -> None:
@@ -189,15 +193,13 @@ class WeightChannel:
             [_heard(row) for row in took],
         )
         me = self._transport.place
-        mine = {}
         if me in self._givers:
-            mine["give"] = [layouts.sent(self._givers.index(me), taker) for taker in range(len(self._takers))]
+            giver = self._givers.index(me)
+            self._gives = [buckets(layouts.sent(giver, taker), layouts.sizes) for taker in range(len(self._takers))]
         if me in self._takers:
             taker = self._takers.index(me)
             self._wanted = layouts.wanted(taker)
-            mine["take"] = [layouts.sent(giver, taker) for giver in range(len(self._givers))]
-        self._gives = [buckets(sent, layouts.sizes) for sent in mine.get("give", [])]
-        self._takes = [buckets(sent, layouts.sizes) for sent in mine.get("take", [])]
+            self._takes = [buckets(layouts.sent(giver, taker), layouts.sizes) for giver in range(len(self._givers))]
         most = max(map(len, [*self._gives, *self._takes]), default=1)
         self._transport.reserve(self._lane, (self._lag + 2) * max(most, 1))
 
