@@ -64,7 +64,7 @@ class Proposer:
         """Asks every worker which step it has begun, or tells them at once where a stream has ended. Returns at once."""
         if asked.ended is not None:
             self._tell("ended", asked.ended - 1)
-        elif not self._proposed:
+        elif not self._proposed and self._last is None:
             self._proposed = True
             self._say("stop", 0)
 
@@ -148,13 +148,12 @@ class Ending:
         """Whether a step that this worker has begun is one of those that are dropped."""
         return step > self._last
 
-    def settle(self, step: int, ended: bool) -> tuple[int, bool]:
-        """Where a stream may end unannounced: the least step that any worker came to, and whether any of them saw a stream's end."""
-        self._store.set(f"reached/{self._place}", json.dumps([step, ended]))
+    def settle(self, step: int) -> int:
+        """Where a stream may end unannounced: the step after which everybody is done, the least that any worker came to."""
+        self._store.set(f"reached/{self._place}", str(step))
         keys = [f"reached/{place}" for place in self._places]
         self._store.wait(keys, FOREVER)
-        reached = [json.loads(self._store.get(key)) for key in keys]
-        return min(step for step, _ in reached), any(ended for _, ended in reached)
+        return min(int(self._store.get(key)) for key in keys)
 
     def leave(self) -> None:
         """After the last step: answers for good, whoever asks later."""

@@ -159,11 +159,18 @@ def as_json(line: Line) -> str:
 
 
 def read(path: Path) -> list[Line]:
-    """All whole lines of a `metrics.jsonl`; none where there is no file. The last may be half, after a kill."""
+    """All whole lines of a `metrics.jsonl`; none where there is no file. What is no line of ours, as after a kill, is passed over."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [line for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if (line := _parsed(text))]
+
+
+def _parsed(text: str) -> Line | None:
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) and "step" in line and "time" in line else None
 
 
 def cut(path: Path, after: int) -> float:

@@ -186,7 +186,8 @@ def cut(table: Table, placed: Sequence[tuple[int, int]], parts: int, dispatch: D
         shares = [[p for unit in units[slice(*_ends(share(len(units), parts, part)))] for p in unit] for part in range(parts)]
     if not dispatch.allow_empty and (empty := sum(not positions for positions in shares)):
         what = "groups" if len(units) < table.total else "samples"
-        raise RouteError(f"{len(units)} {what} for {parts} shares leave {empty} of them empty; say allow_empty, or give at least {parts}")
+        least = "say dispatch: {allow_empty: true}, or give at least " + str(parts)
+        raise RouteError(f"{len(units)} {what} for {parts} shares: {empty} of them would be empty; {least}")
     return shares
 
 

@@ -88,8 +88,17 @@ class RunDir:
         write_whole(self.path / "start.json", json.dumps(asdict(start), indent=2) + "\n")
 
     def read_start(self) -> Start:
-        data: dict[str, Any] = json.loads((self.path / "start.json").read_text())
-        return Start(tuple(data["path"]), data["attempt"], data["resume"])
+        """Raises `ValueError` where `start.json` is damaged."""
+        path = self.path / "start.json"
+        try:
+            data: dict[str, Any] = json.loads(path.read_text())
+            return Start(tuple(data["path"]), int(data["attempt"]), str(data["resume"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+
+    def saved(self) -> int:
+        """The step of the latest checkpoint; 0 where there is none."""
+        return int(self.latest.resolve().name.removeprefix("step-")) if self.latest.is_dir() else 0
 
     def publish_checkpoint(self, step: int, keep: int) -> None:
         """Makes `step` the latest, in one rename, and then deletes all but the newest `keep`."""
@@ -97,7 +106,8 @@ class RunDir:
         link.unlink(missing_ok=True)
         link.symlink_to(self.checkpoint(step).name)
         link.rename(self.latest)
-        steps = sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*"))
+        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
+        steps = sorted(int(name) for name in names if name.isdigit())
         for old in [other for other in steps if other <= step][:-keep]:
             shutil.rmtree(self.checkpoint(old), ignore_errors=True)
 

@@ -80,7 +80,17 @@ def test_a_stream_that_ends_drops_what_was_begun(store: HashStore) -> None:
     proposer.propose(Asked("the data ended", 5))
     assert told.wait(5)
     assert ending.last == 4 and ending.dropped(7) and not ending.dropped(4)
-    assert ending.settle(4, True) == (4, True)
+    assert ending.settle(4) == 4
+
+
+def test_a_stop_after_a_streams_end_changes_nothing(store: HashStore) -> None:
+    told = threading.Event()
+    ending, proposer = Ending(store, store, 0, [0], told.set), Proposer(store, [0])
+    assert ending.begin(7)
+    proposer.propose(Asked("the data ended", 9))
+    proposer.propose(Asked("SIGTERM"))
+    assert proposer.poll() == 8 and told.wait(5)
+    assert ending.begin(8) and not ending.begin(9)
 
 
 def test_a_worker_that_left_has_answered(store: HashStore) -> None:

@@ -178,7 +178,7 @@ def test_dispatch_is_what_users_of_twinkle_know(case: dict[str, Any]) -> None:
 
 def test_errors_name_the_numbers() -> None:
     two = DeviceMesh.from_sizes(dp_size=2)
-    with pytest.raises(RouteError, match="1 samples for 2 shares leave 1 of them empty"):
+    with pytest.raises(RouteError, match="1 samples for 2 shares: 1 of them would be empty"):
         shares_for("all", Dispatch(), two, Table((((0,),),)))
     with pytest.raises(RouteError, match="1 groups for 2 shares"):
         shares_for("all", Dispatch(), two, Table((((0, 0), (0, 1)),), group_depth=1))

@@ -9,7 +9,7 @@ from meshctl.plan.model import Plan
 
 
 def agent(plan: Path, group: str, node: int, head: str) -> int:
-    """The exit code: 0 when all workers have ended well, 1 when one has not, 2 and 4 when there was nothing to run."""
+    """The exit code: 0 when all workers have ended well, 1 when one has not, 2 when there was nothing to run."""
     if wrong := refusal(plan, group, node):
         print(f"error: {wrong}", file=sys.stderr)
         return 2

@@ -91,6 +91,7 @@ def _leave(leaving: SystemExit) -> NoReturn:
     if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
         raise leaving
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
-            stream.flush()
+        if stream is not None:
+            with suppress(OSError):  # nobody reads it any more
+                stream.flush()
     os._exit(leaving.code or 0)

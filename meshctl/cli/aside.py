@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 from meshctl.cli.bug import bug
+from meshctl.engines.forkserver import flush
 from meshctl.engines.guard import name_of
 
 
 def aside(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) -> str:
     """The text of `work`, done in a fork; a code other than 0 becomes this process's exit code."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -52,8 +51,7 @@ def _work(work: Callable[[], tuple[int, str]], writer: int) -> NoReturn:
         code = bug(error)
     finally:
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush()
         finally:
             os._exit(code)
 

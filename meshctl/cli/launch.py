@@ -32,6 +32,10 @@ def launch(recipe: str, overrides: list[str], dry_run: bool) -> int:
             print(dry(ready))
         return code
     ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides)), import_torch))
+    steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
+    if ready.resume and 0 < steps <= saved:
+        print(f"{ready.resume.path}: nothing is left to do, its last checkpoint is of step {saved} of {steps}")
+        return 0
     try:
         held = attempt.begin(ready.plan, ready.composed, ready.path, ready.resume)
     except RunHeld as error:

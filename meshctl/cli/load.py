@@ -40,13 +40,20 @@ def plan_of(recipe: str, overrides: list[str]) -> Ready:
     from meshctl.recipe.load import load
 
     run = _run_of(recipe)
-    path = run.read_start().path if run else ()
+    path = _path_of(run) if run else ()
     loaded = load(run.recipe if run else recipe, overrides, Path.cwd(), path=path)
     if not loaded.readable:
         raise Unreadable(loaded.report)
     if loaded.report.errors:
         raise RecipeError(loaded.report)
     return Ready(resolve(loaded.recipe, loaded.endpoints), loaded.composed, loaded.path, loaded.report, run)
+
+
+def _path_of(run: RunDir) -> tuple[str, ...]:
+    try:
+        return run.read_start().path
+    except ValueError as error:
+        raise Unreadable(Report((Diagnostic("MC001", str(error)),))) from None
 
 
 def _run_of(recipe: str) -> RunDir | None:

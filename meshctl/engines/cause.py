@@ -140,7 +140,8 @@ class Causes:
 
     def _judged(self, who: tuple[str, int | None], code: int, line: str) -> tuple[Weight, str]:
         """How much an exit counts, and how it is worded; `line` is the last of a traceback in the log."""
-        if code > 0:
+        aborted = code == -signal.SIGABRT and line and not line.startswith("Fatal")  # while Python took an exception's process apart
+        if code > 0 or aborted:
             weight = Weight.LOST if _LOST.search(line) else Weight.OWN if line else Weight.CODE
             return weight, line or name_of(code)
         after = f" after step {self._steps[who]}" if who in self._steps else ""

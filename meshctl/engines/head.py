@@ -166,7 +166,7 @@ class Head:
         self._workers = sum(components.values())
         self._saved: Counter[int] = Counter()
         self._ready = False
-        self._asked = False
+        self._asked = self._signalled = False
         self._cause: Cause | None = None
         self._phase = 0
         """Of ending by force: 0 not yet, 1 SIGTERM was sent, 2 SIGKILL."""
@@ -225,7 +225,8 @@ class Head:
     def _end_in_order(self) -> None:
         if self._phase:
             return
-        if self._signals.first and not self._asked:
+        if self._signals.first and not self._signalled:
+            self._signalled = True
             self._stop(Asked(self._signals.first.name))
             self._deadline = time.monotonic() + self._plan.run.grace if self._ready or not self._workers else 0.0
         while asked := self._proposer.asked() if self._workers else None:

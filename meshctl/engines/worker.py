@@ -15,6 +15,7 @@ from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.references import Unset, filled
 from meshctl.run import RunDir, Start
 
+LOOPBACK = "lo"
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 
 READ_AT_IMPORT = (
@@ -51,6 +52,8 @@ def environment(
 ) -> dict[str, str]:
     """On top of what is inherited; the group's own `env` has the last word but for meshctl's names."""
     found = {"OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}
+    if plan.cluster.nodes == 1:  # nothing leaves this machine
+        found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
     if name := VISIBLE.get(group.device_type):
         found[name] = ",".join(visible(plan, worker, inherited.get(name, "")))
     found |= {name: resolve(value, inherited) for name, value in group.env if value is not None}

@@ -60,7 +60,7 @@ class Channel:
     def __init__(self, route: Route, giver: Party, taker: Party, transport: Transport, lane: int) -> None:
         self.route = route
         self.sent = 0
-        """Bytes, since the channel was made."""
+        """Bytes, in the step that is being run."""
         self._giver, self._taker = giver, taker
         self._transport = transport
         self._lane = lane

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from meshctl.mesh import DeviceMesh
 from meshctl.runtime.frames import bytes_of
 
+RUNNING = timedelta(days=30)
+"""The timeout of operations: the launcher ends a job, not torch."""
 Op = Literal["sum", "mean", "max", "min"]
 _OPS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -37,7 +40,7 @@ class Collective:
         group = None
         if len(mine) > 1:
             for ranks in mesh.process_groups(dims):
-                made = dist.new_group(list(ranks))
+                made = dist.new_group(list(ranks), timeout=RUNNING)
                 group = made if ranks == mine else group
         return cls(mine, mine.index(rank), group)
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +24,11 @@ from meshctl.ending import ENDLESS, Ending
 from meshctl.mesh import share
 from meshctl.plan.model import Component as Placed
 from meshctl.plan.model import Input, Plan, Stage
-from meshctl.routes import COLLECT, RouteError, speakers
+from meshctl.routes import COLLECT, DISPATCH, RouteError, speakers
 from meshctl.runtime.batch import MARK, Batch, BatchError, identify
 from meshctl.runtime.channel import END, LANES, Channel, Party, Taken
 from meshctl.runtime.component import Component
+from meshctl.runtime.frames import FrameError
 from meshctl.runtime.transports import Dropped, Transport
 from meshctl.runtime.weights import WeightChannel, weights_of
 
@@ -79,7 +82,11 @@ class Loop:
         self._open()
         self._given: dict[str, int] = {stage.name: 0 for stage in plan.stages if stage.is_source}
         self._versions: dict[str, int] = {}
-        self._cut = 0
+        self._cut = self._start = 0
+        self._before: dict[str, int] = {}
+        """The samples given before the first step of this attempt."""
+        self._open_ended = False
+        """Whether a stream may end unannounced."""
         self._clock = Clock()
         self._metrics: list[dict[str, Any]] = []
         self._now: set[str] = set()
@@ -93,8 +100,10 @@ class Loop:
     def run(self, start: int = 0, given: Mapping[str, int] | None = None) -> int:
         """Runs the steps after `start` and returns the last one; `given` are the samples given before it."""
         self._given.update(given or {})
-        open_ended = self._agree(start)
-        self._sync_all(start)
+        self._start, self._before = start, dict(self._given)
+        self._open_ended = self._agree(start)
+        with self._explained():
+            self._sync_all(start)
         self._say("ready", step=start, last=self._ending.last if self._ending.last < ENDLESS else None)
         step = start
         try:
@@ -103,10 +112,9 @@ class Loop:
                 step += not self._ended
         except Dropped:
             step = self._ending.last
-        if open_ended:
-            step, unannounced = self._ending.settle(step, bool(self._ended))
-            if unannounced:
-                self._close(step)
+        if self._open_ended:
+            step = self._ending.settle(step)
+            self._close(step)
         self._ending.leave()
         return step
 
@@ -130,7 +138,22 @@ class Loop:
         if total is None:
             return None
         left = -(-max(0, total - self._given[stage.name]) // stage.samples)
+        self._check_tail(stage, (total - self._given[stage.name]) % stage.samples, left)
         return (start // stage.every + left) * stage.every
+
+    def _check_tail(self, stage: Stage, tail: int, calls: int) -> None:
+        """What is left for the last call must do for those that take it: said now, and not hours later."""
+        if self._plan.run.steps and calls * stage.every > self._plan.run.steps:
+            return
+        for route in self._plan.routes:
+            target = self._plan.stage(route.target)
+            if route.source == stage.name and target.execute == "all" and not route.dispatch.allow_empty:
+                shares = DISPATCH[route.dispatch.mode].shares(self._plan.component(target.component).mesh)
+                if 0 < tail < shares:
+                    raise StageError(
+                        f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` shares it among {shares}: "
+                        "say dispatch: {allow_empty: true} there, or choose samples or data so that more are left"
+                    )
 
     def _total(self, stage: Stage) -> int | None:
         """How many samples a source gives in the whole run, where it knows."""
@@ -139,18 +162,21 @@ class Loop:
         return length() * max(1, self._plan.run.epochs) if length else None
 
     def _close(self, last: int) -> None:
-        """After an end that nobody knew beforehand: what was to run at the end, as far as it stands on its own, and the last state."""
-        self.at, self._metrics = ("", last), []
-        self._now = set()
+        """Where a stream may end unannounced: what was to run at the end, as far as it stands on its own, and the last state."""
+        self.at, self._metrics, self._now = ("", last), [], set()
+        self._transport.dropped = lambda: False
+        for channel in self._weights.values():
+            channel.forget(last)
         for stage in self._plan.stages:
-            if stage.when == "end" and all(name in self._now for part in stage.inputs for name in part.stages):
+            takes = [name for part in stage.inputs for name in part.stages]
+            if (stage.when == "end" or (takes and not stage.when)) and all(name in self._now for name in takes):
                 self._now.add(stage.name)
         if self._now:
             begin, self._clock = time.perf_counter(), Clock()
             for stage in self._stages:
                 if stage.name in self._now:
-                    self._run(stage, last + 1)
-            self._report(last + 1, begin)
+                    self._run(stage, last)
+            self._report(last, begin)
         if self._plan.run.checkpoint and self._cut < last:
             self._save(last)
 
@@ -166,6 +192,8 @@ class Loop:
         for stage in self._stages:
             if stage.name in self._now:
                 self._run(stage, step)
+            elif stage.kind == "sync" and self._takes_weights(stage):
+                self._take_weights(stage, step)
         self.at = ("", step)
         if self._ended:
             return
@@ -175,7 +203,8 @@ class Loop:
 
     def _due(self, stage: Stage, step: int) -> bool:
         if stage.when:
-            return {"start": step == 1, "end": step == self._ending.announced, "checkpoint": self._saves(step)}[stage.when]
+            at_end = step == self._ending.announced and not self._open_ended
+            return {"start": step == 1, "end": at_end, "checkpoint": self._saves(step)}[stage.when]
         return step % stage.every == 0
 
     def _saves(self, step: int) -> bool:
@@ -195,12 +224,18 @@ class Loop:
 
     def _run(self, stage: Stage, step: int) -> None:
         self.at = (stage.name, step)
-        try:
+        with self._explained():
             if stage.kind == "sync":
                 self._sync(stage, step)
-            elif stage.execute == "all" or not self._rank or stage.execute == "peer":
+            elif stage.execute != "first" or not self._rank:
                 self._call(stage, step)
-        except (RouteError, BatchError) as error:
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What is wrong with a user's values is told in one line."""
+        try:
+            yield
+        except (RouteError, BatchError, FrameError) as error:
             raise StageError(str(error)) from error
 
     # A call
@@ -237,9 +272,12 @@ class Loop:
 
     def _source(self, stage: Stage, placed: Placed, step: int, numbers: range) -> Any:
         """Of a source's next samples, those that are this data rank's; their ids are their numbers."""
-        mine = share(len(numbers), placed.mesh.data_size, placed.mesh.data_rank(self._rank))
-        mine = numbers[mine.start : mine.stop]
+        voices = speakers(placed.mesh, stage.collect, stage.execute)
+        part = share(len(numbers), len(voices), voices.index(self._rank))
+        mine = numbers[part.start : part.stop]
         value = self._called(stage, placed, step, [("", mine)])
+        if value is None and (total := self._total(stage)) is not None:
+            raise StageError(f"`{stage.component}` gave no samples from {mine.start} on, and it has said that there are {total}")
         if value is None:
             return END
         if not isinstance(value, Batch):
@@ -247,7 +285,7 @@ class Loop:
         if len(value) > len(mine):
             raise StageError(f"`{stage.component}.{stage.method}` gave {len(value)} samples, its share is {len(mine)}")
         ids = torch.arange(mine.start, mine.start + len(value))[:, None]
-        most = -(-len(numbers) // placed.mesh.data_size)
+        most = -(-len(numbers) // len(voices))
         return self._marked(stage, placed, Batch(value.columns, ids=ids, most=most))
 
     def _numbers(self, stage: Stage) -> range:
@@ -353,6 +391,7 @@ class Loop:
 
     def _move(self, stage: Stage, step: int, *, cut: bool = False) -> None:
         channel = self._weights[stage.name]
+        channel.given = step
         if self._gives_weights(stage):
             channel.give(weights_of(self._components[stage.component], stage.method), step)
         if self._takes_weights(stage):
@@ -362,11 +401,13 @@ class Loop:
     def _take_weights(self, stage: Stage, step: int, *, cut: bool = False) -> None:
         channel = self._weights[stage.name]
         while channel.ready(step, cut=cut):
+            self.at = (stage.name, min(step, channel.next))  # what is due was given, in a step that is not dropped
             stream = channel.take()
             getattr(self._components[stage.to], stage.to_method)(stream)
             for _ in stream:  # what the component did not ask for must still leave its slots
                 pass
             self._versions[stage.to] = channel.version
+            self.at = (stage.name, step)
 
     def _own_weights(self, stage: Stage) -> dict[str, Tensor]:
         """The layout that the taker wants: what its own stream of the same name has."""
@@ -381,14 +422,27 @@ class Loop:
     # Checkpoints
 
     def _save(self, step: int) -> None:
-        """A cut: whoever is behind in weights catches up, so nothing crosses it."""
+        """A cut: the takers' weights are the givers', as they are after a resume, so nothing crosses it."""
         for stage in self._stages:
-            if stage.kind == "sync" and self._takes_weights(stage):
+            if stage.kind == "sync":
                 self.at = (stage.name, step)
-                self._take_weights(stage, step, cut=True)
+                if self._weights[stage.name].given < step:
+                    self._move(stage, step, cut=True)
+                elif self._takes_weights(stage):
+                    self._take_weights(stage, step, cut=True)
         self._cut = step
+        self.at = ("checkpoint", step)
+        self._saver.save(step, self._given_after(step))
         self.at = ("", step)
-        self._saver.save(step, self._given)
+
+    def _given_after(self, step: int) -> dict[str, int]:
+        """The samples that each source had given when that step was over; this worker may have begun steps that are dropped."""
+        given = dict(self._given)
+        for stage in self._plan.stages:
+            if self._limits(stage):
+                calls = step // stage.every - self._start // stage.every
+                given[stage.name] = min(given[stage.name], self._before[stage.name] + calls * stage.samples)
+        return given
 
     # Opening
 
@@ -414,10 +468,12 @@ class Loop:
 
 
 def seed_all(*words: Any) -> None:
-    """Seeds torch's and random's generators from words: the same for the same words, on any machine and any layout."""
+    """Seeds the generators of torch, random and, where it is loaded, numpy: the same for the same words, on any machine and layout."""
     seed = int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
     random.seed(seed)
     torch.manual_seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 def scalars(value: Any, name: str = "") -> dict[str, float]:

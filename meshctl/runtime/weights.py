@@ -138,7 +138,9 @@ class WeightChannel:
     def __init__(self, route: Route, giver: Party, taker: Party, transport: Transport, lane: int, lag: int) -> None:
         self.route = route
         self.sent = 0
-        """Bytes, since the channel was made."""
+        """Bytes, in the step that is being run."""
+        self.given = -1
+        """The last step whose weights were given."""
         self.waited = 0.0
         """Seconds in which a taker had nothing to load."""
         self.version = 0
@@ -186,6 +188,9 @@ class WeightChannel:
     def _link(self, gave: list[Any], took: list[Any]) -> None:
         """Who sends what to whom in every sync from now on."""
         facts = {name: (shape, size) for row in gave for name, (shape, size, *_) in row.items()}
+        for name, (shape, *_) in (item for row in took for item in row.items()):
+            if name in facts and facts[name][0] != shape:
+                raise RouteError(f"`{name}` has the shape {shape} where it is loaded and {facts[name][0]} where it comes from")
         layouts = Layouts(
             {name: Box((0,) * len(shape), tuple(shape)) for name, (shape, _) in facts.items()},
             {name: size for name, (_, size) in facts.items()},
@@ -225,9 +230,18 @@ class WeightChannel:
         """Whether there is something to take in this step: what was given in step - lag, or all of it at a cut."""
         return bool(self._pending) and (cut or self._pending[0] <= step - self._lag)
 
+    @property
+    def next(self) -> int:
+        """The step whose weights are taken next."""
+        return self._pending[0]
+
+    def forget(self, last: int) -> None:
+        """Drops what steps after the last were to give."""
+        self._pending = deque(step for step in self._pending if step <= last)
+
     def take(self) -> Iterator[tuple[str, Tensor]]:
         """The next weights as (name, tensor): views where one giver held the whole piece, of memory that lives until the next name."""
-        self.version = self._pending.popleft()
+        self.version = self.next
         inflow = [self._pieces_from(giver, frames) for giver, frames in zip(self._givers, self._takes, strict=True)]
         parts: dict[str, list[tuple[int, Piece]]] = {}
         for giver, frames in enumerate(self._takes):
@@ -236,6 +250,7 @@ class WeightChannel:
         for name, box in self._wanted.items():
             arrived = [(piece.box, next(inflow[giver])) for giver, piece in parts.get(name, [])]
             yield name, _assembled(box, arrived)
+        self._pending.popleft()
 
     def _pieces_from(self, giver: int, frames: list[list[Piece]]) -> Iterator[Tensor]:
         for _ in frames:

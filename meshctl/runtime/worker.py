@@ -88,16 +88,15 @@ class Worker:
         place = group.first_place + told.rank
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         store, ear = connect(told.head, told.attempt), connect(told.head, told.attempt)
-        join(store, group, told.rank, alone=plan.cluster.nodes == 1)
+        join(store, group, told.rank)
         transport: Transport = self._transport(plan, place, store)
-        components = self._components(plan, start.path)
         speaking = [group.first_place + rank for group in plan.groups if not group.program for rank in range(group.workers)]
         ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", ear), place, speaking, transport.wake)
-        for component in components.values():
-            component.place.stop = ending.ask
+        components = self._components(plan, start.path, ending)
         step, given = self._resume(plan, components, start.resume) if start.resume else (0, {})
         saver = Saver(self._saver(plan, components))
         self._loop = Loop(plan, told.group, told.rank, components, transport, ending, self._journal.say, saver)
+        self._doing = "the first sync"
         last = self._loop.run(step, given)
         self._doing = "close"
         for component in components.values():
@@ -111,7 +110,7 @@ class Worker:
         slots = {number * LANES: route.slots for number, route in enumerate(plan.routes)}
         return GlooTransport(place, slots, [bridge(plan, crossing, store, place) for crossing in mine])
 
-    def _components(self, plan: Plan, path: tuple[str, ...]) -> dict[str, Component]:
+    def _components(self, plan: Plan, path: tuple[str, ...], ending: Ending) -> dict[str, Component]:
         """The group's components, made and set up in the order of the recipe: the same on all ranks, so their collectives meet."""
         made = {}
         devices = devices_of(plan.group(self._told.group))
@@ -122,7 +121,7 @@ class Worker:
             methods = [stage.method for stage in plan.stages if stage.kind == "call" and stage.component == placed.name]
             seed_all(plan.seed, placed.name)  # replicas begin alike
             component = make(placed, methods, path)
-            component._place = Place(placed.name, placed.mesh, self._told.rank, devices[0], devices)
+            component._place = Place(placed.name, placed.mesh, self._told.rank, devices[0], devices, stop=ending.ask)
             component.setup()
             made[placed.name] = component
         return made

@@ -9,7 +9,6 @@ carries, and a mismatch or an absence is an error that names the routes or the a
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,13 +20,12 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from meshctl.plan.model import Group, Plan
 from meshctl.routes import Route
+from meshctl.runtime.collective import RUNNING
 from meshctl.runtime.transports import PeerLost
 from meshctl.runtime.transports.gloo import Bridge, PointToPoint
 
 JOIN = timedelta(seconds=60)
 """How long a worker waits for the others to come."""
-RUNNING = timedelta(days=30)
-"""The timeout of operations: the launcher ends a job, not torch."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,11 @@ def connect(head: str, attempt: int) -> PrefixStore:
     return PrefixStore(f"run/{attempt}", TCPStore(host, int(port), is_master=False, timeout=JOIN))
 
 
-def join(store: Store, group: Group, rank: int, *, alone: bool) -> None:
-    """Makes this worker a member of its group's WORLD. `alone`: the whole job is on this node, so nothing leaves loopback."""
-    if alone:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def join(store: Store, group: Group, rank: int) -> None:
+    """Makes this worker a member of its group's WORLD."""
     backend = {"cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}.get(group.device_type, "gloo")
-    dist.init_process_group(backend, store=PrefixStore(f"world/{group.name}", store), rank=rank, world_size=group.workers)
+    prefixed = PrefixStore(f"world/{group.name}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=group.workers, timeout=RUNNING)
 
 
 def crossings(plan: Plan) -> Iterator[Crossing]:
@@ -67,7 +64,7 @@ def crossings(plan: Plan) -> Iterator[Crossing]:
         for pair in {tuple(sorted({giver, taker})), (giver,), (taker,)}:
             if sum(plan.group(name).workers for name in pair) > 1:
                 found.setdefault(pair, []).append(route)
-    for pair in sorted(found):
+    for pair in sorted(found, key=lambda pair: (len(pair), pair)):  # within a group its own bridge comes first
         yield Crossing("~".join(pair), pair, tuple(found[pair]))
 
 

@@ -16,6 +16,7 @@ grpo-arithmetic: done after 200 steps in 34.1 s (6.84 steps/s)
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -123,7 +124,7 @@ def places(record: Record, run: RunDir) -> Iterator[tuple[str, str]]:
         if group.program:
             yield f"output of {group.name}", str(run.log(group.name, 0).parent)
     if run.latest.exists() and not record.done:
-        yield "continue it", f"meshctl launch {run.path}"
+        yield "continue it", f"meshctl launch {shlex.quote(str(run.path))}"
 
 
 def table(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> list[str]:

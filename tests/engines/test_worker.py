@@ -47,6 +47,8 @@ def test_environment() -> None:
     environ = environment(plan, run, Start(("/recipe",), 2), group, plan.worker("train", 0), "127.0.0.1:1", {})
     assert environ == {
         "CUDA_VISIBLE_DEVICES": "4",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         "MESHCTL_ATTEMPT": "2",
         "MESHCTL_GROUP": "train",
         "MESHCTL_HEAD": "127.0.0.1:1",

@@ -274,6 +274,45 @@ def test_a_stream_that_ends_unannounced_ends_the_run_before_that_step() -> None:
     assert sorted({step for step, _, _ in seen}) == [1, 2, 3]
 
 
+def test_a_source_that_has_less_than_it_said_is_an_error() -> None:
+    class Short(Sized):
+        @endpoint
+        def next(self, samples: range) -> Batch | None:
+            return Source.next(self, samples) if samples.start < 4 else None
+
+    job = plan({"a": 1}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
+    [fault] = threads.run(job, lambda name, rank: Short()).faults.values()
+    assert "gave no samples from 4 on, and it has said that there are 10" in str(fault)
+
+
+@pytest.mark.parametrize("collect", ["flatten", "first"])
+@pytest.mark.parametrize("execute", ["all", "first"])
+def test_a_source_gives_every_sample_whoever_speaks_for_it(collect: str, execute: str) -> None:
+    seen: list[Any] = []
+    job = plan(
+        {"a": 2, "b": 1}, {"source": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=4, collect=collect, execute=execute), call("taken", "echo.take", "batch")], steps=2,
+    )  # fmt: skip
+    assert not threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen)).faults
+    assert [id for _, _, batch in seen for id in ids(batch)] == [(n,) for n in range(8)]
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    class Wide(Weights):
+        def __init__(self) -> None:
+            super().__init__([])
+            self.value = torch.zeros(4, 2)
+
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler")],
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: {"source": Source(), "sampler": Wide(), "actor": Weights([])}[name])
+    told = "`w` has the shape [4, 2] where it is loaded and [3, 2] where it comes from"
+    assert any(told in str(fault) for fault in outcome.faults.values())
+
+
 def test_a_stop_is_a_last_step_that_all_agree_on() -> None:
     class Stopper(Echo):
         @endpoint
@@ -323,7 +362,7 @@ class Weights(Component):
         return {"version": float(batch["@version"].max())}
 
 
-@pytest.mark.parametrize(("lag", "every"), [(0, 1), (1, 1), (2, 1), (0, 2), (2, 2)])
+@pytest.mark.parametrize(("lag", "every"), [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)])
 def test_a_sync_is_exact(lag: int, every: int) -> None:
     seen: list[tuple[int, int]] = []
     job = plan(

@@ -160,8 +160,16 @@ def test_a_resumed_run_has_the_same_curve_as_one_that_was_not_interrupted(where:
         assert resumed.curve(name) == whole.curve(name)
 
 
+def test_a_run_that_is_done_has_nothing_left_to_do(where: Path, whole: Ran) -> None:
+    before = (whole.folder / "recipe.yaml").read_text()
+    again = launch(where, str(whole.folder), "run.steps=4")
+    assert (again.code, again.err) == (0, "")
+    assert "nothing is left to do, its last checkpoint is of step 9 of 4" in again.out
+    assert (whole.folder / "recipe.yaml").read_text() == before
+
+
 def test_a_resume_on_another_mesh_goes_on_with_the_same_samples(where: Path, whole: Ran) -> None:
-    first = launch(where, "recipe.yaml", "run.steps=5", "name=resharded")
+    first = launch(where, "recipe.yaml", "run.steps=5", "name=resharded", "run.checkpoint.every=1")
     assert first.code == 0, first.err
     [run] = (where / "runs" / "resharded").iterdir()
     again = launch(where, str(run), "run.steps=9", "groups.train.ranks=1", "groups.rollout.ranks=4")
