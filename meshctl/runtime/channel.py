@@ -97,6 +97,9 @@ class Channel:
         """What the other speakers and the hearers must know of this part."""
         if value is END:
             return {"kind": "end"}
+        if self._join == "samples" and not (isinstance(value, (Batch, list)) or (isinstance(value, Tensor) and value.ndim)):
+            how = "does it return what it made?" if value is None else "flatten joins batches, lists and tensors: say mean, sum or first"
+            raise RouteError(f"`{self.route.source}` gave {'None' if value is None else f'a {type(value).__name__}'}; {how}")
         if not isinstance(value, Batch) or self._join == "list":
             return {"kind": "value", "value": value, "weight": weight}
         if self._join in ("mean", "sum"):
@@ -232,12 +235,10 @@ def join(how: str, parts: Sequence[tuple[Any, float]], route: Route) -> Any:
     if how == "samples":
         if all(isinstance(value, list) for value in values):
             return [item for value in values for item in value]
-        if all(isinstance(value, Tensor) and value.ndim for value in values):
+        if all(isinstance(value, Tensor) for value in values):
             return torch.cat(values)
-        if len(values) == 1:
-            return values[0]
-        kind = type(values[0]).__name__
-        raise RouteError(f"`{route.source}` gave a {kind} on each rank, flatten joins batches, lists and tensors: say mean, sum or first")
+        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise RouteError(f"`{route.source}` gave different kinds on its ranks: {kinds}")
     return _reduced(how, parts, route)
 
 

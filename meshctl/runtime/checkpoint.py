@@ -57,7 +57,7 @@ def load(folder: Path, name: str, state: dict[str, Any]) -> None:
     except dcp.CheckpointException as error:
         failures = [failed for failed, *_ in error.failures.values()]
         causes = "; ".join(dict.fromkeys((str(failed) or type(failed).__name__).splitlines()[0] for failed in failures))
-        raise CheckpointError(f"{place} does not fit component `{name}`: {causes}") from error
+        raise CheckpointError(f"{place} cannot be loaded into component `{name}`: {causes}") from error
 
 
 def save_position(folder: Path, group: str, given: dict[str, int]) -> None:
@@ -67,7 +67,13 @@ def save_position(folder: Path, group: str, given: dict[str, int]) -> None:
 
 def load_positions(folder: Path) -> dict[str, int]:
     """The same of all groups."""
-    return {source: count for path in sorted(folder.glob("*.json")) for source, count in json.loads(path.read_text())["given"].items()}
+    given: dict[str, int] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            given |= {str(source): int(count) for source, count in json.loads(path.read_text())["given"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+    return given
 
 
 _CLASSES = {

@@ -88,6 +88,8 @@ class Loop:
         self._open_ended = False
         """Whether a stream may end unannounced."""
         self._clock = Clock()
+        self._inside = False
+        """Whether the component's own code is running."""
         self._metrics: list[dict[str, Any]] = []
         self._now: set[str] = set()
         """The stages that run in this step, on any worker: a value goes only to those."""
@@ -236,6 +238,8 @@ class Loop:
         try:
             yield
         except (RouteError, BatchError, FrameError) as error:
+            if self._inside:
+                raise  # out of the user's own code: its line is worth more than ours
             raise StageError(str(error)) from error
 
     # A call
@@ -301,7 +305,10 @@ class Loop:
         place.log = lambda values, weight: self._logged(stage, placed, values, weight)
         seed_all(self._plan.seed, stage.component, stage.name, placed.mesh.data_rank(self._rank), step)
         named = {name: value for name, value in arguments if name}
-        return getattr(component, stage.method)(*(value for name, value in arguments if not name), **named)
+        self._inside = True
+        value = getattr(component, stage.method)(*(value for name, value in arguments if not name), **named)
+        self._inside = False
+        return value
 
     def _marked(self, stage: Stage, placed: Placed, batch: Batch) -> Batch:
         """Samples carry the version of the weights that made them, and their home where a later stage sends them back to it."""
@@ -361,6 +368,9 @@ class Loop:
             self._note(stage, values, weight, collect if collect in ("sum", "first") else "mean")
 
     def _logged(self, stage: Stage, placed: Placed, values: Mapping[str, float], weight: float) -> None:
+        for name, value in values.items():
+            if not isinstance(value, (Mapping, bool, int, float, Tensor)):
+                raise TypeError(f"self.log takes numbers: {name!r} is a {type(value).__name__}")
         if placed.mesh.representative(placed.mesh.data_rank(self._rank)) == self._rank:
             self._note(stage, scalars(values), float(weight), "mean")
 
@@ -404,8 +414,8 @@ class Loop:
             self.at = (stage.name, min(step, channel.next))  # what is due was given, in a step that is not dropped
             stream = channel.take()
             getattr(self._components[stage.to], stage.to_method)(stream)
-            for _ in stream:  # what the component did not ask for must still leave its slots
-                pass
+            if left := [name for name, _ in stream]:
+                raise StageError(f"`{stage.to}.{stage.to_method}` left {', '.join(f'`{name}`' for name in left[:3])} of its stream unread")
             self._versions[stage.to] = channel.version
             self.at = (stage.name, step)
 

@@ -69,7 +69,7 @@ def main(environ: Mapping[str, str] | None = None) -> int:
     worker = Worker(told, run, journal)
     try:
         worker.work()
-    except Exception as error:  # the one border: whatever a component raises becomes an event
+    except (Exception, SystemExit) as error:  # the one border: whatever a component raises becomes an event
         worker.tell(error)
         return 1
     return 0
@@ -155,7 +155,7 @@ class Worker:
 
         return save
 
-    def tell(self, error: Exception) -> None:
+    def tell(self, error: Exception | SystemExit) -> None:
         """Says the fault, with where it is; the log gets the whole traceback."""
         stage, step = self._loop.at if self._loop else ("", None)
         traceback.print_exception(error, file=sys.stderr)

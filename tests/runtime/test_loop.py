@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from meshctl.routes import Dispatch
 from meshctl.runtime import threads
-from meshctl.runtime.batch import Batch
+from meshctl.runtime.batch import Batch, BatchError
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.loop import StageError
 from tests.runtime.pipelines import Echo, Source, made, pipelines
@@ -121,6 +121,56 @@ def test_numbers_are_reduced_and_batches_are_not() -> None:
     )  # fmt: skip
     outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
     assert "`batch` gave a Batch, and collect: mean is for numbers and tensors" in str(outcome.faults[0])
+
+
+class Careless(Echo):
+    @endpoint
+    def nothing(self, batch: Batch) -> None: ...
+
+    @endpoint
+    def numbers(self, batch: Batch) -> dict[str, float]:
+        return {"x": 1.0}
+
+    @endpoint
+    def column(self, batch: Batch) -> Batch:
+        return batch.with_columns(y=batch["nope"])
+
+    @endpoint
+    def words(self, batch: Batch) -> Batch:
+        self.log({"said": "hello"})  # type: ignore[dict-item]
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "message"),
+    [
+        ("nothing", StageError, "`made` gave None; does it return what it made?"),
+        ("numbers", StageError, "`made` gave a dict; flatten joins batches, lists and tensors: say mean, sum or first"),
+        ("column", BatchError, "there is no column 'nope', there are x, rows, text"),
+        ("words", TypeError, "self.log takes numbers: 'said' is a str"),
+    ],
+)
+def test_what_an_endpoint_gives_is_judged_where_it_was_given(method: str, kind: type[Exception], message: str) -> None:
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "gen": ("a", {}), "echo": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", f"gen.{method}", "batch"), call("taken", "echo.take", "made")], steps=1,
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: {"source": Source(), "gen": Careless([]), "echo": Echo([])}[name])
+    assert type(outcome.faults[0]) is kind and message in str(outcome.faults[0])
+
+
+def test_weights_that_are_left_unread_are_an_error() -> None:
+    class Lazy(Weights):
+        def load_weights(self, stream: Any) -> None:
+            next(iter(stream))
+
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler")],
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: {"source": Source(), "sampler": Lazy([]), "actor": Weights([])}[name])
+    assert "`sampler.load_weights` left `b` of its stream unread" in str(outcome.faults[0])
 
 
 def test_inputs_are_aligned_by_id_even_when_the_first_was_balanced() -> None:

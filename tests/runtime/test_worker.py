@@ -160,6 +160,17 @@ def test_a_resumed_run_has_the_same_curve_as_one_that_was_not_interrupted(where:
         assert resumed.curve(name) == whole.curve(name)
 
 
+def test_a_resume_is_exact_where_a_sync_does_not_run_in_the_cuts_step(where: Path) -> None:
+    words = ("recipe.yaml", "pipeline.publish.every=2")
+    assert launch(where, *words, "name=apart-whole").code == 0
+    assert launch(where, *words, "name=apart-part", "run.steps=3").code == 0
+    [through], [run] = (where / "runs" / "apart-whole").iterdir(), (where / "runs" / "apart-part").iterdir()
+    assert launch(where, str(run), "run.steps=9").code == 0
+    whole, resumed = Ran(0, "", "", through), Ran(0, "", "", run)
+    for name in ("learnt.loss", "learnt.seen", "learnt.version"):
+        assert resumed.curve(name) == whole.curve(name)
+
+
 def test_a_run_that_is_done_has_nothing_left_to_do(where: Path, whole: Ran) -> None:
     before = (whole.folder / "recipe.yaml").read_text()
     again = launch(where, str(whole.folder), "run.steps=4")
@@ -169,7 +180,7 @@ def test_a_run_that_is_done_has_nothing_left_to_do(where: Path, whole: Ran) -> N
 
 
 def test_a_resume_on_another_mesh_goes_on_with_the_same_samples(where: Path, whole: Ran) -> None:
-    first = launch(where, "recipe.yaml", "run.steps=5", "name=resharded", "run.checkpoint.every=1")
+    first = launch(where, "recipe.yaml", "run.steps=5", "name=resharded")
     assert first.code == 0, first.err
     [run] = (where / "runs" / "resharded").iterdir()
     again = launch(where, str(run), "run.steps=9", "groups.train.ranks=1", "groups.rollout.ranks=4")
