@@ -79,6 +79,8 @@ class Unread:
     """It may be there; source that says so was not found."""
 
     why: str
+    broken: bool = False
+    """It is there, and no Python: importing it can only fail."""
 
 
 @dataclass
@@ -152,7 +154,7 @@ class Code:
                 return Module(name, file, ast.parse(file.read_bytes(), str(file)))
             except (SyntaxError, ValueError) as error:
                 line = getattr(error, "lineno", None)
-                return Unread(f"`{file}` is not Python{f': line {line}' if line else ''}")
+                return Unread(f"`{file}` is not Python{f': line {line}' if line else ''}", broken=True)
             except OSError as error:
                 return Unread(f"cannot read `{file}`: {error.strerror}")
             except RecursionError:

@@ -26,8 +26,8 @@ def known_class(facts: Facts) -> Iterator[Diagnostic]:
         if isinstance(found, NotFound):
             yield Diagnostic("MC502" if found.has_module else "MC501", _missing(target, found), span, help=_where(facts, target, found))
         elif isinstance(found, Unread):
-            message = f"`{target}` cannot be checked: {found.why}"
-            yield Diagnostic("MC504", message, span, severity="note")
+            message = f"`{target}` cannot be {'imported' if found.broken else 'checked'}: {found.why}"
+            yield Diagnostic("MC507", message, span) if found.broken else Diagnostic("MC504", message, span, severity="note")
         elif found.is_component is False:
             help = "derive it from meshctl.Component"
             yield Diagnostic("MC503", f"`{target}` is not a Component", span, help=help)

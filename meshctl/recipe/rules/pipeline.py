@@ -54,10 +54,12 @@ def known_endpoint(facts: Facts) -> Iterator[Diagnostic]:
         if stage.kind != "call" or not stage.method or found is None or found.is_component is False or stage.method in found.endpoints:
             continue
         span = facts.value("pipeline", name, "call")
+        if not found.whole:
+            continue  # a name that cannot be followed may well be the decorator: the worker will know
         if stage.method in found.methods:
             message = f"`{stage.method}` of `{found.target}` is not an endpoint"
             yield Diagnostic("MC513", message, span, help="decorate it with @endpoint")
-        elif found.whole:
+        else:
             message = f"`{found.target}` has no endpoint `{stage.method}`"
             yield Diagnostic("MC513", message, span, help=did_you_mean(stage.method, found.endpoints) or "decorate a method with @endpoint")
 
