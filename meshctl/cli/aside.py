@@ -19,6 +19,9 @@ from meshctl.engines.guard import name_of
 def aside(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) -> str:
     """The text of `work`, done in a fork; a code other than 0 becomes this process's exit code."""
     flush()
+    interrupted = signal.getsignal(signal.SIGINT)
+    if interrupted != signal.SIG_IGN:  # in the middle of an import Python may lose an interrupt in some destructor
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -32,6 +35,7 @@ def aside(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) ->
             text = pipe.read()
     finally:
         signal.signal(signal.SIGCHLD, before)
+        signal.signal(signal.SIGINT, interrupted)
     _leave_with(child, os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT))
     os.waitpid(child, 0)
     return text

@@ -93,8 +93,8 @@ def run(ready: Ready, held: Attempt) -> int:
     from meshctl.view.summary import summary
 
     plan = ready.plan
-    preload(plan, ready.path)
     with Signals().heard() as signals:
+        preload(plan, ready.path)
         processes, store = local.start(plan, held.run, main, [held.lock])
         try:
             ours = PrefixStore(f"run/{held.start.attempt}", store)
