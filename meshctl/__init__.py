@@ -12,21 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshctl.mesh import DeviceMesh as DeviceMesh
+    from meshctl.mesh import MeshError as MeshError
     from meshctl.runtime.batch import Batch as Batch
     from meshctl.runtime.batch import Ragged as Ragged
+    from meshctl.runtime.collective import Collective as Collective
+    from meshctl.runtime.collective import CollectiveError as CollectiveError
     from meshctl.runtime.component import Component as Component
     from meshctl.runtime.component import ComponentError as ComponentError
     from meshctl.runtime.component import endpoint as endpoint
 
 _PUBLIC = {
     "Batch": "meshctl.runtime.batch",
+    "Collective": "meshctl.runtime.collective",
+    "CollectiveError": "meshctl.runtime.collective",
     "Component": "meshctl.runtime.component",
     "ComponentError": "meshctl.runtime.component",
     "DeviceMesh": "meshctl.mesh",
+    "MeshError": "meshctl.mesh",
     "Ragged": "meshctl.runtime.batch",
     "endpoint": "meshctl.runtime.component",
 }
-__all__ = ["Batch", "Component", "ComponentError", "DeviceMesh", "Ragged", "endpoint"]
+__all__ = ["Batch", "Collective", "CollectiveError", "Component", "ComponentError", "DeviceMesh", "MeshError", "Ragged", "endpoint"]
 
 
 def __getattr__(name: str) -> Any:

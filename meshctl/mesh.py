@@ -1,28 +1,43 @@
 """Which rank does what: a mesh is named dims with sizes, and everything else is arithmetic by strides.
 
-Ranks are row-major over the dims, outermost first. The standard order is pp, dp, fsdp, cp, tp, so that neighbours in `tp`
-are neighbours in hardware. A dim that was not given has size 1 and index 0; it can still be asked for. `ulysses` is no dim:
-it is carved out of dp x fsdp, so `ulysses_size` neighbouring data-parallel ranks share one data rank.
+    DeviceMesh.from_sizes(world_size=8, fsdp_size="auto", tp_size=2)      sizes, in the standard order pp, dp, fsdp, cp, tp
+    DeviceMesh.from_ranks([[0, 1, 2, 3], [4, 5, 6, 7]], ("dp", "fsdp"))   an explicit array of ranks
 
-Every question about one rank costs O(dims), whatever the size of the mesh: nothing here lists the world unless its
-answer is such a list.
+Ranks are row-major over the dims, outermost first, so that neighbours in `tp` are neighbours in hardware. A dim that was not given
+has size 1 and index 0; it can still be asked for. What is no dim of its own is a view of the same ranks, and its dims can be asked
+for in the mesh itself:
+
+    data      pp, data, ulysses, cp, tp    `ulysses` neighbours of dp x fsdp share one data rank
+    expert    pp, ep_fsdp, ep, etp         the ranks of a pipeline stage once more, for the experts
+
+Every question about one rank costs O(dims), whatever the size of the mesh: nothing here lists the world unless its answer is such a
+list, or the ranks are no sums of strides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from meshctl.layout import Dim, Layout, join, offsets, row_major, size_of, split
+from meshctl.sizes import DIMS, EXPERT_DIMS, SIZES, settle
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-DIMS = ("pp", "dp", "fsdp", "cp", "tp")
-"""Every dim there is, in the standard order."""
-SIZES = (*(f"{dim}_size" for dim in DIMS), "ulysses_size")
-"""The sizes that a recipe may give."""
+__all__ = ["DIMS", "SIZES", "DeviceMesh", "MeshError", "share", "share_of"]
+
+VIEWS = {"data": ("data", "ulysses"), "expert": EXPERT_DIMS}
+"""The views, and the dims that only they have."""
+RESERVED = {
+    **{dim: f"a dim of the view `{view}`" for view, dims in VIEWS.items() for dim in dims},
+    "vpp": "stages per pp rank",
+    "sp": "`ulysses` or `cp` here",
+}
+"""What no dim of a mesh may be called, and why."""
 
 
 class MeshError(ValueError):
@@ -31,25 +46,44 @@ class MeshError(ValueError):
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """Named dims over the ranks 0 .. world_size - 1 of one group."""
+    """Named dims over the ranks of one group, usually 0 .. world_size - 1."""
 
     mesh_dim_names: tuple[str, ...]
-    """Outermost first; every dim of `DIMS` once."""
+    """Outermost first."""
     shape: tuple[int, ...]
     ulysses_size: int = 1
+    ep_size: int = 1
+    etp_size: int = 1
+    vpp_size: int = 1
+    """Pipeline stages per pp rank."""
+    sequence_parallel: bool = False
+    """Activations between the parts of a layer are split along tp."""
     device_type: str = "cpu"
+    layout: Layout = field(default=Layout(()), repr=False, metadata={"stored": False})
+    """Where the ranks lie; row-major where it is left out."""
+    here: int | None = field(default=None, compare=False, repr=False, metadata={"stored": False})
+    """The rank whose sub-meshes `mesh["tp"]` gives; its first rank where it is none."""
+    absent: tuple[str, ...] = field(default=DIMS, compare=False, repr=False, metadata={"stored": False})
+    """Dims that it may be asked for without having them: their size is 1."""
+    whole: bool = field(default=True, compare=False, repr=False, metadata={"stored": False})
+    """Whether it is more than a part of another mesh."""
 
     def __post_init__(self) -> None:
-        if sorted(self.mesh_dim_names) != sorted(DIMS):
-            raise MeshError(f"the order of dims must name {', '.join(DIMS)}, each once; it says {', '.join(self.mesh_dim_names)}")
         if len(self.shape) != len(self.mesh_dim_names):
-            raise MeshError(f"{len(self.shape)} sizes for {len(self.mesh_dim_names)} dims")
-        for name, size in (*zip(self.mesh_dim_names, self.shape, strict=True), ("ulysses", self.ulysses_size)):
+            raise MeshError(f"{len(self.shape)} sizes {self.shape} for {len(self.mesh_dim_names)} dims {', '.join(self.mesh_dim_names)}")
+        for dim in self.mesh_dim_names:
+            if self.mesh_dim_names.count(dim) > 1:
+                raise MeshError(f"a dim is named once, {dim} is named {self.mesh_dim_names.count(dim)} times")
+        for name, size in zip(self.mesh_dim_names, self.shape, strict=True):
             if type(size) is not int or size < 1:
-                raise MeshError(f"{name}_size must be a whole number from 1, it is {size!r}")
-        data = self.size("dp") * self.size("fsdp")
-        if data % self.ulysses_size:
+                raise MeshError(f"the size of {name} must be a whole number from 1, it is {size!r}")
+        if not self.layout.dims:
+            object.__setattr__(self, "layout", Layout(row_major(self.shape)))
+        sizes = dict(zip(self.mesh_dim_names, self.shape, strict=True))
+        if (data := sizes.get("dp", 1) * sizes.get("fsdp", 1)) % self.ulysses_size:
             raise MeshError(f"ulysses_size {self.ulysses_size} is carved out of dp x fsdp and does not divide {data}")
+        if self.world_size % (sizes.get("pp", 1) * self.ep_size * self.etp_size):
+            raise MeshError(f"ep {self.ep_size} x etp {self.etp_size} does not divide the ranks of a pipeline stage")
 
     @classmethod
     def from_sizes(
@@ -60,35 +94,64 @@ class DeviceMesh:
         fsdp_size: int | str | None = None,
         tp_size: int | str | None = None,
         pp_size: int | str | None = None,
-        cp_size: int | str | None = None,
         ulysses_size: int | None = None,
+        cp_size: int | str | None = None,
+        ep_size: int | str | None = None,
+        etp_size: int | str | None = None,
+        ep_fsdp_size: int | str | None = None,
+        vpp_size: int | None = None,
         device_type: str = "cpu",
+        sequence_parallel: bool = False,
         order: Sequence[str] = DIMS,
     ) -> DeviceMesh:
-        """The mesh of these sizes. Where `world_size` is known, one size said "auto", or else a `dp_size` left out, is inferred.
+        """The mesh of these sizes, its dims in `order`, outermost first.
 
-        Raises `MeshError` where a size is no whole number from 1, two sizes are "auto", or the product is not the world.
+        Where `world_size` is known, one size said "auto", or else a `dp_size` left out, is inferred; `ep_fsdp_size` always is.
+        Raises `MeshError` with the rule that is broken and the nearest sizes that keep it.
         """
-        given = {"pp": pp_size, "dp": dp_size, "fsdp": fsdp_size, "cp": cp_size, "tp": tp_size}
-        unknown = [dim for dim, size in given.items() if size == "auto"]
-        if len(unknown) > 1:
-            raise MeshError(f"only one size can be auto, here are {', '.join(f'{dim}_size' for dim in unknown)}")
-        for name, size in (*given.items(), ("world", world_size), ("ulysses", ulysses_size)):
-            if size is not None and size != "auto" and (type(size) is not int or size < 1):
-                raise MeshError(f"{name}_size must be a whole number from 1{' or auto' if name in given else ''}, it is {size!r}")
-        known = {dim: size for dim, size in given.items() if isinstance(size, int)}
-        rest = prod(known.values())
-        said = " x ".join(f"{dim} {size}" for dim, size in known.items()) or "1"
-        infer = unknown[0] if unknown else "dp" if dp_size is None else None
-        if world_size is not None and infer:
-            if world_size % rest:
-                raise MeshError(f"{said} = {rest} does not divide the {world_size} ranks")
-            known[infer] = world_size // rest
-        elif unknown:
-            raise MeshError(f"{unknown[0]}_size is auto, and the number of ranks is not known")
-        elif world_size is not None and rest != world_size:
-            raise MeshError(f"{said} = {rest}, and there are {world_size} ranks")
-        return cls(tuple(order), tuple(known.get(dim, 1) for dim in order), ulysses_size or 1, device_type)
+        said = {
+            "pp_size": pp_size,
+            "dp_size": dp_size,
+            "fsdp_size": fsdp_size,
+            "cp_size": cp_size,
+            "tp_size": tp_size,
+            "ulysses_size": ulysses_size,
+            "ep_size": ep_size,
+            "etp_size": etp_size,
+            "ep_fsdp_size": ep_fsdp_size,
+            "vpp_size": vpp_size,
+        }
+        if sorted(order) != sorted(DIMS):
+            raise MeshError(f"the order of dims must name {', '.join(DIMS)}, each once; it says {', '.join(map(str, order))}")
+        settled = settle(said, world_size, sequence_parallel)
+        if settled.misfits:
+            raise MeshError(settled.misfits[0].text)
+        held = settled.sizes
+        return cls(
+            tuple(order),
+            tuple(held[dim] for dim in order),
+            held["ulysses"],
+            held["ep"],
+            held["etp"],
+            held["vpp"],
+            sequence_parallel,
+            device_type,
+        )
+
+    @classmethod
+    def from_ranks(cls, ranks: Any, mesh_dim_names: Sequence[str], *, device_type: str = "cpu") -> DeviceMesh:
+        """The mesh of an explicit array of ranks: nested lists, or an array with `tolist()`, one level for each dim.
+
+        Raises `MeshError` where the array is ragged, empty or holds a rank twice, or the names do not fit it.
+        """
+        flat, shape = _unnested(ranks.tolist() if hasattr(ranks, "tolist") else ranks)
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        for dim in names:
+            if dim in RESERVED:
+                raise MeshError(f"{dim!r} is {RESERVED[dim]} and no name for a dim")
+        if twice := {rank for rank in flat if flat.count(rank) > 1} if len(set(flat)) < len(flat) else ():
+            raise MeshError(f"a rank has one place in a mesh, these have more: {', '.join(map(str, sorted(twice)))}")
+        return cls(names, shape, device_type=device_type, layout=Layout.of(flat, shape))
 
     # Sizes
 
@@ -97,53 +160,116 @@ class DeviceMesh:
         return prod(self.shape)
 
     def size(self, dim: str) -> int:
-        return self.shape[self._index(dim)]
+        return size_of(self._dims((dim,))[1][0])
 
-    def stride(self, dim: str) -> int:
-        """How far apart two neighbours in `dim` are, in ranks."""
-        return prod(self.shape[self._index(dim) + 1 :])
+    def stride(self, dim: str) -> int | None:
+        """How far apart two neighbours in `dim` are, in ranks; none where that differs."""
+        home, (digits,) = self._dims((dim,))
+        joined = join((digits,)) or digits[:1]
+        return None if len(joined) > 1 or home.layout.table else joined[0][1] if joined else 1
 
     @property
     def data_size(self) -> int:
         """How many different shares of a batch there are."""
         return self.size("dp") * self.size("fsdp") // self.ulysses_size
 
+    @property
+    def ep_fsdp_size(self) -> int:
+        """What is left of a pipeline stage's ranks beside ep and etp."""
+        return self.world_size // (self.size("pp") * self.ep_size * self.etp_size)
+
+    @property
+    def pp_stages(self) -> int:
+        """How many pipeline stages there are, virtual ones too."""
+        return self.size("pp") * self.vpp_size
+
     # One rank
 
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, int) and self.layout.indices(rank) is not None
+
     def coordinate(self, rank: int) -> dict[str, int]:
-        return {dim: self.dim_rank(rank, dim) for dim in self.mesh_dim_names}
+        return dict(zip(self.mesh_dim_names, self._indices(rank), strict=True))
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
-        """The rank at a coordinate; dims that it leaves out are 0."""
-        for dim, index in coordinate.items():
-            if not 0 <= index < self.size(dim):
-                raise MeshError(f"{dim} has the indices 0 to {self.size(dim) - 1}, not {index}")
-        return sum(index * self.stride(dim) for dim, index in coordinate.items())
+        """The rank at a coordinate; dims that it leaves out are 0. It may be of a view: {"ep": 1}."""
+        home, dims = self._dims(tuple(coordinate))
+        for dim, digits in zip(coordinate, dims, strict=True):
+            self._within(dim, coordinate[dim], size_of(digits))
+        return home.layout.rank(coordinate.get(dim, 0) for dim in home.mesh_dim_names)
 
     def dim_rank(self, rank: int, dim: str) -> int:
-        self._check(rank)
-        return rank // self.stride(dim) % self.size(dim)
+        """The index of a rank in a dim."""
+        home, _ = self._dims((dim,))
+        indices = home._indices(rank)
+        return indices[home._number[dim]] if dim in home._number else 0
 
     def data_rank(self, rank: int) -> int:
         """Which share of a batch this rank works on: its peers in tp, cp, ulysses and pp have the same."""
-        flat = self.dim_rank(rank, "dp") * self.size("fsdp") + self.dim_rank(rank, "fsdp")
-        return flat // self.ulysses_size
+        at = self.coordinate(rank)
+        return (at.get("dp", 0) * self.size("fsdp") + at.get("fsdp", 0)) // self.ulysses_size
+
+    def get_slice(self, total: int, rank: int) -> range:
+        """The samples of `total` that are this rank's; the first `total mod data_size` data ranks have one more."""
+        if type(total) is not int or total < 0:
+            raise MeshError(f"a number of samples is a whole number from 0, it is {total!r}")
+        return share(total, self.data_size, self.data_rank(rank))
 
     def ranks_along(self, dims: str | Iterable[str], rank: int) -> tuple[int, ...]:
         """The ranks that share all coordinates with `rank` but those of `dims`, in the order of `dims`."""
-        dims = (dims,) if isinstance(dims, str) else tuple(dims)
-        corner = rank - sum(self.dim_rank(rank, dim) * self.stride(dim) for dim in dims)
-        steps = [range(0, self.size(dim) * self.stride(dim), self.stride(dim)) for dim in dims]
-        return tuple(corner + sum(offsets) for offsets in product(*steps))
+        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        home, digits = self._dims(names)
+        corner = home.layout.corner(home._indices(rank), (home._number[dim] for dim in names if dim in home._number))
+        return home.layout.ranks(digits, corner)
 
-    # The whole mesh
+    def neighbour(self, rank: int, dim: str, by: int = 1, ring: bool = False) -> int | None:
+        """The rank `by` further on in a dim: the next pp stage, with -1 the previous one. Beyond the ends there is none, in a
+        `ring` (cp's, or pp's with virtual stages) it goes round."""
+        home, (digits,) = self._dims((dim,))
+        size, at = size_of(digits), home.coordinate(rank)
+        index = at.get(dim, 0) + by
+        if not ring and not 0 <= index < size:
+            return None
+        return home.rank({**at, dim: index % size} if dim in at else at)
+
+    def is_first(self, rank: int, dim: str) -> bool:
+        return self.dim_rank(rank, dim) == 0
+
+    def is_last(self, rank: int, dim: str) -> bool:
+        return self.dim_rank(rank, dim) == self.size(dim) - 1
+
+    def pp_stages_of(self, rank: int) -> tuple[int, ...]:
+        """The pipeline stages that a rank holds: with `vpp_size` above 1 every pp-th, so that data goes round the pp ranks."""
+        first = self.dim_rank(rank, "pp")
+        return tuple(range(first, self.pp_stages, self.size("pp")))
+
+    # Many ranks
+
+    def ranks(self) -> tuple[int, ...]:
+        """All of them, row-major."""
+        return self.layout.ranks(self.layout.dims, self.layout.start)
+
+    def as_array(self) -> Any:
+        """All ranks in nested lists, one level for each dim."""
+        rows: list[Any] = list(self.ranks())
+        for size in reversed(self.shape[1:]):
+            rows = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return rows if self.shape else rows[0]
+
+    def ranks_at(self, dim: str, index: int) -> tuple[int, ...]:
+        """All ranks with this index in a dim, rising: `ranks_at("pp", 0)` are those of the first pp stage."""
+        home, (digits,) = self._dims((dim,))
+        self._within(dim, index, size_of(digits))
+        return tuple(sorted(home.ranks_along([name for name in home.mesh_dim_names if name != dim], home.rank({dim: index}))))
 
     def process_groups(self, dims: str | Iterable[str]) -> Iterator[tuple[int, ...]]:
         """All groups along `dims`, in one order for every rank; together they hold each rank once."""
-        dims = (dims,) if isinstance(dims, str) else tuple(dims)
-        others = [dim for dim in self.mesh_dim_names if dim not in dims]
-        for corner in self.ranks_along(others, 0):
-            yield self.ranks_along(dims, corner)
+        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        home, digits = self._dims(names)
+        others = [home.layout.dims[number] for dim, number in home._number.items() if dim not in names]
+        along = offsets(digits)
+        for corner in offsets(others):
+            yield tuple(home.layout.at(home.layout.start + corner + step) for step in along)
 
     def representative(self, data_rank: int) -> int:
         """Who speaks for a data rank: the first of its peers in the last pp stage."""
@@ -154,28 +280,215 @@ class DeviceMesh:
 
     def collect_ranks(self) -> tuple[int, ...]:
         """One representative per data rank, by data rank."""
-        return tuple(self.representative(data_rank) for data_rank in range(self.data_size))
+        return self.ranks_along(("dp", "fsdp"), self.representative(0))[:: self.ulysses_size]
 
-    def get_slice(self, total: int, rank: int) -> range:
-        """The samples of `total` that are this rank's; the first `total mod data_size` data ranks have one more."""
-        return share(total, self.data_size, self.data_rank(rank))
+    # Meshes of the same ranks
+
+    def at(self, rank: int) -> DeviceMesh:
+        """The same mesh as a rank sees it: `mesh.at(5)["tp"]` is the sub-mesh that holds rank 5."""
+        self._indices(rank)
+        return replace(self, here=rank)
+
+    def __getitem__(self, dims: str | tuple[str, ...]) -> DeviceMesh:
+        """The sub-mesh of these dims, in this order, that holds the rank `here`."""
+        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        home, digits = self._dims(names)
+        here = self._first if self.here is None else self.here
+        start = home.layout.corner(home._indices(here), (home._number[dim] for dim in names if dim in home._number))
+        shape = tuple(map(size_of, digits))
+        return replace(
+            self,
+            mesh_dim_names=names,
+            shape=shape,
+            ulysses_size=self.ulysses_size if {"dp", "fsdp"} <= set(names) else 1,
+            ep_size=1,
+            etp_size=1,
+            vpp_size=self.vpp_size if "pp" in names else 1,
+            sequence_parallel=self.sequence_parallel and "tp" in names,
+            layout=Layout(digits, start, home.layout.table),
+            here=here,
+            absent=tuple(dim for dim in home.absent if dim not in names),
+            whole=self.whole and prod(shape) == self.world_size,
+        )
+
+    def flatten(self, *dims: str, name: str = "") -> DeviceMesh:
+        """The mesh with some dims (all where none is named) joined into one, where the outermost of them was; the last one named is
+        the fastest. It is called `name`, or as torch does, `dp_fsdp`."""
+        names = dims or self.mesh_dim_names
+        if missing := [dim for dim in names if dim not in self.mesh_dim_names]:
+            raise MeshError(f"there is no dim {missing[0]!r} to flatten, there are {', '.join(self.mesh_dim_names)}")
+        joined = name or "_".join(names)
+        if joined in RESERVED:
+            raise MeshError(f"{joined!r} is {RESERVED[joined]} and no name for a dim")
+        first = min((self._number[dim] for dim in names), default=0)
+        kept = [dim for dim in self.mesh_dim_names if dim not in names]
+        order = [*(dim for dim in kept if self._number[dim] < first), joined, *(dim for dim in kept if self._number[dim] > first)]
+        flat = join(self.layout.dims[self._number[dim]] for dim in names)
+        digits = [flat if dim == joined else self.layout.dims[self._number[dim]] for dim in order]
+        return self._regrouped(tuple(order), digits, tuple(dim for dim in self.absent if dim not in names))
+
+    def unflatten(self, dim: str, sizes: Mapping[str, int]) -> DeviceMesh:
+        """The inverse: a dim, or one of a view, parted into several, the last one the fastest. For attention that is split by heads and
+        in a ring: `mesh.unflatten("ulysses", {"ring": ulysses // heads, "heads": heads})`."""
+        home, _ = self._dims((dim,))
+        if prod(sizes.values()) != self.size(dim) or any(type(size) is not int or size < 1 for size in sizes.values()):
+            raise MeshError(f"{' x '.join(f'{name} {size}' for name, size in sizes.items())} is not the {self.size(dim)} of {dim}")
+        if wrong := [name for name in sizes if name in RESERVED or (name != dim and name in home.mesh_dim_names)]:
+            raise MeshError(f"{wrong[0]!r} is {RESERVED.get(wrong[0], 'a dim of the mesh already')} and no name for a part of {dim}")
+        order = [name for other in home.mesh_dim_names for name in (sizes if other == dim else (other,))]
+        rest, *inner = sizes
+        return home._refactored(tuple(order), (dim,), {name: sizes[name] for name in reversed(inner)}, rest)
+
+    def view(self, name: str) -> DeviceMesh:
+        """The same ranks by other dims: "data" (pp, data, ulysses, cp, tp) or "expert" (pp, ep_fsdp, ep, etp)."""
+        if name not in VIEWS:
+            raise MeshError(f"there is no view {name!r}, there are {' and '.join(VIEWS)}")
+        return replace(self._views[name], here=self.here)
+
+    @cached_property
+    def _views(self) -> dict[str, DeviceMesh]:
+        return {"data": self._data_view(), "expert": self._expert_view()}
+
+    def _data_view(self) -> DeviceMesh:
+        kept = [dim for dim in self.mesh_dim_names if dim not in ("dp", "fsdp")]
+        first = min((self._number[dim] for dim in ("dp", "fsdp") if dim in self._number), default=0)
+        outer = [dim for dim in kept if self._number[dim] < first]
+        order = (*outer, "data", "ulysses", *(dim for dim in kept if dim not in outer))
+        return self._refactored(order, ("dp", "fsdp"), {"ulysses": self.ulysses_size}, "data")
+
+    def _expert_view(self) -> DeviceMesh:
+        stage = tuple(dim for dim in self.mesh_dim_names if dim != "pp")
+        order = (*(dim for dim in self.mesh_dim_names if dim == "pp"), *EXPERT_DIMS)
+        return self._refactored(order, stage, {"etp": self.etp_size, "ep": self.ep_size}, "ep_fsdp")
+
+    def _refactored(self, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], rest: str) -> DeviceMesh:
+        """The dims `old` run through as one, and parted anew: the sizes of `inner`, innermost first, and what is left."""
+        digits = {dim: self.layout.dims[number] for dim, number in self._number.items() if dim not in old}
+        flat: Dim | None = join(self.layout.dims[self._number[dim]] for dim in old if dim in self._number)
+        for dim, size in inner.items():
+            parted = split(flat, size) if flat is not None else None
+            flat = parted[0] if parted else None
+            digits[dim] = parted[1] if parted else ()
+        absent = tuple(dim for dim in self.absent if dim not in old)
+        if flat is not None:
+            return self._regrouped(order, [{**digits, rest: flat}[dim] for dim in order], absent)
+        return self._listed(order, old, inner, rest, absent)
+
+    def _listed(
+        self, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], rest: str, absent: tuple[str, ...]
+    ) -> DeviceMesh:
+        """As `_refactored`, for an order of dims in which no strides give the answer: by the ranks themselves."""
+        kept = [dim for dim in self.mesh_dim_names if dim not in old]
+        run = [dim for dim in old if dim in self._number]
+        table = self.layout.ranks((self.layout.dims[self._number[dim]] for dim in (*kept, *run)), self.layout.start)
+        sizes = {dim: self.size(dim) for dim in kept} | {rest: prod(map(self.size, run)) // prod(inner.values())}
+        sizes |= dict(reversed(inner.items()))
+        digits = dict(zip(sizes, row_major(tuple(sizes.values())), strict=True))
+        return self._regrouped(order, [digits[dim] for dim in order], absent, table)
+
+    def _regrouped(self, names: tuple[str, ...], digits: Sequence[Dim], absent: tuple[str, ...], table: tuple[int, ...] = ()) -> DeviceMesh:
+        layout = Layout(tuple(digits), 0 if table else self.layout.start, table or self.layout.table)
+        return DeviceMesh(names, tuple(map(size_of, digits)), device_type=self.device_type, layout=layout, here=self.here, absent=absent)
 
     # torch
 
     def to_torch(self) -> TorchDeviceMesh:
-        """torch's mesh of the same dims and ranks; every rank of the group's world calls it together."""
+        """torch's mesh of the same dims and ranks; every rank of the group's world calls it together.
+
+        Raises `MeshError` where there is no such world (a single process alone gets one), and where the ranks along a dim do not rise:
+        torch numbers the ranks of a process group as they rise, so its shards would not be those of its own coordinates.
+        """
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
         from torch.distributed.device_mesh import init_device_mesh
 
-        return init_device_mesh(self.device_type, self.shape, mesh_dim_names=self.mesh_dim_names)
+        if not self.whole:
+            names = ", ".join(map(repr, self.mesh_dim_names))
+            raise MeshError(f"a sub-mesh is taken from torch's mesh of the whole: mesh.to_torch()[{names}]")
+        if self.device_type == "mps":
+            raise MeshError("torch has no mesh of mps devices")
+        if not dist.is_initialized():
+            if self.world_size > 1:
+                raise MeshError(f"the mesh has {self.world_size} ranks, and torch.distributed is not initialised")
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        if self.world_size > dist.get_world_size():
+            raise MeshError(f"the mesh has {self.world_size} ranks, and the world has {dist.get_world_size()}")
+        if self.world_size == dist.get_world_size() and self.layout == Layout(row_major(self.shape)):
+            return init_device_mesh(self.device_type, self.shape, mesh_dim_names=self.mesh_dim_names)
+        if (last := max(self.ranks())) >= dist.get_world_size():
+            raise MeshError(f"the mesh has rank {last}, and the world has the ranks 0 to {dist.get_world_size() - 1}")
+        for dim in self.mesh_dim_names:
+            if fallen := next((group for group in self.process_groups(dim) if list(group) != sorted(group)), ()):
+                along = ", ".join(map(str, fallen[:8])) + ", ..." * (len(fallen) > 8)
+                raise MeshError(f"torch numbers the ranks of a process group as they rise, and along {dim} here they are {along}")
+        return TorchDeviceMesh(self.device_type, torch.tensor(self.as_array()), mesh_dim_names=self.mesh_dim_names)
 
-    def _index(self, dim: str) -> int:
-        if dim not in self.mesh_dim_names:
-            raise MeshError(f"there is no dim {dim!r}, there are {', '.join(self.mesh_dim_names)}")
-        return self.mesh_dim_names.index(dim)
+    # Look-ups
 
-    def _check(self, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise MeshError(f"rank {rank} is not in the mesh, it has the ranks 0 to {self.world_size - 1}")
+    @cached_property
+    def _number(self) -> dict[str, int]:
+        return {dim: number for number, dim in enumerate(self.mesh_dim_names)}
+
+    @property
+    def _first(self) -> int:
+        return self.layout.at(self.layout.start)
+
+    def _dims(self, names: tuple[str, ...]) -> tuple[DeviceMesh, tuple[Dim, ...]]:
+        """The mesh that has all these dims, this one or a view, and their digits there."""
+        for dim in names:
+            if names.count(dim) > 1:
+                raise MeshError(f"dim {dim} is named {names.count(dim)} times")
+        for home in (self, *(self._views[view] for view, dims in VIEWS.items() if any(dim in dims for dim in names) and not self._is_view)):
+            if all(dim in home._number or dim in home.absent for dim in names):
+                return home, tuple(home.layout.dims[home._number[dim]] if dim in home._number else () for dim in names)
+        raise MeshError(self._unknown(names))
+
+    @cached_property
+    def _is_view(self) -> bool:
+        return any(dim in self._number for dims in VIEWS.values() for dim in dims)
+
+    def _unknown(self, names: tuple[str, ...]) -> str:
+        views = {} if self._is_view else VIEWS
+        askable = (*self.mesh_dim_names, *self.absent, *(dim for dims in views.values() for dim in dims))
+        if strange := [dim for dim in names if dim not in askable]:
+            also = f"; its views have {', '.join(dim for dims in views.values() for dim in dims)}" if views else ""
+            return f"there is no dim {strange[0]!r}, there are {', '.join(self.mesh_dim_names)}{also}"
+        return f"{' and '.join(names)} are not dims of one view of the mesh, so there are no groups along them together"
+
+    def _indices(self, rank: int) -> list[int]:
+        found = self.layout.indices(rank) if isinstance(rank, int) else None
+        if found is None:
+            raise MeshError(f"rank {rank!r} is not in the mesh, it has {self._extent()}")
+        return found
+
+    def _extent(self) -> str:
+        first, count = self._first, self.world_size
+        if join(self.layout.dims) in (((count, 1),), ()) and not self.layout.table:
+            return f"the ranks {first} to {first + count - 1}"
+        ranks = self.layout.ranks(self.layout.dims, self.layout.start)[:8]
+        return f"the ranks {', '.join(map(str, ranks))}{', ...' if count > len(ranks) else ''}"
+
+    def _within(self, dim: str, index: object, size: int) -> None:
+        if not isinstance(index, int) or not 0 <= index < size:
+            raise MeshError(f"{dim} has the {'index 0' if size == 1 else f'indices 0 to {size - 1}'}, not {index!r}")
+
+
+def _unnested(ranks: Any) -> tuple[list[int], tuple[int, ...]]:
+    """Nested lists as one, and how they were nested."""
+    if isinstance(ranks, bool) or not isinstance(ranks, (int, list, tuple)):
+        raise MeshError(f"a mesh is made of ranks, whole numbers in nested lists, not of {ranks!r}")
+    if isinstance(ranks, int):
+        if ranks < 0:
+            raise MeshError(f"a rank is a whole number from 0, not {ranks}")
+        return [ranks], ()
+    parts = [_unnested(part) for part in ranks]
+    if not parts:
+        raise MeshError("a mesh has at least one rank, this array is empty")
+    if len(shapes := sorted({shape for _, shape in parts})) > 1:
+        lengths = " and ".join(str(shape[0]) if shape else "no row" for shape in shapes)
+        raise MeshError(f"the rows of the array have different lengths: {lengths}")
+    return [rank for flat, _ in parts for rank in flat], (len(parts), *parts[0][1])
 
 
 def share(total: int, parts: int, part: int) -> range:

@@ -6,7 +6,8 @@ A `Route` is what the plan stores: from a stage's value to a parameter of the st
 by every rank alone and with the same result, from the route, the two meshes and the `Table` of what each speaker holds.
 
 Sample order is the order of ids. A sample's id is a tuple of numbers: 17, and (17, 3) for the fourth sample made from it.
-A new mode is one entry in `DISPATCH` or `COLLECT`, with its half for meshes and its half for batches.
+A new mode is one entry in `DISPATCH` or `COLLECT`, with its half for meshes and its half for batches; the half for meshes answers for
+one rank or one speaker at a time, so that nothing lists the world that need not be a list.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import gcd
 from typing import Literal
 
-from meshctl.mesh import DeviceMesh, share
+from meshctl.mesh import DeviceMesh, share, share_of
 
 Id = tuple[int, ...]
 Join = Literal["samples", "mean", "sum", "first", "list"]
@@ -53,6 +55,29 @@ class DispatchMode:
     """Which of them a rank gets."""
     holder: Callable[[DeviceMesh, int, int], int]
     """Of the ranks that get a share, the one that stands to it as a given rank stands to its own: (mesh, rank, share) -> rank."""
+    step: Callable[[DeviceMesh], int | None]
+    """So many neighbouring ranks get share 0, as many the next, and after the last share 0 again; none where it is not so even."""
+
+    def among(self, mesh: DeviceMesh, ranks: range) -> tuple[range, ...]:
+        """The shares that neighbouring ranks get, rising, in runs."""
+        step, shares = self.step(mesh), self.shares(mesh)
+        if step is None:
+            return _runs(sorted({self.share_of(mesh, rank) for rank in ranks}))
+        first, last = ranks.start // step, (ranks.stop - 1) // step
+        if last - first >= shares - 1:
+            return (range(shares),)
+        first, last = first % shares, last % shares
+        return (range(first, last + 1),) if first <= last else (range(last + 1), range(first, shares))
+
+
+def _runs(numbers: Sequence[int]) -> tuple[range, ...]:
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return tuple(runs)
 
 
 def _data_peer(mesh: DeviceMesh, rank: int, data_rank: int) -> int:
@@ -63,9 +88,9 @@ def _data_peer(mesh: DeviceMesh, rank: int, data_rank: int) -> int:
 
 
 DISPATCH: Mapping[str, DispatchMode] = {
-    "slice_dp": DispatchMode(lambda mesh: mesh.data_size, lambda mesh, rank: mesh.data_rank(rank), _data_peer),
-    "slice": DispatchMode(lambda mesh: mesh.world_size, lambda mesh, rank: rank, lambda mesh, rank, share: share),
-    "all": DispatchMode(lambda mesh: 1, lambda mesh, rank: 0, lambda mesh, rank, share: rank),
+    "slice_dp": DispatchMode(lambda mesh: mesh.data_size, DeviceMesh.data_rank, _data_peer, lambda mesh: mesh.stride("data")),
+    "slice": DispatchMode(lambda mesh: mesh.world_size, lambda mesh, rank: rank, lambda mesh, rank, share: share, lambda mesh: 1),
+    "all": DispatchMode(lambda mesh: 1, lambda mesh, rank: 0, lambda mesh, rank, share: rank, lambda mesh: 1),
 }
 EXECUTE = ("all", "first", "peer")
 
@@ -74,32 +99,79 @@ EXECUTE = ("all", "first", "peer")
 
 
 @dataclass(frozen=True)
+class Speakers:
+    """The ranks whose values count, in the order in which they join: how many, which, and which number a rank is. Nothing lists them."""
+
+    count: Callable[[DeviceMesh], int]
+    rank: Callable[[DeviceMesh, int], int]
+    """The rank of the i-th."""
+    number: Callable[[DeviceMesh, int], int | None]
+    """Which of them a rank is; none where it does not speak."""
+
+
+@dataclass(frozen=True)
 class CollectMode:
-    speakers: Callable[[DeviceMesh], tuple[int, ...]]
-    """The ranks whose values count, in the order in which they join."""
+    speakers: Speakers
     join: Join
     """`samples`: one batch in sample order; `mean`, `sum`: numbers, by data rank; `first`: the only value; `list`: all of them."""
 
 
-def _last_stage(mesh: DeviceMesh) -> tuple[int, ...]:
-    last = mesh.size("pp") - 1
-    return tuple(rank for rank in range(mesh.world_size) if mesh.dim_rank(rank, "pp") == last)
+def _number_of_representative(mesh: DeviceMesh, rank: int) -> int | None:
+    data_rank = mesh.data_rank(rank)
+    return data_rank if mesh.representative(data_rank) == rank else None
 
 
+def _inner(mesh: DeviceMesh) -> tuple[str, ...]:
+    """The dims within a pipeline stage, outermost first."""
+    return tuple(dim for dim in mesh.mesh_dim_names if dim != "pp")
+
+
+def _of_last_stage(mesh: DeviceMesh, number: int) -> int:
+    """The number-th rank of the last pipeline stage, row-major."""
+    at = {"pp": mesh.size("pp") - 1}
+    for dim in reversed(_inner(mesh)):
+        number, at[dim] = divmod(number, mesh.size(dim))
+    return mesh.rank(at)
+
+
+def _number_in_last_stage(mesh: DeviceMesh, rank: int) -> int | None:
+    at, number = mesh.coordinate(rank), 0
+    for dim in _inner(mesh):
+        number = number * mesh.size(dim) + at[dim]
+    return number if mesh.is_last(rank, "pp") else None
+
+
+def _only(speaker: Callable[[DeviceMesh], int]) -> Speakers:
+    return Speakers(lambda mesh: 1, lambda mesh, number: speaker(mesh), lambda mesh, rank: 0 if rank == speaker(mesh) else None)
+
+
+REPRESENTATIVES = Speakers(lambda mesh: mesh.data_size, DeviceMesh.representative, _number_of_representative)
+EVERYBODY = Speakers(lambda mesh: mesh.world_size, lambda mesh, number: number, lambda mesh, rank: rank)
+LAST_STAGE = Speakers(lambda mesh: mesh.world_size // mesh.size("pp"), _of_last_stage, _number_in_last_stage)
+WORKER_0 = _only(lambda mesh: 0)
 COLLECT: Mapping[str, CollectMode] = {
-    "flatten": CollectMode(DeviceMesh.collect_ranks, "samples"),
-    "mean": CollectMode(DeviceMesh.collect_ranks, "mean"),
-    "sum": CollectMode(DeviceMesh.collect_ranks, "sum"),
-    "first": CollectMode(lambda mesh: (mesh.representative(0),), "first"),
-    "last_pp_first": CollectMode(lambda mesh: _last_stage(mesh)[:1], "first"),
-    "none": CollectMode(lambda mesh: tuple(range(mesh.world_size)), "list"),
-    "last_pp": CollectMode(_last_stage, "list"),
+    "flatten": CollectMode(REPRESENTATIVES, "samples"),
+    "mean": CollectMode(REPRESENTATIVES, "mean"),
+    "sum": CollectMode(REPRESENTATIVES, "sum"),
+    "first": CollectMode(_only(lambda mesh: mesh.representative(0)), "first"),
+    "last_pp_first": CollectMode(_only(lambda mesh: _of_last_stage(mesh, 0)), "first"),
+    "none": CollectMode(EVERYBODY, "list"),
+    "last_pp": CollectMode(LAST_STAGE, "list"),
 }
 
 
+def voices(collect: str, execute: str = "all") -> Speakers:
+    """Who speaks for a stage's value; with `execute: first` only worker 0 has one."""
+    return WORKER_0 if execute == "first" else COLLECT[collect].speakers
+
+
 def speakers(mesh: DeviceMesh, collect: str, execute: str = "all") -> tuple[int, ...]:
-    """The ranks that give a stage's value; with `execute: first` only worker 0 has one."""
-    return (0,) if execute == "first" else COLLECT[collect].speakers(mesh)
+    """The ranks that give a stage's value."""
+    who = voices(collect, execute)
+    return tuple(who.rank(mesh, number) for number in range(who.count(mesh)))
+
+
+# Execute: whose samples a worker gets
 
 
 def peer_span(workers: int, producer: int, producers: int) -> range:
@@ -107,6 +179,36 @@ def peer_span(workers: int, producer: int, producers: int) -> range:
     if workers >= producers:
         return share(workers, producers, producer)
     return range(producer % workers, producer % workers + 1)
+
+
+def hearers(mesh: DeviceMesh, execute: str) -> int:
+    """How many ranks of the called component hear anybody."""
+    return 1 if execute == "first" else mesh.world_size
+
+
+def shares(mesh: DeviceMesh, execute: str, dispatch: str, speakers: int) -> int:
+    """Into how many different shares a batch is cut; for `peer`, the parts of all speakers together."""
+    mode = DISPATCH[dispatch]
+    if execute != "peer":
+        return 1 if execute == "first" else mode.shares(mesh)
+    each, more = divmod(mesh.world_size, speakers)
+    if not each:
+        return speakers
+    return _parts(mode, mesh, speakers, range(more)) + _parts(mode, mesh, speakers, range(more, speakers))
+
+
+def _parts(mode: DispatchMode, mesh: DeviceMesh, speakers: int, some: range) -> int:
+    """Of neighbouring speakers with equal spans: spans that begin at the same place of a `step` are cut alike."""
+
+    def of(numbers: range) -> int:
+        return sum(len(run) for number in numbers for run in mode.among(mesh, peer_span(mesh.world_size, number, speakers)))
+
+    if not some:
+        return 0
+    step, size = mode.step(mesh), len(peer_span(mesh.world_size, some.start, speakers))
+    period = step // gcd(step, size) if step else len(some)
+    times, rest = divmod(len(some), period)
+    return (times * of(some[:period]) if times else 0) + of(some[:rest])
 
 
 # Routes
@@ -223,13 +325,16 @@ def _balanced(units: Sequence[range], weights: Sequence[int], parts: int) -> lis
     return [[position for unit in sorted(mine, key=lambda unit: unit.start) for position in unit] for mine in held]
 
 
-def heard_by(mesh: DeviceMesh, execute: str, speakers: int, rank: int) -> tuple[int, ...]:
+def heard_by(mesh: DeviceMesh, execute: str, speakers: int, rank: int) -> range:
     """Which speakers, by index, a rank of the called component hears; none where it is not called."""
     if execute == "first" and rank:
-        return ()
+        return range(0)
+    if execute == "peer" and mesh.world_size < speakers:
+        return range(rank, speakers, mesh.world_size)
     if execute == "peer":
-        return tuple(speaker for speaker in range(speakers) if rank in peer_span(mesh.world_size, speaker, speakers))
-    return tuple(range(speakers))
+        speaker = share_of(mesh.world_size, speakers, rank)
+        return range(speaker, speaker + 1)
+    return range(speakers)
 
 
 def shares_for(execute: str, dispatch: Dispatch, mesh: DeviceMesh, table: Table) -> dict[int, list[tuple[int, int]]]:
@@ -253,7 +358,7 @@ def _peer_shares(mode: DispatchMode, dispatch: Dispatch, mesh: DeviceMesh, table
             tuple(ids if i == speaker else () for i, ids in enumerate(table.ids)), table.lengths, table.homes, table.group_depth
         )
         placed = order(alone)
-        present = sorted({mode.share_of(mesh, rank) for rank in span})
+        present = [share for run in mode.among(mesh, span) for share in run]
         shares = cut(alone, placed, len(present), dispatch)
         for rank in span:
             mine = [placed[p] for p in shares[present.index(mode.share_of(mesh, rank))]]

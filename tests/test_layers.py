@@ -135,10 +135,19 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-def test_import_meshctl_loads_nothing_heavy() -> None:
-    assert loaded_by("import meshctl") == set()
+@pytest.mark.parametrize("code", ["import meshctl", "from meshctl import DeviceMesh; DeviceMesh.from_sizes(tp_size=2).at(1)['tp']"])
+def test_the_ground_loads_nothing_heavy(code: str) -> None:
+    assert loaded_by(code) == set()
 
 
-@pytest.mark.parametrize("command", [["validate", "recipes/grpo_arithmetic.yaml"], ["launch", "--dry-run", "recipes/grpo_arithmetic.yaml"]])
+READING = ["validate", "launch --dry-run", "show-topology", "show-topology --format json", "show-topology --format html"]
+
+
+@pytest.mark.parametrize("command", [[*command.split(), "recipes/grpo_arithmetic.yaml"] for command in READING])
 def test_reading_commands_never_load_torch(command: list[str]) -> None:
     assert "torch" not in loaded_by(f"from meshctl.cli.app import main; sys.argv = {['meshctl', *command]}; sys.exit(main())")
+
+
+def test_pictures_are_drawn_without_rich() -> None:
+    command = ["meshctl", "show-topology", "recipes/grpo_arithmetic.yaml"]
+    assert not loaded_by(f"from meshctl.cli.app import main; sys.argv = {command}; sys.exit(main())") & {"rich", "numpy", "torch"}

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed import DistError, PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
@@ -198,7 +199,7 @@ def _agent(plan: Plan, run: RunDir, group: str, node: int, head: str, server: Cl
             member.local_rank,
             f"{group}:{member.rank}",
             str(run.log(group, member.rank)),
-            worker.environment(plan, run, start, placed, member, head, inherited),
+            worker.environment(plan, run, start, placed, member, head, inherited, torch.version.hip is not None),
             argv,
             cwd,
         )

@@ -10,8 +10,10 @@ connections wait in the backlog of the socket that was opened first.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+import re
 import signal
 import socket
 import time
@@ -19,20 +21,26 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from meshctl.engines import forkserver, guard
 from meshctl.engines.forkserver import Client, WorkerMain
 from meshctl.engines.head import Gone
-from meshctl.engines.worker import CannotStart, missing, resolve
-from meshctl.plan.model import Plan
+from meshctl.engines.visible import CannotStart, Narrowed, devices_text, named, narrowed, numbers
+from meshctl.engines.worker import missing, resolve
+from meshctl.plan.model import Group, Plan
 from meshctl.run import RunDir, Start
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-ACCELERATORS = {"cuda": ("/dev/nvidia[0-9]*", "CUDA_VISIBLE_DEVICES"), "npu": ("/dev/davinci[0-9]*", "ASCEND_RT_VISIBLE_DEVICES")}
+ROOT = Path("/")
+DEVICES = {"cuda": "dev/nvidia[0-9]*", "npu": "dev/davinci[0-9]*"}
+"""The files that a machine has for its devices."""
+ROCM_DEVICES = "sys/class/kfd/kfd/topology/nodes/*/gpu_id"
+"""One for each processor; 0 is in those that are no GPU."""
 HOST = "127.0.0.1"
 
 
@@ -62,24 +70,55 @@ def preflight(plan: Plan, start: Start) -> None:
     """Compares the plan with this machine; raises `CannotStart` with the first thing that is missing."""
     if plan.cluster.nodes > 1:
         raise CannotStart(f"the plan has {plan.cluster.nodes} nodes, and the local engine has one: this machine")
+    rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
+    held: dict[str, Group] = {}
     for group in plan.groups:
-        if group.device_type in ACCELERATORS:
-            here, needed = count_devices(group.device_type), plan.cluster.devices_per_node
-            if len(group.visible_devices) == 0 and here < needed:
-                raise CannotStart(f"group {group.name} needs {group.device_type} devices: the plan has {needed}, this machine has {here}")
+        if (kind := group.device_type) in DEVICES:
+            for name in compare(group, numbers(plan, group, 0), narrowed(kind, os.environ, rocm), count_devices(kind, rocm)):
+                other = held.setdefault(f"{kind} device {name}", group)
+                if host(plan, other) != host(plan, group):
+                    both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
+                    raise CannotStart(f"{both}: give them other visible_devices, or say `colocate: {other.name}`")
         if lacking := missing(start, group):
             raise CannotStart(lacking)
         for _, value in group.env:
             resolve(value or "", os.environ)
 
 
-def count_devices(device_type: str) -> int:
+def host(plan: Plan, group: Group) -> str:
+    """Whose devices a group has."""
+    while group.colocate:
+        group = plan.group(group.colocate)
+    return group.name
+
+
+def compare(group: Group, wanted: Sequence[int], left: Narrowed | None, here: int) -> list[str]:
+    """What this machine calls the devices that a group needs, by their numbers on the node; raises `CannotStart` where it lacks some.
+
+    A list in the environment is believed where no device is found at all: the machine may have them elsewhere.
+    """
+    if left is not None:
+        known = takewhile(lambda name: here == 0 or not name.isdigit() or int(name) < here, left.names)
+        return named(group, wanted, replace(left, names=tuple(known)))
+    names = named(group, wanted, None)
+    if strange := [name for name in names if here == 0 or (name.isdigit() and int(name) >= here)]:
+        needs = f"is to see {', '.join(strange)} (its visible_devices)" if group.visible_devices else f"needs {devices_text(group, wanted)}"
+        raise CannotStart(f"group {group.name} {needs}, and this machine has {here or 'none'}")
+    return names
+
+
+def count_devices(device_type: str, rocm: bool = False) -> int:
     """Without a driver call: CUDA that was touched before a fork is of no use after it."""
-    pattern, variable = ACCELERATORS[device_type]
-    if (listed := os.environ.get(variable)) is not None:
-        return len([name for name in listed.split(",") if name.strip()])
-    folder, name = os.path.split(pattern)
-    return len(list(Path(folder).glob(name)))
+    if rocm and device_type == "cuda":
+        return len([file for file in ROOT.glob(ROCM_DEVICES) if file.read_text().strip() not in ("", "0")])
+    return len(list(ROOT.glob(DEVICES[device_type])))
+
+
+def is_rocm() -> bool:
+    """Whether the torch that is installed is ROCm's, told by its text and without importing it."""
+    found = importlib.util.find_spec("torch")
+    version = Path(found.origin).with_name("version.py") if found and found.origin else None
+    return version is not None and version.is_file() and re.search(r"^hip\b.*=\s*['\"]", version.read_text(), re.M) is not None
 
 
 @dataclass

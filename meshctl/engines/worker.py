@@ -11,12 +11,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from meshctl.engines.visible import CannotStart as CannotStart
+from meshctl.engines.visible import narrowed, variables, visible
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.references import Unset, filled
 from meshctl.run import RunDir, Start
 
 LOOPBACK = "lo"
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 
 READ_AT_IMPORT = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
@@ -27,10 +28,6 @@ READ_AT_IMPORT = (
 for a process that is forked after that."""
 
 WORKER = ("-m", "meshctl.runtime.worker")
-
-
-class CannotStart(Exception):
-    """The environment refuses a group; the message says what is missing."""
 
 
 def argv_of(run: RunDir, start: Start, group: Group, inherited: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -48,14 +45,18 @@ def reads_at_import(group: Group, inherited: Mapping[str, str]) -> bool:
 
 
 def environment(
-    plan: Plan, run: RunDir, start: Start, group: Group, worker: Worker, head: str, inherited: Mapping[str, str]
+    plan: Plan, run: RunDir, start: Start, group: Group, worker: Worker, head: str, inherited: Mapping[str, str], rocm: bool = False
 ) -> dict[str, str]:
-    """On top of what is inherited; the group's own `env` has the last word but for meshctl's names."""
+    """On top of what is inherited; the group's own `env` has the last word but for meshctl's names. `rocm`: torch is ROCm's.
+
+    Devices of other types than its group's are left as they were: torchrun hides nothing, and a process on cpu that borrows a GPU is
+    not surprised. Who wants them hidden says so: `env: {CUDA_VISIBLE_DEVICES: ""}`.
+    """
     found = {"OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}
     if plan.cluster.nodes == 1:  # nothing leaves this machine
         found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-    if name := VISIBLE.get(group.device_type):
-        found[name] = ",".join(visible(plan, worker, inherited.get(name, "")))
+    if mine := variables(group.device_type, rocm):
+        found |= dict.fromkeys(mine, ",".join(visible(plan, worker, narrowed(group.device_type, inherited, rocm))))
     found |= {name: resolve(value, inherited) for name, value in group.env if value is not None}
     return found | {
         "MESHCTL_PLAN": str(run.plan),
@@ -64,22 +65,6 @@ def environment(
         "MESHCTL_ATTEMPT": str(start.attempt),
         "MESHCTL_RUN_DIR": str(run.path),
     }
-
-
-def visible(plan: Plan, worker: Worker, inherited: str) -> list[str]:
-    """What the hardware calls the devices that a worker sees.
-
-    A components' worker sees its own, numbered from 0. A program's sees those of its whole group on the node, as under
-    torchrun, so that `LOCAL_RANK` finds the right one.
-    """
-    group = plan.group(worker.group)
-    on_node = [device for member in plan.workers(group.name, worker.node) for device in member.devices]
-    wanted = on_node if group.program else worker.devices
-    if group.visible_devices:
-        return [group.visible_devices[on_node.index(device)] for device in wanted]
-    numbers = [device % plan.cluster.devices_per_node for device in wanted]
-    names = [name.strip() for name in inherited.split(",")] if inherited else []
-    return [names[number] if names else str(number) for number in numbers]
 
 
 def resolve(value: str, environ: Mapping[str, str]) -> str:

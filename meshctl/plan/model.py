@@ -16,18 +16,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from meshctl.mesh import DeviceMesh, share_of
+from meshctl.cluster import Cluster as Cluster
+from meshctl.mesh import DeviceMesh
+from meshctl.nodes import Spread, Stretch, stretches
 from meshctl.routes import Dispatch, Route
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON; a plan of another format is refused by name."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    nodes: int = 1
-    devices_per_node: int = 0
-    """Accelerators; 0 where the job uses none."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Group:
     first_place: int
     """The place of its rank 0 in the whole job; ranks follow."""
     devices: tuple[tuple[int, int], ...] = ()
-    """Runs [start, stop) of device numbers over the cluster, in the order of the workers; empty on cpu."""
+    """Runs [start, stop) of numbers among the cluster's devices of its type, in the order of the workers; empty on cpu."""
     gpus_per_worker: int = 1
     visible_devices: tuple[str, ...] = ()
     """What the hardware calls the devices that the group may use on its node; empty for all."""
@@ -100,6 +95,8 @@ class Stage:
     collect: str = "flatten"
     samples: int = 0
     """The global count that it gives, where the recipe says it; 0 where it does not."""
+    sample_bytes: int = 0
+    """About how many bytes one of them has, where the recipe says it."""
     every: int = 1
     when: Literal["", "start", "end", "checkpoint"] = ""
     to: str = ""
@@ -145,7 +142,7 @@ class Worker:
     node: int
     local_rank: int
     devices: tuple[int, ...]
-    """Numbers over the cluster; empty on cpu."""
+    """Numbers among the cluster's devices of the group's type; empty on cpu."""
 
 
 @dataclass(frozen=True)
@@ -197,22 +194,45 @@ class Plan:
 
     # Placement
 
+    @cached_property
+    def _spreads(self) -> dict[str, Spread]:
+        return {}
+
+    def _spread(self, name: str) -> Spread:
+        if name not in self._spreads:
+            group = self.group(name)
+            self._spreads[name] = Spread(stretches(group, self.cluster), group.gpus_per_worker)
+        return self._spreads[name]
+
+    def stretches(self, group: str) -> tuple[Stretch, ...]:
+        """Where a group's workers are, without a list of them."""
+        return self._spread(group).stretches
+
+    def node_runs_of(self, group: str) -> tuple[tuple[int, int], ...]:
+        """The nodes on which a group has workers, as runs [start, stop)."""
+        return self._spread(group).nodes
+
     def nodes_of(self, group: str) -> tuple[int, ...]:
-        return tuple(sorted({worker.node for worker in self.workers(group)}))
+        return tuple(node for start, stop in self.node_runs_of(group) for node in range(start, stop))
+
+    def node_of(self, group: str, rank: int) -> int:
+        return self._spread(group).seat(rank).node
+
+    def local_rank(self, group: str, rank: int) -> int:
+        return self._spread(group).seat(rank).local_rank
+
+    def worker(self, group: str, rank: int) -> Worker:
+        placed, seat = self.group(group), self._spread(group).seat(rank)
+        devices = range(0)
+        if placed.device_type != "cpu":
+            first = self.cluster.first_on(placed.device_type, seat.node) + seat.number
+            devices = range(first, first + placed.gpus_per_worker)
+        return Worker(group, rank, placed.first_place + rank, seat.node, seat.local_rank, tuple(devices))
 
     def workers(self, group: str, node: int | None = None) -> Iterator[Worker]:
         """The group's workers by rank, or those on one node."""
-        placed = self.group(group)
-        taken: dict[int, int] = {}
-        for rank in range(placed.workers):
-            devices, where = self._devices(placed, rank), self._node(placed, rank)
-            local_rank = taken.get(where, 0)
-            taken[where] = local_rank + 1
-            if node is None or node == where:
-                yield Worker(group, rank, placed.first_place + rank, where, local_rank, devices)
-
-    def worker(self, group: str, rank: int) -> Worker:
-        return next(worker for worker in self.workers(group) if worker.rank == rank)
+        ranks = range(self.group(group).workers) if node is None else self._spread(group).on(node)
+        return (self.worker(group, rank) for rank in ranks)
 
     def at_place(self, place: int) -> tuple[str, int]:
         """(group, rank) of a place."""
@@ -220,19 +240,6 @@ class Plan:
             if group.first_place <= place < group.first_place + group.workers:
                 return group.name, place - group.first_place
         raise IndexError(f"the job has {self.places} workers, there is no place {place}")
-
-    def _devices(self, group: Group, rank: int) -> tuple[int, ...]:
-        skip, found = rank * group.gpus_per_worker, list[int]()
-        for start, stop in group.devices:
-            first = min(start + skip, stop)
-            found += range(first, min(first + group.gpus_per_worker - len(found), stop))
-            skip -= first - start
-        return tuple(found)
-
-    def _node(self, group: Group, rank: int) -> int:
-        if group.device_type != "cpu":
-            return self._devices(group, rank)[0] // self.cluster.devices_per_node
-        return share_of(group.workers, self.cluster.nodes, rank)
 
     # JSON
 
@@ -259,9 +266,9 @@ class Plan:
 
 
 def as_data(value: Any) -> Any:
-    """Dataclasses and tuples as plain JSON data."""
+    """Dataclasses and tuples as plain JSON data, without fields that say `stored: False`."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {part.name: as_data(getattr(value, part.name)) for part in fields(value)}
+        return {part.name: as_data(getattr(value, part.name)) for part in fields(value) if part.metadata.get("stored", True)}
     if isinstance(value, Mapping):
         return {str(key): as_data(item) for key, item in value.items()}
     return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal, Protocol, cast
 
-from meshctl.plan.model import Checkpoint, Cluster, Component, Group, Input, Plan, Program, Run, Stage
+from meshctl.plan.model import Checkpoint, Component, Group, Input, Plan, Program, Run, Stage
 from meshctl.recipe import model as said
 from meshctl.recipe.placement import mesh_of, place
 from meshctl.routes import Route
@@ -43,7 +43,7 @@ def resolve(recipe: said.Recipe, endpoints: Mapping[str, Mapping[str, Words]]) -
     return Plan(
         name=recipe.name,
         seed=recipe.seed,
-        cluster=Cluster(placed.cluster.nodes, placed.cluster.devices_per_node),
+        cluster=placed.cluster,
         groups=tuple(_groups(recipe, placed.devices)),
         components=tuple(_component(recipe, component, endpoints.get(component.name, {})) for component in recipe.components.values()),
         stages=stages,
@@ -126,6 +126,7 @@ def _stage(stage: said.Stage, endpoints: Mapping[str, Mapping[str, Words]]) -> S
         execute=cast(Literal["all", "first", "peer"], stage.execute or words.execute),
         collect=stage.collect or words.collect,
         samples=stage.samples,
+        sample_bytes=stage.sample_bytes,
         every=stage.every,
         when=when,
     )

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshctl.mesh import SIZES
 from meshctl.recipe.nodes import Node, Path
 from meshctl.routes import Dispatch
+from meshctl.sizes import SIZES
 
 TOP = ("defaults", "name", "seed", "cluster", "groups", "components", "pipeline", "run", "vars")
 CLUSTER = ("nodes", "devices_per_node")
@@ -29,8 +29,8 @@ GROUP = (
     "python",
 )
 COMPONENT = ("_target_", "group", "parallel", "args", "frozen")
-PARALLEL = (*SIZES, "order")
-CALL = ("call", "in", "samples", "dispatch", "execute", "collect", "every", "when", "after")
+PARALLEL = (*SIZES, "sequence_parallel", "order")
+CALL = ("call", "in", "samples", "sample_bytes", "dispatch", "execute", "collect", "every", "when", "after")
 SYNC = ("sync", "to", "every", "max_staleness", "when", "after")
 STAGE = tuple(dict.fromkeys((*CALL, *SYNC)))
 DISPATCH = ("mode", "balance", "home", "allow_empty", "split_groups")
@@ -39,15 +39,11 @@ CHECKPOINT = ("every", "keep")
 LATER = {
     "repeat": "a loop inside a step",
     "stages": "a loop inside a step",
-    "ep_size": "a view for experts",
-    "etp_size": "a view for experts",
-    "ep_fsdp_size": "a view for experts",
-    "vpp_size": "virtual pipeline stages",
-    "sequence_parallel": "sequence parallelism in tp",
 }
 """Keys of the design that this version does not know yet, and what they are."""
 
 DEVICE_TYPES = ("cuda", "npu", "mps", "cpu")
+ACCELERATORS = ("cuda", "npu", "mps")
 DEVICE_ALIASES = {"gpu": "cuda"}
 WHEN = ("start", "end", "checkpoint")
 
@@ -55,8 +51,19 @@ WHEN = ("start", "end", "checkpoint")
 @dataclass(frozen=True)
 class Cluster:
     nodes: int = 0
-    """0 where it is left out: the least that holds the groups."""
-    devices_per_node: int = 0
+    """0 where it is left out: as many as are listed, or the least that hold the groups."""
+    devices_per_node: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 0
+    """Of every accelerator type of the job, or by type: one count for all nodes, or one for each. 0 where it is left out."""
+
+    def devices_of(self, device_type: str) -> int | tuple[int, ...]:
+        """What it says of a type."""
+        given = self.devices_per_node
+        return given.get(device_type, 0) if isinstance(given, Mapping) else given
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The types that it says by name: hardware, though no group may use it."""
+        return tuple(self.devices_per_node) if isinstance(self.devices_per_node, Mapping) else ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,7 @@ class Sizes:
     given: tuple[tuple[str, int | str], ...] = ()
     """(`tp_size`, 2 or "auto"), as written."""
     order: tuple[str, ...] = ()
+    sequence_parallel: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,8 @@ class Stage:
     method: str = ""
     inputs: tuple[Input, ...] = ()
     samples: int = 0
+    sample_bytes: int = 0
+    """About how many bytes one sample of its value has; 0 where it is not said."""
     dispatch: DispatchWords = DispatchWords()
     execute: str = ""
     """Empty where the decorator's word holds."""
@@ -217,6 +227,8 @@ def is_key(path: Path, root: Node) -> bool:
     match path:
         case (top,):
             return top in TOP and top != "defaults"
+        case ("cluster", "devices_per_node", key):
+            return DEVICE_ALIASES.get(key.lower(), key.lower()) in ACCELERATORS
         case ("run", "checkpoint", key):
             return key in CHECKPOINT
         case (top, key) if top in fixed:

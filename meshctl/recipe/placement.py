@@ -1,21 +1,31 @@
 """Which devices a group gets, and which mesh a component: arithmetic that the rules check and the plan stores.
 
-devices      numbered over the cluster; a list takes exactly those, a count the next free ones, `colocate` another group's
+devices      numbered over the cluster, each type for itself; a list takes exactly those, a count the next free ones, `colocate`
+             another group's
 cluster      what the recipe leaves out of it is the least that holds the groups
+
+Devices are runs of numbers and nodes are runs of equal ones: nothing here grows with either, but for the workers that leave a rest on
+every node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
+from meshctl.cluster import Cluster, NodeRuns, Piece, node_runs
 from meshctl.mesh import DIMS, DeviceMesh, MeshError
-from meshctl.recipe.model import Cluster, Component, DeviceGroup, Recipe, Sizes
+from meshctl.recipe import model
+from meshctl.recipe.model import ACCELERATORS, Component, DeviceGroup, Recipe, Sizes
 
 Runs = tuple[tuple[int, int], ...]
 """Runs [start, stop) of device numbers, in the order of the workers."""
 ENDLESS = 1 << 40
-"""More devices than there are."""
+"""More nodes, and more devices on one, than there are."""
+ONE_BY_ONE = 64
+"""So many sizes of a node are tried for the least; beyond, the search goes in larger steps."""
 
 
 class NoMesh(Exception):
@@ -25,7 +35,6 @@ class NoMesh(Exception):
 @dataclass(frozen=True)
 class Placed:
     cluster: Cluster
-    """With numbers."""
     devices: Mapping[str, Runs]
     """By group; empty on cpu."""
     beyond: Mapping[str, int] = field(default_factory=dict)
@@ -34,48 +43,73 @@ class Placed:
 
 def place(recipe: Recipe) -> Placed:
     """Every group on its devices."""
-    said = recipe.cluster
-    if said.devices_per_node:
-        runs = _devices(recipe, said.devices_per_node)
-        nodes = said.nodes or max(1, -(-_needed(runs) // said.devices_per_node))
-        return _within(Cluster(nodes, said.devices_per_node), runs)
-    nodes = said.nodes or 1
-    least = -(-max((_needed(_devices(recipe, 1 << 40)), 0)) // nodes)
-    each = max([least, *(group.gpus_per_worker for group in recipe.groups.values() if _on_devices(group))], default=0)
-    if not any(map(_on_devices, recipe.groups.values())):
-        return Placed(Cluster(nodes, 0), dict.fromkeys(recipe.groups, ()))
-    while _needed(runs := _devices(recipe, each)) > nodes * each:
+    used = {group.device_type for group in recipe.groups.values()}
+    said = {kind: recipe.cluster.devices_of(kind) for kind in ACCELERATORS if kind in used or kind in recipe.cluster.named}
+    nodes = recipe.cluster.nodes or _nodes(recipe, said)
+    runs: dict[str, Runs] = dict.fromkeys(recipe.groups, ())
+    held: dict[str, NodeRuns] = {}
+    for kind, each in said.items():
+        held[kind] = node_runs(nodes, each or least(recipe, kind, nodes))
+        runs |= _devices(recipe, kind, held[kind])
+    cluster = Cluster(nodes, held)
+    return Placed(cluster, runs, dict(_beyond(recipe, cluster, runs)))
+
+
+def _nodes(recipe: Recipe, said: Mapping[str, int | tuple[int, ...]]) -> int:
+    """As many as are listed, or the least that hold the groups."""
+    if listed := node_counts(recipe.cluster):
+        return max(listed.values())
+    counts = {kind: each for kind, each in said.items() if isinstance(each, int) and each}
+    return max([1, *(-(-_needed(_devices(recipe, kind, ((ENDLESS, each),))) // each) for kind, each in counts.items())])
+
+
+def least(recipe: Recipe, kind: str, nodes: int) -> int:
+    """The fewest devices of a type that each node must have."""
+
+    def holds(each: int) -> bool:
+        return _needed(_devices(recipe, kind, ((nodes, each), (ENDLESS, each)))) <= nodes * each
+
+    together = _needed(_devices(recipe, kind, ((1, ENDLESS),)))
+    each = max([-(-together // nodes), *(group.gpus_per_worker for group in recipe.groups.values() if group.device_type == kind)])
+    for _ in range(ONE_BY_ONE):
+        if holds(each):
+            return each
         each += 1
-    return _within(Cluster(nodes, each), runs)
-
-
-def _on_devices(group: DeviceGroup) -> bool:
-    return group.device_type != "cpu"
+    short, step = each - 1, 1
+    while not holds(each):
+        short, each, step = each, each + step, 2 * step
+    while each - short > 1:
+        middle = (each + short) // 2
+        short, each = (short, middle) if holds(middle) else (middle, each)
+    return each
 
 
 def _needed(runs: Mapping[str, Runs]) -> int:
     return max((stop for mine in runs.values() for _, stop in mine), default=0)
 
 
-def _within(cluster: Cluster, runs: Mapping[str, Runs]) -> Placed:
-    total = cluster.nodes * cluster.devices_per_node
-    beyond = {name: max(total, mine[-1][0]) for name, mine in runs.items() if mine and max(stop for _, stop in mine) > total}
-    return Placed(cluster, runs, beyond)
+def _beyond(recipe: Recipe, cluster: Cluster, runs: Mapping[str, Runs]) -> Iterator[tuple[str, int]]:
+    for name, mine in runs.items():
+        total = cluster.total(recipe.groups[name].device_type)
+        if outside := [max(start, total) for start, stop in mine if stop > total]:
+            yield name, min(outside)
 
 
-def _devices(recipe: Recipe, per_node: int) -> dict[str, Runs]:
-    """The devices of each group: lists first, then counts in written order, then those that share another group's."""
-    runs: dict[str, Runs] = dict.fromkeys(recipe.groups, ())
-    taken: list[tuple[int, int]] = []
-    own = [group for group in recipe.groups.values() if _on_devices(group)]
+def _devices(recipe: Recipe, kind: str, nodes: NodeRuns) -> dict[str, Runs]:
+    """The devices of each group of a type: lists first, then counts in written order, then those that share another group's.
+
+    What the nodes do not hold goes on to more nodes like the largest of them.
+    """
+    runs: dict[str, Runs] = {}
+    more = Cluster(0, {"": (*nodes, (ENDLESS, max([1, *(each for _, each in nodes)])))})
+    own = [group for group in recipe.groups.values() if group.device_type == kind]
     for group in own:
         if isinstance(group.ranks, tuple):
             runs[group.name] = _runs(group.ranks)
-            taken += runs[group.name]
     for group in own:
-        if isinstance(group.ranks, int) and not group.colocate:
-            runs[group.name] = _free(group, sorted(taken), per_node)
-            taken += runs[group.name]
+        if isinstance(group.ranks, int) and not group.colocate:  # a list of one that shares with it is no obstacle
+            taken = [run for name, mine in runs.items() if _host(recipe, recipe.groups[name]) != group.name for run in mine]
+            runs[group.name] = _free(group, sorted(taken), more)
     for group in own:
         if isinstance(group.ranks, int) and group.colocate:
             runs[group.name] = _first(runs.get(_host(recipe, group), ()), group.ranks)
@@ -93,42 +127,10 @@ def _host(recipe: Recipe, group: DeviceGroup) -> str:
 
 
 def _runs(numbers: tuple[int, ...]) -> Runs:
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1] = (runs[-1][0], number + 1)
-        else:
-            runs.append((number, number + 1))
-    return tuple(runs)
+    return _joined((number, number + 1) for number in numbers)
 
 
-def _free(group: DeviceGroup, taken: list[tuple[int, int]], per_node: int) -> Runs:
-    """The lowest free devices; blocks of one node where a worker has several."""
-    left, each = group.devices, group.gpus_per_worker
-    if each == 1 or left % each or each > per_node:
-        each, per_node = 1, ENDLESS
-    runs: list[tuple[int, int]] = []
-    for start, stop in _gaps(taken, per_node):
-        if not left:
-            break
-        if count := min(left, (stop - start) // each * each):
-            runs.append((start, start + count))
-            left -= count
-    return _joined(runs)
-
-
-def _gaps(taken: list[tuple[int, int]], per_node: int) -> Iterator[tuple[int, int]]:
-    """Free devices as runs within one node, lowest first, without end."""
-    start = 0
-    for begin, end in (*taken, (ENDLESS, ENDLESS)):
-        while start < begin:
-            stop = min(begin, (start // per_node + 1) * per_node)
-            yield start, stop
-            start = stop
-        start = max(start, end)
-
-
-def _joined(runs: list[tuple[int, int]]) -> Runs:
+def _joined(runs: Iterable[tuple[int, int]]) -> Runs:
     joined: list[tuple[int, int]] = []
     for start, stop in runs:
         if joined and joined[-1][1] == start:
@@ -138,14 +140,88 @@ def _joined(runs: list[tuple[int, int]]) -> Runs:
     return tuple(joined)
 
 
-def _first(runs: Runs, count: int) -> Runs:
-    """The first devices of another group; what it lacks is a rule's business."""
+def _free(group: DeviceGroup, taken: list[tuple[int, int]], cluster: Cluster) -> Runs:
+    """The lowest free devices; where a worker has several, those of one node, and what is left of a node is passed over."""
+    each = group.gpus_per_worker
+    largest = max(devices for _, devices in cluster.devices_per_node[""])
+    if each == 1 or group.devices % each or each > largest:
+        return _first(_gaps(taken), group.devices)
+    blocks = (block for start, stop in _gaps(taken) for piece in cluster.pieces("", start, stop) for block in _blocks(piece, each))
+    return _joined(_first(blocks, group.devices))
+
+
+def _gaps(taken: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Free devices, lowest first, without end."""
+    start = 0
+    for begin, end in taken:
+        if start < begin:
+            yield start, begin
+        start = max(start, end)
+    yield start, ENDLESS
+
+
+def _blocks(piece: Piece, each: int) -> Iterator[tuple[int, int]]:
+    """The devices of a piece in which workers of so many devices stay on their nodes."""
+    whole = piece.each // each * each
+    if whole == piece.each:
+        yield piece.device, piece.device + piece.nodes * piece.each
+    elif whole:
+        for start in range(piece.device, piece.device + piece.nodes * piece.each, piece.each):
+            yield start, start + whole
+
+
+def _first(runs: Iterable[tuple[int, int]], count: int) -> Runs:
+    """So many devices of these runs, or all; that there are fewer is a rule's business."""
     taken: list[tuple[int, int]] = []
     for start, stop in runs:
-        if count > 0:
-            taken.append((start, min(stop, start + count)))
-            count -= stop - start
+        if count <= 0:
+            break
+        taken.append((start, min(stop, start + count)))
+        count -= stop - start
     return tuple(taken)
+
+
+# What rules ask
+
+
+def node_counts(cluster: model.Cluster) -> dict[tuple[str, ...], int]:
+    """How many nodes a recipe's cluster has, by each key that says it."""
+    given = cluster.devices_per_node
+    parts = {(kind,): each for kind, each in given.items()} if isinstance(given, Mapping) else {(): given}
+    lists = {("devices_per_node", *key): len(each) for key, each in parts.items() if isinstance(each, tuple)}
+    return {("nodes",): cluster.nodes, **lists} if cluster.nodes else lists
+
+
+def torn(runs: Runs, each: int, cluster: Cluster, kind: str) -> int | None:
+    """The first worker whose devices are no neighbours on one node."""
+    worker = 0
+    for start, stop in runs:
+        for piece in cluster.pieces(kind, start, stop):
+            whole, rest = divmod(piece.each, each)
+            if rest:
+                return worker + whole
+            worker += piece.nodes * whole
+    return None
+
+
+def most_on_a_node(runs: Runs, cluster: Cluster, kind: str) -> int:
+    """The most of these devices that one node has."""
+    steps: dict[int, int] = {}
+    for piece in (piece for start, stop in runs for piece in cluster.pieces(kind, start, stop)):
+        for node, more in ((piece.first_node, piece.each), (piece.first_node + piece.nodes, -piece.each)):
+            steps[node] = steps.get(node, 0) + more
+    return max(accumulate(steps[node] for node in sorted(steps)), default=0)
+
+
+def shared(one: Runs, other: Runs) -> int | None:
+    """The lowest device that is in both."""
+    end, owner = 0, -1
+    for start, stop, group in sorted([(*run, 0) for run in one] + [(*run, 1) for run in other]):
+        if start < end and group != owner:
+            return start
+        if stop > end:
+            end, owner = stop, group
+    return None
 
 
 def sizes_of(recipe: Recipe, component: Component) -> tuple[Component, Sizes]:
@@ -174,12 +250,6 @@ def mesh_of(recipe: Recipe, component: Component) -> DeviceMesh:
 
 def mesh(sizes: Sizes, workers: int, device_type: str) -> DeviceMesh:
     """Raises `MeshError` where the sizes do not make up the workers."""
-    given = dict(sizes.given)
-    ulysses = given.pop("ulysses_size", None)
-    return DeviceMesh.from_sizes(
-        world_size=workers,
-        ulysses_size=ulysses if isinstance(ulysses, int) else None,
-        device_type=device_type,
-        order=sizes.order or DIMS,
-        **given,
-    )
+    given: dict[str, Any] = dict(sizes.given)
+    order, along_tp = sizes.order or DIMS, sizes.sequence_parallel
+    return DeviceMesh.from_sizes(world_size=workers, device_type=device_type, sequence_parallel=along_tp, order=order, **given)

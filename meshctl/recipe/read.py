@@ -11,16 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from meshctl.diagnostics import Diagnostic
-from meshctl.mesh import SIZES
+from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe import model
 from meshctl.recipe.nodes import BROKEN, MISSING, Node, Path, plain
 from meshctl.recipe.values import MAX_COUNT, Values, integer_hint, number_of, shown, span_of, text_of
 from meshctl.recipe.words import did_you_mean, nearest
 from meshctl.routes import COLLECT, DISPATCH, EXECUTE
+from meshctl.sizes import MAY_BE_AUTO, SIZES
 
 MAX_SEED = 2**63 - 1
 MAX_STEPS = 10**12
+MAX_BYTES = 10**15
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
@@ -89,7 +90,39 @@ class _Reader(Values):
             return model.Cluster()
         self.keys(node, ("cluster",), model.CLUSTER, "`cluster`")
         nodes = self.whole(node, ("cluster", "nodes"), least=1)
-        return model.Cluster(nodes, self.whole(node, ("cluster", "devices_per_node")))
+        return model.Cluster(nodes, self.devices_per_node(node))
+
+    def devices_per_node(self, cluster: Node) -> int | tuple[int, ...] | dict[str, int | tuple[int, ...]]:
+        """A count, one for each node, or either of these by device type."""
+        path = ("cluster", "devices_per_node")
+        given = cluster.get(path[-1])
+        if given is None or not given.is_mapping:
+            return self.devices(cluster, path)
+        found: dict[str, int | tuple[int, ...]] = {}
+        seen: dict[str, Span] = {}
+        for key, item in given.items():
+            word, span = model.DEVICE_ALIASES.get(key.lower(), key.lower()), item.key or item.span
+            if word == "cpu":
+                help = "leave it out: a cpu group says how many processes it has"
+                self.say((*path, key), "MC314", "`devices_per_node` counts accelerators, cpu is none", span, help=help)
+            elif word not in model.ACCELERATORS:
+                self.say((*path, key), "MC301", f"`{key}` is not a device type", span, help=did_you_mean(word, model.ACCELERATORS))
+            elif word in seen:
+                self.say((*path, key), "MC314", f"`devices_per_node` says {word} twice", span, seen[word].with_word("here already"))
+            else:
+                found[word], seen[word] = self.devices(given, (*path, key)), span
+        return {word: number for word, number in found.items() if number}
+
+    def devices(self, parent: Node, path: Path) -> int | tuple[int, ...]:
+        """How many devices each node has, or one node after the other; 0 where it is left out or wrong."""
+        given = parent.get(path[-1])
+        if given is None or not given.is_list:
+            return self.whole(parent, path, least=1)
+        before = len(self.wrong)
+        numbers = tuple(self.whole(given, (*path, str(index))) for index in range(len(given.value)))
+        if not any(numbers) and len(self.wrong) == before:
+            self.say(path, "MC102", f"`{shown(path)}` says no device", given.span, help="the list has a number for each node")
+        return numbers if any(numbers) else 0
 
     def group(self, name: str, node: Node, path: Path) -> model.DeviceGroup:
         self.keys(node, path, model.GROUP, "a group")
@@ -112,16 +145,20 @@ class _Reader(Values):
         if not given.is_list:
             return self.whole(node, path, least=1)
         numbers = [number_of(item, int) for item in given.value]
-        right = [number for number in numbers if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_COUNT]
+        right = [number for number in numbers if type(number) is int and 0 <= number <= MAX_COUNT]
         if len(right) < len(numbers):
-            bad = next(item for item, number in zip(given.value, numbers, strict=True) if number not in right or number is True)
+            known = set(right)
+            bad = next(item for item, number in zip(given.value, numbers, strict=True) if type(number) is not int or number not in known)
             self.expected("the number of a device, from 0", bad, path)
             return 0
         if not right:
             self.say(path, "MC102", f"`{shown(path)}` names no device", given.span)
-        if twice := next((number for number in right if right.count(number) > 1), None):
-            self.say(path, "MC102", f"`{shown(path)}` names device {twice} twice", given.span)
-            return 0
+        seen: dict[int, Span] = {}
+        for number, item in zip(right, given.value, strict=True):
+            if number in seen:
+                self.say(path, "MC102", f"`{shown(path)}` names device {number} twice", item.span, seen[number].with_word("here already"))
+                return 0
+            seen[number] = item.span
         return tuple(right) or 0
 
     def device_type(self, node: Node, path: Path) -> str:
@@ -137,12 +174,19 @@ class _Reader(Values):
         given = node.get("visible_devices")
         if given is None:
             return ()
+        if given.value == "" or (given.is_list and not given.value):
+            help = "leave it out for all; a job without devices is on cpu"
+            self.say(path, "MC102", f"`{shown(path)}` names no device", given.span, help=help)
+            return ()
         if given.is_list:
             return self.scalar_texts(node, path)
         if isinstance(given.value, bool) or not isinstance(given.value, (str, int)) or given.value == MISSING:
             self.expected('text like "8,9"', given, path)
             return ()
-        return tuple(part.strip() for part in text_of(given).split(",") if part.strip())
+        parts = tuple(part.strip() for part in text_of(given).split(","))
+        if not all(parts):
+            self.expected('text like "8,9"', given, path)
+        return parts if all(parts) else ()
 
     def env(self, node: Node, path: Path) -> tuple[tuple[str, str | None], ...]:
         """Names with values, or a list of names to pass through."""
@@ -236,15 +280,17 @@ class _Reader(Values):
             return model.Sizes()
         self.keys(given, path, model.PARALLEL, "`parallel`")
         sizes = [(key, self.size(item, (*path, key))) for key, item in given.items() if key in SIZES]
-        return model.Sizes(tuple((key, size) for key, size in sizes if size), self.texts(given, (*path, "order")))
+        order, along_tp = self.texts(given, (*path, "order")), self.boolean(given, (*path, "sequence_parallel"))
+        return model.Sizes(tuple((key, size) for key, size in sizes if size), order, along_tp)
 
     def size(self, node: Node, path: Path) -> int | str:
-        """A whole number from 1, or `auto`; 0 where it is wrong."""
-        if node.value == "auto" and path[-1] != "ulysses_size":
+        """A whole number from 1, or where it may be inferred, `auto`; 0 where it is wrong."""
+        auto = path[-1] in MAY_BE_AUTO
+        if auto and node.value == "auto":
             return "auto"
         value = number_of(node, int)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
-            self.expected(f"a whole number from 1{'' if path[-1] == 'ulysses_size' else ' or auto'}", node, path, integer_hint(node))
+            self.expected(f"a whole number from 1{' or auto' if auto else ''}", node, path, integer_hint(node))
             return 0
         self.octal(node, path)
         return value
@@ -284,6 +330,7 @@ class _Reader(Values):
             method=method,
             inputs=self.inputs(node, (*path, "in")),
             samples=self.whole(node, (*path, "samples"), least=1),
+            sample_bytes=self.whole(node, (*path, "sample_bytes"), least=1, most=MAX_BYTES),
             dispatch=self.dispatch(node.get("dispatch"), (*path, "dispatch")) or model.DispatchWords(),
             execute=self.word(node, (*path, "execute"), EXECUTE, "an execute mode", "MC522"),
             collect=self.word(node, (*path, "collect"), tuple(COLLECT), "a collect mode", "MC521"),

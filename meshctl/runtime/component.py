@@ -10,15 +10,15 @@ works on one process: a mesh of one rank and collectives of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from meshctl.mesh import DeviceMesh
+from meshctl.mesh import DeviceMesh, MeshError
 from meshctl.runtime.batch import Batch
-from meshctl.runtime.collective import Collective
+from meshctl.runtime.collective import Collective, CollectiveError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -75,6 +75,17 @@ class Place:
     step: int = 0
     log: Callable[[Mapping[str, float], float], None] = lambda values, weight: None
     stop: Callable[[str], None] = lambda reason: None
+    nodes: Callable[[], Iterable[Sequence[int]]] | None = None
+    """Gives the group's ranks by node; where there is none, all are on one."""
+
+    def groups(self, dims: tuple[str, ...]) -> Iterable[Sequence[int]]:
+        """The world's ranks parted into those that work together along `dims`: the same list in every rank of the world."""
+        if dims == ("world",):
+            return [sorted(self.mesh.ranks())]
+        if dims == ("local",):
+            return [sorted(self.mesh.ranks())] if self.nodes is None else self.nodes()
+        mine = self.mesh.ranks_along(dims, self.rank)
+        return self.mesh.process_groups(dims) if len(mine) > 1 else [mine]  # without a list of all ranks where each is alone
 
 
 class Component:
@@ -102,7 +113,10 @@ class Component:
 
     @property
     def torch_mesh(self) -> TorchDeviceMesh:
-        """The same mesh as torch's, for `fully_shard` and DTensor; made at the first use, which all ranks reach together."""
+        """The same mesh as torch's, for `fully_shard` and DTensor; made at the first use, which all ranks reach together.
+
+        Sub-meshes are those of torch: `self.torch_mesh["dp", "fsdp"]`. Alone, without a launcher, it is a mesh of this process.
+        """
         if self._torch_mesh is None:
             self._torch_mesh = self.mesh.to_torch()
         return self._torch_mesh
@@ -127,14 +141,31 @@ class Component:
         return self.place.step
 
     def collective(self, *dims: str) -> Collective:
-        """The ranks that share all other coordinates with this one: `self.collective("tp")`, or `("dp", "fsdp")` together.
+        """The ranks that share all other coordinates with this one: `self.collective("tp")`, or `("dp", "fsdp")` together, in this order.
 
-        Made at the first use, which all ranks of the component must reach together.
+        Dims of a view will do ("ep", "ulysses"), and so will "local", the group's ranks on this node, and "world", all of them. Made at
+        the first use, which all ranks of the component must reach together, and kept until it is closed.
         """
         made = self._collectives = self._collectives or {}
-        if dims not in made:
-            made[dims] = Collective.along(self.mesh, dims, self.rank)
-        return made[dims]
+        apart = self._apart(dims)
+        if apart not in made or made[apart].closed:
+            made[apart] = Collective.of(self.place.groups(apart), self.rank, self.device)
+        return made[apart]
+
+    def _apart(self, dims: tuple[str, ...]) -> tuple[str, ...]:
+        """The dims without those of size 1, along which a rank is alone: ("dp", "fsdp") without dp is "fsdp", with one process group."""
+        if dims in (("local",), ("world",)):
+            return dims
+        if not dims:
+            askable = ", ".join(self.mesh.mesh_dim_names)
+            raise CollectiveError(f"say along which dims: one or several of {askable} or of a view's dims, `local` or `world`")
+        if alone := {"local", "world"} & set(dims):
+            raise CollectiveError(f"`{min(alone)}` is no dim of the mesh: it is asked for alone, here are {', '.join(dims)}")
+        try:
+            self.mesh.ranks_along(dims, self.rank)
+        except MeshError as error:
+            raise CollectiveError(f"{error}; `local` is this node, `world` the whole group") from None
+        return tuple(dim for dim in dims if self.mesh.size(dim) > 1)
 
     def log(self, values: Mapping[str, float], weight: float = 1.0) -> None:
         """Adds to the step's metrics, as `STAGE.NAME`: a mean over the data ranks by weight, each counted once."""

@@ -24,7 +24,7 @@ from meshctl.ending import ENDLESS, Ending
 from meshctl.mesh import share
 from meshctl.plan.model import Component as Placed
 from meshctl.plan.model import Input, Plan, Stage
-from meshctl.routes import COLLECT, DISPATCH, RouteError, speakers
+from meshctl.routes import COLLECT, DISPATCH, RouteError, voices
 from meshctl.runtime.batch import MARK, Batch, BatchError, identify
 from meshctl.runtime.channel import END, LANES, Channel, Party, Taken
 from meshctl.runtime.component import Component
@@ -250,7 +250,7 @@ class Loop:
         ready = time.perf_counter()
         self._clock.waits[stage.name] = ready - begin
         placed = self._plan.component(stage.component)
-        speaks = self._rank in speakers(placed.mesh, stage.collect, stage.execute)
+        speaks = self._number(stage) is not None
         if arguments is None:
             value: Any = END
         elif stage.is_source:
@@ -269,15 +269,16 @@ class Loop:
         ends = [channel.give(value, weight, self._rank) for channel in channels if channel.route.target in self._now]
         if value is END and (not channels or any(ends)):
             self._ended = self._ended or stage.name
-            if stage.is_source and self._rank == speakers(self._plan.component(stage.component).mesh, stage.collect, stage.execute)[0]:
+            if stage.is_source and self._number(stage) == 0:
                 self._ending.ask(f"the data of `{stage.name}` ended", ended=self.at[1])
         elif speaks and not channels and not isinstance(value, Batch) and value is not END:
             self._metric(stage, value, weight)
 
     def _source(self, stage: Stage, placed: Placed, step: int, numbers: range) -> Any:
         """Of a source's next samples, those that are this data rank's; their ids are their numbers."""
-        voices = speakers(placed.mesh, stage.collect, stage.execute)
-        part = share(len(numbers), len(voices), voices.index(self._rank))
+        speakers, number = voices(stage.collect, stage.execute).count(placed.mesh), self._number(stage)
+        assert number is not None  # who does not speak is not called
+        part = share(len(numbers), speakers, number)
         mine = numbers[part.start : part.stop]
         value = self._called(stage, placed, step, [("", mine)])
         if value is None and (total := self._total(stage)) is not None:
@@ -289,8 +290,12 @@ class Loop:
         if len(value) > len(mine):
             raise StageError(f"`{stage.component}.{stage.method}` gave {len(value)} samples, its share is {len(mine)}")
         ids = torch.arange(mine.start, mine.start + len(value))[:, None]
-        most = -(-len(numbers) // len(voices))
+        most = -(-len(numbers) // speakers)
         return self._marked(stage, placed, Batch(value.columns, ids=ids, most=most))
+
+    def _number(self, stage: Stage) -> int | None:
+        """Which speaker of a stage this rank is; none where others speak for it."""
+        return voices(stage.collect, stage.execute).number(self._plan.component(stage.component).mesh, self._rank)
 
     def _numbers(self, stage: Stage) -> range:
         start = self._given[stage.name]

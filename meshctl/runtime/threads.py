@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch.distributed import HashStore
@@ -20,6 +21,7 @@ from meshctl.runtime.channel import LANES
 from meshctl.runtime.component import Component, Place
 from meshctl.runtime.loop import Loop, Saver
 from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.runtime.world import ranks_by_node
 
 Make = Callable[[str, int], Component]
 """(component's name, rank) -> the object; `setup()` is called on it."""
@@ -55,7 +57,7 @@ def run(plan: Plan, make: Make, *, saver: Saver | None = None, stop: threading.E
             components = {}
             for placed in plan.components_of(group):
                 components[placed.name] = make(placed.name, rank)
-                components[placed.name]._place = Place(placed.name, placed.mesh, rank)
+                components[placed.name]._place = Place(placed.name, placed.mesh, rank, nodes=partial(ranks_by_node, plan, group))
                 components[placed.name].setup()
             ending = Ending(store, store, place, places, transports[place].wake)
             for component in components.values():

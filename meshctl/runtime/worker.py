@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -32,7 +33,7 @@ from meshctl.runtime.loop import Loop, Saver, StageError, seed_all
 from meshctl.runtime.targets import TargetError, make
 from meshctl.runtime.transports import PeerLost, Transport
 from meshctl.runtime.transports.gloo import GlooTransport
-from meshctl.runtime.world import bridge, connect, crossings, devices_of, join
+from meshctl.runtime.world import bridge, connect, crossings, devices_of, join, ranks_by_node
 
 SAID = (StageError, TargetError, ComponentError)
 """Errors whose message stands for itself: no traceback helps."""
@@ -121,7 +122,8 @@ class Worker:
             methods = [stage.method for stage in plan.stages if stage.kind == "call" and stage.component == placed.name]
             seed_all(plan.seed, placed.name)  # replicas begin alike
             component = make(placed, methods, path)
-            component._place = Place(placed.name, placed.mesh, self._told.rank, devices[0], devices, stop=ending.ask)
+            nodes = partial(ranks_by_node, plan, self._told.group)
+            component._place = Place(placed.name, placed.mesh, self._told.rank, devices[0], devices, stop=ending.ask, nodes=nodes)
             component.setup()
             made[placed.name] = component
         return made

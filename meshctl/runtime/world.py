@@ -100,3 +100,8 @@ def devices_of(group: Group) -> tuple[torch.device, ...]:
     if group.device_type in ("cpu", "mps"):
         return (torch.device(group.device_type),)
     return tuple(torch.device(group.device_type, number) for number in range(group.gpus_per_worker))
+
+
+def ranks_by_node(plan: Plan, group: str) -> list[list[int]]:
+    """The ranks of a group that share a node, node by node."""
+    return [[worker.rank for worker in plan.workers(group, node)] for node in plan.nodes_of(group)]

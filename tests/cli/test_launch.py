@@ -150,6 +150,33 @@ def test_what_is_refused_starts_nothing(folder: Path, words: list[str], code: in
     assert not (folder / "runs").exists()
 
 
+def test_devices_that_the_environment_does_not_leave_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    done = meshctl(folder, "launch", "recipe.yaml", "groups.two={ranks: 2, device_type: cuda, visible_devices: 'GPU-a,GPU-c'}")
+    assert done.returncode == 4
+    said = "group two is to see GPU-a, GPU-c (its visible_devices), and CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b: GPU-c is not there"
+    assert done.stderr == f"error: {said}\n"
+    done = meshctl(folder, "launch", "recipe.yaml", "groups.two={ranks: [1, 2], device_type: cuda}")
+    assert done.returncode == 4
+    assert "group two needs the cuda devices 1-2 of its node, and CUDA_VISIBLE_DEVICES=GPU-a,GPU-b leaves 2" in done.stderr
+    assert not (folder / "runs").exists()
+
+
+def test_a_program_sees_what_the_environment_leaves_of_its_groups_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
+    (folder / "says.py").write_text("import os\nprint(*[os.environ.get(name) for name in ('LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')])\n")
+    (folder / "programs.yaml").write_text(
+        "name: small\ngroups:\n"
+        "  one: {ranks: [2, 1], device_type: cuda, program: says.py}\n"
+        "  two: {ranks: 1, device_type: cpu, program: says.py}\n"
+    )
+    done = meshctl(folder, "launch", "programs.yaml")
+    assert done.returncode == 0, done.stderr
+    said = {path.stem: (run_of(folder) / "logs" / path).read_text() for path in [Path("one/0.log"), Path("one/1.log")]}
+    assert said == {"0": "0 GPU-c,GPU-b\n", "1": "1 GPU-c,GPU-b\n"}
+    assert (run_of(folder) / "logs" / "two" / "0.log").read_text() == "0 GPU-a,GPU-b,GPU-c\n"
+
+
 def test_wrong_usage(folder: Path) -> None:
     assert meshctl(folder, "launch").returncode == 2
     assert meshctl(folder, "launch", "recipe.yaml", "--no-such-option").returncode == 2

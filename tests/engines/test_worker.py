@@ -8,37 +8,18 @@ from typing import Any
 
 import pytest
 
-from meshctl.engines.worker import CannotStart, argv_of, environment, missing, reads_at_import, resolve, visible
+from meshctl.engines.worker import CannotStart, argv_of, environment, missing, reads_at_import, resolve
 from meshctl.plan.model import Cluster, Group, Plan, Program, Run
 from meshctl.run import RunDir, Start
 
 
 def planned(*groups: Group, devices: int = 8) -> Plan:
-    return Plan("test", 0, Cluster(1, devices), groups, (), (), (), Run())
+    return Plan("test", 0, Cluster.of(1, cuda=devices, npu=devices), groups, (), (), (), Run())
 
 
 def cuda(name: str = "train", start: int = 4, workers: int = 2, per_worker: int = 1, **more: Any) -> Group:
     stop = start + workers * per_worker
     return Group(name, "cuda", workers, 0, devices=((start, stop),), gpus_per_worker=per_worker, **more)
-
-
-def seen(group: Group, rank: int, inherited: str = "") -> list[str]:
-    plan = planned(group)
-    return visible(plan, plan.worker(group.name, rank), inherited)
-
-
-def test_a_components_worker_sees_its_own_devices() -> None:
-    assert seen(cuda(), 1) == ["5"]
-    assert seen(cuda(per_worker=2), 1) == ["6", "7"]
-
-
-def test_a_programs_worker_sees_its_groups_as_under_torchrun() -> None:
-    assert seen(cuda(program=Program(("x.py",))), 1) == ["4", "5"]
-
-
-def test_devices_go_by_what_the_launcher_itself_may_see() -> None:
-    assert seen(cuda(start=0), 1, "GPU-a, GPU-b") == ["GPU-b"]
-    assert seen(cuda(start=0, visible_devices=("8", "9")), 1) == ["9"]
 
 
 def test_environment() -> None:
@@ -58,6 +39,36 @@ def test_environment() -> None:
         "OMP_NUM_THREADS": "1",
     }
     assert environment(plan, run, Start(()), group, plan.worker("train", 0), "h:1", {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
+def devices_of(group: Group, inherited: dict[str, str], rocm: bool = False) -> dict[str, str]:
+    plan = planned(group)
+    environ = environment(plan, RunDir(Path("/runs/1")), Start(()), group, plan.worker(group.name, 1), "h:1", inherited, rocm)
+    return {name: value for name, value in environ.items() if name.endswith("VISIBLE_DEVICES")}
+
+
+def test_each_type_of_device_has_its_variables() -> None:
+    assert devices_of(cuda(), {}) == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert devices_of(cuda(), {}, rocm=True) == {"HIP_VISIBLE_DEVICES": "5", "CUDA_VISIBLE_DEVICES": "5"}
+    npu = Group("train", "npu", 2, 0, devices=((4, 6),))
+    assert devices_of(npu, {}, rocm=True) == {"ASCEND_RT_VISIBLE_DEVICES": "5"}
+    assert devices_of(Group("train", "cpu", 2, 0), {"CUDA_VISIBLE_DEVICES": "0"}) == {}
+
+
+def test_a_list_that_rocm_inherits_is_kept_and_counted_in() -> None:
+    group = cuda(start=0)
+    by_uuid = devices_of(group, {"ROCR_VISIBLE_DEVICES": "GPU-a,GPU-b"}, rocm=True)
+    assert by_uuid == {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    assert devices_of(group, {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "2,3"}, rocm=True)["HIP_VISIBLE_DEVICES"] == "3"
+    assert devices_of(group, {"CUDA_VISIBLE_DEVICES": "6,7"}, rocm=True) == {"HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": "7"}
+    with pytest.raises(CannotStart, match="ROCR_VISIBLE_DEVICES=3 leaves 1"):
+        devices_of(group, {"ROCR_VISIBLE_DEVICES": "3"}, rocm=True)
+
+
+def test_a_groups_own_variables_have_the_last_word() -> None:
+    assert devices_of(cuda(env=(("CUDA_VISIBLE_DEVICES", "7"),)), {}) == {"CUDA_VISIBLE_DEVICES": "7"}
+    hidden = Group("train", "cpu", 2, 0, env=(("CUDA_VISIBLE_DEVICES", ""),))
+    assert devices_of(hidden, {"CUDA_VISIBLE_DEVICES": "0"}) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_references_to_the_environment() -> None:

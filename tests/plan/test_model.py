@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
 from meshctl.mesh import DeviceMesh
-from meshctl.plan.model import Checkpoint, Cluster, Component, Group, Input, Plan, Program, Run, Stage
+from meshctl.plan.model import Checkpoint, Cluster, Component, Group, Input, Plan, Program, Run, Stage, Worker
 from meshctl.routes import Dispatch, Route
+from tests.plan.jobs import Sizes, jobs, naive
 
 
 def plan() -> Plan:
@@ -17,7 +19,7 @@ def plan() -> Plan:
     return Plan(
         name="p",
         seed=1,
-        cluster=Cluster(2, 4),
+        cluster=Cluster.of(2, cuda=4),
         groups=(
             Group("train", "cuda", 3, 0, ((5, 7), (0, 4)), gpus_per_worker=2, env=(("A", "1"), ("B", None))),
             Group("judge", "cpu", 5, 3),
@@ -57,6 +59,62 @@ def test_where_workers_are() -> None:
     assert plan().nodes_of("script") == (0,)
 
 
-def test_many_devices_cost_no_list_each() -> None:
-    large = replace(plan(), cluster=Cluster(12_500, 8), groups=(Group("train", "cuda", 100_000, 0, ((0, 100_000),)),))
-    assert len(large.nodes_of("train")) == 12_500
+def test_a_rank_that_is_not_there() -> None:
+    with pytest.raises(IndexError, match="the group has 3 workers, there is no rank 3"):
+        plan().worker("train", 3)
+    with pytest.raises(IndexError, match="the job has 9 workers, there is no place 9"):
+        plan().at_place(9)
+
+
+def test_nodes_may_differ_and_types_are_numbered_apart() -> None:
+    groups = (Group("train", "cuda", 5, 0, ((2, 12),), gpus_per_worker=2), Group("rollout", "npu", 3, 5, ((0, 3),)))
+    uneven = replace(plan(), cluster=Cluster.of(2, cuda=[8, 4], npu=[1, 2]), groups=groups)
+    assert [(worker.node, worker.local_rank, worker.devices[0]) for worker in uneven.workers("train")] == [
+        (0, 0, 2),
+        (0, 1, 4),
+        (0, 2, 6),
+        (1, 0, 8),
+        (1, 1, 10),
+    ]
+    assert [(worker.node, worker.local_rank, worker.devices) for worker in uneven.workers("rollout")] == [
+        (0, 0, (0,)),
+        (1, 0, (1,)),
+        (1, 1, (2,)),
+    ]
+    assert Plan.from_json(uneven.to_json()) == uneven
+
+
+def test_many_devices_are_never_listed() -> None:
+    large = replace(plan(), cluster=Cluster.of(125_000, cuda=8), groups=(Group("train", "cuda", 1_000_000, 0, ((0, 1_000_000),)),))
+    assert len(large.stretches("train")) == 1 and large.node_runs_of("train") == ((0, 125_000),)
+    assert large.worker("train", 999_999) == Worker("train", 999_999, 999_999, 124_999, 7, (999_999,))
+    assert [worker.rank for worker in large.workers("train", 3)] == list(range(24, 32))
+
+
+@given(jobs())
+@settings(max_examples=300)
+def test_workers_are_where_a_list_of_all_says(job: tuple[Plan, Sizes]) -> None:
+    plan, sizes = job
+    for group in plan.groups:
+        listed = naive(group, sizes, plan.cluster.nodes)
+        found = [(worker.node, worker.local_rank, worker.devices) for worker in plan.workers(group.name)]
+        assert found == [(one.node, one.local_rank, one.devices) for one in listed]
+        assert [worker.place for worker in plan.workers(group.name)] == [group.first_place + rank for rank in range(group.workers)]
+        for node in range(plan.cluster.nodes):
+            ranks = [rank for rank, one in enumerate(listed) if one.node == node]
+            assert [worker.rank for worker in plan.workers(group.name, node)] == ranks
+            assert [plan.local_rank(group.name, rank) for rank in ranks] == list(range(len(ranks)))
+        assert plan.nodes_of(group.name) == tuple(sorted({one.node for one in listed}))
+
+
+@given(jobs())
+@settings(max_examples=300)
+def test_groups_share_devices_only_where_they_say_so(job: tuple[Plan, Sizes]) -> None:
+    plan, _ = job
+    for kind in ("cuda", "npu"):
+        own = [group for group in plan.groups if group.device_type == kind and not group.colocate]
+        taken = [device for group in own for worker in plan.workers(group.name) for device in worker.devices]
+        assert len(taken) == len(set(taken)) == sum(group.workers * group.gpus_per_worker for group in own)
+    for guest in (group for group in plan.groups if group.colocate):
+        hosts = {device for worker in plan.workers(guest.colocate) for device in worker.devices}
+        assert {device for worker in plan.workers(guest.name) for device in worker.devices} <= hosts

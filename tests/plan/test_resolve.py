@@ -54,7 +54,7 @@ def plan_of(folder: Path, text: str, *overrides: str) -> Plan:
 
 def test_the_recipe_of_the_design(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, IN_DESIGN)
-    assert plan.cluster == Cluster(1, 8)
+    assert plan.cluster == Cluster.of(1, cuda=8)
     places = [(group.name, group.workers, group.first_place, group.devices) for group in plan.groups]
     assert places == [("rollout", 4, 0, ((0, 4),)), ("train", 4, 4, ((4, 8),)), ("judge", 2, 8, ())]
     assert plan.component("prompts").mesh == DeviceMesh.from_sizes(dp_size=4, device_type="cuda")
@@ -69,6 +69,20 @@ def test_the_recipe_of_the_design(tmp_path: Path) -> None:
     publish = plan.stage("publish")
     assert (publish.method, publish.to, publish.to_method, publish.lag) == ("weights", "sampler", "load_weights", 1)
     assert plan.run.checkpoint == Checkpoint(50, 3) and plan.run.steps == 200
+
+
+def test_views_and_sizes_of_samples_arrive(tmp_path: Path) -> None:
+    train = ["groups.train={ranks: 8, device_type: cpu}", "pipeline.rollouts.sample_bytes=4096"]
+    sizes = ["fsdp_size=auto", "pp_size=2", "ep_size=2", "etp_size=2", "vpp_size=3", "ulysses_size=2", "sequence_parallel=true"]
+    plan = plan_of(tmp_path, IN_DESIGN, *train, *(f"components.actor.parallel.{size}" for size in sizes))
+    mesh = DeviceMesh.from_sizes(
+        pp_size=2, fsdp_size=2, tp_size=2, ep_size=2, etp_size=2, vpp_size=3, ulysses_size=2, sequence_parallel=True, device_type="cpu"
+    )
+    assert plan.component("actor").mesh == mesh and mesh.ep_fsdp_size == 1
+    assert Plan.from_json(plan.to_json()).component("actor").mesh.view("expert") == mesh.view("expert")
+    assert [stage.sample_bytes for stage in plan.stages] == [0, 4096, 0, 0, 0, 0]
+    layout = plan_of(tmp_path, IN_DESIGN, *train, "layout@components.actor.parallel=fsdp_ep").component("actor").mesh
+    assert layout == DeviceMesh.from_sizes(fsdp_size=8, ep_size=2, device_type="cpu")
 
 
 def test_routes_are_named_by_their_ends(tmp_path: Path) -> None:
@@ -143,8 +157,9 @@ groups:
 # Whatever the rules accept, `resolve` places
 
 DEVICE_TYPES = st.sampled_from(["cpu", "cuda", "npu"])
+VIEWS = ["ulysses_size", "ep_size", "etp_size", "ep_fsdp_size", "vpp_size"]
 SIZES = st.dictionaries(
-    st.sampled_from(["dp_size", "fsdp_size", "tp_size", "pp_size", "cp_size"]), st.sampled_from([1, 2, "auto"]), max_size=2
+    st.sampled_from(["dp_size", "fsdp_size", "tp_size", "pp_size", "cp_size", *VIEWS]), st.sampled_from([1, 2, "auto"]), max_size=3
 )
 
 
@@ -162,6 +177,9 @@ def groups(draw: st.DrawFn, index: int) -> dict[str, Any]:
 CALLS = ["next", "score", "compare", "update"]
 TARGETS = {"next": "Prompts", "score": "Judge", "compare": "Judge", "update": "Actor"}
 WORDS = [{"every": 2}, {"collect": "sum"}, {"execute": "first"}, {"execute": "peer"}, {"when": "end"}, {"dispatch": {"allow_empty": True}}]
+
+
+CLUSTERS = [{"nodes": 2}, {"devices_per_node": 8}, {"devices_per_node": [8, 4, 0, 16]}, {"devices_per_node": {"gpu": 8, "npu": [30, 6]}}]
 
 
 @st.composite
@@ -196,7 +214,7 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
             stage |= draw(st.sampled_from([*WORDS, {"after": draw(earlier)}]))
         pipeline[f"s{index + 1}"] = stage
     order = draw(st.permutations(list(pipeline)))
-    cluster = draw(st.sampled_from([{}, {}, {"cluster": {"nodes": 2}}, {"cluster": {"devices_per_node": 8}}]))
+    cluster = draw(st.sampled_from([{}, {}, *({"cluster": cluster} for cluster in CLUSTERS)]))
     return {"groups": made, "components": components, "pipeline": {name: pipeline[name] for name in order}, **cluster}
 
 

@@ -1,15 +1,26 @@
 """Devices and clusters: disjoint by default, exactly as listed, and the least that holds the groups."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshctl.cluster import Cluster as Nodes
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.load import load
 from meshctl.recipe.model import Cluster, DeviceGroup, Recipe
-from meshctl.recipe.placement import Placed, place
+from meshctl.recipe.placement import Placed, Runs, least, most_on_a_node, place, shared, torn
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def placed(*groups: DeviceGroup, cluster: Cluster = Cluster()) -> Placed:
     return place(Recipe(cluster=cluster, groups={group.name: group for group in groups}))
+
+
+def cuda(nodes: int, each: int) -> Nodes:
+    return Nodes.of(nodes, cuda=each)
 
 
 def numbers(result: Placed, group: str) -> list[int]:
@@ -23,21 +34,26 @@ def test_a_count_takes_the_next_free_devices() -> None:
     assert numbers(result, "a") == [2, 3, 4, 6]
     assert numbers(result, "c") == [7, 8]
     assert result.devices["d"] == ()
-    assert result.cluster == Cluster(1, 9)
+    assert result.cluster == cuda(1, 9)
 
 
 def test_a_worker_keeps_to_one_node() -> None:
     one, two = DeviceGroup("a", 1, "cuda"), DeviceGroup("b", 4, "cuda", gpus_per_worker=2)
     result = placed(one, two, cluster=Cluster(2, 4))
     assert numbers(result, "b") == [1, 2, 4, 5]
-    assert placed(one, two, cluster=Cluster(2)).cluster == Cluster(2, 3)
-    assert placed(one, two).cluster == Cluster(1, 5)
+    assert placed(one, two, cluster=Cluster(2)).cluster == cuda(2, 3)
+    assert placed(one, two).cluster == cuda(1, 5)
 
 
 def test_colocated_groups_share() -> None:
     groups = (DeviceGroup("c", 1, "cuda", colocate="b"), DeviceGroup("b", 2, "cuda", colocate="a"), DeviceGroup("a", (3, 4, 5), "cuda"))
     result = placed(*groups)
     assert [numbers(result, name) for name in "abc"] == [[3, 4, 5], [3, 4], [3]]
+
+
+def test_a_list_may_say_which_of_anothers_devices_it_shares() -> None:
+    result = placed(DeviceGroup("a", 2, "cuda"), DeviceGroup("b", 4, "cuda"), DeviceGroup("c", (0, 3), "cuda", colocate="b"))
+    assert [numbers(result, name) for name in "abc"] == [[1, 2], [0, 3, 4, 5], [0, 3]]
 
 
 def test_what_the_cluster_lacks_is_named() -> None:
@@ -49,17 +65,89 @@ def test_what_the_cluster_lacks_is_named() -> None:
     ("cluster", "expected"), [(Cluster(), (1, 10)), (Cluster(2), (2, 5)), (Cluster(0, 4), (3, 4)), (Cluster(0, 16), (1, 16))]
 )
 def test_what_is_left_out_is_the_least(cluster: Cluster, expected: tuple[int, int]) -> None:
-    assert placed(DeviceGroup("a", 10, "cuda"), cluster=cluster).cluster == Cluster(*expected)
+    assert placed(DeviceGroup("a", 10, "cuda"), cluster=cluster).cluster == cuda(*expected)
 
 
 def test_a_job_on_cpu_has_no_devices() -> None:
-    assert placed(DeviceGroup("a", 3, "cpu")).cluster == Cluster(1, 0)
-    assert placed(DeviceGroup("a", 3, "cpu"), cluster=Cluster(2)).cluster == Cluster(2, 0)
+    assert placed(DeviceGroup("a", 3, "cpu")).cluster == Nodes(1)
+    assert placed(DeviceGroup("a", 3, "cpu"), cluster=Cluster(2, 8)).cluster == Nodes(2)
+    assert placed(DeviceGroup("a", 3, "cpu"), cluster=Cluster(0, (8, 4))).cluster == Nodes(2)
 
 
 def test_a_large_job_is_placed_by_runs() -> None:
     result = placed(DeviceGroup("a", 50_000, "cuda"), DeviceGroup("b", 50_000, "cuda", gpus_per_worker=4), cluster=Cluster(12_500, 8))
     assert result.devices == {"a": ((0, 50_000),), "b": ((50_000, 100_000),)} and not result.beyond
+
+
+def test_each_device_type_is_numbered_from_0() -> None:
+    groups = (DeviceGroup("a", 3, "cuda"), DeviceGroup("b", 2, "npu"), DeviceGroup("c", 2, "cuda"), DeviceGroup("d", (1, 5), "npu"))
+    result = placed(*groups)
+    assert {name: numbers(result, name) for name in "abcd"} == {"a": [0, 1, 2], "b": [0, 2], "c": [3, 4], "d": [1, 5]}
+    assert result.cluster == Nodes.of(1, cuda=5, npu=6)
+    assert placed(*groups, cluster=Cluster(2, 4)).cluster == Nodes.of(2, cuda=4, npu=4)
+    assert placed(*groups, cluster=Cluster(0, {"npu": (2, 4)})).cluster == Nodes.of(2, cuda=3, npu=[2, 4])
+    assert placed(*groups[:1], cluster=Cluster(0, {"cuda": 2, "npu": 4})).cluster == Nodes.of(2, cuda=2, npu=4)
+
+
+def test_nodes_may_differ() -> None:
+    one, two = DeviceGroup("a", 1, "cuda"), DeviceGroup("b", 8, "cuda", gpus_per_worker=4)
+    result = placed(one, two, cluster=Cluster(0, (6, 3, 4, 1)))
+    assert result.cluster == Nodes.of(4, cuda=[6, 3, 4, 1]) and not result.beyond
+    assert numbers(result, "b") == [1, 2, 3, 4, 9, 10, 11, 12]
+    assert dict(placed(one, two, cluster=Cluster(2, (6, 3))).beyond) == {"b": 9}
+    assert dict(placed(one, two, cluster=Cluster(2, {"cuda": (6, 3)})).beyond) == {"b": 9}
+
+
+def test_a_large_job_whose_workers_leave_a_rest_is_placed_too() -> None:
+    result = placed(DeviceGroup("a", 75_000, "cuda", 3), DeviceGroup("b", 25_000, "cuda"), cluster=Cluster(12_500, 8))
+    assert not result.beyond and result.devices["b"][0] == (6, 8) and result.devices["b"][-1] == (99_998, 100_000)
+
+
+def test_the_least_is_found_in_few_steps_where_it_is_far() -> None:
+    groups = (DeviceGroup("a", (5_000_000,), "cuda"), DeviceGroup("b", 20_000_000, "cuda", 10_000_000))
+    assert placed(*groups, cluster=Cluster(2)).cluster == cuda(2, 15_000_001)
+
+
+# What rules ask
+
+RUNS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1, max_size=4)
+NODES = st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0)
+
+
+def runs_of(drawn: list[tuple[int, int]], total: int) -> Runs:
+    """Disjoint, not touching, in any order."""
+    taken: set[int] = set()
+    found: list[tuple[int, int]] = []
+    for start, count in drawn:
+        stop = min(start + count, total)
+        if start < stop and taken.isdisjoint(range(start - 1, stop + 1)):
+            found.append((start, stop))
+            taken.update(range(start, stop))
+    return tuple(found)
+
+
+@given(NODES, RUNS, st.integers(1, 4))
+def test_questions_about_runs_agree_with_lists(sizes: list[int], drawn: list[tuple[int, int]], each: int) -> None:
+    cluster = Nodes.of(len(sizes), cuda=sizes)
+    homes = [node for node, size in enumerate(sizes) for _ in range(size)]
+    runs = runs_of(drawn, len(homes))
+    devices = [device for start, stop in runs for device in range(start, stop)]
+    here = [homes[device] for device in devices]
+    assert most_on_a_node(runs, cluster, "cuda") == max((here.count(node) for node in here), default=0)
+    workers = [devices[first : first + each] for first in range(0, len(devices), each)]
+    wrong = [
+        rank
+        for rank, mine in enumerate(workers)
+        if len(mine) < each or mine != list(range(mine[0], mine[0] + each)) or homes[mine[0]] != homes[mine[-1]]
+    ]
+    assert torn(runs, each, cluster, "cuda") == (wrong[0] if wrong else None)
+
+
+@given(RUNS, RUNS)
+def test_what_two_groups_share_agrees_with_lists(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    mine, theirs = runs_of(one, 100), runs_of(other, 100)
+    both = {device for run in mine for device in range(*run)} & {device for run in theirs for device in range(*run)}
+    assert shared(mine, theirs) == min(both, default=None)
 
 
 GROUPS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([1, 2, 3])), min_size=1, max_size=5)
@@ -73,9 +161,63 @@ def test_groups_are_disjoint_and_workers_whole(sizes: list[tuple[int, int]], per
     assert len(taken) == len(set(taken)) == sum(group.devices for group in groups)
     if per_node == 0 or nodes == 0:
         assert not result.beyond
-    node = result.cluster.devices_per_node
+    node = result.cluster.devices_on("cuda", 0)
     for group in groups:
         mine, each = numbers(result, group.name), group.gpus_per_worker
         for worker in range(group.workers if each <= node else 0):
             block = mine[worker * each : (worker + 1) * each]
             assert block == list(range(block[0], block[0] + each)) and block[0] // node == block[-1] // node
+
+
+@given(GROUPS, st.integers(1, 4))
+def test_one_device_less_on_each_node_is_too_few(sizes: list[tuple[int, int]], nodes: int) -> None:
+    groups = {f"g{i}": DeviceGroup(f"g{i}", workers * each, "cuda", each) for i, (workers, each) in enumerate(sizes)}
+    each = least(Recipe(groups=groups), "cuda", nodes)
+    assert not place(Recipe(cluster=Cluster(nodes, each), groups=groups)).beyond
+    if each > max(group.gpus_per_worker for group in groups.values()):
+        assert place(Recipe(cluster=Cluster(nodes, each - 1), groups=groups)).beyond
+
+
+# On the command line
+
+
+def found(*overrides: str) -> list[Diagnostic]:
+    return [one for one in load("base_of_all.yaml", overrides, GOLDEN, environ={}).report.diagnostics if one.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["cluster.devices_per_node=[8,4]"], Cluster(0, (8, 4))),
+        (["cluster.devices_per_node.cuda=8"], Cluster(0, {"cuda": 8})),
+        (["cluster.devices_per_node.GPU=[8,0]", "cluster.nodes=2"], Cluster(2, {"cuda": (8, 0)})),
+        (["cluster.devices_per_node=8", "cluster.devices_per_node={npu: 2}"], Cluster(0, {"npu": 2})),
+        (["cluster.devices_per_node=[8,4]", "cluster.devices_per_node.1=6"], Cluster(0, (8, 6))),
+    ],
+)
+def test_overrides_say_devices(overrides: list[str], expected: Cluster) -> None:
+    assert load("base_of_all.yaml", overrides, GOLDEN, environ={}).recipe.cluster == expected
+    assert not found(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cluster.devices_per_node=0"], "`devices_per_node` must be a whole number from 1, it is 0"),
+        (["cluster.devices_per_node=[]"], "`devices_per_node` says no device"),
+        (["cluster.devices_per_node=[8,-1]"], "`devices_per_node.1` must be a whole number from 0, it is -1"),
+        (["cluster.devices_per_node.cuda=true"], "`cuda` must be a whole number from 1, it is true"),
+        (["cluster.devices_per_node={cuda: [0, 0]}"], "`cuda` says no device"),
+        (["cluster.devices_per_node.cdua=8"], "`cluster.devices_per_node.cdua` is not in the recipe"),
+        (["cluster.devices_per_node={cdua: 8}"], "`cdua` is not a device type"),
+        (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, cpu is none"),
+        (["cluster.devices_per_node={cuda: 8, gpu: 8}"], "`devices_per_node` says cuda twice"),
+        (["cluster.nodes=3", "cluster.devices_per_node=[8,4]"], "`devices_per_node` lists 2 nodes, the cluster has 3"),
+        (["cluster.devices_per_node={gpu: [8,4], npu: [1]}"], "`devices_per_node.npu` lists 1 node, the cluster has 2"),
+        (["cluster.devices_per_node=8", "cluster.devices_per_node.cuda=8"], "`cluster.devices_per_node` is one value, it has no keys"),
+        (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
+        (["groups.train={ranks: [0, true], device_type: cuda}"], "`ranks` must be the number of a device, from 0, it is True"),
+    ],
+)
+def test_wrong_placements(overrides: list[str], message: str) -> None:
+    assert [one.message for one in found(*overrides)] == [message]

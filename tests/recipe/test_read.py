@@ -28,8 +28,9 @@ groups:
 components:
   x: {_target_: m.X, group: a, parallel: {fsdp_size: auto, tp_size: 2, order: [pp, dp, fsdp, tp, cp]}, args: {k: [1, {a: 2}]}, frozen: true}
   y: {_target_: m.Y, group: a, parallel: x}
+  z: {_target_: m.Z, group: a, parallel: {pp_size: 2, ep_size: 2, etp_size: auto, ep_fsdp_size: 4, vpp_size: 3, sequence_parallel: true}}
 pipeline:
-  source: {call: x.next, samples: 8, every: 2, when: start}
+  source: {call: x.next, samples: 8, sample_bytes: 4096, every: 2, when: start}
   one: {call: y.f, in: source, dispatch: slice, execute: peer, collect: sum}
   two: {call: y.f, in: [source, one], dispatch: {balance: tokens, allow_empty: true, split_groups: true}, after: one}
   three: {call: y.f, in: {a: source, b: {from: one, dispatch: all}, c: {from: [one, two], dispatch: {home: source}}}, after: [one, two]}
@@ -56,8 +57,10 @@ def test_everything_a_recipe_can_say_arrives() -> None:
     sizes = model.Sizes((("fsdp_size", "auto"), ("tp_size", 2)), ("pp", "dp", "fsdp", "tp", "cp"))
     assert recipe.components["x"] == model.Component("x", "m.X", "a", sizes, {"k": [1, {"a": 2}]}, True)
     assert recipe.components["y"].parallel == "x"
+    experts = (("pp_size", 2), ("ep_size", 2), ("etp_size", "auto"), ("ep_fsdp_size", 4), ("vpp_size", 3))
+    assert recipe.components["z"].parallel == model.Sizes(experts, (), True)
     stages = recipe.pipeline
-    assert stages["source"] == model.Stage("source", "call", "x", "next", samples=8, every=2, when="start")
+    assert stages["source"] == model.Stage("source", "call", "x", "next", samples=8, sample_bytes=4096, every=2, when="start")
     assert stages["one"].dispatch == words("slice") and (stages["one"].execute, stages["one"].collect) == ("peer", "sum")
     assert stages["two"].inputs == (model.Input(("source", "one")),)
     assert stages["two"].dispatch == words(None, "tokens", "", True, True) and stages["two"].after == ("one",)

@@ -57,7 +57,9 @@ def defaults_lists(draw: st.DrawFn, includes: bool) -> list[Any]:
         {f"paint{package}": draw(st.sampled_from(OPTIONS))} for package in draw(st.lists(PACKAGES, max_size=2, unique=True))
     ]
     if includes:
-        entries += draw(st.lists(st.sampled_from(["extra", "more", "extra@vars.b"]), max_size=2, unique=True))
+        # A file once: Hydra merges into what it has in its cache, and a second use of the file shows what came in between.
+        files = st.sampled_from(["extra", "more", "extra@vars.b"])
+        entries += draw(st.lists(files, max_size=2, unique_by=lambda name: name.partition("@")[0]))
     entries = list(draw(st.permutations([*entries, "_self_"])))
     return entries if draw(st.booleans()) else [entry for entry in entries if entry != "_self_"]
 

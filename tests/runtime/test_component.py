@@ -36,7 +36,7 @@ def test_a_collective_of_one_is_the_identity() -> None:
     tensor = torch.arange(3.0)
     assert torch.equal(one.all_reduce(tensor.clone(), "mean"), tensor)
     assert torch.equal(one.all_gather(tensor)[0], tensor) and torch.equal(one.broadcast(tensor), tensor)
-    assert one.all_gather_plain({"a": [1]}) == [{"a": [1]}]
+    assert one.all_gather_object({"a": [1]}) == [{"a": [1]}]
     one.barrier()
     assert (one.size, one.rank, one.ranks) == (1, 0, (0,))
 

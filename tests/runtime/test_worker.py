@@ -49,6 +49,7 @@ class Sampler(Component):
 class Trainer(Component):
     def setup(self):
         self.net = net()
+        assert self.collective("local").size == self.collective("world").size == self.mesh.world_size
         if self.mesh.world_size > 1:
             fully_shard(self.net, mesh=self.torch_mesh["fsdp"])
         self.opt = torch.optim.AdamW(self.net.parameters(), lr=0.05)

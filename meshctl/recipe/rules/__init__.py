@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.rules import components, groups, meshes, pipeline
+from meshctl.recipe.rules import components, costs, groups, meshes, moves, pipeline
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
-RULES: tuple[Rule, ...] = (*groups.RULES, *meshes.RULES, *components.RULES, *pipeline.RULES)
+RULES: tuple[Rule, ...] = (*groups.RULES, *meshes.RULES, *components.RULES, *pipeline.RULES, *costs.RULES, *moves.RULES)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

@@ -9,7 +9,7 @@ from meshctl.diagnostics import Span
 from meshctl.mesh import DeviceMesh
 from meshctl.recipe.code import Class, Code, Endpoint, NotFound, Unread
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Stage
-from meshctl.recipe.placement import NoMesh, Placed, mesh_of, place
+from meshctl.recipe.placement import NoMesh, Placed, mesh_of, node_counts, place
 from meshctl.recipe.read import Read
 from meshctl.recipe.written import Written
 
@@ -43,6 +43,7 @@ class Facts:
         groups = self.recipe.groups.values()
         sized = all(group.devices and group.device_type for group in groups)
         right = all(self.right("groups", group.name, key) for group in groups for key in ("gpus_per_worker", "colocate"))
+        right = right and len(set(node_counts(self.recipe.cluster).values())) < 2
         return place(self.recipe) if sized and right and self.right("cluster") else None
 
     @cached_property

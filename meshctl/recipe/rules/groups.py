@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
-from meshctl.diagnostics import Diagnostic
+from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.folders import files, is_file
-from meshctl.recipe.model import DeviceGroup
+from meshctl.recipe.model import DEVICE_ALIASES, DeviceGroup
+from meshctl.recipe.placement import Runs, least, most_on_a_node, node_counts, shared, torn
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.words import counted, did_you_mean, listed, nearest
+
+SHOWN = 8
+"""So many numbers are listed."""
+NAMES = {"cuda": r"\d+|(GPU|MIG)-[\w./-]+", "npu": r"\d+"}
+"""What the hardware calls a device."""
 
 
 def some_group(facts: Facts) -> Iterator[Diagnostic]:
@@ -33,6 +40,9 @@ def only_with_devices(facts: Facts) -> Iterator[Diagnostic]:
         for key, given in (("gpus_per_worker", group.gpus_per_worker > 1), ("visible_devices", group.visible_devices)):
             if group.device_type == "cpu" and given:
                 yield Diagnostic("MC308", f"`{key}` is for devices, group `{name}` is on cpu", facts.key("groups", name, key))
+        if group.device_type == "mps" and group.visible_devices:
+            message = f"`visible_devices` is for cuda and npu, group `{name}` is on mps"
+            yield Diagnostic("MC308", message, facts.key("groups", name, "visible_devices"), help="remove it: a machine has one mps device")
         if group.device_type == "cpu" and group.colocate:
             message = f"`colocate` shares devices, group `{name}` is on cpu"
             yield Diagnostic("MC308", message, facts.key("groups", name, "colocate"), help="remove it: cpu groups share the machine anyway")
@@ -49,23 +59,48 @@ def divides(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), (ranks,), f"these do: {', '.join(fits[:8])}")
 
 
+def counts_of_nodes(facts: Facts) -> Iterator[Diagnostic]:
+    """A list of devices by node has a number for each node."""
+    (said, count), *others = [*node_counts(facts.recipe.cluster).items()] or [((), 0)]
+    for key, nodes in others:
+        if nodes != count and facts.right("cluster"):
+            says = cluster_value(facts, *said).with_word(f"`{'.'.join(said)}` {'is' if said == ('nodes',) else 'lists'} {count}")
+            message = f"`{'.'.join(key)}` lists {counted(nodes, 'node')}, the cluster has {count}"
+            help = "give a number for each node, or leave `nodes` out" if said == ("nodes",) else "give a number for each node"
+            yield Diagnostic("MC315", message, cluster_value(facts, *key), (says,), help)
+
+
+def cluster_value(facts: Facts, *path: str) -> Span:
+    """A value of `cluster`, where the recipe may say `gpu` for cuda."""
+    node = facts.written.node("cluster", *path[:-1])
+    also = [key for key, _ in node.items() if DEVICE_ALIASES.get(key.lower(), key.lower()) == path[-1]] if node else []
+    return facts.value("cluster", *path[:-1], *(also[:1] or path[-1:]))
+
+
 def one_node_each(facts: Facts) -> Iterator[Diagnostic]:
     """A worker's devices are neighbours on one node."""
     if facts.placed is None:
         return
-    per_node = facts.placed.cluster.devices_per_node
     for name, group in facts.recipe.groups.items():
-        each = group.gpus_per_worker
+        each, runs = group.gpus_per_worker, facts.placed.devices[name]
         if group.device_type == "cpu" or each == 1 or group.devices % each or name in facts.placed.beyond:
             continue
-        numbers = [number for start, stop in facts.placed.devices[name] for number in range(start, stop)]
-        for worker in range(len(numbers) // each):
-            mine = numbers[worker * each : (worker + 1) * each]
-            if mine[-1] - mine[0] != each - 1 or mine[0] // per_node != mine[-1] // per_node:
-                says = facts.value("groups", name, "ranks").with_word(f"worker {worker} would have the devices {', '.join(map(str, mine))}")
-                message = f"`gpus_per_worker` {each}: a worker's devices must be neighbours on one node of {per_node}"
-                yield Diagnostic("MC304", message, facts.value("groups", name, "gpus_per_worker"), (says,))
-                break
+        worker = torn(runs, each, facts.placed.cluster, group.device_type)
+        if worker is not None:
+            says = facts.value("groups", name, "ranks").with_word(f"worker {worker} would have the devices {_devices(runs, worker, each)}")
+            sizes = sorted({size for _, size in facts.placed.cluster.devices_per_node[group.device_type] if size}, reverse=True)
+            message = f"`gpus_per_worker` {each}: a worker's devices must be neighbours on one node of {' or '.join(map(str, sizes[:8]))}"
+            yield Diagnostic("MC304", message, facts.value("groups", name, "gpus_per_worker"), (says,))
+
+
+def _devices(runs: Runs, worker: int, each: int) -> str:
+    """The numbers of a worker's devices, the first eight."""
+    skip, found = worker * each, list[int]()
+    for start, stop in runs:
+        first = min(start + skip, stop)
+        found += range(first, min(first + min(each, SHOWN + 1) - len(found), stop))
+        skip -= first - start
+    return ", ".join([*map(str, found[:SHOWN]), *(["..."] if each > SHOWN else [])])
 
 
 def known_host(facts: Facts) -> Iterator[Diagnostic]:
@@ -104,18 +139,18 @@ def _circle(name: str, groups: object) -> bool:
 
 
 def disjoint(facts: Facts) -> Iterator[Diagnostic]:
-    """Two groups on one device say so."""
+    """Two groups on one device say so; cuda 0 and npu 0 are two."""
     if facts.placed is None:
         return
     placed = [group for group in facts.recipe.groups.values() if group.device_type != "cpu"]
     own = [group for group in placed if not (group.colocate and isinstance(group.ranks, int))]
     for one, other in combinations(own, 2):
-        if _host(facts, one) == _host(facts, other):
+        if one.device_type != other.device_type or _host(facts, one) == _host(facts, other):
             continue
-        shared = _shared(facts, one.name, other.name)
-        if shared is not None:
+        device = shared(facts.placed.devices[one.name], facts.placed.devices[other.name])
+        if device is not None:
             says = facts.value("groups", one.name, "ranks").with_word(f"`{one.name}` has it too")
-            message = f"device {shared} is in both `{one.name}` and `{other.name}`"
+            message = f"device {device} is in both `{one.name}` and `{other.name}`"
             help = f"give them different devices, or say `colocate: {one.name}` in `{other.name}`"
             yield Diagnostic("MC307", message, facts.value("groups", other.name, "ranks"), (says,), help)
 
@@ -129,49 +164,66 @@ def _host(facts: Facts, group: DeviceGroup) -> str:
     return group.name
 
 
-def _shared(facts: Facts, one: str, other: str) -> int | None:
-    """The first device that two groups have."""
-    devices = facts.placed.devices if facts.placed else {}
-    both = [max(a[0], b[0]) for a in devices.get(one, ()) for b in devices.get(other, ()) if max(a[0], b[0]) < min(a[1], b[1])]
-    return min(both, default=None)
-
-
 def enough_devices(facts: Facts) -> Iterator[Diagnostic]:
     """What the cluster says is enough for all groups."""
-    if facts.placed is None or not facts.placed.beyond:
+    if facts.placed is None:
         return
-    cluster = facts.placed.cluster
-    said = "devices_per_node" if facts.recipe.cluster.devices_per_node else "nodes"
-    total = cluster.nodes * cluster.devices_per_node
-    where = facts.value("cluster", said).with_word(
-        f"{counted(cluster.nodes, 'node')} x {cluster.devices_per_node} = {counted(total, 'device')}"
-    )
     for name, device in facts.placed.beyond.items():
-        ranks = facts.recipe.groups[name].ranks
-        wants = f"device {device}" if isinstance(ranks, tuple) else counted(ranks, "device")
-        needed = max(stop for runs in facts.placed.devices.values() for _, stop in runs)
-        message = f"group `{name}` wants {wants}, the cluster has {total}"
-        help = f"all groups together need {needed}: say `cluster.devices_per_node: {-(-needed // cluster.nodes)}`, or leave `cluster` out"
+        group = facts.recipe.groups[name]
+        total = facts.placed.cluster.total(group.device_type)
+        wants = f"device {device}" if isinstance(group.ranks, tuple) else counted(group.ranks, "device")
+        has = f"{total} of {group.device_type}" if _several_types(facts) else str(total)
+        where, help = _hardware(facts, group.device_type)
+        message = f"group `{name}` wants {wants}, the cluster has {has}"
         yield Diagnostic("MC309", message, facts.value("groups", name, "ranks"), (where,), help)
+
+
+def _several_types(facts: Facts) -> bool:
+    return len({group.device_type for group in facts.recipe.groups.values()} - {"cpu"}) > 1
+
+
+def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
+    """Where the cluster says its devices of a type, with the sum of them; and what would be enough."""
+    assert facts.placed is not None
+    cluster, each = facts.placed.cluster, facts.recipe.cluster.devices_of(kind)
+    total = counted(cluster.total(kind), "device")
+    says = f"{counted(cluster.nodes, 'node')} x {each} = {total}" if isinstance(each, int) else f"{counted(len(each), 'node')}: {total}"
+    key = ("devices_per_node", kind) if kind in facts.recipe.cluster.named else ("devices_per_node",)
+    needed = max(stop for name, runs in facts.placed.devices.items() for _, stop in runs if facts.recipe.groups[name].device_type == kind)
+    enough = f"`cluster.{'.'.join(key)}: {least(facts.recipe, kind, cluster.nodes)}`"
+    who = f"all groups on {kind}" if _several_types(facts) else "all groups"
+    left = "it" if len(key) > 1 else "`cluster`"
+    return cluster_value(facts, *key).with_word(says), f"{who} together need {needed}: say {enough}, or leave {left} out"
 
 
 def enough_visible(facts: Facts) -> Iterator[Diagnostic]:
     """`visible_devices` names as many as the group takes on a node."""
     if facts.placed is None:
         return
-    per_node = facts.placed.cluster.devices_per_node
     for name, group in facts.recipe.groups.items():
         if not group.visible_devices or group.device_type == "cpu" or name in facts.placed.beyond:
             continue
-        on_node: dict[int, int] = {}
-        for start, stop in facts.placed.devices[name]:
-            for node in range(start // per_node, (stop - 1) // per_node + 1):
-                on_node[node] = on_node.get(node, 0) + min(stop, (node + 1) * per_node) - max(start, node * per_node)
-        most = max(on_node.values(), default=0)
+        most = most_on_a_node(facts.placed.devices[name], facts.placed.cluster, group.device_type)
         if len(group.visible_devices) < most:
             says = facts.value("groups", name, "ranks").with_word(f"`{name}` takes {counted(most, 'device')} of a node")
             message = f"`visible_devices` names {counted(len(group.visible_devices), 'device')}, group `{name}` takes {most} of a node"
             yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), (says,))
+
+
+def names_of_devices(facts: Facts) -> Iterator[Diagnostic]:
+    """`visible_devices` are names that the driver knows, each once; at others it sees nothing, and says nothing."""
+    for name, group in facts.recipe.groups.items():
+        names, kind = group.visible_devices, group.device_type
+        if kind not in NAMES or not facts.right("groups", name, "visible_devices"):
+            continue
+        for index, given in enumerate(names):
+            path = ("groups", name, "visible_devices", str(index))
+            span = facts.value(*(path if facts.names(*path) else path[:-1]))
+            if not re.fullmatch(NAMES[kind], given):
+                help = 'write indices, "0,1"' + (", or UUIDs: GPU-..., MIG-..." if kind == "cuda" else "")
+                yield Diagnostic("MC316", f"`{given}` names no {kind} device", span, help=help)
+            elif given in names[:index]:
+                yield Diagnostic("MC316", f"`visible_devices` of group `{name}` names device {given} twice", span)
 
 
 def program_or_components(facts: Facts) -> Iterator[Diagnostic]:
@@ -211,11 +263,13 @@ RULES = (
     list_on_cpu,
     only_with_devices,
     divides,
+    counts_of_nodes,
     one_node_each,
     known_host,
     disjoint,
     enough_devices,
     enough_visible,
+    names_of_devices,
     program_or_components,
     known_script,
 )

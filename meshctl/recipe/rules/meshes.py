@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from itertools import product
-from math import prod
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.mesh import DIMS, MeshError
 from meshctl.recipe.model import Component, Sizes
-from meshctl.recipe.placement import mesh
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.words import counted, did_you_mean
+from meshctl.sizes import DIMS, EXPERT_DIMS, Misfit, settle
 
-Dims = dict[str, int]
-SHOWN = 2
-"""How many layouts that fit are proposed."""
+CODES = {"auto": "MC401", "product": "MC410", "ulysses": "MC411", "experts": "MC412", "vpp": "MC413", "sequence_parallel": "MC414"}
+"""By the rule that the sizes break."""
+KEY = re.compile(r"\w+_size|sequence_parallel")
+NEEDS = {"vpp": "pp_size", "sequence_parallel": "tp_size"}
+"""Rules by which one size needs another."""
 
 
 def known_layout(facts: Facts) -> Iterator[Diagnostic]:
@@ -58,7 +58,7 @@ def known_order(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def fits(facts: Facts) -> Iterator[Diagnostic]:
-    """The sizes multiply to the workers of the group."""
+    """The sizes make up the workers of the group, and what is carved out of them divides them."""
     for name, component in facts.recipe.components.items():
         group = facts.group_of(component)
         sizes = component.parallel
@@ -66,93 +66,43 @@ def fits(facts: Facts) -> Iterator[Diagnostic]:
             continue
         if sizes.order and sorted(sizes.order) != sorted(DIMS):
             continue
-        autos = [key for key, size in sizes.given if size == "auto"]
-        if len(autos) > 1:
-            one, other = (facts.value("components", name, "parallel", key) for key in autos[:2])
-            yield Diagnostic("MC401", "only one size can be auto", other, (one.with_word("this one is auto too"),))
-            continue
-        try:
-            mesh(sizes, group.workers, group.device_type)
-        except MeshError:
-            yield _misfit(facts, component, sizes, group.workers)
+        for misfit in settle(dict(sizes.given), group.workers, sizes.sequence_parallel).misfits:
+            yield _diagnostic(facts, component, sizes, misfit)
 
 
-def _misfit(facts: Facts, component: Component, sizes: Sizes, workers: int) -> Diagnostic:
-    """The size to change is the one that the nearest layout changes."""
-    said = {key.removesuffix("_size"): size for key, size in sizes.given if isinstance(size, int)}
-    ulysses = said.pop("ulysses", 1)
-    inferred = next((key.removesuffix("_size") for key, size in sizes.given if size == "auto"), None if "dp" in said else "dp")
-    ranks = _ranks(facts, component.group, workers)
-    if _product_fits(said, inferred, workers):
-        return _bad_ulysses(facts, component, said, inferred, ulysses, workers, ranks)
-    options = list(nearest_fits(said, inferred, ulysses, workers))
-    wrong = next((dim for dim in reversed(said) if options and options[0][dim] != said[dim]), next(reversed(said), "dp"))
-    span = facts.value("components", component.name, "parallel", f"{wrong}_size")
-    drawn = _drawn(_filled(said, inferred, workers))
-    message = f"`{wrong}_size` {said[wrong]} does not fit the {counted(workers, 'rank')} of group `{component.group}`"
-    total = prod(_filled(said, inferred, workers).values())
-    product = f"{drawn} = {total}"
-    if total == said[wrong]:
-        product = f"{drawn} {'is more than' if total > workers else 'does not divide'} {workers}"
-    return Diagnostic("MC410", message, span.with_word(product), (ranks,), _proposed(options))
+def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Diagnostic:
+    """What the sizes alone say of a misfit, in the words of the recipe."""
+    message = KEY.sub(r"`\g<0>`", misfit.message)
+    if misfit.rule == "product":
+        ranks = counted(facts.recipe.groups[component.group].workers, "rank")
+        message = f"`{misfit.size}` {dict(sizes.given)[misfit.size]} does not fit the {ranks} of group `{component.group}`"
+    if misfit.rule == "auto":
+        message = "only one size can be auto"
+    span = facts.value("components", component.name, "parallel", misfit.size).with_word(misfit.drawn)
+    help = f"nearest that fit: {'; '.join(misfit.fits)}" if misfit.fits else ""
+    return Diagnostic(CODES[misfit.rule], message, span, (_contradicted(facts, component, sizes, misfit),), help)
 
 
-def _ranks(facts: Facts, group: str, workers: int) -> Span:
-    placed = facts.recipe.groups[group]
-    says = f"`{group}` has {counted(workers, 'rank')}"
-    if placed.devices != workers:
-        says = f"`{group}` has {placed.devices} devices, {placed.gpus_per_worker} a worker: {counted(workers, 'rank')}"
-    return facts.value("groups", group, "ranks").with_word(says)
+def _contradicted(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Span:
+    """What a size does not fit: another size, the one that is not there, or the group's ranks."""
+    if misfit.rule == "auto":
+        family = DIMS if misfit.size.removesuffix("_size") in DIMS else EXPERT_DIMS
+        other = next(f"{dim}_size" for dim in family if dict(sizes.given).get(f"{dim}_size") == "auto")
+        return facts.value("components", component.name, "parallel", other).with_word("this one is auto too")
+    if misfit.rule in NEEDS:
+        other = NEEDS[misfit.rule]
+        if other in dict(sizes.given):
+            return facts.value("components", component.name, "parallel", other).with_word(f"`{other}` is 1")
+        return facts.key("components", component.name, "parallel").with_word(f"it says no `{other}`")
+    return _ranks(facts, component.group)
 
 
-def _product_fits(said: Dims, inferred: str | None, workers: int) -> bool:
-    rest = prod(said.values())
-    return workers % rest == 0 if inferred else rest == workers
-
-
-def _filled(said: Dims, inferred: str | None, workers: int) -> Dims:
-    """The sizes with the inferred one as large as it can be, outermost first."""
-    room = workers // prod(said.values())
-    sizes = {**said, inferred: room} if inferred and room > 1 else said
-    return {dim: sizes[dim] for dim in DIMS if dim in sizes}
-
-
-def _drawn(sizes: Dims) -> str:
-    """dp 2 x tp 4; a dim of size 1 is no dim."""
-    return " x ".join(f"{dim} {sizes[dim]}" for dim in DIMS if sizes.get(dim, 1) > 1) or "one rank"
-
-
-def _proposed(options: list[Dims]) -> str:
-    return f"nearest that fit: {'; '.join(map(_drawn, options[:SHOWN]))}" if options else ""
-
-
-def nearest_fits(said: Dims, inferred: str | None, ulysses: int, workers: int) -> Iterator[Dims]:
-    """Complete layouts that fit all at once, those that change least first."""
-    divisors = [size for size in range(1, min(workers, 4096) + 1) if workers % size == 0]
-    candidates = {dim: sorted((abs(size - was), size) for size in divisors)[:8] for dim, was in said.items()}
-    found: list[tuple[int, tuple[int, ...], Dims]] = []
-    for sizes in product(*candidates.values()):
-        layout = {dim: size for dim, (_, size) in zip(candidates, sizes, strict=True)}
-        if not _product_fits(layout, inferred, workers):
-            continue
-        if inferred:
-            layout[inferred] = workers // prod(layout.values())
-        if (layout.get("dp", 1) * layout.get("fsdp", 1)) % ulysses:
-            continue
-        change = sum(abs(layout[dim] - was) for dim, was in said.items())
-        found.append((change, tuple(layout[dim] for dim in reversed(said)), {dim: layout[dim] for dim in DIMS if dim in layout}))
-    return (layout for _, _, layout in sorted(found, key=lambda one: one[:2]))
-
-
-def _bad_ulysses(
-    facts: Facts, component: Component, said: Dims, inferred: str | None, ulysses: int, workers: int, ranks: Span
-) -> Diagnostic:
-    sizes = _filled(said, inferred, workers)
-    data = sizes.get("dp", 1) * sizes.get("fsdp", 1)
-    fitting = [str(size) for size in range(1, min(data, 4096) + 1) if data % size == 0]
-    span = facts.value("components", component.name, "parallel", "ulysses_size")
-    message = f"`ulysses_size` {ulysses} is carved out of dp x fsdp and does not divide {data}"
-    return Diagnostic("MC411", message, span.with_word(f"{_drawn(sizes)}: dp x fsdp = {data}"), (ranks,), f"these do: {', '.join(fitting)}")
+def _ranks(facts: Facts, name: str) -> Span:
+    group = facts.recipe.groups[name]
+    says = f"`{name}` has {counted(group.workers, 'rank')}"
+    if group.devices != group.workers:
+        says = f"`{name}` has {group.devices} devices, {group.gpus_per_worker} a worker: {counted(group.workers, 'rank')}"
+    return facts.value("groups", name, "ranks").with_word(says)
 
 
 RULES = (known_layout, known_order, fits)

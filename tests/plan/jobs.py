@@ -1,0 +1,97 @@
+"""Random jobs on random clusters: several device types, uneven nodes, lists, counts, workers of several devices, colocated groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from meshctl.cluster import Cluster
+from meshctl.plan.model import Group, Plan, Run
+from meshctl.recipe import model as said
+from meshctl.recipe.placement import place
+
+TYPES = ("cuda", "npu")
+Sizes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A worker, found by going through all devices one by one."""
+
+    node: int
+    local_rank: int
+    devices: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+def naive(group: Group, sizes: Sizes, nodes: int) -> list[Listed]:
+    """Where all workers of a group are."""
+    if group.device_type == "cpu":
+        each, more = divmod(group.workers, nodes)
+        homes = [node for node in range(nodes) for _ in range(each + (node < more))]
+        return [Listed(node, homes[:rank].count(node), (), ()) for rank, node in enumerate(homes)]
+    hardware = [(node, number) for node, size in enumerate(sizes[group.device_type]) for number in range(size)]
+    devices = [device for start, stop in group.devices for device in range(start, stop)]
+    found: list[Listed] = []
+    for first in range(0, len(devices), group.gpus_per_worker):
+        mine = tuple(devices[first : first + group.gpus_per_worker])
+        ((node, *others)) = {hardware[device][0] for device in mine}
+        assert not others and list(mine) == list(range(mine[0], mine[-1] + 1))
+        found.append(Listed(node, sum(one.node == node for one in found), mine, tuple(hardware[device][1] for device in mine)))
+    return found
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
+    """A plan that the rules accept, and the devices of each of its nodes."""
+    nodes = draw(st.integers(1, 5))
+    even = st.integers(1, 5).map(lambda each: (each,) * nodes)
+    uneven = st.lists(st.integers(0, 5), min_size=nodes, max_size=nodes).filter(any).map(tuple)
+    sizes: Sizes = {kind: draw(st.one_of(even, uneven)) for kind in TYPES}
+    groups: dict[str, said.DeviceGroup] = {}
+    free = {kind: set(range(sum(sizes[kind]))) for kind in TYPES}
+    for index in range(draw(st.integers(1, 4))):
+        name, kind = f"g{index}", draw(st.sampled_from(TYPES))
+        each = draw(st.sampled_from([1, 1, 2, 3]))
+        if draw(st.booleans()):
+            ranks = draw(lists(sizes[kind], free[kind], each))
+            assume(ranks)
+            groups[name] = said.DeviceGroup(name, ranks, kind, each)
+        else:
+            groups[name] = said.DeviceGroup(name, each * draw(st.integers(1, 6)), kind, each)
+    hosts = [group for group in groups.values() if group.devices > 1]
+    if hosts and draw(st.booleans()):
+        host = draw(st.sampled_from(hosts))
+        share = host.gpus_per_worker * draw(st.integers(1, host.devices // host.gpus_per_worker))
+        each = draw(st.sampled_from([1, host.gpus_per_worker]))
+        groups["guest"] = said.DeviceGroup("guest", share, host.device_type, each, colocate=host.name)
+    groups["judge"] = said.DeviceGroup("judge", draw(st.integers(1, 7)), "cpu")
+    placed = place(said.Recipe(cluster=said.Cluster(nodes, sizes), groups=groups))
+    assume(not placed.beyond)
+    assume(all(group.gpus_per_worker <= max(sizes[group.device_type]) for group in groups.values() if group.device_type != "cpu"))
+    assert placed.cluster == Cluster.of(nodes, **sizes)
+    return Plan("p", 0, placed.cluster, tuple(_placed(groups, placed.devices)), (), (), (), Run()), sizes
+
+
+@st.composite
+def lists(draw: st.DrawFn, sizes: Sequence[int], free: set[int], each: int) -> tuple[int, ...]:
+    """Devices in any order, but those of a worker neighbours on one node; they are free no more."""
+    starts = [sum(sizes[:node]) + number for node, size in enumerate(sizes) for number in range(size - each + 1)]
+    found: list[int] = []
+    for start in draw(st.permutations(starts))[: draw(st.integers(1, 6))]:
+        if free.issuperset(block := range(start, start + each)):
+            found += block
+            free.difference_update(block)
+    return tuple(found)
+
+
+def _placed(groups: dict[str, said.DeviceGroup], devices: object) -> list[Group]:
+    assert isinstance(devices, dict)
+    found, place = list[Group](), 0
+    for name, group in groups.items():
+        found.append(Group(name, group.device_type, group.workers, place, devices[name], group.gpus_per_worker, colocate=group.colocate))
+        place += group.workers
+    return found

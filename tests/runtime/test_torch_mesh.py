@@ -1,0 +1,301 @@
+"""torch's mesh is ours: the same ranks, groups, coordinates, slices and flattened dims, and HSDP trains over it.
+
+torch's fake process group makes any rank of any world in one process, so random shapes and orders are compared without processes;
+what is sent over the groups, and `fully_shard`, is tried in eight real ones.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations, permutations
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from meshctl import Component, DeviceMesh
+from meshctl.mesh import DIMS, MeshError
+from meshctl.runtime.component import Place
+from tests.runtime import worlds
+
+SIZE = 8
+
+
+@contextmanager
+def fake_world(size: int, rank: int) -> Iterator[None]:
+    """This process as one rank of a world whose other ranks are not there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def agree(mesh: DeviceMesh, theirs: TorchDeviceMesh, rank: int) -> None:
+    """For every dim and pair of dims torch says what we say.
+
+    torch numbers the ranks of a process group as they rise, so where they do not rise along two dims flattened, as in a transposed mesh,
+    its `get_local_rank` is another number than its own coordinate; there only the coordinate is compared.
+    """
+    assert theirs.mesh_dim_names == mesh.mesh_dim_names
+    assert tuple(theirs.shape) == mesh.shape
+    assert theirs.mesh.tolist() == mesh.as_array()
+    assert coordinate(theirs) == list(mesh.coordinate(rank).values())
+    for dim in mesh.mesh_dim_names:
+        along = mesh.ranks_along(dim, rank)
+        assert theirs[dim].mesh.tolist() == list(along) == list(mesh.at(rank)[dim].ranks())
+        assert ranks_of(theirs, dim) == list(along)
+        assert theirs.get_local_rank(dim) == mesh.dim_rank(rank, dim)
+    for pair in combinations(mesh.mesh_dim_names, 2):
+        ours, part = mesh.at(rank)[pair], theirs[pair]
+        assert part.mesh.tolist() == ours.as_array()
+        assert coordinate(part) == list(ours.coordinate(rank).values())
+        for dim in pair:
+            assert ranks_of(part, dim) == ranks_of(theirs, dim)
+        flat, along = part._flatten("_".join(pair)), mesh.ranks_along(pair, rank)
+        assert flat.mesh.tolist() == list(along) == list(ours.flatten().ranks())
+        assert ranks_of(flat) == sorted(along)
+        assert coordinate(flat) == [along.index(rank)]
+        if list(along) == sorted(along):
+            assert flat.get_local_rank() == along.index(rank)
+
+
+def coordinate(theirs: TorchDeviceMesh) -> list[int]:
+    found = theirs.get_coordinate()
+    assert found is not None
+    return list(found)
+
+
+def ranks_of(theirs: TorchDeviceMesh, dim: str | None = None) -> list[int]:
+    return dist.get_process_group_ranks(theirs.get_group(dim))
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> DeviceMesh:
+    sizes: dict[str, Any] = {f"{dim}_size": draw(st.integers(1, 3)) for dim in DIMS}
+    order = draw(st.sampled_from(list(permutations(DIMS))))
+    return DeviceMesh.from_sizes(**sizes, **draw(carved(sizes)), order=order)
+
+
+@st.composite
+def carved(draw: st.DrawFn, sizes: dict[str, int]) -> dict[str, int]:
+    """Sizes of the views that fit."""
+    data = sizes["dp_size"] * sizes["fsdp_size"]
+    stage = data * sizes["cp_size"] * sizes["tp_size"]
+    ep = draw(st.sampled_from([size for size in range(1, stage + 1) if stage % size == 0]))
+    return {"ulysses_size": draw(st.sampled_from([size for size in range(1, data + 1) if data % size == 0])), "ep_size": ep}
+
+
+@settings(max_examples=60)
+@given(meshes(), st.data())
+def test_torch_says_the_same_of_any_mesh(mesh: DeviceMesh, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, mesh.world_size - 1))
+    with fake_world(mesh.world_size, rank):
+        agree(mesh, mesh.to_torch(), rank)
+
+
+@settings(max_examples=60)
+@given(meshes(), st.sampled_from(["data", "expert"]), st.data())
+def test_torch_says_the_same_of_any_view(mesh: DeviceMesh, name: str, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, mesh.world_size - 1))
+    with fake_world(mesh.world_size, rank):
+        view = mesh.view(name)
+        if all(list(group) == sorted(group) for dim in view.mesh_dim_names for group in view.process_groups(dim)):
+            agree(view, view.to_torch(), rank)
+        else:  # fsdp outside of dp: the data ranks go to and fro
+            with pytest.raises(MeshError, match="torch numbers the ranks of a process group as they rise"):
+                view.to_torch()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
+def test_torch_says_the_same_of_explicit_ranks(shape: list[int], data: st.DataObject) -> None:
+    names = data.draw(st.permutations(["pp", "dp", "fsdp", "cp", "tp", "experts"]))[: len(shape)]
+    ranks = torch.arange(torch.Size(shape).numel()).view(shape).permute(data.draw(st.permutations(range(len(shape)))))
+    more = data.draw(st.integers(0, 3))  # the world may have ranks that the mesh has not
+    mesh = DeviceMesh.from_ranks((ranks + more).tolist(), names)
+    rank = data.draw(st.sampled_from(mesh.ranks()))
+    with fake_world(mesh.world_size + more, rank):
+        agree(mesh, mesh.to_torch(), rank)
+
+
+@given(meshes(), st.data())
+def test_dims_flattened_by_us_are_dims_of_torchs(mesh: DeviceMesh, data: st.DataObject) -> None:
+    dims = data.draw(st.lists(st.sampled_from(DIMS), unique=True, min_size=1))
+    dims.sort(key=mesh.mesh_dim_names.index)
+    rank = data.draw(st.integers(0, mesh.world_size - 1))
+    flat = mesh.flatten(*dims, name="joined")
+    with fake_world(mesh.world_size, rank):
+        theirs = flat.to_torch()
+        agree(flat, theirs, rank)
+        assert theirs["joined"].mesh.tolist() == mesh.to_torch()[tuple(dims)]._flatten("also").mesh.tolist()
+
+
+def test_what_is_no_mesh_of_torchs_is_an_error_of_ours() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
+    with pytest.raises(MeshError, match=r"the mesh has 4 ranks, and torch\.distributed is not initialised"):
+        mesh.to_torch()
+    with fake_world(3, 0), pytest.raises(MeshError, match="the mesh has 4 ranks, and the world has 3"):
+        mesh.to_torch()
+    with fake_world(4, 0), pytest.raises(MeshError, match=r"mesh\.to_torch\(\)\['tp'\]"):
+        mesh["tp"].to_torch()
+    with fake_world(4, 0), pytest.raises(MeshError, match="the mesh has rank 7, and the world has the ranks 0 to 3"):
+        DeviceMesh.from_ranks([0, 7], "tp").to_torch()
+    with pytest.raises(MeshError, match="torch has no mesh of mps devices"):
+        DeviceMesh.from_sizes(device_type="mps").to_torch()
+
+
+def test_ranks_that_fall_are_no_mesh_of_torchs() -> None:
+    """torch 2.13 takes them, and a checkpoint of a DTensor over them comes back with its shards exchanged."""
+    with fake_world(4, 0), pytest.raises(MeshError, match="as they rise, and along tp here they are 3, 2"):
+        DeviceMesh.from_ranks([[0, 1], [3, 2]], ("dp", "tp")).to_torch()
+
+
+ALONE = """
+import os, torch
+from torch.distributed.fsdp import fully_shard
+from meshctl import Component
+
+class Trainer(Component):
+    def setup(self):
+        self.net = fully_shard(torch.nn.Linear(2, 1), mesh=self.torch_mesh["dp", "fsdp"])
+
+trainer = Trainer()
+trainer.setup()
+trainer.net(torch.ones(1, 2)).sum().backward()
+assert trainer.net.weight.grad.full_tensor().tolist() == [[1.0, 1.0]]
+assert trainer.torch_mesh["tp"].size() == 1 and trainer.collective("tp").all_reduce(torch.ones(1)).item() == 1
+os._exit(0)  # as workers do: a thread of gloo's may abort an interpreter that ends
+"""
+
+
+@pytest.mark.slow
+def test_alone_without_a_launcher() -> None:
+    done = subprocess.run([sys.executable, "-W", "error::UserWarning:__main__", "-c", ALONE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+# Eight processes
+
+HSDP = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2)
+MESHES = {
+    "hsdp": HSDP,
+    "another order": DeviceMesh.from_sizes(pp_size=2, fsdp_size=2, cp_size=2, order=("cp", "fsdp", "pp", "dp", "tp")),
+    "the data view": DeviceMesh.from_sizes(dp_size=2, fsdp_size=4, ulysses_size=2).view("data"),
+    "the expert view": DeviceMesh.from_sizes(pp_size=2, fsdp_size=2, tp_size=2, ep_size=2, etp_size=2).view("expert"),
+    "explicit ranks": DeviceMesh.from_ranks([[0, 2, 4, 6], [1, 3, 5, 7]], ("dp", "fsdp")),
+    "flattened": HSDP.flatten("dp", "fsdp", name="shard"),
+}
+CHECKS: list[worlds.Check] = []
+
+
+def check(function: worlds.Check) -> worlds.Check:
+    CHECKS.append(function)
+    return function
+
+
+def component(rank: int, mesh: DeviceMesh) -> Component:
+    made = Component()
+    made._place = Place("it", mesh, rank)
+    return made
+
+
+@check
+def every_dim_and_pair_of_dims(rank: int) -> None:
+    for mesh in MESHES.values():
+        agree(mesh, mesh.to_torch(), rank)
+
+
+@check
+def groups_of_torch_and_ours_carry_the_same(rank: int) -> None:
+    """The sum over torch's process group, and over ours, of what only one rank knows."""
+    for mesh in MESHES.values():
+        it = component(rank, mesh)
+        for dim in mesh.mesh_dim_names:
+            mine = torch.tensor(10**rank)
+            dist.all_reduce(mine, group=it.torch_mesh.get_group(dim))
+            expected = sum(10**other for other in mesh.ranks_along(dim, rank))
+            assert mine.item() == expected == it.collective(dim).all_reduce(torch.tensor(10**rank)).item()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
+
+
+def trained(model: nn.Module, samples: range) -> None:
+    """Two steps on some of the samples."""
+    inputs, targets = (part[samples.start : samples.stop] for part in data())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model(inputs) - targets).square().mean().backward()
+        optimizer.step()
+
+
+def assert_like_one_process(model: nn.Module) -> None:
+    alone = net()
+    trained(alone, range(8))
+    for (name, ours), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert isinstance(ours, DTensor), name
+        torch.testing.assert_close(ours.full_tensor(), expected, msg=name)
+
+
+@check
+def hybrid_sharding_trains_as_one_process_does(rank: int) -> None:
+    model, mesh = net(), component(rank, HSDP).torch_mesh["dp", "fsdp"]
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    trained(model, HSDP.get_slice(8, rank))
+    assert_like_one_process(model)
+    weight = next(model.parameters())
+    assert isinstance(weight, DTensor) and [placement.is_replicate() for placement in weight.placements] == [True, False]
+
+
+@check
+def sharding_over_flattened_dims_trains_as_one_process_does(rank: int) -> None:
+    for mesh, shards in (
+        (component(rank, HSDP).torch_mesh["dp", "fsdp"]._flatten("dp_fsdp"), HSDP),
+        (component(rank, MESHES["flattened"]).torch_mesh["shard"], HSDP),
+    ):
+        model = fully_shard(net(), mesh=mesh)
+        trained(model, shards.get_slice(8, rank))
+        assert_like_one_process(model)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return worlds.run(SIZE, CHECKS, tmp_path_factory.mktemp("torch_mesh"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [function.__name__ for function in CHECKS])
+def test_eight_processes(told: dict[str, str], name: str) -> None:
+    assert told[name] == worlds.PASSED, told[name]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_cuda_alone() -> None:
+    mesh = DeviceMesh.from_sizes(device_type="cuda")
+    try:
+        assert mesh.to_torch().device_type == "cuda"
+    finally:
+        dist.destroy_process_group()

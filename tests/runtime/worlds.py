@@ -1,0 +1,83 @@
+"""One world of real processes over gloo, for many checks: each runs in all of them, one after another.
+
+    @check
+    def sums(rank: int) -> None: ...
+
+A check fails where a rank raises; the others go on only as far as they do not wait for it, so the world ends with the first that fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+Check = Callable[[int], None]
+PASSED = "passed"
+LIMIT = 120
+"""Seconds for all checks of a world; then what has not ended is taken for a hang."""
+
+
+def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
+    """The name of each check, and "passed" or what went wrong in which ranks. Processes are forked before the store's threads exist."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    listener = socket.create_server(("127.0.0.1", 0))
+    children = {}
+    for rank in range(size):
+        if pid := os.fork():
+            children[rank] = pid
+            continue
+        try:
+            _work(rank, size, listener.getsockname()[1], checks, folder)
+        finally:
+            os._exit(0)
+    store = TCPStore("127.0.0.1", listener.getsockname()[1], is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    end = time.monotonic() + LIMIT
+    try:
+        while children and time.monotonic() < end and not list(folder.glob("*.failed")):
+            children = {rank: pid for rank, pid in children.items() if os.waitpid(pid, os.WNOHANG)[0] == 0}
+            time.sleep(0.01)
+    finally:
+        for pid in children.values():
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        del store
+    return {check.__name__: _said(check, size, folder) for check in checks}
+
+
+def _work(rank: int, size: int, port: int, checks: Sequence[Check], folder: Path) -> None:
+    try:
+        torch.set_num_threads(1)
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT))
+        for check in checks:
+            doing = folder / f"{check.__name__}-{rank}"
+            doing.touch()
+            check(rank)
+            dist.barrier()
+            doing.write_text(json.dumps(PASSED))
+        dist.destroy_process_group()
+    except BaseException:
+        (folder / f"{rank}.txt").write_text(traceback.format_exc())
+        time.sleep(0.5)  # for others that fail in the same check
+        (folder / f"{rank}.failed").touch()
+
+
+def _said(check: Check, size: int, folder: Path) -> str:
+    texts = []
+    for rank in range(size):
+        doing, fault = folder / f"{check.__name__}-{rank}", folder / f"{rank}.txt"
+        if not doing.exists():
+            texts.append(f"rank {rank} did not come here: {fault.read_text() if fault.exists() else 'it waits in an earlier check'}")
+        elif not doing.read_text():
+            texts.append(f"rank {rank}: {fault.read_text() if fault.exists() else 'it waits here'}")
+    return "\n".join(texts) or PASSED
