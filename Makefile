@@ -5,6 +5,11 @@ PYTHON = $(firstword $(foreach python,python3.11 python3 python3.12 python3.13,\
 	$(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
 BIN := .venv/bin
 READY := .venv/ready
+TOOLS := .venv/tools
+BROWSER := .venv/browser
+CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+
+APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -21,10 +26,10 @@ help:
 demo: $(READY)
 	@$(BIN)/meshctl launch recipes/grpo_arithmetic.yaml
 
-test: lint
+test: lint $(BROWSER)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q
 
-lint: $(READY)
+lint: $(TOOLS)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
@@ -35,8 +40,21 @@ bench: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "meshctl needs Python 3.11 or newer; python3.11 and python3 are not" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[dev,recipes]'
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[recipes]'
 	@touch $(READY)
+
+$(TOOLS): $(READY)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $(TOOLS)
+
+# The tests look at pages in Debian's chromium. Where there is none it is installed, if that needs no password; it is tried once, and
+# without one those tests are skipped.
+$(BROWSER): $(TOOLS)
+	@test -n "$(CHROMIUM)" || { sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; \
+		command -v apt-get >/dev/null && $$sudo env DEBIAN_FRONTEND=noninteractive sh -c \
+			'apt-get update -qq $(APT); apt-get install -qq -y $(APT) --no-install-recommends chromium' >/dev/null 2>&1; } \
+		|| echo "chromium could not be installed: the tests that need a browser will be skipped" >&2
+	@touch $(BROWSER)
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

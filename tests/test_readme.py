@@ -7,7 +7,10 @@ import runpy
 from pathlib import Path
 from xml.etree import ElementTree
 
+from meshctl.cli.load import plan_of
+from meshctl.plan.topology import topology
 from meshctl.run import RunDir
+from meshctl.view.topologies.text.picture import draw
 from tests.view.recorded import whole_run
 
 ROOT = Path(__file__).parent.parent
@@ -19,13 +22,30 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_component_works_alone_in_one_process() -> None:
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     names: dict[str, object] = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec"), names)
     scored = names["scored"]
     assert scored["reward"].tolist() == [1.0, 0.0, 1.0]  # type: ignore[index]
     assert scored.ids.tolist() == names["batch"].ids.tolist()  # type: ignore[attr-defined]
+
+
+def test_a_mesh_answers_what_it_says() -> None:
+    _, code = blocks("python")
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    asked = [line.split("#") for line in code.splitlines() if "#" in line]
+    assert len(asked) == 6
+    for question, answer in asked:
+        assert eval(question, names) == eval(re.split(r"[;:,] (?=[a-z])", answer.strip())[0]), question
+
+
+def test_its_picture_is_what_is_drawn() -> None:
+    plan = plan_of(str(ROOT / "recipes" / "grpo_arithmetic.yaml"), []).plan
+    drawn = draw(topology(plan)).splitlines()[2:]  # below the title, which has the digest
+    told = README[README.index("    grpo-arithmetic  5 workers") :].splitlines()[2 : len(drawn) + 2]
+    assert [line.removeprefix("    ") for line in told] == drawn
 
 
 def test_the_recipe_is_the_one_that_make_demo_runs() -> None:

@@ -52,6 +52,26 @@ def validate(recipe: Recipe, overrides: Overrides = None) -> None:
     raise typer.Exit(checked(recipe, overrides or []))
 
 
+@app.command("show-topology")
+def show_topology(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    format: Annotated[str, typer.Option("--format", "-f", help="text, json, mermaid, svg or html; text, or what FILE says.")] = "",
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Write it to a file.")] = "",
+    component: Annotated[str, typer.Option(metavar="NAME", help="One component: its process groups, stages and routes.")] = "",
+    dim: Annotated[str, typer.Option(metavar="DIM", help="The process groups along a dim, of all components or of one.")] = "",
+    node: Annotated[int | None, typer.Option(metavar="N", help="One node: its devices and processes.")] = None,
+    rank: Annotated[str, typer.Option(metavar="GROUP:N", help="One rank: its coordinates, peers and samples, and whom it talks to.")] = "",
+    samples: Annotated[int | None, typer.Option(metavar="N", help="Of a batch of so many, where the recipe says no `samples`.")] = None,
+    diff: Annotated[str | None, typer.Option(metavar="OTHER", help="What changes to a recipe, overrides, or both in quotes.")] = None,
+) -> None:
+    """Draws what a recipe would run: where, in which meshes, with which data flow."""
+    from meshctl.cli.show_topology import Asked, show
+
+    asked = Asked(format, "" if out == "-" else out, component, dim, node, rank, samples, diff)
+    raise typer.Exit(show(recipe, overrides or [], asked))
+
+
 @app.command()
 def launch(
     recipe: Recipe,

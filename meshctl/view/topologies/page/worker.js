@@ -1,0 +1,118 @@
+/* The worker that is looked at: where it is; for every component its coordinate, peers and samples; every route that it has a part in.
+
+   Whatever can be shown in the map has a radio button: all dims of a component, one dim, or one end of a route. */
+
+function buildWorker() {
+  const worker = watched(), panel = find("#worker");
+  if (!worker) {
+    const help = "Hover over a worker to look at it, choose it to keep it: its groups, its peers, its samples, its routes.";
+    const words = facts.workers ? help : "There are no workers.";
+    return fill(panel, make("h2", {id: "worker-title"}, "Worker"), make("p", {class: "muted"}, words));
+  }
+  const {program} = topology.groups.get(worker.group);
+  const title = make("h2", {id: "worker-title"}, make("span", {class: "unseen"}, "Worker "), make("span", {class: "mono"}, nameOf(worker)));
+  const aside = same(worker, state.chosen) ? button("Clear", () => choose(null)) : make("span", {class: "muted"}, "preview");
+  return fill(panel, make("div", {class: "top"}, title, aside), placeList(worker),
+    program ? make("p", {}, "Runs ", make("code", {}, program)) : batchField(), make("div", {id: "answers"}, ...answers(worker)));
+}
+
+function placeList(worker) {
+  const {place, node, localRank, local, devices} = topology.placed(worker);
+  const {device_type: type, visible_devices: visible} = topology.groups.get(worker.group);
+  const pairs = [["place", digitsOf(place)], ["node", digitsOf(node)], ["local rank", digitsOf(localRank)]];
+  pairs.push(local.length ? [type, span([local[0], local.at(-1) + 1])] : ["on", type]);
+  if (local.length && devices[0] !== local[0]) pairs.push(["in cluster", span([devices[0], devices.at(-1) + 1])]);
+  if (visible.length) pairs.push(["visible", visible.join(", ")]);
+  return make("dl", {class: "where"}, ...pairs.map(([word, value]) => make("div", {}, make("dt", {}, word), make("dd", {}, value))));
+}
+
+function batchField() {
+  const input = () => {
+    state.samples = Math.max(0, Math.floor(Number(field.value)) || 0);
+    fill(find("#answers"), ...answers(watched()));
+    paint();
+  };
+  const field = make("input", {type: "number", id: "samples", min: 0, step: 1, value: state.samples, on: {input}});
+  return make("p", {class: "batch"}, make("label", {for: "samples"}, "Samples of a batch"), field);
+}
+
+/** What depends on how many samples a batch has. */
+function answers(worker) {
+  const routes = topology.routesOf(worker, state.samples);
+  return [
+    ...topology.componentsOf(worker.group).map((component) => componentPart(worker, component)),
+    routes.length > 0 && make("h3", {}, "Routes"),
+    ...routes.map((route) => routePart(worker, route)),
+  ];
+}
+
+function radio(value, words) {
+  const checked = String(state.mark) === String(value), change = () => mark(value);
+  return make("label", {}, make("input", {type: "radio", name: "mark", value: value.join(" "), checked, on: {change}}), words);
+}
+
+function componentPart(worker, component) {
+  const {grid, name, layout, process_groups: groups} = component, {rank} = worker;
+  const rows = groups.map(({dim, reach}) => row(radio(["dim", name, dim], dim), [
+    `${grid.index(rank, dim)} of ${digitsOf(grid.size(dim))}`,
+    rankButtons(worker.group, grid.peers(rank, dim), worker, REACH[reach], grid.index(rank, dim) - RANKS / 2),
+  ]));
+  const all = groups.length > 1 && row(radio(["all", name], "all dims"), ["", ""]);
+  return make("div", {}, make("h3", {}, chip(component), make("span", {class: "layout"}, layout)),
+    groups.length > 0 && make("table", {}, heads(["Dim", "Index", "Process group"], {class: "unseen"}), make("tbody", {}, all, ...rows)),
+    make("p", {class: "note"}, dataPart(grid, rank)));
+}
+
+function dataPart(grid, rank) {
+  const [start, stop] = grid.slice(state.samples, rank), stages = grid.stagesOf(rank);
+  const samples = start < stop ? `${many(stop - start, "sample")}, ${span([start, stop])}` : "no sample";
+  const held = grid.stages > 1 ? `, pipeline stage${stages.length > 1 ? "s" : ""} ${list(stages.map(String))} of ${grid.stages}` : "";
+  return `data rank ${grid.dataRank(rank)} of ${digitsOf(grid.sizes.data)}: ${samples}${held}`;
+}
+
+/** Buttons for some of a set of ranks, from about the `first` on. */
+function rankButtons(group, ranks, self, aside = "", first = 0) {
+  const shown = some(ranks, RANKS, Math.max(0, Math.min(first, ranks.count - RANKS))), left = ranks.count - shown.length;
+  const go = (rank) => button(String(rank), () => choose({group, rank}, {go: true}), {"aria-label": `Go to ${nameOf({group, rank})}`});
+  return make("div", {class: "ranks"},
+    ...shown.map((rank) => (same({group, rank}, self) ? make("span", {class: "me"}, String(rank)) : go(rank))),
+    left > 0 && make("span", {class: "muted"}, `and ${digitsOf(left)} more`), aside && make("span", {class: "reach"}, aside));
+}
+
+/* Routes */
+
+function routePart(worker, route) {
+  const {link: {flow, weights}, at, role, partner, ranks} = route;
+  const name = weights ? `${flow.name}: ${flow.giver} to ${flow.taker}` : flow.name;
+  const whom = make("span", {class: "muted"}, `${role === "gives" ? "to" : "from"} ${partner}`);
+  return make("div", {class: "route"}, radio(["route", at, role], `${role} `), make("span", {class: "name"}, name),
+    make("p", {class: "note"}, role === "gives" ? given(route, worker) : taken(route)),
+    ranks.count > 0 && make("div", {class: "ranks"}, whom, ...rankButtons(partner, ranks, worker).childNodes));
+}
+
+const BY = {tokens: "which ones, the tokens of the batch decide", home: "those that were made there"};
+const VALUES = {mean: "its part of the mean", sum: "its part of the sum", none: "its value", last_pp: "its value"};
+
+/** `samples 4–7, 12–15 of 16`; empty where there are none. */
+function part({samples, batch}) {
+  const runs = samples.slice(0, 3).map(span).join(", ") + (samples.length > 3 ? ", …" : "");
+  return runs && `samples ${runs} of ${digitsOf(batch)}`;
+}
+
+function given(route, {rank}) {
+  const {link, speaks} = route, {flow, giver} = link;
+  if (link.weights) return "its shards, to whom they overlap with";
+  if (speaks && !link.samples) return VALUES[flow.collect] ?? "the value";
+  if (speaks) return [part(route) || "nothing of so few samples", BY[link.depends]].filter(Boolean).join("; ");
+  if (link.speakers.count === 1) return `nothing: rank ${link.speakers.at(0)} speaks`;
+  if (flow.collect === "last_pp") return "nothing: the last pipeline stage speaks";
+  return `nothing: rank ${giver.representative(giver.dataRank(rank))} speaks for its data rank`;
+}
+
+function taken(route) {
+  const {link, called} = route;
+  if (link.weights) return "the shards that it needs";
+  if (!called) return "nothing: only rank 0 is called";
+  if (!link.samples) return ["none", "last_pp"].includes(link.flow.collect) ? "a list of all values" : "the value, joined from all parts";
+  return link.depends ? `samples; ${BY[link.depends]}` : part(route) || "nothing of so few samples";
+}

@@ -1,0 +1,116 @@
+"""The picture in text: golden ones at 8, 64 and 100,000 devices, and that any plan has one that fits."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.cluster import Cluster
+from meshctl.mesh import DeviceMesh
+from meshctl.plan.model import Component, Group, Plan, Stage
+from meshctl.plan.topology import topology
+from meshctl.view.topologies.text.ink import in_encoding, width_of
+from meshctl.view.topologies.text.picture import draw
+from tests.view.conftest import Pinned
+from tests.view.topologies.jobs import JOBS, drawn
+from tests.view.topologies.plans import PLANS, call, component, everything, group, many, odd, plan
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_golden(name: str, pinned: Pinned) -> None:
+    pinned(f"topology_{name}.txt", draw(drawn(name)))
+
+
+def test_colour_changes_no_letter() -> None:
+    for made in map(drawn, JOBS):
+        assert ESCAPE.sub("", draw(made, colour=True)) == draw(made)
+
+
+def test_ascii_keeps_every_column() -> None:
+    text = draw(drawn("64"))
+    plain = in_encoding(text, "ascii")
+    assert plain.isascii() and list(map(len, plain.split("\n"))) == list(map(len, text.split("\n")))
+    assert in_encoding(text, "utf-8") == text == in_encoding(text, "UTF-16")
+
+
+def fits(text: str, width: int, lines: int) -> bool:
+    return text.endswith("\n") and text.count("\n") <= lines and all(width_of(line) <= width for line in text[:-1].split("\n"))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_fits_whatever_there_is_to_show(width: int) -> None:
+    for made in (odd(), many(), *(topology(make()) for make in PLANS.values())):
+        assert fits(draw(made, width), width, 60)
+
+
+def test_folds_five_hundred_components_and_two_hundred_stages() -> None:
+    groups = [group(f"group_{number}", "cuda", 4, (4 * number, 4 * number + 4)) for number in range(100)]
+    components = [component(f"component_{number}", groups[number % 100], tp_size=2) for number in range(500)]
+    stages = [call(f"stage_{number}", f"component_{number}.run", *([f"stage_{number - 1}"] if number else [])) for number in range(200)]
+    text = draw(topology(plan("many", Cluster.of(50, cuda=8), groups, components, stages)))
+    assert fits(text, 80, 60)
+    assert "--component NAME" in text and "more stages" in text and "--node N" in text
+
+
+def test_takes_more_where_it_may() -> None:
+    short, full = draw(drawn("100000"), lines=30), draw(drawn("100000"), lines=200)
+    assert fits(short, 80, 30) and fits(full, 80, 200) and full.count("\n") > 60
+
+
+# Any plan
+
+
+@st.composite
+def plans(pick: st.DrawFn) -> Plan:
+    """Groups of any size one after the other on nodes of any size, meshes of any shape, stages that take from any before them."""
+    each, places = pick(st.integers(1, 16)), 0
+    groups = list[Group]()
+    for number in range(pick(st.integers(1, 5))):
+        workers, kind = pick(st.integers(1, 48)), pick(st.sampled_from(["cuda", "cpu"]))
+        devices = [(places, places + workers)] if kind == "cuda" else []
+        places += workers * (kind == "cuda") + pick(st.integers(0, 3))
+        groups.append(group(pick(NAMES) + str(number), kind, workers, *devices))
+    components = [pick(component_on(groups, number)) for number in range(pick(st.integers(0, 8)))]
+    stages = list[Stage]()
+    for number in range(pick(st.integers(0, 10)) if components else 0):
+        sources = pick(st.lists(st.sampled_from([stage.name for stage in stages]), max_size=4, unique=True)) if stages else []
+        of = pick(st.sampled_from(components)).name
+        stages.append(call(f"stage{number}", f"{of}.run", *sources, samples=pick(st.integers(0, 10**6)), every=pick(st.integers(1, 9))))
+    return plan(pick(NAMES), Cluster.of(-(-max(places, 1) // each), cuda=each), groups, components, stages)
+
+
+NAMES = st.text("abcdefgh_日本é", min_size=1, max_size=30)
+DIMS = ["pp", "dp", "fsdp", "cp", "tp"]
+
+
+@st.composite
+def component_on(pick: st.DrawFn, groups: list[Group], number: int) -> Component:
+    of = pick(st.sampled_from(groups))
+    sizes: dict[str, Any] = {}
+    left = of.workers
+    for dim in pick(st.permutations(DIMS))[:-1]:
+        sizes[f"{dim}_size"] = pick(st.sampled_from([size for size in range(1, left + 1) if left % size == 0]))
+        left //= sizes[f"{dim}_size"]
+    rest = next(f"{dim}_size" for dim in DIMS if f"{dim}_size" not in sizes)
+    mesh = DeviceMesh.from_sizes(world_size=of.workers, **sizes, **{rest: left}, order=pick(st.permutations(DIMS)))
+    return Component(f"{pick(NAMES)}{number}", "x.Some", of.name, mesh)
+
+
+@settings(max_examples=150)
+@given(plans(), st.integers(40, 140), st.integers(20, 80))
+def test_any_plan_fits_and_hides_nothing_unsaid(made: Plan, width: int, lines: int) -> None:
+    whole = topology(made)
+    text = draw(whole, width, lines=lines)
+    assert fits(text, width, lines)
+    said = re.search(r"\.\.\. and \d+ more: --component NAME", text)
+    assert said or all(re.search(rf"^ +{component.letter} ", text, re.MULTILINE) for component in whole.components)
+
+
+def test_a_picture_is_the_same_every_time() -> None:
+    assert draw(topology(everything())) == draw(topology(everything()))
