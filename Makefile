@@ -14,13 +14,14 @@ APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench fuzz clean
 
 help:
 	@echo "make demo    train a small transformer by GRPO, on CPU, in two minutes"
 	@echo "make test    lint, types and all tests"
 	@echo "make lint    lint and types alone"
 	@echo "make bench   the measured promises"
+	@echo "make fuzz    100,000 recipes that nobody would write"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 demo: $(READY)
@@ -35,6 +36,9 @@ lint: $(TOOLS)
 
 bench: $(READY)
 	@for benchmark in benchmarks/*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$benchmark || exit $$?; done
+
+fuzz: $(TOOLS)
+	@$(BIN)/python -m tests.recipe.fuzzing --inputs 100000
 
 # PIP_CONSTRAINT, and not -c: it also holds in the isolated environment in which pip builds the package.
 $(READY): pyproject.toml constraints.txt

@@ -1,5 +1,5 @@
 """`python -m meshctl`: the same as the command."""
 
-from meshctl.cli.app import main
+from meshctl.cli.main import main
 
 main()

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, groupby
 
+ACCELERATORS = ("cuda", "npu", "mps")
+DEVICE_TYPES = (*ACCELERATORS, "cpu")
+DEVICE_ALIASES = {"gpu": "cuda"}
+"""In any case: GPU is cuda."""
 NodeRuns = tuple[tuple[int, int], ...]
 """(how many nodes, devices on each), from node 0 on."""
 

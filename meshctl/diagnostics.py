@@ -32,6 +32,17 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Fix:
+    """An edit of the text that has one safe answer."""
+
+    span: Span
+    was: str
+    """What stands there, without its quotes; where something else does (an interpolation, an anchor), nothing is changed."""
+    text: str
+    """What should. The same as before means: without the quotes."""
+
+
+@dataclass(frozen=True)
 class Diagnostic:
     code: str
     """MC410: the first digit is the subject (design, section 5); it never changes its meaning."""
@@ -42,6 +53,8 @@ class Diagnostic:
     """What the primary contradicts."""
     help: str = ""
     severity: Literal["error", "warning", "note"] = "error"
+    fixes: tuple[Fix, ...] = ()
+    """The edits that make it right, all together, where exactly one answer is safe (`recipe/fixes.py` makes them)."""
 
 
 class RecipeError(Exception):

@@ -16,19 +16,24 @@ list, or the ranks are no sums of strides.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from meshctl.layout import Dim, Layout, join, offsets, row_major, size_of, split
-from meshctl.sizes import DIMS, EXPERT_DIMS, SIZES, settle
+from meshctl.cluster import DEVICE_ALIASES, DEVICE_TYPES
+from meshctl.layout import Dim, Layout, join, offset, offsets, row_major, size_of, split
+from meshctl.sizes import DIMS, EXPERT_DIMS, SIZES, settle, whole
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-__all__ = ["DIMS", "SIZES", "DeviceMesh", "MeshError", "share", "share_of"]
+__all__ = ["DIMS", "SIZES", "DeviceMesh", "MeshError", "share", "share_of", "shown"]
+
+SHOWN = 8
+"""So many ranks are named."""
 
 VIEWS = {"data": ("data", "ulysses"), "expert": EXPERT_DIMS}
 """The views, and the dims that only they have."""
@@ -65,21 +70,25 @@ class DeviceMesh:
     """The rank whose sub-meshes `mesh["tp"]` gives; its first rank where it is none."""
     absent: tuple[str, ...] = field(default=DIMS, compare=False, repr=False, metadata={"stored": False})
     """Dims that it may be asked for without having them: their size is 1."""
+    has_views: bool = field(default=True, compare=False, repr=False, metadata={"stored": False})
+    """None has a mesh that was made by joining or parting dims of another, as a view is."""
     whole: bool = field(default=True, compare=False, repr=False, metadata={"stored": False})
     """Whether it is more than a part of another mesh."""
 
     def __post_init__(self) -> None:
-        if len(self.shape) != len(self.mesh_dim_names):
-            raise MeshError(f"{len(self.shape)} sizes {self.shape} for {len(self.mesh_dim_names)} dims {', '.join(self.mesh_dim_names)}")
-        for dim in self.mesh_dim_names:
-            if self.mesh_dim_names.count(dim) > 1:
-                raise MeshError(f"a dim is named once, {dim} is named {self.mesh_dim_names.count(dim)} times")
-        for name, size in zip(self.mesh_dim_names, self.shape, strict=True):
-            if type(size) is not int or size < 1:
-                raise MeshError(f"the size of {name} must be a whole number from 1, it is {size!r}")
-        if not self.layout.dims:
+        names = _names(self.mesh_dim_names)
+        if len(self.shape) != len(names):
+            raise MeshError(f"{len(self.shape)} sizes {self.shape} for {len(names)} dims {', '.join(names)}")
+        if not isinstance(self.device_type, str) or not self.device_type:
+            raise MeshError(f"a device type is {', '.join(DEVICE_TYPES)}, not {self.device_type!r}")
+        sizes = {dim: _size(f"the size of {dim}", size) for dim, size in zip(names, self.shape, strict=True)}
+        for key in ("ulysses_size", "ep_size", "etp_size", "vpp_size"):
+            object.__setattr__(self, key, _size(key, getattr(self, key)))
+        object.__setattr__(self, "device_type", DEVICE_ALIASES.get(said := self.device_type.lower(), said))
+        object.__setattr__(self, "mesh_dim_names", names)
+        object.__setattr__(self, "shape", tuple(sizes.values()))
+        if self.shape and not self.layout.dims:
             object.__setattr__(self, "layout", Layout(row_major(self.shape)))
-        sizes = dict(zip(self.mesh_dim_names, self.shape, strict=True))
         if (data := sizes.get("dp", 1) * sizes.get("fsdp", 1)) % self.ulysses_size:
             raise MeshError(f"ulysses_size {self.ulysses_size} is carved out of dp x fsdp and does not divide {data}")
         if self.world_size % (sizes.get("pp", 1) * self.ep_size * self.etp_size):
@@ -144,13 +153,13 @@ class DeviceMesh:
 
         Raises `MeshError` where the array is ragged, empty or holds a rank twice, or the names do not fit it.
         """
-        flat, shape = _unnested(ranks.tolist() if hasattr(ranks, "tolist") else ranks)
-        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        flat, shape = _unnested(ranks)
+        names = _names(mesh_dim_names)
         for dim in names:
             if dim in RESERVED:
                 raise MeshError(f"{dim!r} is {RESERVED[dim]} and no name for a dim")
-        if twice := {rank for rank in flat if flat.count(rank) > 1} if len(set(flat)) < len(flat) else ():
-            raise MeshError(f"a rank has one place in a mesh, these have more: {', '.join(map(str, sorted(twice)))}")
+        if twice := sorted(rank for rank, places in Counter(flat).items() if places > 1):
+            raise MeshError(f"a rank has one place in a mesh, these have more: {shown(twice)}")
         return cls(names, shape, device_type=device_type, layout=Layout.of(flat, shape))
 
     # Sizes
@@ -163,7 +172,7 @@ class DeviceMesh:
         return size_of(self._dims((dim,))[1][0])
 
     def stride(self, dim: str) -> int | None:
-        """How far apart two neighbours in `dim` are, in ranks; none where that differs."""
+        """How far apart two neighbours in `dim` are, in ranks; none where that differs, or the ranks of the mesh are no sums of strides."""
         home, (digits,) = self._dims((dim,))
         joined = join((digits,)) or digits[:1]
         return None if len(joined) > 1 or home.layout.table else joined[0][1] if joined else 1
@@ -186,17 +195,19 @@ class DeviceMesh:
     # One rank
 
     def __contains__(self, rank: object) -> bool:
-        return isinstance(rank, int) and self.layout.indices(rank) is not None
+        number = whole(rank)
+        return number is not None and self.layout.indices(number) is not None
 
     def coordinate(self, rank: int) -> dict[str, int]:
         return dict(zip(self.mesh_dim_names, self._indices(rank), strict=True))
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
         """The rank at a coordinate; dims that it leaves out are 0. It may be of a view: {"ep": 1}."""
+        if not isinstance(coordinate, Mapping):
+            raise MeshError(f"a coordinate says an index for each dim, {{'tp': 1}}; it is {coordinate!r}")
         home, dims = self._dims(tuple(coordinate))
-        for dim, digits in zip(coordinate, dims, strict=True):
-            self._within(dim, coordinate[dim], size_of(digits))
-        return home.layout.rank(coordinate.get(dim, 0) for dim in home.mesh_dim_names)
+        at = {dim: _index(dim, coordinate[dim], size_of(digits)) for dim, digits in zip(coordinate, dims, strict=True)}
+        return home.layout.rank(at.get(dim, 0) for dim in home.mesh_dim_names)
 
     def dim_rank(self, rank: int, dim: str) -> int:
         """The index of a rank in a dim."""
@@ -211,13 +222,14 @@ class DeviceMesh:
 
     def get_slice(self, total: int, rank: int) -> range:
         """The samples of `total` that are this rank's; the first `total mod data_size` data ranks have one more."""
-        if type(total) is not int or total < 0:
+        samples = whole(total)
+        if samples is None or samples < 0:
             raise MeshError(f"a number of samples is a whole number from 0, it is {total!r}")
-        return share(total, self.data_size, self.data_rank(rank))
+        return share(samples, self.data_size, self.data_rank(rank))
 
     def ranks_along(self, dims: str | Iterable[str], rank: int) -> tuple[int, ...]:
         """The ranks that share all coordinates with `rank` but those of `dims`, in the order of `dims`."""
-        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        names = _names(dims)
         home, digits = self._dims(names)
         corner = home.layout.corner(home._indices(rank), (home._number[dim] for dim in names if dim in home._number))
         return home.layout.ranks(digits, corner)
@@ -226,8 +238,10 @@ class DeviceMesh:
         """The rank `by` further on in a dim: the next pp stage, with -1 the previous one. Beyond the ends there is none, in a
         `ring` (cp's, or pp's with virtual stages) it goes round."""
         home, (digits,) = self._dims((dim,))
-        size, at = size_of(digits), home.coordinate(rank)
-        index = at.get(dim, 0) + by
+        size, at, steps = size_of(digits), home.coordinate(rank), whole(by)
+        if steps is None:
+            raise MeshError(f"a neighbour is a whole number of steps away, not {by!r}")
+        index = at.get(dim, 0) + steps
         if not ring and not 0 <= index < size:
             return None
         return home.rank({**at, dim: index % size} if dim in at else at)
@@ -258,13 +272,12 @@ class DeviceMesh:
 
     def ranks_at(self, dim: str, index: int) -> tuple[int, ...]:
         """All ranks with this index in a dim, rising: `ranks_at("pp", 0)` are those of the first pp stage."""
-        home, (digits,) = self._dims((dim,))
-        self._within(dim, index, size_of(digits))
+        home, _ = self._dims((dim,))
         return tuple(sorted(home.ranks_along([name for name in home.mesh_dim_names if name != dim], home.rank({dim: index}))))
 
     def process_groups(self, dims: str | Iterable[str]) -> Iterator[tuple[int, ...]]:
         """All groups along `dims`, in one order for every rank; together they hold each rank once."""
-        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        names = _names(dims)
         home, digits = self._dims(names)
         others = [home.layout.dims[number] for dim, number in home._number.items() if dim not in names]
         along = offsets(digits)
@@ -273,9 +286,10 @@ class DeviceMesh:
 
     def representative(self, data_rank: int) -> int:
         """Who speaks for a data rank: the first of its peers in the last pp stage."""
-        if not 0 <= data_rank < self.data_size:
-            raise MeshError(f"there are the data ranks 0 to {self.data_size - 1}, not {data_rank}")
-        dp, fsdp = divmod(data_rank * self.ulysses_size, self.size("fsdp"))
+        number = whole(data_rank)
+        if number is None or not 0 <= number < self.data_size:
+            raise MeshError(f"there are the data ranks 0 to {self.data_size - 1}, not {data_rank!r}")
+        dp, fsdp = divmod(number * self.ulysses_size, self.size("fsdp"))
         return self.rank({"pp": self.size("pp") - 1, "dp": dp, "fsdp": fsdp})
 
     def collect_ranks(self) -> tuple[int, ...]:
@@ -287,11 +301,11 @@ class DeviceMesh:
     def at(self, rank: int) -> DeviceMesh:
         """The same mesh as a rank sees it: `mesh.at(5)["tp"]` is the sub-mesh that holds rank 5."""
         self._indices(rank)
-        return replace(self, here=rank)
+        return replace(self, here=whole(rank))
 
     def __getitem__(self, dims: str | tuple[str, ...]) -> DeviceMesh:
         """The sub-mesh of these dims, in this order, that holds the rank `here`."""
-        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        names = _names(dims)
         home, digits = self._dims(names)
         here = self._first if self.here is None else self.here
         start = home.layout.corner(home._indices(here), (home._number[dim] for dim in names if dim in home._number))
@@ -300,7 +314,7 @@ class DeviceMesh:
             self,
             mesh_dim_names=names,
             shape=shape,
-            ulysses_size=self.ulysses_size if {"dp", "fsdp"} <= set(names) else 1,
+            ulysses_size=self.ulysses_size if all(dim in names or self.size(dim) == 1 for dim in self._data_dims) else 1,
             ep_size=1,
             etp_size=1,
             vpp_size=self.vpp_size if "pp" in names else 1,
@@ -308,42 +322,47 @@ class DeviceMesh:
             layout=Layout(digits, start, home.layout.table),
             here=here,
             absent=tuple(dim for dim in home.absent if dim not in names),
+            has_views=home.has_views,
             whole=self.whole and prod(shape) == self.world_size,
         )
 
     def flatten(self, *dims: str, name: str = "") -> DeviceMesh:
         """The mesh with some dims (all where none is named) joined into one, where the outermost of them was; the last one named is
         the fastest. It is called `name`, or as torch does, `dp_fsdp`."""
-        names = dims or self.mesh_dim_names
-        if missing := [dim for dim in names if dim not in self.mesh_dim_names]:
-            raise MeshError(f"there is no dim {missing[0]!r} to flatten, there are {', '.join(self.mesh_dim_names)}")
+        names = _names(dims or self.mesh_dim_names)
+        home, digits = self._dims(names)
         joined = name or "_".join(names)
         if joined in RESERVED:
             raise MeshError(f"{joined!r} is {RESERVED[joined]} and no name for a dim")
-        first = min((self._number[dim] for dim in names), default=0)
-        kept = [dim for dim in self.mesh_dim_names if dim not in names]
-        order = [*(dim for dim in kept if self._number[dim] < first), joined, *(dim for dim in kept if self._number[dim] > first)]
-        flat = join(self.layout.dims[self._number[dim]] for dim in names)
-        digits = [flat if dim == joined else self.layout.dims[self._number[dim]] for dim in order]
-        return self._regrouped(tuple(order), digits, tuple(dim for dim in self.absent if dim not in names))
+        if names == (joined,):
+            return home
+        first = min((home._number[dim] for dim in names if dim in home._number), default=0)
+        kept = [dim for dim in home.mesh_dim_names if dim not in names]
+        outer = [dim for dim in kept if home._number[dim] < first]
+        order = (*outer, joined, *kept[len(outer) :])
+        return home._regrouped(order, [join(digits) if dim == joined else home.layout.dims[home._number[dim]] for dim in order], names)
 
     def unflatten(self, dim: str, sizes: Mapping[str, int]) -> DeviceMesh:
         """The inverse: a dim, or one of a view, parted into several, the last one the fastest. For attention that is split by heads and
         in a ring: `mesh.unflatten("ulysses", {"ring": ulysses // heads, "heads": heads})`."""
-        home, _ = self._dims((dim,))
-        if prod(sizes.values()) != self.size(dim) or any(type(size) is not int or size < 1 for size in sizes.values()):
-            raise MeshError(f"{' x '.join(f'{name} {size}' for name, size in sizes.items())} is not the {self.size(dim)} of {dim}")
+        home, (digits,) = self._dims((dim,))
+        parts = {name: _size(f"the size of {name}", size) for name, size in sizes.items()}
+        if not parts or prod(parts.values()) != size_of(digits):
+            said = " x ".join(f"{name} {size}" for name, size in parts.items()) or "no part"
+            raise MeshError(f"{said} is not the {size_of(digits)} of {dim}")
         if wrong := [name for name in sizes if name in RESERVED or (name != dim and name in home.mesh_dim_names)]:
             raise MeshError(f"{wrong[0]!r} is {RESERVED.get(wrong[0], 'a dim of the mesh already')} and no name for a part of {dim}")
         order = [name for other in home.mesh_dim_names for name in (sizes if other == dim else (other,))]
-        rest, *inner = sizes
-        return home._refactored(tuple(order), (dim,), {name: sizes[name] for name in reversed(inner)}, rest)
+        rest, *inner = parts
+        return home._refactored(tuple(order), (dim,), {name: parts[name] for name in reversed(inner)}, rest)
 
     def view(self, name: str) -> DeviceMesh:
         """The same ranks by other dims: "data" (pp, data, ulysses, cp, tp) or "expert" (pp, ep_fsdp, ep, etp)."""
         if name not in VIEWS:
             raise MeshError(f"there is no view {name!r}, there are {' and '.join(VIEWS)}")
-        return replace(self._views[name], here=self.here)
+        if not self.has_views:
+            raise MeshError(f"a mesh of {', '.join(self.mesh_dim_names)} has no views: ask the mesh that it was made of")
+        return self._views[name]
 
     @cached_property
     def _views(self) -> dict[str, DeviceMesh]:
@@ -369,14 +388,11 @@ class DeviceMesh:
             parted = split(flat, size) if flat is not None else None
             flat = parted[0] if parted else None
             digits[dim] = parted[1] if parted else ()
-        absent = tuple(dim for dim in self.absent if dim not in old)
         if flat is not None:
-            return self._regrouped(order, [{**digits, rest: flat}[dim] for dim in order], absent)
-        return self._listed(order, old, inner, rest, absent)
+            return self._regrouped(order, [{**digits, rest: flat}[dim] for dim in order], old)
+        return self._listed(order, old, inner, rest)
 
-    def _listed(
-        self, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], rest: str, absent: tuple[str, ...]
-    ) -> DeviceMesh:
+    def _listed(self, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], rest: str) -> DeviceMesh:
         """As `_refactored`, for an order of dims in which no strides give the answer: by the ranks themselves."""
         kept = [dim for dim in self.mesh_dim_names if dim not in old]
         run = [dim for dim in old if dim in self._number]
@@ -384,11 +400,23 @@ class DeviceMesh:
         sizes = {dim: self.size(dim) for dim in kept} | {rest: prod(map(self.size, run)) // prod(inner.values())}
         sizes |= dict(reversed(inner.items()))
         digits = dict(zip(sizes, row_major(tuple(sizes.values())), strict=True))
-        return self._regrouped(order, [digits[dim] for dim in order], absent, table)
+        return self._regrouped(order, [digits[dim] for dim in order], old, table)
 
-    def _regrouped(self, names: tuple[str, ...], digits: Sequence[Dim], absent: tuple[str, ...], table: tuple[int, ...] = ()) -> DeviceMesh:
-        layout = Layout(tuple(digits), 0 if table else self.layout.start, table or self.layout.table)
-        return DeviceMesh(names, tuple(map(size_of, digits)), device_type=self.device_type, layout=layout, here=self.here, absent=absent)
+    def _regrouped(self, names: tuple[str, ...], digits: Sequence[Dim], old: tuple[str, ...], table: tuple[int, ...] = ()) -> DeviceMesh:
+        """The same ranks without the dims `old`, and without what was said about these."""
+        return replace(
+            self,
+            mesh_dim_names=names,
+            shape=tuple(map(size_of, digits)),
+            ulysses_size=1 if any(dim in old for dim in self._data_dims) else self.ulysses_size,
+            ep_size=1,
+            etp_size=1,
+            vpp_size=1 if "pp" in old else self.vpp_size,
+            sequence_parallel=self.sequence_parallel and "tp" not in old,
+            layout=Layout(tuple(digits), 0 if table else self.layout.start, table or self.layout.table),
+            absent=tuple(dim for dim in self.absent if dim not in old),
+            has_views=False,
+        )
 
     # torch
 
@@ -408,6 +436,8 @@ class DeviceMesh:
             raise MeshError(f"a sub-mesh is taken from torch's mesh of the whole: mesh.to_torch()[{names}]")
         if self.device_type == "mps":
             raise MeshError("torch has no mesh of mps devices")
+        if self.device_type not in DEVICE_TYPES:
+            raise MeshError(f"there is no device type {self.device_type!r}, there are {', '.join(DEVICE_TYPES)}")
         if not dist.is_initialized():
             if self.world_size > 1:
                 raise MeshError(f"the mesh has {self.world_size} ranks, and torch.distributed is not initialised")
@@ -420,8 +450,7 @@ class DeviceMesh:
             raise MeshError(f"the mesh has rank {last}, and the world has the ranks 0 to {dist.get_world_size() - 1}")
         for dim in self.mesh_dim_names:
             if fallen := next((group for group in self.process_groups(dim) if list(group) != sorted(group)), ()):
-                along = ", ".join(map(str, fallen[:8])) + ", ..." * (len(fallen) > 8)
-                raise MeshError(f"torch numbers the ranks of a process group as they rise, and along {dim} here they are {along}")
+                raise MeshError(f"torch numbers the ranks of a process group as they rise, and along {dim} here they are {shown(fallen)}")
         return TorchDeviceMesh(self.device_type, torch.tensor(self.as_array()), mesh_dim_names=self.mesh_dim_names)
 
     # Look-ups
@@ -431,57 +460,78 @@ class DeviceMesh:
         return {dim: number for number, dim in enumerate(self.mesh_dim_names)}
 
     @property
+    def _data_dims(self) -> tuple[str, ...]:
+        """Of its own dims, those that ulysses is carved out of."""
+        return tuple(dim for dim in ("dp", "fsdp") if dim in self._number)
+
+    @property
     def _first(self) -> int:
         return self.layout.at(self.layout.start)
 
     def _dims(self, names: tuple[str, ...]) -> tuple[DeviceMesh, tuple[Dim, ...]]:
         """The mesh that has all these dims, this one or a view, and their digits there."""
-        for dim in names:
-            if names.count(dim) > 1:
-                raise MeshError(f"dim {dim} is named {names.count(dim)} times")
-        for home in (self, *(self._views[view] for view, dims in VIEWS.items() if any(dim in dims for dim in names) and not self._is_view)):
+        _names(names)
+        for home in (self, *(self._views[view] for view, dims in VIEWS.items() if any(dim in dims for dim in names) and self.has_views)):
             if all(dim in home._number or dim in home.absent for dim in names):
                 return home, tuple(home.layout.dims[home._number[dim]] if dim in home._number else () for dim in names)
         raise MeshError(self._unknown(names))
 
-    @cached_property
-    def _is_view(self) -> bool:
-        return any(dim in self._number for dims in VIEWS.values() for dim in dims)
-
     def _unknown(self, names: tuple[str, ...]) -> str:
-        views = {} if self._is_view else VIEWS
+        views = VIEWS if self.has_views else {}
         askable = (*self.mesh_dim_names, *self.absent, *(dim for dims in views.values() for dim in dims))
         if strange := [dim for dim in names if dim not in askable]:
             also = f"; its views have {', '.join(dim for dims in views.values() for dim in dims)}" if views else ""
             return f"there is no dim {strange[0]!r}, there are {', '.join(self.mesh_dim_names)}{also}"
-        return f"{' and '.join(names)} are not dims of one view of the mesh, so there are no groups along them together"
+        return f"{' and '.join(names)} are not dims of one view of the mesh, so they cannot be asked for together"
 
     def _indices(self, rank: int) -> list[int]:
-        found = self.layout.indices(rank) if isinstance(rank, int) else None
+        number = whole(rank)
+        found = None if number is None else self.layout.indices(number)
         if found is None:
             raise MeshError(f"rank {rank!r} is not in the mesh, it has {self._extent()}")
         return found
 
     def _extent(self) -> str:
         first, count = self._first, self.world_size
-        if join(self.layout.dims) in (((count, 1),), ()) and not self.layout.table:
+        if (flat := join(self.layout.dims)) in (((count, 1),), ()) and not self.layout.table:
             return f"the ranks {first} to {first + count - 1}"
-        ranks = self.layout.ranks(self.layout.dims, self.layout.start)[:8]
-        return f"the ranks {', '.join(map(str, ranks))}{', ...' if count > len(ranks) else ''}"
+        return f"the ranks {shown([self.layout.at(self.layout.start + offset(flat, index)) for index in range(min(count, SHOWN + 1))])}"
 
-    def _within(self, dim: str, index: object, size: int) -> None:
-        if not isinstance(index, int) or not 0 <= index < size:
-            raise MeshError(f"{dim} has the {'index 0' if size == 1 else f'indices 0 to {size - 1}'}, not {index!r}")
+
+def _names(dims: object) -> tuple[str, ...]:
+    """One or several names of dims, each once."""
+    names = tuple(dims) if isinstance(dims, Iterable) and not isinstance(dims, str) else (dims,)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise MeshError(f"the name of a dim is a text, not {name!r}")
+        if names.count(name) > 1:
+            raise MeshError(f"a dim is named once, {name} is named {names.count(name)} times")
+    return names
+
+
+def _size(what: str, size: object) -> int:
+    number = whole(size)
+    if number is None or number < 1:
+        raise MeshError(f"{what} must be a whole number from 1, it is {size!r}")
+    return number
+
+
+def _index(dim: str, index: object, size: int) -> int:
+    number = whole(index)
+    if number is None or not 0 <= number < size:
+        raise MeshError(f"{dim} has the {'index 0' if size == 1 else f'indices 0 to {size - 1}'}, not {index!r}")
+    return number
 
 
 def _unnested(ranks: Any) -> tuple[list[int], tuple[int, ...]]:
     """Nested lists as one, and how they were nested."""
-    if isinstance(ranks, bool) or not isinstance(ranks, (int, list, tuple)):
+    ranks = ranks.tolist() if hasattr(ranks, "tolist") else ranks
+    if (rank := whole(ranks)) is not None:
+        if rank < 0:
+            raise MeshError(f"a rank is a whole number from 0, not {rank}")
+        return [rank], ()
+    if not isinstance(ranks, (list, tuple, range)):
         raise MeshError(f"a mesh is made of ranks, whole numbers in nested lists, not of {ranks!r}")
-    if isinstance(ranks, int):
-        if ranks < 0:
-            raise MeshError(f"a rank is a whole number from 0, not {ranks}")
-        return [ranks], ()
     parts = [_unnested(part) for part in ranks]
     if not parts:
         raise MeshError("a mesh has at least one rank, this array is empty")
@@ -489,6 +539,11 @@ def _unnested(ranks: Any) -> tuple[list[int], tuple[int, ...]]:
         lengths = " and ".join(str(shape[0]) if shape else "no row" for shape in shapes)
         raise MeshError(f"the rows of the array have different lengths: {lengths}")
     return [rank for flat, _ in parts for rank in flat], (len(parts), *parts[0][1])
+
+
+def shown(ranks: Sequence[int]) -> str:
+    """The first of them: `0, 1, 2, ...`."""
+    return ", ".join(map(str, ranks[:SHOWN])) + ", ..." * (len(ranks) > SHOWN)
 
 
 def share(total: int, parts: int, part: int) -> range:

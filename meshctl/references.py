@@ -20,6 +20,11 @@ class Unset(LookupError):
         self.name = name
 
 
+def names(text: str) -> tuple[str, ...]:
+    """The variables that a text refers to."""
+    return tuple(found["name"].strip() for found in _REFERENCE.finditer(text))
+
+
 def filled(text: str, environ: Mapping[str, str]) -> str:
     """The text with every reference replaced by what the environment says. Raises `Unset`."""
 

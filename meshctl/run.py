@@ -2,6 +2,7 @@
 
     recipe.yaml     as composed; `${oc.env:X}` stays as written, so no secret is in it
     plan.json       the plan, and nothing that only the start knows
+                    (where a secret is written out in a recipe all the same, both must have it, and only their owner may read them)
     start.json      what only the start knows: where the recipe's code is found, which attempt this is, what it resumes
     events/         JSON lines, a file per process
     metrics.jsonl   one object per step
@@ -112,9 +113,15 @@ class RunDir:
             shutil.rmtree(self.checkpoint(old), ignore_errors=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes beside the place and renames into it: a reader sees the old file or the new one, never half."""
+def write_whole(path: Path, text: str, private: bool = False) -> None:
+    """Writes beside the place and renames into it: a reader sees the old file or the new one, never half.
+
+    `private`: nobody but its owner may read it, from the first byte on.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    if private:
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     part.write_text(text, encoding="utf-8")
     part.rename(path)

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isqrt, prod
-from typing import Literal
+from operator import index
+from typing import Any, Literal
 
 DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 """Every dim of a mesh, in the standard order, outermost first."""
@@ -28,10 +29,25 @@ SHOWN = 2
 """How many layouts that fit are proposed."""
 KEPT = 4
 """Ways to a partial layout that are followed, when one that fits is searched."""
+KEPT_WITH_NEEDS = 64
+"""The same where more is asked of a layout than its own rules."""
 
 Dims = dict[str, int]
 Way = tuple[int, int, tuple[int, ...]]
 """To a partial layout: how many sizes it changes, by how much together, and what it chose, the last first."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is asked of a layout beside its own rules, by a model or by the samples: those that are proposed keep it."""
+
+    size: Callable[[str, int], bool] = lambda dim, size: True
+    """Whether a dim, or ulysses or ep, may have that size."""
+    layout: Callable[[Mapping[str, int]], bool] = lambda layout: True
+    """Whether all sizes together may be so."""
+
+
+NONE = Needs()
 
 
 @dataclass(frozen=True)
@@ -60,25 +76,35 @@ class Settled:
     misfits: tuple[Misfit, ...] = ()
 
 
-def settle(said: Mapping[str, object], world_size: object = None, sequence_parallel: object = False) -> Settled:
-    """`said` is size -> a number or "auto"; what is None was not said."""
+def whole(value: Any) -> int | None:
+    """A whole number as Python's own, also one of numpy or torch; none for what is no such number, and for true and false."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
+def settle(said: Mapping[str, object], world_size: object = None, sequence_parallel: object = False, needs: Needs = NONE) -> Settled:
+    """`said` is size -> a number or "auto"; what is None was not said. `needs` hold for what is proposed, and are not checked."""
     given = {size: value for size, value in said.items() if value is not None}
     if wrong := tuple(_numbers(given, world_size, sequence_parallel)):
         return Settled(misfits=wrong)
-    sizes = {size.removesuffix("_size"): value for size, value in given.items() if isinstance(value, int)}
-    world = world_size if isinstance(world_size, int) else None
+    sizes = {size.removesuffix("_size"): number for size, value in given.items() if (number := whole(value)) is not None}
+    world = whole(world_size)
     if wrong := tuple(_autos(given, world)):
         return Settled(misfits=wrong)
     dims = {dim: sizes[dim] for dim in DIMS if dim in sizes}
     inferred = next((dim for dim in DIMS if given.get(f"{dim}_size") == "auto"), None if "dp" in dims else "dp")
     if world is not None and not _makes_up(dims, inferred, world):
-        return Settled(misfits=(_product(sizes, dims, inferred, world),))
+        return Settled(misfits=(_product(sizes, dims, inferred, world, needs),))
     if world is not None and inferred:
         dims[inferred] = world // prod(dims.values())
     dims = {dim: dims.get(dim, 1) for dim in DIMS}
     held = {**dims, "ulysses": sizes.get("ulysses", 1), "vpp": sizes.get("vpp", 1), **_experts(given, sizes, dims)}
-    wider = partial(_wider, sizes, inferred, world)
-    misfits = tuple(_derived(given, sizes, held, bool(sequence_parallel), wider))
+    wider = partial(_wider, sizes, inferred, world, needs)
+    misfits = tuple(_derived(given, sizes, held, bool(sequence_parallel), wider, needs))
     return Settled(misfits=misfits) if misfits else Settled(held)
 
 
@@ -92,28 +118,35 @@ def divisors(number: int) -> list[int]:
     return low + [number // size for size in reversed(low) if size * size != number]
 
 
-def nearest(sizes: Mapping[str, int], inferred: str | None, world: int) -> list[Dims]:
-    """Complete layouts of `world` ranks, those that change least of what was said first; if any can, they keep all rules."""
+def nearest(sizes: Mapping[str, int], inferred: str | None, world: int, needs: Needs = NONE) -> list[Dims]:
+    """Complete layouts of `world` ranks, those that change least of what was said first; if any can, they keep all rules and needs."""
     layouts = _near(sizes, DIMS, inferred, world)
-    return [layout for layout in layouts if _parts(layout, sizes)] or layouts
+    return keeping(sizes, inferred, world, needs) or [layout for layout in layouts if _parts(layout, sizes)] or layouts
 
 
-def _near(sizes: Mapping[str, int], family: Sequence[str], inferred: str | None, total: int) -> list[Dims]:
+def keeping(sizes: Mapping[str, int], inferred: str | None, world: int, needs: Needs) -> list[Dims]:
+    """The same, where they keep all rules and needs; none where no layout does."""
+    layouts = _near(sizes, DIMS, inferred, world, needs)
+    return [layout for layout in layouts if _parts(layout, sizes) and needs.layout({**sizes, **layout})]
+
+
+def _near(sizes: Mapping[str, int], family: Sequence[str], inferred: str | None, total: int, needs: Needs = NONE) -> list[Dims]:
     """Sizes of a family of dims that multiply to `total`, those that change fewest of what was said first, and these by least.
 
     Dim by dim, and of all ways that leave equally much the best few go on: so there is an answer whatever the sizes, and soon.
     """
-    dims, whole = [dim for dim in family if dim in sizes], divisors(total)
+    dims, whole, kept = [dim for dim in family if dim in sizes], divisors(total), KEPT if needs is NONE else KEPT_WITH_NEEDS
     ways: dict[int, list[Way]] = {total: [(0, 0, ())]}
     for dim in dims:
         further: dict[int, list[Way]] = {}
         for left, some in ways.items():
             for size in whole:
-                if left % size == 0:
+                if left % size == 0 and needs.size(dim, size):
                     more, by = size != sizes[dim], abs(size - sizes[dim])
                     further.setdefault(left // size, []).extend((count + more, way + by, (size, *choice)) for count, way, choice in some)
-        ways = {left: sorted(some)[:KEPT] for left, some in further.items()}
-    found = sorted((way, left) for left, some in ways.items() if inferred or left == 1 for way in some)
+        ways = {left: sorted(some)[:kept] for left, some in further.items()}
+    fits = {left: some for left, some in ways.items() if (needs.size(inferred, left) if inferred else left == 1)}
+    found = sorted((way, left) for left, some in fits.items() for way in some)
     layouts = [{**dict(zip(dims, choice[::-1], strict=True)), **({inferred: left} if inferred else {})} for (*_, choice), left in found]
     return [{dim: layout[dim] for dim in family if dim in layout} for layout in layouts]
 
@@ -129,7 +162,7 @@ def _parts(layout: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
 def _numbers(given: Mapping[str, object], world_size: object, sequence_parallel: object) -> Iterator[Misfit]:
     for size, value in (*given.items(), *((("world_size", world_size),) if world_size is not None else ())):
         auto = size in MAY_BE_AUTO
-        if not (auto and value == "auto") and (type(value) is not int or value < 1):
+        if not (auto and isinstance(value, str) and value == "auto") and (whole(value) or 0) < 1:
             yield Misfit("number", size, f"{size} must be a whole number from 1{' or auto' if auto else ''}, it is {value!r}")
     if not isinstance(sequence_parallel, bool):
         message = f"sequence_parallel must be true or false, it is {sequence_parallel!r}"
@@ -150,9 +183,9 @@ def _makes_up(dims: Mapping[str, int], inferred: str | None, world: int) -> bool
     return world % rest == 0 if inferred else rest == world
 
 
-def _product(sizes: Dims, dims: Dims, inferred: str | None, world: int) -> Misfit:
+def _product(sizes: Dims, dims: Dims, inferred: str | None, world: int, needs: Needs) -> Misfit:
     """The size to change is the one that the nearest layout changes."""
-    options = nearest(sizes, inferred, world)
+    options = nearest(sizes, inferred, world, needs)
     wrong = next((dim for dim in reversed(dims) if options and options[0][dim] != dims[dim]), next(reversed(dims), "dp"))
     total, said = prod(dims.values()), " x ".join(f"{dim} {size}" for dim, size in dims.items())
     room = world // total
@@ -181,26 +214,34 @@ def _experts(given: Mapping[str, object], sizes: Dims, dims: Dims) -> Dims:
     return {dim: said.get(dim, 1) for dim in EXPERT_DIMS}
 
 
-def _wider(sizes: Dims, inferred: str | None, world: int | None, dim: str) -> tuple[str, ...]:
+def _wider(sizes: Dims, inferred: str | None, world: int | None, needs: Needs, dim: str) -> tuple[str, ...]:
     """The nearest layout in which a dim has more than one rank."""
     if world is None:
         return (f"{dim} 2",)
-    options = _near({**sizes, dim: 2}, DIMS, None if inferred == dim else inferred, world)
-    return tuple(drawn(layout) for layout in options if layout[dim] > 1 and _parts(layout, sizes))[:1]
+    options = keeping({**sizes, dim: 2}, None if inferred == dim else inferred, world, needs)
+    return tuple(drawn(layout) for layout in options if layout[dim] > 1)[:1]
 
 
 def _derived(
-    given: Mapping[str, object], sizes: Dims, held: Dims, sequence_parallel: bool, wider: Callable[[str], tuple[str, ...]]
+    given: Mapping[str, object],
+    sizes: Dims,
+    held: Dims,
+    sequence_parallel: bool,
+    wider: Callable[[str], tuple[str, ...]],
+    needs: Needs,
 ) -> Iterator[Misfit]:
     """The rules of what is no dim of its own."""
     data, stage, ulysses = _data(held), _stage(held), held["ulysses"]
     if data % ulysses:
         message = f"ulysses_size {ulysses} is carved out of dp x fsdp and does not divide {data}"
-        fits = tuple(f"ulysses {size}" for size in sorted(divisors(data), key=lambda size: (abs(size - ulysses), size))[:SHOWN])
+        right = [size for size in divisors(data) if needs.size("ulysses", size) and needs.layout({**held, "ulysses": size})] or divisors(
+            data
+        )
+        fits = tuple(f"ulysses {size}" for size in sorted(right, key=lambda size: (abs(size - ulysses), size))[:SHOWN])
         yield Misfit("ulysses", "ulysses_size", message, f"dp {held['dp']} x fsdp {held['fsdp']} = {data}", fits)
     experts = prod(held[dim] for dim in EXPERT_DIMS)
     if experts != stage:
-        yield _misfit_of_experts(given, sizes, held, stage)
+        yield _misfit_of_experts(given, sizes, held, stage, needs)
     if held["vpp"] > 1 and held["pp"] == 1:
         message = f"vpp_size {held['vpp']} is stages per pp rank, and there is no pp"
         yield Misfit("vpp", "vpp_size", message, "pp 1", (*wider("pp"), "vpp 1"))
@@ -208,15 +249,16 @@ def _derived(
         yield Misfit("sequence_parallel", "sequence_parallel", "sequence_parallel is along tp, and tp_size is 1", "tp 1", wider("tp"))
 
 
-def _misfit_of_experts(given: Mapping[str, object], sizes: Dims, held: Dims, stage: int) -> Misfit:
+def _misfit_of_experts(given: Mapping[str, object], sizes: Dims, held: Dims, stage: int, needs: Needs) -> Misfit:
     said = {dim: sizes[dim] for dim in EXPERT_DIMS if dim in sizes}
     inferred = next((dim for dim in EXPERT_DIMS if given.get(f"{dim}_size") == "auto"), None if "ep_fsdp" in said else "ep_fsdp")
     total, sum_of = prod(said.values()), " x ".join(f"{dim} {size}" for dim, size in said.items())
     verb = f"does not divide the {stage} ranks of a pipeline stage" if inferred else f"= {total}, and a pipeline stage has {stage} ranks"
     rest = prod(size for dim, size in said.items() if dim != "ep_fsdp")
-    layouts = [{**said, "ep_fsdp": stage // rest}] if not inferred and stage % rest == 0 else _near(said, EXPERT_DIMS, inferred, stage)
+    layouts = _near(said, EXPERT_DIMS, inferred, stage, needs) or _near(said, EXPERT_DIMS, inferred, stage)
+    if not inferred and stage % rest == 0:
+        layouts = [{**said, "ep_fsdp": stage // rest}]
     options = [{dim: layout[dim] for dim in said if layout[dim] != said[dim]} for layout in layouts]
     wrong = next((dim for dim in EXPERT_DIMS if options and dim in options[0]), next(reversed(said)))
     fits = tuple(" x ".join(f"{dim} {size}" for dim, size in option.items()) for option in options[:SHOWN])
     return Misfit("experts", f"{wrong}_size", f"{sum_of} {verb}", f"{drawn(held)}: {stage} ranks a stage", fits)
-

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "meshctl"
 
-LAYERS = {"recipe": 1, "plan": 2, "engines": 3, "view": 3, "runtime": 3, "components": 3, "cli": 4}
+LAYERS = {"codes": 0, "recipe": 1, "plan": 2, "engines": 3, "view": 3, "runtime": 3, "components": 3, "cli": 4}
 """Folder -> layer; files beside them are the ground, layer 0."""
 SIBLINGS = {("components", "runtime")}
 """Who of layer 3 may know whom."""
@@ -140,7 +140,8 @@ def test_the_ground_loads_nothing_heavy(code: str) -> None:
     assert loaded_by(code) == set()
 
 
-READING = ["validate", "launch --dry-run", "show-topology", "show-topology --format json", "show-topology --format html"]
+READING = ["validate", "launch --dry-run", "config", "config --origins"]
+READING += ["show-topology", "show-topology --format json", "show-topology --format html"]
 
 
 @pytest.mark.parametrize("command", [[*command.split(), "recipes/grpo_arithmetic.yaml"] for command in READING])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 from math import prod
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,7 +116,7 @@ def test_questions_about_what_is_not_there() -> None:
         mesh.ranks_at("tp", 1)
     with pytest.raises(MeshError, match="dp and ep are not dims of one view"):
         mesh.ranks_along(("dp", "ep"), 0)
-    with pytest.raises(MeshError, match="dim dp is named 2 times"):
+    with pytest.raises(MeshError, match="a dim is named once, dp is named 2 times"):
         mesh["dp", "dp"]
     with pytest.raises(MeshError, match="there is no view 'experts', there are data and expert"):
         mesh.view("experts")
@@ -141,6 +143,70 @@ def test_questions_about_what_is_not_there() -> None:
 def test_arrays_that_make_no_mesh(ranks: Any, names: tuple[str, ...], message: str) -> None:
     with pytest.raises(MeshError, match=message):
         DeviceMesh.from_ranks(ranks, names)
+
+
+def test_whole_numbers_of_another_library() -> None:
+    mesh = DeviceMesh.from_sizes(world_size=np.int64(8), tp_size=np.int32(2), pp_size=torch.tensor(2))
+    assert mesh == DeviceMesh.from_sizes(dp_size=2, tp_size=2, pp_size=2) and {type(size) for size in mesh.shape} == {int}
+    assert np.int64(7) in mesh and mesh.coordinate(np.int64(7)) == mesh.coordinate(7)
+    assert mesh.rank({"tp": np.int64(1)}) == 1 and mesh.ranks_at("pp", np.int64(1)) == (4, 5, 6, 7)
+    assert mesh.get_slice(np.int64(3), np.int64(0)) == range(0, 2) and mesh.representative(np.int64(1)) == mesh.representative(1)
+    assert mesh.neighbour(0, "pp", np.int64(1)) == 4 and mesh.at(np.int64(5))["tp"].ranks() == (4, 5)
+    assert mesh.unflatten("tp", {"a": np.int64(2), "b": 1}).shape == (2, 2, 1, 1, 2, 1)
+    assert DeviceMesh.from_ranks([np.int64(3), np.arange(2)[1]], "tp").ranks() == (3, 1)
+    assert DeviceMesh.from_ranks([np.arange(2), range(2, 4)], ("dp", "tp")).as_array() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("number", [True, np.True_, 1.0, np.float64(1), "1", None, [1], np.arange(2), float("nan")])
+def test_what_is_no_number(number: Any) -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=2, tp_size=2)
+    assert number not in mesh
+    questions: list[Callable[[], object]] = [
+        lambda: mesh.coordinate(number),
+        lambda: mesh.rank({"tp": number}),
+        lambda: mesh.neighbour(0, "tp", number),
+        lambda: mesh.representative(number),
+        lambda: mesh.get_slice(number, 0),
+        lambda: mesh.ranks_at("tp", number),
+        lambda: mesh.unflatten("tp", {"a": number, "b": 2}),
+        lambda: DeviceMesh(("dp",), (2,), ulysses_size=number),
+        lambda: DeviceMesh(("dp",), (2,), ep_size=number),
+        lambda: DeviceMesh(("pp",), (2,), vpp_size=number),
+        lambda: DeviceMesh(("dp",), (number,)),
+        *([lambda: DeviceMesh.from_sizes(world_size=4, tp_size=number)] if number is not None else []),
+    ]
+    for question in questions:
+        with pytest.raises(MeshError):
+            question()
+
+
+@pytest.mark.parametrize("name", [None, 1, "", ("tp",), ["tp"]])
+def test_what_names_no_dim(name: Any) -> None:
+    mesh = DeviceMesh.from_sizes(tp_size=2)
+    for question in (mesh.size, mesh.stride, lambda dim: mesh.neighbour(0, dim), lambda dim: mesh.ranks_along((dim,), 0), mesh.flatten):
+        with pytest.raises(MeshError, match="the name of a dim is a text, not"):
+            question(name)
+    with pytest.raises(MeshError):
+        mesh.rank(name)
+
+
+def test_device_types_in_any_case() -> None:
+    assert DeviceMesh.from_sizes(device_type="GPU").device_type == "cuda"
+    assert DeviceMesh.from_ranks([0], "dp", device_type="NPU").device_type == "npu"
+    with pytest.raises(MeshError, match="a device type is cuda, npu, mps, cpu, not None"):
+        DeviceMesh.from_sizes(device_type=None)  # type: ignore[arg-type]
+
+
+def test_many_ranks_that_are_there_twice_are_not_all_listed() -> None:
+    row = list(range(100_000))
+    with pytest.raises(MeshError, match=r"these have more: 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.$"):
+        DeviceMesh.from_ranks([row, row], ("dp", "tp"))
+
+
+def test_one_rank_without_dims() -> None:
+    alone = DeviceMesh.from_ranks(5, ())
+    assert alone.ranks() == (5,) and alone.coordinate(5) == {} and alone.size("tp") == 1
+    assert DeviceMesh.from_sizes(tp_size=4).at(3)[()].ranks() == (3,)
 
 
 def test_an_array_of_another_library() -> None:
@@ -183,6 +249,37 @@ def test_a_dim_parted_and_joined_again_is_the_same(mesh: DeviceMesh, dim: str, d
     for rank in range(mesh.world_size):
         assert parted.ranks_along(("outer", "inner"), rank) == mesh.ranks_along(dim, rank) == joined.ranks_along("joined", rank)
         assert parted.dim_rank(rank, "outer") * inner + parted.dim_rank(rank, "inner") == mesh.dim_rank(rank, dim)
+
+
+def test_joining_a_dim_of_a_view() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2, ulysses_size=2)
+    flat = mesh.at(5).flatten("ulysses", "tp", name="sequence")
+    assert flat.mesh_dim_names == ("pp", "data", "sequence", "cp")
+    assert flat["sequence"].ranks() == (4, 5, 6, 7) == mesh.view("data").flatten("ulysses", "tp").ranks_along("ulysses_tp", 5)
+
+
+def test_a_dim_is_joined_once() -> None:
+    with pytest.raises(MeshError, match="a dim is named once, tp is named 2 times"):
+        DeviceMesh.from_sizes(tp_size=2).flatten("tp", "tp")
+
+
+def test_what_is_left_of_a_mesh_when_dims_are_joined_or_parted() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=2, fsdp_size=2, cp_size=2, tp_size=2, ulysses_size=2, ep_size=4, vpp_size=3)
+    for other in (mesh.flatten("cp", "tp"), mesh.unflatten("tp", {"a": 2, "b": 1}), mesh.flatten("dp")):
+        assert all(other.data_rank(rank) == mesh.data_rank(rank) for rank in range(32)) and other.pp_stages == 6
+        assert other.collect_ranks() == mesh.collect_ranks()
+    flat = mesh.flatten("dp", "fsdp")
+    with pytest.raises(MeshError, match=r"there is no dim 'fsdp', there are pp, dp_fsdp, cp, tp$"):
+        flat.data_rank(0)
+    with pytest.raises(MeshError, match=r"there is no dim 'ulysses', there are pp, dp_fsdp, cp, tp$"):
+        flat.size("ulysses")
+    with pytest.raises(MeshError, match="a mesh of pp, data, ulysses, cp, tp has no views: ask the mesh that it was made of"):
+        mesh.view("data").view("expert")
+
+
+def test_data_ranks_of_a_sub_mesh() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=4, tp_size=2, ulysses_size=2)
+    assert [mesh["dp"].data_rank(rank) for rank in (0, 2, 4, 6)] == [mesh.data_rank(rank) for rank in (0, 2, 4, 6)] == [0, 0, 1, 1]
 
 
 def test_a_dim_that_is_parted_wrongly() -> None:

@@ -7,9 +7,13 @@ import runpy
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from meshctl.cli.load import plan_of
 from meshctl.plan.topology import topology
+from meshctl.recipe.load import load
 from meshctl.run import RunDir
+from meshctl.view.reports.text import text
 from meshctl.view.topologies.text.picture import draw
 from tests.view.recorded import whole_run
 
@@ -39,6 +43,13 @@ def test_a_mesh_answers_what_it_says() -> None:
     assert len(asked) == 6
     for question, answer in asked:
         assert eval(question, names) == eval(re.split(r"[;:,] (?=[a-z])", answer.strip())[0]), question
+
+
+def test_its_report_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    loaded = load("recipes/grpo_arithmetic.yaml", ["components.actor.parallel.fsdp_size=3"], ROOT)
+    for line in text(loaded.report).splitlines():
+        assert f"    {line}".rstrip() in [said.rstrip() for said in README.splitlines()]
 
 
 def test_its_picture_is_what_is_drawn() -> None:

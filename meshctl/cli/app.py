@@ -45,11 +45,50 @@ def meshctl(
 
 
 @app.command()
-def validate(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Says every mistake of a recipe at once, and starts nothing."""
-    from meshctl.cli.validate import checked
+def init(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="NAME.yaml, in a folder if it says one.", show_default=False)] = "",
+    kind: Annotated[str, typer.Option(help="train, grpo, distill or script.", show_default=False)] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, npu or mps; what this machine has.", show_default=False)] = "",
+    ranks: Annotated[int | None, typer.Option(metavar="N", help="Devices, or on cpu processes, of all groups together.")] = None,
+    layout: Annotated[str, typer.Option(help="fsdp, dp or hsdp: of the group that trains.", show_default=False)] = "",
+    script: Annotated[str, typer.Option(metavar="FILE", help="Your own, written for torchrun.", show_default=False)] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+) -> None:
+    """Writes a recipe that runs, and its classes; asks what it should be."""
+    from meshctl.cli.init import Asked, init
 
-    raise typer.Exit(checked(recipe, overrides or []))
+    raise typer.Exit(init(name, Asked(kind, device, ranks, layout, script, yes, force)))
+
+
+@app.command()
+def validate(
+    recipes: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE... [KEY=VALUE]...", help="Recipes, - for standard input; Hydra's overrides, for all of them."),
+    ],
+    format: Annotated[str, typer.Option("--format", "-f", help="text, concise, json, github or sarif.", show_default=False)] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="First change what has one safe answer, and say what.")] = False,
+    color: Annotated[str, typer.Option(metavar="WHEN", help="auto, always or never.")] = "auto",
+) -> None:
+    """Says every mistake of recipes at once, each at its place, and starts nothing."""
+    from meshctl.cli.validate import Asked, validate
+
+    raise typer.Exit(validate(recipes, Asked(format, strict, fix, color)))
+
+
+@app.command()
+def config(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    origins: Annotated[bool, typer.Option("--origins", help="Where each value was written, and what it replaced.")] = False,
+    format: Annotated[str, typer.Option("--format", "-f", help="text (YAML) or json.")] = "text",
+) -> None:
+    """Prints a recipe as it is composed, without its secrets."""
+    from meshctl.cli.config import config
+
+    raise typer.Exit(config(recipe, overrides or [], origins, format))
 
 
 @app.command("show-topology")
@@ -82,6 +121,48 @@ def launch(
     from meshctl.cli.launch import launch
 
     raise typer.Exit(launch(recipe, overrides or [], dry_run))
+
+
+@app.command()
+def doctor(
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Whether this one would start here.", show_default=False)] = "",
+    overrides: Overrides = None,
+    format: Annotated[str, typer.Option("--format", "-f", help="text or json.")] = "text",
+) -> None:
+    """Looks for what this machine lacks, and says what to do about it."""
+    from meshctl.cli.doctor import doctor
+
+    raise typer.Exit(doctor(recipe, overrides or [], format))
+
+
+@app.command()
+def explain(
+    code: Annotated[str, typer.Argument(metavar="[CODE]", help="MC410; MC4 for all about meshes.", show_default=False)] = "",
+) -> None:
+    """Why a code is reported, with a wrong and a right recipe; without one, all codes."""
+    from meshctl.cli.explain import explain
+
+    raise typer.Exit(explain(code))
+
+
+@app.command()
+def schema(
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Write it to a file, or into a folder.")] = "",
+) -> None:
+    """The JSON Schema of recipes, for editors."""
+    from meshctl.cli.schema import tell
+
+    raise typer.Exit(tell(out))
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; what SHELL says.", show_default=False)] = "",
+) -> None:
+    """Prints a script by which a shell completes commands, recipes and overrides."""
+    from meshctl.cli.completion.shells import script
+
+    raise typer.Exit(script(shell))
 
 
 @app.command()

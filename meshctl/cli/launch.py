@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from meshctl.engines.head import Head, Outcome, Signals
 from meshctl.engines.worker import CannotStart
 from meshctl.plan.model import Group, Plan
 from meshctl.recipe.words import counted
+from meshctl.redaction import command_line
 from meshctl.run import RunDir, Start
 
 REFUSED = 4
@@ -129,7 +131,8 @@ def dry(ready: Ready) -> str:
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")
     lines = [f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}; plan {plan.digest}", ""]
     for group in plan.groups:
-        lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {_work(plan, group)}")
+        work = _work(plan, group, ready.secrets.written)
+        lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {work}")
     lines += ["", *(shlex.join(command.argv) for command in local.commands(plan, run, f"{local.HOST}:PORT"))]
     return "\n".join(lines)
 
@@ -139,7 +142,7 @@ def _devices(group: Group) -> str:
     return f", devices {', '.join(runs)}" if runs else ""
 
 
-def _work(plan: Plan, group: Group) -> str:
+def _work(plan: Plan, group: Group, secrets: Sequence[str]) -> str:
     if group.program:
-        return f"program {shlex.join(group.program.argv)}"
+        return f"program {command_line(group.program.argv, secrets)}"
     return "components " + ", ".join(component.name for component in plan.components_of(group.name))

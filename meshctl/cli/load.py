@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
+from meshctl.cli.bug import bug
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.plan.model import Plan
 from meshctl.recipe.folders import files, is_dir, is_file
+from meshctl.recipe.secrets import Secrets
 from meshctl.run import RunDir
+
+if TYPE_CHECKING:
+    from meshctl.recipe.load import Loaded
 
 
 class Unreadable(Exception):
@@ -32,21 +40,55 @@ class Ready:
     """Warnings and notes."""
     resume: RunDir | None = None
     """The run that is to be continued."""
+    secrets: Secrets = Secrets()
+    """What of the recipe is not shown."""
 
 
-def plan_of(recipe: str, overrides: list[str]) -> Ready:
-    """Raises `RecipeError` where the recipe has errors, `Unreadable` where there is none."""
+def plan_of(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> Ready:
+    """Raises `RecipeError` where the recipe has errors, `Unreadable` where there is none.
+
+    `held` is what is read in place of files, by their real paths.
+    """
     from meshctl.plan.resolve import resolve
-    from meshctl.recipe.load import load
 
-    run = _run_of(recipe)
-    path = _path_of(run) if run else ()
-    loaded = load(run.recipe if run else recipe, overrides, Path.cwd(), path=path)
+    loaded, run = loaded_of(recipe, overrides, held)
     if not loaded.readable:
         raise Unreadable(loaded.report)
     if loaded.report.errors:
         raise RecipeError(loaded.report)
-    return Ready(resolve(loaded.recipe, loaded.endpoints), loaded.composed, loaded.path, loaded.report, run)
+    return Ready(resolve(loaded.recipe, loaded.endpoints), loaded.composed, loaded.path, loaded.report, run, loaded.secrets)
+
+
+def loaded_of(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> tuple[Loaded, RunDir | None]:
+    """What can be read, however wrong, and the run whose recipe it is. Raises `Unreadable` for a folder that is no run."""
+    from meshctl.recipe.load import load
+
+    run = _run_of(recipe)
+    path = _path_of(run) if run else ()
+    return load(run.recipe if run else recipe, overrides, Path.cwd(), path=path, held=held), run
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one pass over a recipe comes to."""
+
+    code: int
+    """0, 1 it has errors, 3 there is none to check, 70 a bug."""
+    report: Report
+    ready: Ready | None = None
+
+
+def look(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> Looked:
+    """The same as `plan_of`, and nothing raised: where there are several recipes, one does not hide what is said of the others."""
+    try:
+        ready = plan_of(recipe, overrides, held)
+    except Unreadable as unreadable:
+        return Looked(3, unreadable.report)
+    except RecipeError as error:
+        return Looked(1, error.report)
+    except Exception as error:  # as in `main`: whatever gets here is a bug
+        return Looked(bug(error), Report((Diagnostic("MC900", f"a bug in meshctl: {type(error).__name__}"),)))
+    return Looked(0, ready.report, ready)
 
 
 def _path_of(run: RunDir) -> tuple[str, ...]:

@@ -6,17 +6,19 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshctl.cli.colour import coloured
 from meshctl.cli.load import Ready, Unreadable, plan_of
-from meshctl.cli.validate import coloured, draw
+from meshctl.cli.validate import draw
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.plan.topology import Topology, Warning, ZoomError, topology
 from meshctl.recipe.folders import is_dir, is_file
 from meshctl.recipe.words import counted, listed
+from meshctl.redaction import hidden
 from meshctl.run import write_whole
 from meshctl.view.reports.text import shown
 from meshctl.view.topologies import FORMATS
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 USAGE = 2
 NO_TERMINAL = 80
 """Columns."""
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
+"""Suffixes of files that nobody wants text in."""
 LONG = 19
 """A number of so many digits is none that a rank has."""
 
@@ -59,9 +63,12 @@ class Asked:
         return tuple(option for option, given in said.items() if given)
 
     @property
+    def suffix(self) -> str:
+        return Path(self.out).suffix.lower()
+
+    @property
     def written_in(self) -> str:
-        suffix = Path(self.out).suffix.lower()
-        return self.format or next((name for name, format in FORMATS.items() if suffix in format.suffixes), "text")
+        return self.format or next((name for name, format in FORMATS.items() if self.suffix in format.suffixes), "text")
 
 
 def show(recipe: str, overrides: list[str], asked: Asked) -> int:
@@ -80,7 +87,7 @@ def show(recipe: str, overrides: list[str], asked: Asked) -> int:
 
 
 def refuse(why: str) -> int:
-    print(f"error: {shown(why)}", file=sys.stderr)
+    print(f"error: {shown(hidden(why))}", file=sys.stderr)
     return USAGE
 
 
@@ -88,6 +95,8 @@ def check(asked: Asked) -> None:
     """Raises `Usage` for what no recipe could make right."""
     if asked.written_in not in FORMATS:
         raise Usage(f"there is no format `{asked.format}`; there are {listed(FORMATS)}")
+    if not asked.format and asked.suffix in PICTURES:
+        raise Usage(f"there is no format for `{asked.suffix}`; write `.svg` or `.html`, which a browser shows and prints")
     format = FORMATS[asked.written_in]
     if len(asked.zoom) > 1 and asked.zoom != ("--component", "--dim"):
         raise Usage(f"{listed(asked.zoom)} ask for different parts; say one of them (`--dim` may name a `--component`)")
@@ -139,7 +148,10 @@ def draw_in(file: str, *shown: object, **look: object) -> str:
 
 
 def pictured_plan(ready: Ready) -> Topology:
-    return topology(ready.plan, warnings(ready.report))
+    drawn = topology(ready.plan, warnings(ready.report))
+    if not ready.secrets.written:
+        return drawn
+    return replace(drawn, groups=tuple(replace(group, program=hidden(group.program, ready.secrets.written)) for group in drawn.groups))
 
 
 def warnings(report: Report) -> tuple[Warning, ...]:
@@ -166,7 +178,7 @@ def other_plan(recipe: str, text: str) -> Topology:
     try:
         return pictured_plan(plan_of(*other(recipe, text)))
     except (Unreadable, RecipeError):
-        print(f"in --diff {shlex.quote(shown(text))}:", file=sys.stderr)
+        print(f"in --diff {shlex.quote(shown(hidden(text)))}:", file=sys.stderr)
         raise
 
 
@@ -198,21 +210,22 @@ def said(text: str, asked: Asked) -> int:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
         sys.stdout.write(in_encoding(text, sys.stdout.encoding) if asked.written_in == "text" else text)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more when it leaves
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it leaves
+        if not isinstance(error, BrokenPipeError):  # whoever reads a pipe has seen enough
+            return refuse(f"the picture cannot be printed: {error.strerror}")
     return 0
 
 
 def written(text: str, path: Path, format: str) -> int:
     """A file is whole or not there; what is no file, a pipe or a device, is written to."""
     try:
-        place = path.resolve()
-        if is_dir(place):
+        if is_dir(path):
             return refuse(f"`{path}` cannot be written: it is a folder")
-        if place.exists() and not place.is_file():
-            place.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():  # /dev/stdout may be a pipe, which has no path of its own
+            path.write_text(text, encoding="utf-8")
         else:
-            write_whole(place, text)
+            write_whole(path.resolve(), text)
     except FileExistsError:
         return refuse(f"`{path}` cannot be written: its folder is a file")
     except (OSError, ValueError) as error:

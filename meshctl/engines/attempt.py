@@ -17,6 +17,7 @@ from meshctl.engines.cause import ATTEMPT
 from meshctl.events import Follower
 from meshctl.metrics import Fold, cut
 from meshctl.plan.model import Plan
+from meshctl.redaction import holds_literal, starred
 from meshctl.run import RunDir, Start, write_whole
 
 
@@ -42,14 +43,24 @@ def begin(plan: Plan, composed: str, path: Sequence[str], resume: RunDir | None)
     mark_logs(run, start.attempt)
     step = int(start.resume.rpartition("step-")[2]) if start.resume else None
     elapsed = cut(run.metrics, step or 0) if resume else 0.0
-    write_whole(run.recipe, composed)
-    write_whole(run.plan, plan.to_json())
+    private = holds_secret(plan, composed)
+    write_whole(run.recipe, composed, private)
+    write_whole(run.plan, plan.to_json(), private)
     run.write_start(start)
     follower = Follower(run.events)
     for _ in follower.new():
         pass  # of earlier attempts
     workers = {group.name: group.workers for group in plan.groups if group.program is None}
     return Attempt(run, start, lock, follower, Fold(workers, since=time.time(), after=step, elapsed=elapsed))
+
+
+def holds_secret(plan: Plan, composed: str) -> bool:
+    """Whether the files of a run have to hold a secret, since the recipe writes one out and the run must be able to go on."""
+    said: list[object] = [dict(component.args) for component in plan.components]
+    said += [dict(group.env) for group in plan.groups]
+    said += [list(group.program.argv) for group in plan.groups if group.program]
+    lines = tuple(composed.splitlines())
+    return holds_literal(said) or starred(lines) != lines
 
 
 def hold(run: RunDir) -> int:

@@ -122,6 +122,8 @@ class RankRoute:
     """Samples in the batch; 0 where that is not known, or values travel and no samples."""
     count: int | None = None
     """How many of them it gives or takes."""
+    some: bool = False
+    """Whether only some of those ranks take part: who gets which samples is not known."""
     teller: int | None = None
     """Where it takes: the rank of the other end that tells it what all of them hold."""
     note: str = ""
@@ -339,13 +341,29 @@ class _Way:
         """Whether it can be said who gets which samples."""
         return self.carries and self.links.total > 0 and not self.note
 
+    @property
+    def sifts(self) -> bool:
+        """Whether it depends on the samples who speaks to whom."""
+        return self.carries and self.links.execute == "all" and self.links.shares > 1 and self.links.speakers > 1
+
     def end(
         self, gives: bool, partners: int, exchanges: Sequence[Exchange], count: int | None = None, teller: int | None = None
     ) -> RankRoute:
         mine, other = (self.giver, self.taker) if gives else (self.taker, self.giver)
-        total, name = self.links.total if self.carries else 0, self.route.name
         return RankRoute(
-            name, "data", gives, mine.name, other.name, other.group, partners, tuple(exchanges), total, count, teller, self.note
+            route=self.route.name,
+            kind="data",
+            gives=gives,
+            component=mine.name,
+            other=other.name,
+            other_group=other.group,
+            partners=partners,
+            exchanges=tuple(exchanges),
+            total=self.links.total if self.carries else 0,
+            count=count,
+            some=not self.known and self.sifts and exchanges[0].ranks.count > 1,
+            teller=teller,
+            note=self.note,
         )
 
 

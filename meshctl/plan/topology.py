@@ -6,7 +6,6 @@ ranks that fill nodes alike are one `Stretch`, process groups are a count, a siz
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import Literal
 from meshctl.mesh import VIEWS, DeviceMesh
 from meshctl.nodes import Stretch, crossing
 from meshctl.plan.model import Cluster, Component, Group, Plan, Stage
+from meshctl.redaction import command_line
 from meshctl.routes import COLLECT, Dispatch, Route, hearers, shares, voices
 from meshctl.sizes import drawn
 
@@ -310,7 +310,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
         gpus_per_worker=group.gpus_per_worker,
         visible_devices=group.visible_devices,
         colocate=group.colocate,
-        program=shlex.join(group.program.argv) if group.program else "",
+        program=command_line(group.program.argv) if group.program else "",
         components=tuple(component.name for component in plan.components_of(group.name)),
         nodes=sum(stop - start for start, stop in plan.node_runs_of(group.name)),
         stretches=plan.stretches(group.name),

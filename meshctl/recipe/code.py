@@ -12,15 +12,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import meshctl
-from meshctl.recipe.folders import files, is_dir, is_file
+from meshctl.recipe.folders import contents, files, is_dir, is_file
+from meshctl.recipe.signature import Signature, signature
 
 ROOTS = {"meshctl.Component", "meshctl.runtime.component.Component"}
 DECORATORS = {"meshctl.endpoint", "meshctl.runtime.component.endpoint"}
+PLAIN = {"object", "abc.ABC", "typing.Generic", "typing.Protocol"}
+"""Bases that bring nothing."""
+WORDS = ("dispatch", "collect", "execute")
+"""What the decorator takes."""
 EXTENSIONS = (".so", ".pyd", ".pyc")
+MAX_BYTES = 1 << 22
+"""Of a file that is read; more is nobody's source."""
 MAX_DEPTH = 12
 """Of bases and re-exports that are followed."""
 
@@ -32,20 +39,17 @@ class Endpoint:
     dispatch: str = "slice_dp"
     collect: str = "flatten"
     execute: str = "all"
-    parameters: tuple[str, ...] = ()
-    """After `self`; those that must be given come first."""
-    required: int = 0
-    takes_any: bool = False
-    """It has `**kwargs`."""
+    signature: Signature = Signature(more=True, any_name=True)
     unread: str = ""
     """A word of the decorator that is no literal."""
-
-
-@dataclass(frozen=True)
-class Constructor:
-    parameters: tuple[str, ...] = ()
-    required: tuple[str, ...] = ()
-    takes_any: bool = False
+    strange: tuple[str, ...] = ()
+    """Words of the decorator that it does not have; an empty one for each that is given without its name."""
+    metrics: tuple[str, ...] = ()
+    """The names of the numbers that it gives or logs, as far as they are literals."""
+    says: frozenset[str] = field(default=frozenset(), compare=False)
+    """The words that the decorator says; the others are the defaults."""
+    place: tuple[str, int, int] = field(default=("", 0, 0), compare=False)
+    """File, line and column of the decorator."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,16 @@ class Class:
     endpoints: dict[str, Endpoint]
     methods: frozenset[str]
     """All that can be read, endpoints among them."""
-    constructor: Constructor | None
+    constructor: Signature | None
     """None where it cannot be told."""
     whole: bool
     """Every base was read: what is not in `methods` is not there."""
+    unwritten: tuple[str, ...] = ()
+    """Abstract methods that nothing overrides: no object can be made."""
+    awaited: frozenset[str] = frozenset()
+    """The methods that are `async`."""
+    made: frozenset[str] = frozenset()
+    """What is assigned in the class, `go = other`: it may be anything."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,17 @@ class Unread:
     why: str
     broken: bool = False
     """It is there, and no Python: importing it can only fail."""
+
+
+@dataclass(frozen=True)
+class NoClass:
+    """It is there, and something else."""
+
+    what: str
+
+
+Found = Class | NotFound | Unread | NoClass
+"""What a `_target_` may lead to."""
 
 
 @dataclass
@@ -113,7 +134,7 @@ class Code:
     """The rest of Python's path, in its order."""
     _modules: dict[str, Module | Unread | None] = field(default_factory=dict)
 
-    def find(self, target: str) -> Class | NotFound | Unread:
+    def find(self, target: str) -> Found:
         """What the dotted path of a class leads to."""
         module_name, _, name = target.rpartition(".")
         module = self.module(module_name)
@@ -126,6 +147,8 @@ class Code:
                 return Unread(f"`{module_name}` does not say all its names")
             own = (key for key, statement in module.names.items() if isinstance(statement, ast.ClassDef))
             return NotFound(module_name, tuple(own), True)
+        if isinstance(module.names[name], (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return NoClass("a function")
         found = self._follow(module, name, 0)
         if isinstance(found, Unread):
             return found
@@ -151,7 +174,10 @@ class Code:
             if file.suffix != ".py":
                 return Unread(f"`{name}` is compiled (`{file.name}`)")
             try:
-                return Module(name, file, ast.parse(file.read_bytes(), str(file)))
+                source = contents(file, MAX_BYTES)
+                if len(source) > MAX_BYTES:
+                    return Unread(f"`{file}` is larger than {MAX_BYTES >> 20} MiB")
+                return Module(name, file, ast.parse(source, str(file)))
             except (SyntaxError, ValueError) as error:
                 line = getattr(error, "lineno", None)
                 return Unread(f"`{file}` is not Python{f': line {line}' if line else ''}", broken=True)
@@ -200,7 +226,7 @@ class Code:
         return self._by_path(dotted, depth)
 
     def _by_path(self, dotted: str, depth: int) -> tuple[Module, ast.ClassDef] | str | Unread:
-        if dotted in ROOTS or dotted in DECORATORS:
+        if dotted in ROOTS or dotted in DECORATORS or dotted in PLAIN:
             return dotted
         owner, _, last = dotted.rpartition(".")
         module = self.module(owner) if owner else None
@@ -242,18 +268,31 @@ class Code:
         line = list(self._line(module, node, 0))
         classes = [found for found in line if not isinstance(found, str)]
         ends = {found for found in line if isinstance(found, str)}
-        unknown = ends - ROOTS - {"object", "abc.ABC", "typing.Generic", "typing.Protocol"}
-        methods: dict[str, tuple[Module, ast.FunctionDef]] = {}
+        unknown = ends - ROOTS - PLAIN
+        members: dict[str, tuple[Module, ast.stmt]] = {}
         for owner, found in classes:
-            for item in _statements(found.body):
-                if isinstance(item, ast.FunctionDef):
-                    methods.setdefault(item.name, (owner, item))
-        endpoints = {name: made for name, (owner, item) in methods.items() if (made := self._endpoint(owner, item))}
-        names = frozenset(methods) | {name for _, found in classes for item in _statements(found.body) for name in _bound(item)}
+            own = {name: item for item in _statements(found.body) for name in _bound(item)}
+            members = {**{name: (owner, item) for name, item in own.items()}, **members}
+        methods = {name: (owner, item) for name, (owner, item) in members.items() if isinstance(item, ast.FunctionDef)}
+        awaited = frozenset(name for name, (_, item) in members.items() if isinstance(item, ast.AsyncFunctionDef))
+        logged = tuple(dict.fromkeys(name for _, item in methods.values() for name in _logged(item)))
+        endpoints = {name: said for name, (owner, item) in methods.items() if (said := self._endpoint(owner, item, logged))}
         is_component = True if ends & ROOTS else None if unknown else False
         inherited = {"setup", "close"} if is_component else set()
         constructor = None if unknown and "__init__" not in methods else self._constructor(classes, methods)
-        return Class(target, str(module.file), is_component, endpoints, names | inherited, constructor, not unknown)
+        abstract = tuple(name for name, (_, item) in methods.items() if _is_abstract(item)) if "abc.ABC" in ends else ()
+        return Class(
+            target=target,
+            file=str(module.file),
+            is_component=is_component,
+            endpoints=endpoints,
+            methods=frozenset(members) | inherited,
+            constructor=constructor,
+            whole=not unknown,
+            unwritten=abstract,
+            awaited=awaited,
+            made=frozenset(members) - methods.keys() - awaited,
+        )
 
     def _line(self, module: Module, node: ast.ClassDef, depth: int) -> Iterator[tuple[Module, ast.ClassDef] | str]:
         """The class and its bases, nearest first; a dotted path where one leaves what can be read."""
@@ -270,7 +309,7 @@ class Code:
             else:
                 yield from self._line(*found, depth + 1)
 
-    def _endpoint(self, module: Module, method: ast.FunctionDef) -> Endpoint | None:
+    def _endpoint(self, module: Module, method: ast.FunctionDef, logged: tuple[str, ...]) -> Endpoint | None:
         for decorator in method.decorator_list:
             called = decorator if isinstance(decorator, ast.Call) else None
             dotted = _dotted(called.func if called else decorator)
@@ -278,31 +317,55 @@ class Code:
                 continue
             words = {keyword.arg: keyword.value for keyword in called.keywords} if called else {}
             texts = {key: value.value for key, value in words.items() if key and isinstance(value, ast.Constant)}
-            said = {key: str(texts[key]) for key in ("dispatch", "collect", "execute") if key in texts}
-            unread = next((key or "**" for key in words if key not in texts), "")
-            parameters, required, takes_any = _parameters(method)
-            return Endpoint(**said, parameters=parameters, required=len(required), takes_any=takes_any, unread=unread)
+            said = {key: str(texts[key]) for key in WORDS if key in texts}
+            unread = next((key or "**" for key in words if key not in texts and (key in WORDS or key is None)), "")
+            place = (str(module.file), decorator.lineno, decorator.col_offset + 1)
+            strange = (*(key for key in words if key and key not in WORDS), *("" for _ in (called.args if called else ())))
+            return Endpoint(
+                **said,
+                signature=signature(method, partial(self._resolved, module)),
+                unread=unread,
+                strange=strange,
+                metrics=(*_returned(method), *logged),
+                says=frozenset(said),
+                place=place,
+            )
         return None
 
     def _constructor(
         self, classes: list[tuple[Module, ast.ClassDef]], methods: dict[str, tuple[Module, ast.FunctionDef]]
-    ) -> Constructor | None:
+    ) -> Signature | None:
         if any(node.decorator_list or node.keywords for _, node in classes):
             return None
         if "__init__" not in methods:
-            return None if "__new__" in methods else Constructor()
-        parameters, required, takes_any = _parameters(methods["__init__"][1])
-        return Constructor(parameters, required, takes_any)
+            return None if "__new__" in methods else Signature()
+        module, method = methods["__init__"]
+        return signature(method, partial(self._resolved, module))
 
 
-def _parameters(method: ast.FunctionDef) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """(names that may be given by name, those that must, whether any other may) of a method, without `self`."""
-    arguments = method.args
-    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
-    bare = positional[: max(0, len(positional) - len(arguments.defaults))]
-    needed = [argument.arg for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
-    names = (*positional, *(argument.arg for argument in arguments.kwonlyargs))
-    return names, (*bare, *needed), arguments.kwarg is not None
+def _is_abstract(method: ast.FunctionDef) -> bool:
+    return any((_dotted(decorator) or "").rpartition(".")[2] == "abstractmethod" for decorator in method.decorator_list)
+
+
+def _returned(method: ast.FunctionDef) -> Iterator[str]:
+    """The keys of the mappings that it returns, where they are written out."""
+    for node in ast.walk(method):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Dict):
+            yield from _keys(node.value)
+
+
+def _logged(method: ast.FunctionDef) -> Iterator[str]:
+    """The keys of what it gives to `self.log`, where they are written out."""
+    for node in ast.walk(method):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "log":
+            for argument in node.args:
+                yield from _keys(argument) if isinstance(argument, ast.Dict) else ()
+
+
+def _keys(mapping: ast.Dict, before: str = "") -> Iterator[str]:
+    for key, value in zip(mapping.keys, mapping.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield from _keys(value, f"{before}{key.value}/") if isinstance(value, ast.Dict) else [f"{before}{key.value}"]
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

@@ -11,17 +11,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
-import meshctl
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe import interpolation, text
 from meshctl.recipe.code import Code, Endpoint
-from meshctl.recipe.folders import is_dir, real
+from meshctl.recipe.fixes import certain
+from meshctl.recipe.folders import config_folders, real
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.nodes import Node, of_plain, plain, put
 from meshctl.recipe.overrides import is_override
 from meshctl.recipe.read import is_run_name, read
 from meshctl.recipe.rules import Facts, check
+from meshctl.recipe.secrets import Heard, Secrets, redacted, secrets_of, warnings
 from meshctl.recipe.source import compose
 from meshctl.recipe.written import Written
 
@@ -44,6 +46,11 @@ class Loaded:
     endpoints: Endpoints
     readable: bool = True
     """False where there is no recipe to check: no such file, or no YAML."""
+    tree: Node | None = None
+    """Of `composed`, with the place of every value: what could be read."""
+    facts: Facts | None = None
+    secrets: Secrets = Secrets()
+    """What of it is not shown."""
 
 
 def load(
@@ -54,34 +61,31 @@ def load(
     path: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     detect: Callable[[], str] | None = None,
+    held: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Loaded:
-    """Reads and checks a recipe; `path` are its import folders where they are not its own folder and `cwd`."""
+    """Reads and checks a recipe; `path` are its import folders where they are not its own folder and `cwd`.
+
+    `held` is what is read in place of files, by their real paths.
+    """
     file = Path(recipe)
     home = (cwd / file).parent
     folders = tuple(dict.fromkeys(path or (real(home), real(cwd))))
-    composed = compose(cwd / file if not file.is_absolute() else file, overrides, cwd, config_folders(home, folders))
+    composed = compose(cwd / file if not file.is_absolute() else file, overrides, cwd, config_folders(home, folders), held)
     report = Report(composed.found, composed.sources)
+    heard = Heard(environ)
     if composed.unreadable:
-        return Loaded(Recipe(), _in_order(report), "", folders, {}, readable=False)
+        secrets = secrets_of(composed.tree, composed.sources, heard)
+        report = redacted(_in_order(certain(report)), secrets)
+        return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
     tree = _completed(composed.tree, file.stem, detect or detected)
-    resolved, unresolved = interpolation.resolve(tree, environ, text.scalar)
+    resolved, unresolved = interpolation.resolve(tree, heard, text.scalar)
     result = read(resolved, file.stem)
     facts = Facts(result, Written(resolved), Code(folders, sys.path))
-    report = report.plus(_known(composed.found, [*unresolved, *result.found, *check(facts)]))
-    return Loaded(result.recipe, _in_order(report), text.dump(plain(tree)), folders, facts.endpoints())
-
-
-def config_folders(home: Path, path: Sequence[str]) -> list[Path]:
-    """Where config groups are found: beside the recipe, in its folder (of a run: in that of its recipe), in meshctl."""
-    own = [home, *(Path(folder) for folder in path[:1])]
-    return [*(folder / "conf" for folder in own), *own, shipped()]
-
-
-def shipped() -> Path:
-    """The config groups of meshctl itself: in the package once installed, beside it in a checkout."""
-    package = Path(str(meshctl.__file__)).parent
-    inside = package / "conf"
-    return inside if is_dir(inside) else package.parent / "conf"
+    secrets = secrets_of(tree, composed.sources, heard)
+    found = [*unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
+    report = replace(report, sources=(*report.sources, *facts.sources)).plus(_known(composed.found, found))
+    report = redacted(_in_order(certain(report, composed.tree)), secrets)
+    return Loaded(result.recipe, report, text.dump(plain(tree)), folders, facts.endpoints(), tree=tree, facts=facts, secrets=secrets)
 
 
 def detected() -> str:
@@ -96,12 +100,13 @@ def detected() -> str:
 def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
     """Writes down what a recipe leaves to its file and machine, its name and device types: a plan is made of the composed recipe alone."""
     if tree.get("name") is None and is_run_name(stem):
-        tree = put(tree, ("name",), of_plain(stem, tree.span, tree.span))
+        tree = put(tree, ("name",), replace(of_plain(stem, tree.span, tree.span), made="the file's name"))
     groups = tree.get("groups")
     for name, group in groups.items() if groups else ():
         if group.is_mapping and group.get("device_type") is None:
             span = group.key or group.span
-            tree = put(tree, ("groups", name, "device_type"), of_plain(detect(), span, span))
+            made = replace(of_plain(detect(), span, span), made="this machine's")
+            tree = put(tree, ("groups", name, "device_type"), made)
     return tree
 
 

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshctl.cluster import ACCELERATORS as ACCELERATORS
+from meshctl.cluster import DEVICE_ALIASES as DEVICE_ALIASES
+from meshctl.cluster import DEVICE_TYPES as DEVICE_TYPES
 from meshctl.recipe.nodes import Node, Path
 from meshctl.routes import Dispatch
 from meshctl.sizes import SIZES
@@ -28,8 +31,10 @@ GROUP = (
     "cwd",
     "python",
 )
-COMPONENT = ("_target_", "group", "parallel", "args", "frozen")
+COMPONENT = ("_target_", "group", "parallel", "args", "frozen", "model")
 PARALLEL = (*SIZES, "sequence_parallel", "order")
+MODEL_SIZES = ("num_heads", "num_kv_heads", "hidden_size", "vocab_size", "num_layers", "num_experts", "sequence_length")
+MODEL = ("config", *MODEL_SIZES)
 CALL = ("call", "in", "samples", "sample_bytes", "dispatch", "execute", "collect", "every", "when", "after")
 SYNC = ("sync", "to", "every", "max_staleness", "when", "after")
 STAGE = tuple(dict.fromkeys((*CALL, *SYNC)))
@@ -37,15 +42,20 @@ DISPATCH = ("mode", "balance", "home", "allow_empty", "split_groups")
 RUN = ("steps", "epochs", "dir", "checkpoint", "grace", "show")
 CHECKPOINT = ("every", "keep")
 LATER = {
-    "repeat": "a loop inside a step",
-    "stages": "a loop inside a step",
+    ("pipeline", "repeat"): "a loop inside a step",
+    ("pipeline", "stages"): "a loop inside a step",
+    ("run", "restarts"): "starting again after a fault",
+    ("run", "log"): "trackers beside metrics.jsonl",
 }
-"""Keys of the design that this version does not know yet, and what they are."""
+"""(mapping, key) of the design that this version does not know yet, and what it is."""
 
-DEVICE_TYPES = ("cuda", "npu", "mps", "cpu")
-ACCELERATORS = ("cuda", "npu", "mps")
-DEVICE_ALIASES = {"gpu": "cuda"}
 WHEN = ("start", "end", "checkpoint")
+MAX_COUNT = 10_000_000
+MAX_SEED = 2**63 - 1
+MAX_STEPS = 10**12
+MAX_BYTES = 10**15
+MAX_NAME = 100
+"""Letters of a name: it is part of the names of files."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,16 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Model:
+    """What a component computes with, as far as the recipe says: its sizes are held against the layout, nothing else."""
+
+    config: str = ""
+    """The path of a config.json, or of the folder that holds one."""
+    given: tuple[tuple[str, int], ...] = ()
+    """(`num_heads`, 32); what is said here counts before what the file says."""
+
+
+@dataclass(frozen=True)
 class Component:
     name: str
     target: str = ""
@@ -124,6 +144,7 @@ class Component:
     """Sizes, or the name of a component of the same group whose mesh it takes."""
     args: Mapping[str, Any] = field(default_factory=dict)
     frozen: bool = False
+    model: Model = Model()
 
 
 @dataclass(frozen=True)
@@ -222,21 +243,32 @@ class Recipe:
 
 def is_key(path: Path, root: Node) -> bool:
     """Whether an override may set this key although the recipe does not say it: it belongs to recipes, below what is there."""
+    if path[:-1] == ("cluster", "devices_per_node"):
+        return DEVICE_ALIASES.get(path[-1].lower(), path[-1].lower()) in ACCELERATORS
+    return path[-1] in keys_below(path[:-1], root)
+
+
+def keys_below(path: Path, root: Node) -> tuple[str, ...]:
+    """The keys that recipes have there; none where users name them, and below a name that the recipe has not."""
     fixed: dict[str, tuple[str, ...]] = {"cluster": CLUSTER, "run": RUN}
     named: dict[str, tuple[str, ...]] = {"groups": GROUP, "components": COMPONENT, "pipeline": STAGE}
+    if len(path) > 1 and path[0] in named and root.at(path[:2]) is None:
+        return ()
     match path:
+        case ():
+            return TOP[1:]
+        case ("cluster", "devices_per_node"):
+            return ACCELERATORS
+        case ("run", "checkpoint"):
+            return CHECKPOINT
         case (top,):
-            return top in TOP and top != "defaults"
-        case ("cluster", "devices_per_node", key):
-            return DEVICE_ALIASES.get(key.lower(), key.lower()) in ACCELERATORS
-        case ("run", "checkpoint", key):
-            return key in CHECKPOINT
-        case (top, key) if top in fixed:
-            return key in fixed[top]
-        case (top, name, key) if top in named:
-            return key in named[top] and root.at((top, name)) is not None
-        case ("components", name, "parallel", key):
-            return key in PARALLEL and root.at(("components", name)) is not None
-        case ("pipeline", name, "dispatch", key):
-            return key in DISPATCH and root.at(("pipeline", name)) is not None
-    return False
+            return fixed.get(top, ())
+        case (top, _):
+            return named.get(top, ())
+        case ("components", _, "parallel"):
+            return PARALLEL
+        case ("components", _, "model"):
+            return MODEL
+        case ("pipeline", _, "dispatch"):
+            return DISPATCH
+    return ()

@@ -45,6 +45,10 @@ class Node:
     """What it replaced."""
     from_environment: bool = False
     """Its text came, in whole or part, through `oc.env`."""
+    target: Span | None = None
+    """Where the value is written that it refers to."""
+    made: str = ""
+    """Why it is there although no text says it: "the file's name"; it stands where it would be written."""
 
     @property
     def is_mapping(self) -> bool:
@@ -114,7 +118,26 @@ def merge(old: Node, new: Node) -> Node:
         return replace(old, value=items)
     if new.value == MISSING:
         return old
-    return replace(new, was=old)
+    return over(new, old)
+
+
+def over(new: Node, old: Node) -> Node:
+    """The new node, which replaces the old one and whatever that had replaced."""
+    return replace(new, was=over(new.was, old) if new.was else old)
+
+
+def replaced(root: Node, path: Path) -> Iterator[Node]:
+    """What the value at `path` has replaced, the last first: where a whole layout or list was replaced, what stood there in the old one."""
+    for length in range(len(path), -1, -1):
+        node = root.at(path[:length])
+        if node is not None and node.was is not None:
+            yield from _history(node.was, path[length:])
+
+
+def _history(node: Node, path: Path) -> Iterator[Node]:
+    if (older := node.at(path)) is not None:
+        yield older
+    yield from replaced(node, path)
 
 
 def nested(path: Path, node: Node) -> Node:
@@ -125,9 +148,9 @@ def nested(path: Path, node: Node) -> Node:
 
 
 def put(root: Node, path: Path, node: Node) -> Node:
-    """The tree with `node` in place of whatever stood at `path`; mappings on the way are made."""
+    """The tree with `node` in place of whatever stood at `path`, unless that has been merged into it; mappings on the way are made."""
     if not path:
-        return replace(node, was=root, key=root.key or node.key)
+        return replace(node if node.span == root.span else over(node, root), key=root.key or node.key)
     first, rest = path[0], path[1:]
     if isinstance(root.value, list):
         index = int(first)

@@ -12,16 +12,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-
-from meshctl.diagnostics import Diagnostic, Span
+from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe import nodes
-from meshctl.recipe.foreign import FOREIGN
-from meshctl.recipe.model import TOP, is_key
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.grammar import wrong
+from meshctl.recipe.inside import placed
+from meshctl.recipe.model import is_key, keys_below
 from meshctl.recipe.nodes import MISSING, Node
 from meshctl.recipe.words import nearest
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 MAX_OVERRIDES = 200
 
@@ -74,7 +77,10 @@ class Given:
         return self.is_choice and is_layout(self.parsed.package)
 
     def node(self) -> Node:
-        return replace(nodes.of_plain(self.parsed.value(), self.value, self.key), written=self.value_text)
+        value, whole = self.parsed.value(), self.value
+        if isinstance(value, (dict, list)) and (node := placed(value, self.text, whole.column - 1, self.file)):
+            return replace(node, key=self.key)
+        return replace(nodes.of_plain(value, whole, self.key), written=self.value_text)
 
 
 def is_layout(package: str | None) -> bool:
@@ -87,16 +93,22 @@ def parsed(texts: Sequence[str], is_group: Callable[[str], bool], found: list[Di
     if len(texts) > MAX_OVERRIDES:
         found.append(Diagnostic("MC206", f"{len(texts)} overrides are more than {MAX_OVERRIDES}, put them into a recipe"))
         return
-    parser = OverridesParser.create() if texts else None
+    if not texts:
+        return
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from meshctl.recipe.foreign import FOREIGN
+
+    parser = OverridesParser.create()
     for number, text in enumerate(texts, 1):
         file = file_of(number)
         try:
-            override = parser.parse_rule(text, "override") if parser else None
-            value = None if override is None or override.is_sweep_override() else override.value()
+            override = parser.parse_rule(text, "override")
+            value = None if override.is_sweep_override() else override.value()
         except FOREIGN as error:
-            found.append(Diagnostic("MC206", "this is no override", _blamed(text, file, error), help=_grammar(text)))
+            found.append(wrong(text, file, error))
             continue
-        if override is not None and _is_one_value(override, text, file, found):
+        if _is_one_value(override, text, file, found):
             yield Given(override, text, file, is_group(override.key_or_group) and not isinstance(value, dict))
 
 
@@ -110,11 +122,16 @@ def is_override(file: str) -> bool:
 
 def _is_one_value(override: Override, text: str, file: str, found: list[Diagnostic]) -> bool:
     given = Given(override, text, file, False)
-    if override.is_sweep_override():
+    if not all(override.key_or_group.split(".")):
+        found.append(wrong(text, file))
+    elif override.is_sweep_override():
         help = "one value here; quote it if the comma belongs to it: key='a,b', or a list: key=[1,2]"
         found.append(Diagnostic("MC207", f"`{given.value_text}` is a sweep of several values", given.value, help=help))
     elif re.split(r"[./]", override.key_or_group)[0] == "hydra":
         found.append(Diagnostic("MC216", "an override does not configure Hydra itself", given.key))
+    elif override.key_or_group.split(".")[0] == "defaults":
+        help = "choose an option of a config group: layout@components.NAME.parallel=OPTION"
+        found.append(Diagnostic("MC221", "an override does not change the defaults list", given.key, help=help))
     else:
         return True
     return False
@@ -122,8 +139,8 @@ def _is_one_value(override: Override, text: str, file: str, found: list[Diagnost
 
 def applied(root: Node, given: Given, found: list[Diagnostic]) -> Node:
     """The tree with one value set, added or deleted."""
-    if wrong := _unreachable(root, given):
-        found.append(wrong)
+    if beyond := _unreachable(root, given):
+        found.append(beyond)
         return root
     old, override = root.at(given.path), given.parsed
     if override.is_delete():
@@ -133,7 +150,9 @@ def applied(root: Node, given: Given, found: list[Diagnostic]) -> Node:
     adds = override.is_add() and not forced
     if adds and old is not None and old.value not in (None, MISSING) and not isinstance(new.value, (dict, list)):
         help = f"`{given.bare}={given.value_text}` replaces it"
-        found.append(Diagnostic("MC204", f"`{given.bare}` is there already", given.key, (old.span.with_word("here"),), help))
+        plus = given.text.index("+")
+        fixes = (Fix(Span(given.file, 1, plus + 1), "+", ""),)
+        found.append(Diagnostic("MC204", f"`{given.bare}` is there already", given.key, (old.span.with_word("here"),), help, fixes=fixes))
         return root
     if not adds and not forced and old is None and not is_key(given.path, root):
         found.append(_unknown(root, given))
@@ -162,7 +181,8 @@ def _unreachable(root: Node, given: Given) -> Diagnostic | None:
 def _deleted(root: Node, given: Given, old: Node | None, found: list[Diagnostic]) -> Node:
     expected = given.parsed.value()
     if old is None:
-        found.append(Diagnostic("MC209", f"`{given.bare}` is not there to delete", given.key, help=_sibling(root, given)))
+        message, fixes = f"`{given.bare}` is not there to delete", _renamed(root, given)
+        found.append(Diagnostic("MC209", message, given.key, help=_sibling(root, given), fixes=fixes))
     elif expected is not None and expected != nodes.plain(old):
         message = f"`{given.bare}` is not {given.value_text}"
         found.append(Diagnostic("MC209", message, given.value, (old.span.with_word("it is this"),)))
@@ -173,40 +193,32 @@ def _deleted(root: Node, given: Given, old: Node | None, found: list[Diagnostic]
 
 def _unknown(root: Node, given: Given) -> Diagnostic:
     help = _sibling(root, given) or f"to add it, say +{given.text.strip()}"
-    return Diagnostic("MC203", f"`{given.bare}` is not in the recipe", given.key_part(_depth(root, given) - 1), help=help)
+    span = given.key_part(_depth(root, given) - 1)
+    return Diagnostic("MC203", f"`{given.bare}` is not in the recipe", span, help=help, fixes=_renamed(root, given))
 
 
 def _depth(root: Node, given: Given) -> int:
-    """How many parts of the key lead to the first that is not there."""
-    return next(length for length in range(1, len(given.path) + 1) if root.at(given.path[:length]) is None)
+    """How many parts of the key lead to the first that is not there, nor could be."""
+    unknown = [length for length in range(1, len(given.path) + 1) if root.at(given.path[:length]) is None]
+    return next((length for length in unknown if not is_key(given.path[:length], root)), unknown[-1])
 
 
 def _sibling(root: Node, given: Given) -> str:
     """The nearest key beside the first part that is not there."""
-    depth = _depth(root, given)
-    parent = root.at(given.path[: depth - 1])
-    there = list(parent.value) if parent is not None and parent.is_mapping else []
-    fixed = [key for key in TOP if depth == 1 and key != "defaults"]
-    meant = nearest(given.path[depth - 1], [key for key in (*there, *fixed) if key != given.path[depth - 1]])
+    depth, options = _depth(root, given), _siblings(root, given)
+    meant = nearest(given.path[depth - 1], options)
     return f"did you mean `{'.'.join((*given.path[: depth - 1], meant, *given.path[depth:]))}`?" if meant else ""
 
 
-def _blamed(text: str, file: str, error: BaseException) -> Span:
-    """Where the grammar gave up, as far as the parser says."""
-    column = getattr(error.__cause__, "startIndex", None)
-    token = getattr(error.__cause__, "offendingToken", None)
-    if token is not None:
-        column = token.column
-    if not isinstance(column, int) or not 0 <= column < len(text):
-        return Span(file, 1, 1, max(1, len(text)))
-    return Span(file, 1, column + 1)
+def _siblings(root: Node, given: Given) -> list[str]:
+    """The keys that the first part that is not there could have meant."""
+    depth = _depth(root, given)
+    parent = root.at(given.path[: depth - 1])
+    there = list(parent.value) if parent is not None and parent.is_mapping else []
+    known = keys_below(given.path[: depth - 1], root)
+    return [key for key in dict.fromkeys((*there, *known)) if key != given.path[depth - 1]]
 
 
-def _grammar(text: str) -> str:
-    if text.startswith("--"):
-        return f"overrides have no dashes: {text.lstrip('-')}"
-    if "=" not in text and not text.startswith("~"):
-        return "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"
-    if "[" in text.partition("=")[0]:
-        return "items of a list are numbered with dots: key.0=value"
-    return "quote a value that is not plain: key='a value'"
+def _renamed(root: Node, given: Given) -> tuple[Fix, ...]:
+    part = _depth(root, given) - 1
+    return renamed(given.key_part(part), given.path[part], _siblings(root, given))

@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe import model
-from meshctl.recipe.nodes import BROKEN, MISSING, Node, Path, plain
-from meshctl.recipe.values import MAX_COUNT, Values, integer_hint, number_of, shown, span_of, text_of
-from meshctl.recipe.words import did_you_mean, nearest
+from meshctl.recipe.fixes import as_whole, renamed
+from meshctl.recipe.model import MAX_BYTES, MAX_COUNT, MAX_NAME, MAX_SEED, MAX_STEPS
+from meshctl.recipe.nodes import BROKEN, MISSING, Node, Path, leaves, plain
+from meshctl.recipe.values import Values, integer_hint, number_of, shown, span_of, text_of
+from meshctl.recipe.words import LONGEST, did_you_mean
 from meshctl.routes import COLLECT, DISPATCH, EXECUTE
 from meshctl.sizes import MAY_BE_AUTO, SIZES
 
-MAX_SEED = 2**63 - 1
-MAX_STEPS = 10**12
-MAX_BYTES = 10**15
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
@@ -33,21 +33,29 @@ class Read:
     wrong: frozenset[Path]
     """The key paths about which something was said: rules that need them stay silent."""
 
+    @cached_property
+    def _above_wrong(self) -> frozenset[Path]:
+        return frozenset(bad[:length] for bad in self.wrong for length in range(len(bad)))
+
+    def stands(self, *path: str) -> bool:
+        """Whether nothing was said about this value, nor about anything above it."""
+        return not any(path[:length] in self.wrong for length in range(len(path) + 1))
+
     def right(self, *path: str) -> bool:
         """Whether nothing was said about this value, nor about anything above or below it."""
-        return not any(path[: len(bad)] == bad or bad[: len(path)] == path for bad in self.wrong)
+        return path not in self._above_wrong and self.stands(*path)
 
 
 def read(root: Node, stem: str) -> Read:
     """The recipe that a tree says; `stem` is its name where it gives none."""
-    reader = _Reader()
+    reader = _Reader(root)
     recipe = reader.recipe(root, stem)
     return Read(recipe, tuple(reader.found), frozenset(reader.wrong))
 
 
 def is_run_name(name: str) -> bool:
     """Whether it can name a folder of runs."""
-    return re.fullmatch(r"\w[\w.@+-]*", name) is not None
+    return re.fullmatch(r"\w[\w.@+-]*", name) is not None and len(name) <= MAX_NAME
 
 
 class _Reader(Values):
@@ -60,20 +68,21 @@ class _Reader(Values):
             path = (top, name)
             if not NAME.fullmatch(name) or (top == "groups" and name.startswith("agent-")):
                 help = "a name has letters, digits, `_` and `-`, and begins with a letter"
-                self.say(path, "MC106", f"`{name}` cannot be a name", item.key or item.span, help=help)
-            if found := self.mapping(item, path):
+                self.say(path, "MC106", f"`{name[:LONGEST]}` cannot be a name", item.key or item.span, help=help)
+            elif len(name) > MAX_NAME:
+                self.say(path, "MC106", f"a name of {len(name)} letters is too long", item.key or item.span, help=f"use {MAX_NAME} or less")
+            if found := self.mapping(item, path, _whole_item(top, item)):
                 yield name, found, path
 
     # The parts of a recipe
 
     def recipe(self, root: Node, stem: str) -> model.Recipe:
         self.keys(root, (), model.TOP, "a recipe")
-        self.mapping(root.get("vars"), ("vars",))
+        self.still_missing(self.mapping(root.get("vars"), ("vars",)), ("vars",))
         name = self.text(root, ("name",), stem)
-        if root.get("name") is not None and name and not is_run_name(name):
-            self.say(
-                ("name",), "MC106", f"`{name}` cannot name a folder of runs", span_of(root, ("name",)), help="use letters, digits, `-`"
-            )
+        if root.get("name") is not None and ("name",) not in self.wrong and name and not is_run_name(name):
+            help = "use letters, digits, `-`" if len(name) <= MAX_NAME else f"use {MAX_NAME} letters or less"
+            self.say(("name",), "MC106", f"`{name[:LONGEST]}` cannot name a folder of runs", span_of(root, ("name",)), help=help)
         return model.Recipe(
             name=name if is_run_name(name) else "recipe",
             seed=self.whole(root, ("seed",), most=MAX_SEED),
@@ -83,6 +92,12 @@ class _Reader(Values):
             pipeline={name: self.stage(name, node, path) for name, node, path in self.each(root, "pipeline")},
             run=self.run(root),
         )
+
+    def still_missing(self, node: Node | None, path: Path) -> None:
+        """Every `???` among values of any kind."""
+        for found, leaf in leaves(node, path) if node is not None else ():
+            if leaf.value == MISSING:
+                self.expected("a value", leaf, found)
 
     def cluster(self, root: Node) -> model.Cluster:
         node = self.mapping(root.get("cluster"), ("cluster",))
@@ -140,7 +155,10 @@ class _Reader(Values):
     def ranks(self, node: Node, path: Path) -> int | tuple[int, ...]:
         given = node.get("ranks")
         if given is None:
-            self.say(path, "MC103", f"group `{path[1]}` must say its `ranks`", node.key or node.span, help="a count, or a list of devices")
+            self.missing(node, path, model.GROUP, f"group `{path[1]}` must say its `ranks`", "a count, or a list of devices")
+            return 0
+        if isinstance(given.value, str) and (devices := _listed_devices(given.value)):
+            self.expected("a whole number from 1, or a list", given, path, f"write [{', '.join(map(str, devices))}]")
             return 0
         if not given.is_list:
             return self.whole(node, path, least=1)
@@ -165,7 +183,9 @@ class _Reader(Values):
         given = self.text(node, path)
         word = model.DEVICE_ALIASES.get(given.lower(), given.lower())
         if given and word not in model.DEVICE_TYPES:
-            self.say(path, "MC301", f"`{given}` is not a device type", span_of(node, path), help=did_you_mean(word, model.DEVICE_TYPES))
+            span, words = span_of(node, path), model.DEVICE_TYPES
+            fixes = renamed(span, given, words)
+            self.say(path, "MC301", f"`{given}` is not a device type", span, help=did_you_mean(word, words), fixes=fixes)
             return ""
         return word
 
@@ -199,7 +219,9 @@ class _Reader(Values):
             return ()
         values: list[tuple[str, str | None]] = []
         for key, item in given.items():
-            if isinstance(item.value, bool):
+            if not key or "=" in key or "\0" in key:
+                self.say((*path, key), "MC106", f"`{key[:LONGEST]}` cannot name an environment variable", item.key or item.span)
+            elif isinstance(item.value, bool):
                 hint = f'quote it: "{item.written}"'
                 self.expected("text or a number", item, (*path, key), hint)
             elif isinstance(item.value, (str, int, float)) and item.value != MISSING:
@@ -231,7 +253,7 @@ class _Reader(Values):
         self.keys(node, path, model.COMPONENT, "a component")
         for key, what in (("_target_", "the dotted path of its class"), ("group", "the device group that it runs on")):
             if node.get(key) is None:
-                self.say((*path, key), "MC103", f"component `{name}` must say `{key}`, {what}", node.key or node.span)
+                self.missing(node, (*path, key), model.COMPONENT, f"component `{name}` must say `{key}`, {what}")
         target = self.text(node, (*path, "_target_"))
         if target and not TARGET.fullmatch(target):
             help = "write module.Class, without a path or `.py`"
@@ -243,6 +265,7 @@ class _Reader(Values):
             target=target,
             group=self.text(node, (*path, "group")),
             parallel=self.parallel(node, (*path, "parallel")),
+            model=self.model_sizes(node, (*path, "model")),
             args=self.arguments(arguments, (*path, "args")),
             frozen=self.boolean(node, (*path, "frozen")),
         )
@@ -268,6 +291,8 @@ class _Reader(Values):
                 self.plain_data(item, (*path, str(index)))
         if isinstance(node.value, float) and (node.value != node.value or node.value in (float("inf"), -float("inf"))):
             self.expected("a finite number", node, path)
+        if type(node.value) in (int, float):
+            self.octal(node, path)
 
     def parallel(self, node: Node, path: Path) -> model.Sizes | str:
         given = node.get("parallel")
@@ -283,6 +308,18 @@ class _Reader(Values):
         order, along_tp = self.texts(given, (*path, "order")), self.boolean(given, (*path, "sequence_parallel"))
         return model.Sizes(tuple((key, size) for key, size in sizes if size), order, along_tp)
 
+    def model_sizes(self, node: Node, path: Path) -> model.Model:
+        """A path, or numbers."""
+        given = node.get("model")
+        if given is None or (isinstance(given.value, str) and given.value != MISSING):
+            return model.Model(self.text(node, path))
+        if not given.is_mapping:
+            self.expected("the path of a config.json, or a mapping of its sizes", given, path)
+            return model.Model()
+        self.keys(given, path, model.MODEL, "`model`")
+        sizes = [(size, self.whole(given, (*path, size), least=1, most=MAX_STEPS)) for size in model.MODEL_SIZES]
+        return model.Model(self.text(given, (*path, "config")), tuple((size, number) for size, number in sizes if number))
+
     def size(self, node: Node, path: Path) -> int | str:
         """A whole number from 1, or where it may be inferred, `auto`; 0 where it is wrong."""
         auto = path[-1] in MAY_BE_AUTO
@@ -290,7 +327,8 @@ class _Reader(Values):
             return "auto"
         value = number_of(node, int)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
-            self.expected(f"a whole number from 1{' or auto' if auto else ''}", node, path, integer_hint(node))
+            wanted = f"a whole number from 1{' or auto' if auto else ''}"
+            self.expected(wanted, node, path, integer_hint(node), as_whole(node, 1, MAX_COUNT))
             return 0
         self.octal(node, path)
         return value
@@ -305,8 +343,7 @@ class _Reader(Values):
         call, sync = node.get("call"), node.get("sync")
         if call is None and sync is None:
             help = "`call: COMPONENT.METHOD`, or `sync: COMPONENT, to: COMPONENT`"
-            near = next((key for key, _ in node.items() if nearest(key, ("call", "sync"))), "")
-            if near:
+            if any(key not in model.STAGE for key, _ in node.items()):
                 self.keys(node, path, model.STAGE, "a stage")
                 self.wrong.add(path)
             else:
@@ -343,7 +380,7 @@ class _Reader(Values):
         self.keys(node, path, model.SYNC, "a sync")
         source, _, part = self.text(node, (*path, "sync")).partition(".")
         if node.get("to") is None:
-            self.say((*path, "to"), "MC103", f"sync `{name}` must say `to` which component", node.key or node.span)
+            self.missing(node, (*path, "to"), model.SYNC, f"sync `{name}` must say `to` which component")
         target, _, loader = self.text(node, (*path, "to")).partition(".")
         staleness = self.whole(node, (*path, "max_staleness")) if node.get("max_staleness") is not None else None
         return model.Stage(
@@ -363,10 +400,14 @@ class _Reader(Values):
         given = node.get("in")
         if given is None:
             return ()
-        if given.is_mapping:
+        if given.is_mapping and given.get("from") is not None and {key for key, _ in given.items()} <= {"from", "dispatch"}:
+            help = "say which parameter takes it, {batch: {from: STAGE, dispatch: all}}, or say `dispatch` beside `in`"
+            self.say(path, "MC102", "`in` names a stage, or parameters that take stages", given.span, help=help)
+            return ()
+        if given.is_mapping and given.value:
             return tuple(self.parameter(key, item, (*path, key)) for key, item in given.items())
-        stages = self.texts(node, path)
-        if given.is_list and not given.value:
+        stages = () if given.is_mapping else self.texts(node, path)
+        if (given.is_list or given.is_mapping) and not given.value:
             self.say(path, "MC102", "`in` names no stage", given.span, help="leave it out for a source")
         return (model.Input(stages),) if stages else ()
 
@@ -378,7 +419,7 @@ class _Reader(Values):
             return model.Input(self.texts(Node({name: node}, node.span), path), name)
         self.keys(node, path, ("from", "dispatch"), "an input")
         if node.get("from") is None:
-            self.say(path, "MC103", f"input `{name}` must say `from` which stage", node.key or node.span)
+            self.missing(node, (*path, "from"), ("from", "dispatch"), f"input `{name}` must say `from` which stage")
         return model.Input(self.texts(node, (*path, "from")), name, self.dispatch(node.get("dispatch"), (*path, "dispatch")))
 
     def dispatch(self, node: Node | None, path: Path) -> model.DispatchWords | None:
@@ -418,10 +459,28 @@ class _Reader(Values):
         if given is None or given.value is None or given.value is False:
             return None
         path = ("run", "checkpoint")
-        if self.mapping(given, path) is None:
+        if self.mapping(given, path, f"write {{every: {given.value if type(given.value) is int else 'STEPS'}}}") is None:
             return None
         self.keys(given, path, model.CHECKPOINT, "`run.checkpoint`")
         return model.Checkpoint(self.whole(given, (*path, "every")), self.whole(given, (*path, "keep"), 3, least=1))
+
+
+def _whole_item(top: str, item: Node) -> str:
+    """What to write where an item is said by one value."""
+    value = item.value
+    if top == "groups" and isinstance(value, int) and not isinstance(value, bool):
+        return f"write {{ranks: {value}}}"
+    if top == "components" and isinstance(value, str) and TARGET.fullmatch(value):
+        return f"write {{_target_: {value}, group: GROUP}}"
+    return f"write {{call: {value}}}" if top == "pipeline" and isinstance(value, str) and value.count(".") == 1 else ""
+
+
+def _listed_devices(text: str) -> list[int]:
+    """The numbers in `0,1` or `0-3`, where there are several and no more than a list would have."""
+    if found := re.fullmatch(r"(\d{1,6})-(\d{1,6})", text):
+        first, last = int(found[1]), int(found[2])
+        return list(range(first, last + 1)) if 0 < last - first < 16 else []
+    return [int(part) for part in text.split(",")] if re.fullmatch(r"\d{1,6}( *, *\d{1,6})+", text) else []
 
 
 def _is_none(node: Node | None) -> bool:

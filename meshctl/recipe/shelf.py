@@ -3,44 +3,38 @@
     folders    conf/ beside the recipe, the recipe's own folder, then the one that meshctl ships; the first that has a name wins
     ./grpo     a neighbouring recipe, mounted as a whole
 
-Hydra decides which files are merged, in which order, mounted where. It stops at the first thing that is wrong, so every entry is
-checked before Hydra sees it, and a wrong one is said and left out. A shelf is all that Hydra sees: no plugin scan, no search path
-that a recipe can set, nothing is imported that a recipe names. This is the home of Hydra's private names.
+Hydra decides which files are merged, in which order, mounted where (`listing.py`). It stops at the first thing that is wrong, so every
+entry is checked before Hydra sees it, and a wrong one is said and left out.
 """
 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
-from hydra.core.default_element import ResultDefault
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.types import Override
-from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import OmegaConf
-
-from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.folders import files, is_dir, is_file, real, subfolders
-from meshctl.recipe.foreign import FOREIGN
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.fixes import PLAIN, renamed, rewritten
+from meshctl.recipe.folders import NoFile, contents, files, is_dir, is_file, real, subfolders
 from meshctl.recipe.model import TOP
+from meshctl.recipe.mounted import Mounted
 from meshctl.recipe.nodes import BROKEN, MISSING, Node
 from meshctl.recipe.overrides import Given, is_layout
-from meshctl.recipe.text import Text, read
+from meshctl.recipe.text import MAX_BYTES, Text, read
 from meshctl.recipe.words import did_you_mean, nearest
 
 PRIMARY = "__recipe__"
 """The recipe's name for Hydra, whatever its file is called: a stored config of the same name is another one."""
 CHOICE = "__choice__"
 """A made-up config whose only default is one layout from the command line."""
+LAYOUT = "layout"
+"""The config group of layouts."""
 SUFFIXES = (".yaml", ".yml")
-UNREADABLE = {"MC001", "MC002", "MC003", "MC004"}
+UNREADABLE = {"MC001", "MC002", "MC003", "MC004", "MC010"}
 """After these there is no recipe to check."""
-Options = list[str]
 
 
 @dataclass
@@ -53,6 +47,8 @@ class Shelf:
     found: list[Diagnostic] = field(default_factory=list)
     chosen: frozenset[str] = frozenset()
     """What the command line chooses an option for, as `group@package`."""
+    held: Mapping[str, bytes] = field(default_factory=dict)
+    """What is read in place of files, by their real paths."""
 
     def __post_init__(self) -> None:
         unique = {real(folder): folder for folder in reversed(list(self.folders))}
@@ -93,9 +89,12 @@ class Shelf:
         return text is not None and not any(diagnostic.code in UNREADABLE for diagnostic in text.found)
 
     def _read(self, file: Path) -> Text:
-        shown = self.shown(file)
+        shown, held = self.shown(file), self.held.get(real(file))
         try:
-            return read(file.read_bytes(), shown)
+            return read(contents(file, MAX_BYTES) if held is None else held, shown)
+        except NoFile as kind:
+            help = "to read a recipe from a pipe, say `-` in place of its name"
+            return Text(shown, found=[Diagnostic("MC001", f"`{shown}` is {kind} and no file", help=help)])
         except FileNotFoundError:
             near = nearest(file.name, [path.name for path in files(file.parent, *SUFFIXES)])
             help = f"did you mean `{self.shown(file.with_name(near))}`?" if near else ""
@@ -143,12 +142,13 @@ class Shelf:
 
     # Defaults lists: each entry is looked at before Hydra does, which stops at the first that is wrong
 
-    def say(self, code: str, message: str, span: Span, *seconds: Span, help: str = "") -> None:
-        self.found.append(Diagnostic(code, message, span, seconds, help, "warning" if code == "MC210" else "error"))
+    def say(self, code: str, message: str, span: Span, *seconds: Span, help: str = "", fixes: tuple[Fix, ...] = ()) -> None:
+        self.found.append(Diagnostic(code, message, span, seconds, help, "warning" if code == "MC210" else "error", fixes))
 
     def _entries(self, name: str, entries: Node) -> Iterator[Any]:
         if not entries.is_list:
-            self.say("MC208", "`defaults` must be a list", entries.span, help="write `- base` below it, one entry a line")
+            fixes = rewritten(entries, f"[{entries.value}]") if isinstance(entries.value, str) and PLAIN.fullmatch(entries.value) else ()
+            self.say("MC208", "`defaults` must be a list", entries.span, help="write `- base` below it, one entry a line", fixes=fixes)
             return
         has_self = False
         for entry in entries.value:
@@ -167,7 +167,7 @@ class Shelf:
         """`base`, `./grpo`, `/common/cluster@_global_`."""
         text = str(entry.value)
         if text == "_self_" or "${" in text:
-            yield text
+            yield from [text] if self._known_early(text, entry.span) else []
             return
         path, at, package = text.partition("@")
         if path.startswith("."):
@@ -176,7 +176,8 @@ class Shelf:
             path = path.removesuffix(suffix)
         full = self._from(name, path)
         if not self._exists(full, entry.span):
-            self.say("MC201", f"there is no config `{path}`", entry.span, help=self._places(full))
+            fixes = renamed(entry.span, text, [name for name in self.options("") if name != self.recipe.stem]) if text == full else ()
+            self.say("MC201", f"there is no config `{path}`", entry.span, help=self._places(full), fixes=fixes)
         elif self._circle(name, full):
             self.say("MC205", f"`{path}` includes this file again", entry.span)
         else:
@@ -190,8 +191,11 @@ class Shelf:
         full = self._from(name, group)
         if group.strip("/").split("/")[0] == "hydra":
             self.say("MC216", "a recipe does not configure Hydra itself", where, help="remove this entry")
+        elif not package and full == LAYOUT:
+            self.say("MC208", "a layout is mounted in a component", where, help=f"say whose: {LAYOUT}@components.NAME.parallel")
         elif not self.is_group(full) and "optional" not in words:
-            self.say("MC202", f"there is no config group `{group}`", where, help=did_you_mean(group, self.groups()))
+            fixes = renamed(where, group, self.groups(), after=target[len(group) :]) if key == target else ()
+            self.say("MC202", f"there is no config group `{group}`", where, help=did_you_mean(group, self.groups()), fixes=fixes)
         elif option.value == MISSING and target not in self.chosen:
             help = f"say `{target}=OPTION` on the command line; {did_you_mean('', self.options(full))}"
             self.say("MC211", f"no option of `{group}` was chosen", option.span, help=help)
@@ -206,16 +210,28 @@ class Shelf:
                 yield {key: right if option.is_list else right[0]}
 
     def _option(self, name: str, group: str, option: str, span: Span, optional: bool) -> bool:
-        if "${" in option or option == MISSING:
+        if "${" in option:
+            return self._known_early(option, span)
+        if option == MISSING:
             return True
         if not self._exists(f"{group}/{option}", span):
             if not optional:
-                self.say("MC201", f"`{option}` is not a {group}", span, help=did_you_mean(option, self.options(group)))
+                options = self.options(group)
+                help, fixes = did_you_mean(option, options), renamed(span, option, options)
+                self.say("MC201", f"`{option}` is not a {group}", span, help=help, fixes=fixes)
             return False
         if self._circle(name, f"{group}/{option}"):
             self.say("MC205", f"`{option}` includes this file again", span)
             return False
         return True
+
+    def _known_early(self, text: str, span: Span) -> bool:
+        """Whether what an entry refers to is known when the defaults list is read: other entries are, the recipe's values are not."""
+        late = next((key for key in TOP if re.search(rf"\$\{{ *{key}\b(?!@)", text)), "")
+        if late:
+            help = "name the option, or choose it on the command line"
+            self.say("MC208", f"a defaults list is read before `{late}`: it can refer to its other entries only", span, help=help)
+        return not late
 
     def _from(self, name: str, path: str) -> str:
         """The full name of what a file names."""
@@ -260,16 +276,28 @@ class Shelf:
         value = given.parsed.value()
         options = value if isinstance(value, list) else [value]
         group = given.parsed.key_or_group
+        if group == LAYOUT and given.parsed.package is None:
+            help = f"say whose: {LAYOUT}@components.NAME.parallel={given.value_text}"
+            self.say("MC208", "a layout is mounted in a component", given.key, help=help)
+            return False
+        if MISSING in options:
+            self.say("MC211", f"no option of `{group}` was chosen", given.value, help=did_you_mean("", self.options(group)))
+            return False
         return all(value is None or self._option(CHOICE, group, str(option), given.value, False) for option in options)
 
     # What Hydra makes of them
 
-    def defaults(self, name: str, given: Sequence[Given], blame: str) -> list[ResultDefault]:
+    def defaults(self, name: str, given: Sequence[Given], blame: str) -> list[Mounted]:
         """What Hydra makes of the defaults lists that begin at `name`."""
+        if not given and name == PRIMARY and self._is_alone():
+            return [Mounted(PRIMARY)]
+        from meshctl.recipe.foreign import FOREIGN
+        from meshctl.recipe.listing import listed
+
         choices = list(given)
         while True:
             try:
-                return self._listed(name, [one.parsed for one in choices])
+                return listed(self, name, [one.parsed for one in choices])
             except RecursionError:
                 self.say("MC205", "the defaults lists include one another without end", Span(blame, 1, 1))
                 return []
@@ -281,8 +309,9 @@ class Shelf:
                 self._refused(wrong)
                 choices.remove(wrong)
 
-    def _listed(self, name: str, choices: list[Override]) -> list[ResultDefault]:
-        return create_defaults_list(Repository(self), name, choices, prepend_hydra=False, skip_missing=False).defaults
+    def _is_alone(self) -> bool:
+        """Whether the recipe includes nothing and is mounted as it stands, so that Hydra need not be asked, nor loaded."""
+        return self.defaults_of(PRIMARY) in ([], ["_self_"]) and "@package" not in self.head(PRIMARY)
 
     def _blame(self, name: str, file: str) -> Span:
         text = None if name == CHOICE else self.text(name)
@@ -304,47 +333,12 @@ class Shelf:
             if default.config_path != CHOICE and (tree := self.tree(default)):
                 yield tree
 
-    def tree(self, default: ResultDefault) -> Node | None:
+    def tree(self, default: Mounted) -> Node | None:
         """What a file holds beside its defaults list."""
         text = self.text(str(default.config_path))
         if text is None or text.tree is None or not text.tree.is_mapping:
             return None
         return replace(text.tree, value={key: item for key, item in text.tree.items() if key != "defaults"})
-
-
-class Repository(ConfigRepository):
-    """Hydra's view of a shelf: given its one source, it looks for no others."""
-
-    def __init__(self, shelf: Shelf) -> None:
-        self.sources = [Source(shelf)]
-
-
-class Source(ConfigSource):
-    """What Hydra asks of a source of configs; it is told the defaults lists and nothing else."""
-
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf, self.provider, self.path = shelf, "meshctl", ""
-
-    @staticmethod
-    def scheme() -> str:
-        return "meshctl"
-
-    def available(self) -> bool:
-        return True
-
-    def is_config(self, config_path: str) -> bool:
-        return self.shelf.is_config(config_path)
-
-    def is_group(self, config_path: str) -> bool:
-        return self.shelf.is_group(config_path)
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> Options:
-        return [] if results_filter == ObjectType.GROUP else self.shelf.options(config_path)
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        header = self._get_header_dict(self.shelf.head(config_path))
-        config = OmegaConf.create({"defaults": self.shelf.defaults_of(config_path)})
-        return ConfigResult(provider=self.provider, path=self.path, header=header, config=config)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Which text says what: a recipe composed as Hydra composes, by nodes that know where they were written.
 
-Hydra answers two questions: which files, in which order, mounted where (`shelf.py`), and what an override means (`overrides.py`).
+Hydra answers two questions: which files, in which order, mounted where (`listing.py`), and what an override means (`overrides.py`).
 Merging is done here, so every value keeps its file, line and column.
 
 A layout (a config group mounted at `components.X.parallel`) is one value: given whole, by a defaults list or the command line, it
@@ -10,15 +10,15 @@ replaces what stood there; a single key changes it in place.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from hydra import version
-from hydra.core.default_element import ResultDefault
+from types import MappingProxyType
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe import nodes, overrides
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.mounted import Mounted
 from meshctl.recipe.nodes import Node
 from meshctl.recipe.overrides import Given, is_layout
 from meshctl.recipe.shelf import PRIMARY, UNREADABLE, Shelf
@@ -39,14 +39,25 @@ class Composed:
         return any(diagnostic.code in UNREADABLE for diagnostic in self.found)
 
 
-def compose(recipe: Path, texts: Sequence[str], cwd: Path, folders: Iterable[Path]) -> Composed:
+def compose(
+    recipe: Path, texts: Sequence[str], cwd: Path, folders: Iterable[Path], held: Mapping[str, bytes] = MappingProxyType({})
+) -> Composed:
     """The recipe of this file, with its config groups from `folders` and the overrides of a command line."""
-    version.setbase("1.3")
-    shelf = Shelf(recipe, cwd, folders)
+    shelf = Shelf(recipe, cwd, folders, held=held)
     given = [one for one in overrides.parsed(texts, shelf.is_group, shelf.found) if _is_possible(shelf, one)]
     root = _composed(shelf, given) if shelf.readable(PRIMARY) else Node({}, Span(shelf.shown(recipe), 1, 1))
+    if not shelf.found and not root.value:
+        _say_empty(shelf)
     lines = [(overrides.file_of(number), (text,)) for number, text in enumerate(texts, 1)]
     return Composed(root, tuple(dict.fromkeys(shelf.found)), (*shelf.sources(), *lines))
+
+
+def _say_empty(shelf: Shelf) -> None:
+    text = shelf.text(PRIMARY)
+    name, lines = (text.name, text.lines) if text else (shelf.shown(shelf.recipe), ())
+    what = "has no keys" if any(line.split("#")[0].strip() for line in lines) else "has only comments" if lines else "is empty"
+    help = "`meshctl init` writes a recipe that runs"
+    shelf.say("MC004", f"`{name}` {what}, a recipe says at least what runs where", Span(name, 1, 1), help=help)
 
 
 def _is_possible(shelf: Shelf, given: Given) -> bool:
@@ -56,7 +67,12 @@ def _is_possible(shelf: Shelf, given: Given) -> bool:
     if given.parsed.package is None and "/" not in given.parsed.key_or_group:
         return True
     name = given.parsed.key_or_group
-    shelf.say("MC202", f"there is no config group `{name}`", given.key, help=did_you_mean(name, shelf.groups()))
+    if shelf.is_group(name):
+        help = f"to set values, name their place: {given.parsed.package or 'KEY'}={given.value_text}"
+        shelf.say("MC206", f"an option of `{name}` is a name, this is a mapping", given.value, help=help)
+        return False
+    fixes = renamed(given.key, name, shelf.groups(), after=given.bare[len(name) :])
+    shelf.say("MC202", f"there is no config group `{name}`", given.key, help=did_you_mean(name, shelf.groups()), fixes=fixes)
     return False
 
 
@@ -77,7 +93,7 @@ def _composed(shelf: Shelf, given: Sequence[Given]) -> Node:
     return root
 
 
-def _mounted(root: Node, shelf: Shelf, default: ResultDefault) -> Node:
+def _mounted(root: Node, shelf: Shelf, default: Mounted) -> Node:
     """The tree with one more file in it."""
     tree = shelf.tree(default)
     if tree is None:
@@ -88,7 +104,7 @@ def _mounted(root: Node, shelf: Shelf, default: ResultDefault) -> Node:
     return nodes.merge(root, nodes.nested(path, tree))
 
 
-def _is_part(default: ResultDefault) -> bool:
+def _is_part(default: Mounted) -> bool:
     """Whether a layout's file is included by another layout, into which it merges."""
     return default.parent not in (None, PRIMARY) and posixpath.dirname(str(default.parent)) == posixpath.dirname(str(default.config_path))
 
@@ -98,8 +114,10 @@ def _with_layout(root: Node, shelf: Shelf, given: Given) -> Node:
     path = tuple(str(given.parsed.package).removeprefix("_global_.").split("."))
     if root.at(path[:-1]) is None:
         components = root.get("components")
-        help = did_you_mean(path[1], [name for name, _ in components.items()] if components else ())
-        shelf.say("MC203", f"there is no component `{path[1]}`", given.key, help=help)
+        names = [name for name, _ in components.items()] if components else []
+        before, _, after = given.bare.partition(f".{path[1]}.")
+        fixes = renamed(given.key, path[1], names, f".{after}", f"{before}.")
+        shelf.say("MC203", f"there is no component `{path[1]}`", given.key, help=did_you_mean(path[1], names), fixes=fixes)
         return root
     layout = Node({}, given.value, given.key)
     for tree in shelf.layouts(given):

@@ -8,22 +8,29 @@ that unfolds to more than a recipe can need.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 
-from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.nodes import BROKEN, Node
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.measure import alias_into, beyond
+from meshctl.recipe.nodes import BROKEN, Node, merge, over
+from meshctl.recipe.syntax import syntax
 
 MAX_BYTES = 1 << 20
-MAX_NODES = 20_000
-MAX_DEPTH = 64
+MAX_DIGITS = 100
+"""Characters of a number; Python itself refuses to read or write much longer ones."""
 CORE = "tag:yaml.org,2002:"
 SCALARS = {"str", "int", "float", "bool", "null"}
+_DIGITS = r"[0-9]+(?:_[0-9]+)*"
+FLOAT = re.compile(
+    rf"(?:[-+]?{_DIGITS}\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?{_DIGITS}[eE][-+]?[0-9]+|\.{_DIGITS}(?:[eE][-+][0-9]+)?"
+    rf"|[-+]?{_DIGITS}(?::[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+"""Floats as OmegaConf knows them."""
 
 
 @dataclass
@@ -48,14 +55,15 @@ def read(data: bytes, name: str) -> Text:
         return _not_utf8(data, error, name)
     result = Text(name, tuple(text.splitlines()))
     try:
-        root = _compose(text)
+        if too_much := _read(text, beyond):
+            what, mark = too_much
+            result.found.append(Diagnostic("MC010", f"this {what}, a recipe needs less", Span(name, mark.line + 1, mark.column + 1)))
+            return result
+        root = _read(text, lambda loader: loader.get_single_node())
     except yaml.YAMLError as error:
-        result.found.append(_syntax(error, result))
+        result.found.append(syntax(error, name, text))
         return result
-    except RecursionError:
-        result.found.append(Diagnostic("MC007", f"`{name}` is nested too deeply", Span(name, 1, 1)))
-        return result
-    result.tree = _Builder(result).tree(root) if root else Node({}, Span(name, 1, 1))
+    result.tree = _Builder(result, text).tree(root) if root else Node({}, Span(name, 1, 1))
     return result
 
 
@@ -65,9 +73,12 @@ def dump(value: Any) -> str:
 
 
 @cache
-def _scalars() -> Any:
-    """How OmegaConf tells a number from text."""
-    return get_yaml_loader().yaml_implicit_resolvers
+def _scalars() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """How OmegaConf tells a number from text, by the first character: 1e3 is a float, a date is text. Its loader is not asked, since it
+    takes longer to load than a recipe to read; a test holds that it says the same."""
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers
+    kept = {first: [pair for pair in pairs if pair[0] != CORE + "timestamp"] for first, pairs in resolvers.items()}
+    return kept | {first: [*kept.get(first, []), (CORE + "float", FLOAT)] for first in "-+0123456789."}
 
 
 @cache
@@ -91,10 +102,10 @@ def _dumper() -> Any:
     return Dumper
 
 
-def _compose(text: str) -> Any:
+def _read(text: str, what: Callable[[Any], Any]) -> Any:
     loader = _loader()(text)
     try:
-        return loader.get_single_node()
+        return what(loader)
     finally:
         loader.dispose()
 
@@ -104,11 +115,15 @@ def scalar(written: str) -> Any:
     loader = _loader()("")
     try:
         tag = loader.resolve(yaml.ScalarNode, written, (True, False))
-        return _construct(loader, yaml.ScalarNode(tag, written))
+        return written if _too_long(tag, written) else _construct(loader, yaml.ScalarNode(tag, written))
     except ValueError:
         return written
     finally:
         loader.dispose()
+
+
+def _too_long(tag: str, written: str) -> bool:
+    return len(written) > MAX_DIGITS and tag in (CORE + "int", CORE + "float")
 
 
 def _construct(loader: Any, node: Any) -> Any:
@@ -124,87 +139,110 @@ def _construct(loader: Any, node: Any) -> Any:
 class _Builder:
     """yaml's nodes into ours, once each alias is unfolded."""
 
-    def __init__(self, text: Text) -> None:
-        self.text = text
+    def __init__(self, text: Text, whole: str) -> None:
+        self.text, self.whole = text, whole
         self.open: set[int] = set()
-        self.count = 0
         self.loader = _loader()("")
 
     def tree(self, root: Any) -> Node:
         try:
-            return self.build(root, 0)
+            return self.build(root)
         finally:
             self.loader.dispose()
 
-    def say(self, code: str, message: str, span: Span, *seconds: Span, help: str = "") -> None:
-        self.text.found.append(Diagnostic(code, message, span, seconds, help))
+    def say(self, code: str, message: str, span: Span, *seconds: Span, help: str = "", fixes: tuple[Fix, ...] = ()) -> None:
+        self.text.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes))
 
-    def build(self, node: Any, depth: int, key: Span | None = None) -> Node:
+    def build(self, node: Any, key: Span | None = None) -> Node:
         span = self.span(node)
-        self.count += 1
         if id(node) in self.open:
-            self.say("MC007", "this alias leads into itself", span)
-            return Node(BROKEN, span, key)
-        if self.count > MAX_NODES or depth > MAX_DEPTH:
-            if self.count == MAX_NODES + 1 or depth > MAX_DEPTH:
-                self.count = MAX_NODES + 2
-                self.say("MC007", f"this unfolds to more than {MAX_NODES:,} values or {MAX_DEPTH} levels", span)
+            marks = _read(self.whole, lambda loader: alias_into(loader, node.start_mark.index, node.end_mark.index))
+            alias = self.between(*marks) if marks else span
+            self.say("MC007", "this alias leads into itself", alias, span.with_word("it stands inside this"))
             return Node(BROKEN, span, key)
         self.open.add(id(node))
         try:
-            return self.built(node, span, depth, key)
+            return self.built(node, span, key)
         finally:
             self.open.discard(id(node))
 
-    def built(self, node: Any, span: Span, depth: int, key: Span | None) -> Node:
+    def built(self, node: Any, span: Span, key: Span | None) -> Node:
         kind = node.tag.removeprefix(CORE)
         allowed = {"map"} if isinstance(node, yaml.MappingNode) else {"seq"} if isinstance(node, yaml.SequenceNode) else SCALARS
+        if node.tag == CORE + "value":
+            self.say("MC006", "a bare `=` is a tag of YAML 1.1", span, help='quote it: "="')
+            return Node(BROKEN, span, key)
         if not node.tag.startswith(CORE) or kind not in allowed:
             self.say("MC006", f"the tag `{node.tag.replace(CORE, '!!')}` is not allowed", span, help="a recipe is plain data: remove it")
             return Node(BROKEN, span, key)
         if isinstance(node, yaml.MappingNode):
-            return Node(self.mapping(node, depth), span, key)
+            return Node(self.mapping(node), span, key)
         if isinstance(node, yaml.SequenceNode):
-            return Node([self.build(item, depth + 1) for item in node.value], span, key)
+            return Node([self.build(item) for item in node.value], span, key)
+        if _too_long(node.tag, node.value):
+            self.say("MC006", f"a number of {len(node.value):,} characters is none", span)
+            return Node(BROKEN, span, key)
         try:
             return Node(_construct(self.loader, node), span, key, written=node.value)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, IndexError):
             self.say("MC006", f"`{node.value[:40]}` is no {kind}", span)
             return Node(BROKEN, span, key)
 
-    def mapping(self, node: Any, depth: int) -> dict[str, Node]:
+    def mapping(self, node: Any) -> dict[str, Node]:
         items: dict[str, Node] = {}
         merged: dict[str, Node] = {}
+        merge_key: Span | None = None
         for key_node, value_node in node.value:
             span = self.span(key_node)
             if key_node.tag == CORE + "merge":
-                for source in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
-                    built = self.build(source, depth + 1, span)
-                    merged = {**dict(built.items()), **merged}
+                if merge_key:
+                    self.twice("<<", span, merge_key, "merge several in one list: `<<: [*a, *b]`")
+                merged, merge_key = _under(merged, self.merged(value_node, span)), span
                 continue
-            key = self.key(key_node, span)
-            value = self.build(value_node, depth + 1, span)
-            if key in items:
-                first = items[key].key or items[key].span
-                self.say("MC005", f"`{key}` is given twice", span, first.with_word("first given here"), help="keep one of them")
+            key, value = self.key(key_node, span), self.build(value_node, span)
+            if key is not None and key in items:
+                self.twice(key, span, items[key].key or items[key].span, "keep one of them")
+                items[key] = merge(items[key], value) if items[key].is_mapping and value.is_mapping else items[key]
             elif key is not None:
                 items[key] = value
-        return {**merged, **items}
+        return _under(items, merged)
+
+    def twice(self, key: str, span: Span, first: Span, help: str) -> None:
+        self.say("MC005", f"`{key}` is given twice", span, first.with_word("first given here"), help=help)
+
+    def merged(self, node: Any, key: Span) -> dict[str, Node]:
+        """What `<<` puts into a mapping; of several, the first that says a key wins."""
+        found: dict[str, Node] = {}
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            built = self.build(source, key)
+            if not built.is_mapping and built.value is not BROKEN:
+                self.say("MC009", "`<<` merges a mapping, this is none", built.span, help="name the anchor of one: `<<: *anchor`")
+            found = _under(found, dict(built.items()))
+        return found
 
     def key(self, node: Any, span: Span) -> str | None:
         if not isinstance(node, yaml.ScalarNode) or node.tag in (CORE + "null", CORE + "bool"):
             shown = f"`{node.value}` is a {node.tag.removeprefix(CORE)}" if isinstance(node, yaml.ScalarNode) else "this is none"
-            self.say("MC008", f"a key must be text, {shown} in YAML 1.1", span, help="quote it")
+            plain = isinstance(node, yaml.ScalarNode) and not node.style
+            fixes = (Fix(span, node.value, f'"{node.value}"'),) if plain and re.fullmatch(r"[\w~]+", node.value) else ()
+            self.say("MC008", f"a key must be text, {shown} in YAML 1.1", span, help="quote it", fixes=fixes)
             return None
         return str(node.value)
 
     def span(self, node: Any) -> Span:
-        start, end = node.start_mark, node.end_mark
+        if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
+            return Span(self.text.name, node.start_mark.line + 1, node.start_mark.column + 1)
+        return self.between(node.start_mark, node.end_mark)
+
+    def between(self, start: Any, end: Any) -> Span:
         line = self.text.lines[start.line] if start.line < len(self.text.lines) else ""
         stop = end.column if end.line == start.line else len(line.rstrip())
-        if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
-            stop = start.column + 1
         return Span(self.text.name, start.line + 1, start.column + 1, max(1, stop - start.column))
+
+
+def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:
+    """Both, where the items that a mapping says itself replace those that are merged into it."""
+    return {**merged, **{key: over(item, merged[key]) if key in merged else item for key, item in items.items()}}
 
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
@@ -214,46 +252,3 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
     lines = tuple(data.decode("utf-8", "replace").splitlines())
     message = f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} on line {line}"
     return Text(name, lines, None, [Diagnostic("MC002", message, Span(name, line, column), help="save the file as UTF-8")])
-
-
-def _syntax(error: yaml.YAMLError, text: Text) -> Diagnostic:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "this is no YAML")
-    span = Span(text.name, mark.line + 1, mark.column + 1) if mark else Span(text.name, 1, 1)
-    if tab := next(_tabs(text, span.line), None):
-        return Diagnostic("MC003", "a tab indents this line, YAML wants spaces", tab, help="use spaces")
-    if span.line > len(text.lines):
-        span = Span(text.name, max(1, len(text.lines)), 1)
-    if "document" in problem:
-        return Diagnostic("MC003", "a recipe is one YAML document, here a second begins", span, help="remove the `---`")
-    if "alias" in problem:
-        return Diagnostic("MC003", f"this alias names no anchor ({problem})", span)
-    line = text.lines[span.line - 1] if text.lines else ""
-    if "node content" in problem and "???" in line:
-        return Diagnostic(
-            "MC003", "inside brackets, YAML does not read a bare ???", replace(span, column=line.index("???") + 1, width=3), help="quote it"
-        )
-    help = "is a quote, a bracket or a colon missing above?" if "could not find" in problem or "expected" in problem else ""
-    return Diagnostic("MC003", f"this is not YAML: {_own_words(problem)}", replace(span, width=1), help=help)
-
-
-def _tabs(text: Text, line: int) -> Iterator[Span]:
-    """A tab in the indentation of the line where the parser gave up, or of the one before."""
-    for number in (line, line - 1):
-        if 1 <= number <= len(text.lines) and (found := re.match(r"( *)\t", text.lines[number - 1])):
-            yield Span(text.name, number, len(found[1]) + 1)
-
-
-def _own_words(problem: str) -> str:
-    words = {
-        "mapping values are not allowed": "a second `:` on one line",
-        "could not find expected ':'": "a `:` is missing",
-        "did not find expected key": "a key is expected here",
-        "did not find expected ',' or ']'": "a `,` or `]` is missing",
-        "did not find expected ',' or '}'": "a `,` or `}` is missing",
-        "did not find expected '-' indicator": "a `-` is expected here",
-        "did not find expected node content": "a value is missing, or must be quoted",
-        "found character that cannot start any token": "no value can start with this character, quote it",
-        "found unexpected end of stream": "a quote is not closed",
-    }
-    return next((said for found, said in words.items() if found in problem), problem)

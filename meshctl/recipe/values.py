@@ -10,68 +10,76 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshctl.diagnostics import Diagnostic, Span
+from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe import model
+from meshctl.recipe.fixes import as_whole, keys_meant, quoted, renamed, rewritten
+from meshctl.recipe.homes import home_of, otherwise
+from meshctl.recipe.model import MAX_COUNT
 from meshctl.recipe.nodes import BROKEN, MISSING, Node, Path
-from meshctl.recipe.words import did_you_mean, listed, nearest
-
-MAX_COUNT = 10_000_000
+from meshctl.recipe.words import LONGEST, called, did_you_mean, listed, nearest
 
 
 @dataclass
 class Values:
+    root: Node
+    """The whole recipe."""
     found: list[Diagnostic] = field(default_factory=list)
     wrong: set[Path] = field(default_factory=set)
 
     # Saying what is wrong
 
-    def say(self, path: Path, code: str, message: str, span: Span, *seconds: Span, help: str = "") -> None:
+    def say(self, path: Path, code: str, message: str, span: Span, *seconds: Span, help: str = "", fixes: tuple[Fix, ...] = ()) -> None:
         self.wrong.add(path)
-        self.found.append(Diagnostic(code, message, span, seconds, help))
+        self.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes))
 
-    def expected(self, what: str, node: Node, path: Path, help: str = "") -> None:
+    def expected(self, what: str, node: Node, path: Path, help: str = "", fixes: tuple[Fix, ...] = ()) -> None:
         """One wrong type or word."""
         if node.value is BROKEN:
             self.wrong.add(path)
         elif node.value == MISSING:
             self.say(path, "MC103", f"`{'.'.join(path)}` must be given", node.span)
         else:
-            self.say(path, "MC102", f"`{shown(path)}` must be {what}, {_kind(node)}", node.span, help=help or _yaml_hint(node, what))
+            message = f"`{shown(path)}` must be {what}, {_kind(node)}"
+            if node.target:
+                self.say(path, "MC102", message, node.span, node.target.with_word("this is its value"))
+            else:
+                self.say(path, "MC102", message, node.span, help=help or _yaml_hint(node, what), fixes=fixes or _as_text(node, what))
 
     def keys(self, node: Node, path: Path, known: Sequence[str], what: str) -> None:
         """Says which keys of a mapping there are not."""
+        meant = keys_meant(node, known)
         for key, item in node.items():
             if key in known:
                 continue
             span = item.key or item.span
-            if key in model.LATER:
-                self.say((*path, key), "MC104", f"`{key}` ({model.LATER[key]}) is not supported yet", span)
+            if later := model.LATER.get((path[0] if path else "", key)):
+                self.say((*path, key), "MC104", f"`{key}` ({later}) is not supported yet", span)
                 continue
-            help = f"did you mean `{near}`?" if (near := nearest(key, known)) else self.elsewhere(key, path)
-            self.say(
-                (*path, key),
-                "MC101",
-                f"{what} has no key `{key}`",
-                span,
-                help=help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}",
-            )
+            home = "" if called(key, known) else home_of(key, what, path, node, self.root)
+            near = "" if home else nearest(key, known)
+            help = home or (f"did you mean `{near}`?" if near else otherwise(what))
+            help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
+            message = f"{what} has no key `{key[:LONGEST]}`"
+            self.say((*path, key), "MC101", message, span, help=help, fixes=meant.get(key, ()) if near else ())
 
-    def elsewhere(self, key: str, path: Path) -> str:
-        """Help for a key that belongs into another mapping."""
-        homes = {"a group": model.GROUP, "a component": model.COMPONENT, "`run`": model.RUN, "`cluster`": model.CLUSTER}
-        homes |= {"`parallel`": model.PARALLEL, "a stage": model.CALL, "`run.checkpoint`": model.CHECKPOINT}
-        home = next((home for home, keys in homes.items() if key in keys), "")
-        if home == "" and path[:1] == ("components",):
-            return "what the constructor takes belongs into `args`"
-        return f"it is a key of {home}" if home else ""
+    def means(self, node: Node, key: str, known: Sequence[str]) -> bool:
+        """Whether a key that there is not was meant to be this one, which then is not missing."""
+        return any(nearest(other, known) == key for other, _ in node.items() if other not in known)
+
+    def missing(self, node: Node, path: Path, known: Sequence[str], message: str, help: str = "") -> None:
+        """A key that must be there, unless another was meant to be it."""
+        if self.means(node, path[-1], known):
+            self.wrong.add(path)
+        else:
+            self.say(path, "MC103", message, node.key or node.span, help=help)
 
     # Values
 
-    def mapping(self, node: Node | None, path: Path) -> Node | None:
+    def mapping(self, node: Node | None, path: Path, help: str = "") -> Node | None:
         """The node where it is a mapping; nothing said where it is absent."""
         if node is None or node.is_mapping:
             return node
-        help = "indent the keys below it" if node.value is None else ""
+        help = "indent the keys below it" if node.value is None else help
         self.expected("a mapping", node, path, help)
         return None
 
@@ -83,14 +91,14 @@ class Values:
         value = number_of(node, int)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             wanted = f"a whole number from {least}" if not isinstance(value, int) or value <= most else f"a whole number up to {most:,}"
-            self.expected(wanted, node, path, integer_hint(node))
+            self.expected(wanted, node, path, integer_hint(node), as_whole(node, least, most))
             return default
         self.octal(node, path)
         return value
 
     def octal(self, node: Node, path: Path) -> None:
         """YAML 1.1 reads 010 as 8 and 1:30 as 90, silently."""
-        if re.fullmatch(r"[-+]?0[0-7_]+|[-+]?\d+(:\d+)+", node.written) and node.written != str(node.value):
+        if re.fullmatch(r"[-+]?0[0-7_]+|[-+]?\d+(:\d+)+(\.\d*)?", node.written) and node.written != str(node.value):
             message = f"`{shown(path)}` is written {node.written}, which YAML 1.1 reads as {node.value}"
             self.found.append(Diagnostic("MC105", message, node.span, (), f"write {node.value}", "warning"))
 
@@ -102,6 +110,7 @@ class Values:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             self.expected("a number from 0", node, path)
             return default
+        self.octal(node, path)
         return float(value)
 
     def text(self, parent: Node, path: Path, default: str = "") -> str:
@@ -123,7 +132,10 @@ class Values:
             return False
         value = {"true": True, "false": False}.get(str(node.value).lower()) if node.from_environment else node.value
         if not isinstance(value, bool):
-            self.expected("true or false", node, path)
+            written = str(node.value).lower()
+            hint = _boolean_hint(written)
+            right = hint.removeprefix("write ") if hint.startswith("write ") else written
+            self.expected("true or false", node, path, hint, rewritten(node, right) if right in ("true", "false") else ())
             return False
         return value
 
@@ -131,7 +143,8 @@ class Values:
         """One of a few words."""
         given = self.text(parent, path)
         if given and given not in words:
-            self.say(path, code, f"`{given}` is not {what}", span_of(parent, path), help=did_you_mean(given, words))
+            span = span_of(parent, path)
+            self.say(path, code, f"`{given}` is not {what}", span, help=did_you_mean(given, words), fixes=renamed(span, given, words))
             return ""
         return given
 
@@ -185,7 +198,7 @@ def _kind(node: Node) -> str:
         return "found a mapping"
     if node.is_list:
         return "found a list"
-    return f"it is {node.written or node.value}" if not isinstance(node.value, str) else f"it is the text `{node.value[:60]}`"
+    return f"it is {(node.written or str(node.value))[:60]}" if not isinstance(node.value, str) else f"it is the text `{node.value[:60]}`"
 
 
 def number_of(node: Node, kind: Callable[[str], Any]) -> Any:
@@ -205,11 +218,29 @@ def text_of(node: Node) -> str:
 
 def integer_hint(node: Node) -> str:
     value = node.value
-    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+", value) and not node.from_environment:
-        return "remove the quotes"
+    if isinstance(value, str) and not node.from_environment:
+        if re.fullmatch(r"[-+]?(0|[1-9]\d*)", value):
+            return "remove the quotes"
+        if re.fullmatch(r"[-+]?0\d+", value):
+            return f"write {int(value)}: a number does not begin with 0"
+        if re.fullmatch(r"0o[0-7]{1,20}", value):
+            return f"write {int(value, 8)}"
+        if re.fullmatch(r"[-+]?\d{1,3}([ ,.']\d{3})+", value):
+            return f"write {re.sub('[^0-9+-]', '', value)}"
     if isinstance(value, float) and value == value and abs(value) < 1e15 and value == int(value):
         return f"write {int(value)}"
     return ""
+
+
+def _boolean_hint(written: str) -> str:
+    if written in ("true", "false"):
+        return "remove the quotes"
+    meant = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}.get(written)
+    return f"write {meant}" if meant else ""
+
+
+def _as_text(node: Node, what: str) -> tuple[Fix, ...]:
+    return quoted(node) if what in ("text", "text or a number") and isinstance(node.value, (bool, int, float)) else ()
 
 
 def _yaml_hint(node: Node, what: str) -> str:
@@ -217,4 +248,12 @@ def _yaml_hint(node: Node, what: str) -> str:
         return f'`{node.written}` is a boolean in YAML 1.1, quote it: "{node.written}"'
     if what == "text" and isinstance(node.value, (int, float)):
         return f'quote it: "{node.written}"'
+    if (
+        isinstance(node.value, str)
+        and (name := re.fullmatch(r"\$?[({]{0,2}(\w+(\.\w+)+)[)}]{0,2}", node.value))
+        and not node.value[0].isalnum()
+    ):
+        return f"another value of the recipe is ${{{name[1]}}}"
+    if isinstance(node.value, str) and node.value[:1] in "\u201c\u201d\u2018\u2019\u201e":
+        return "YAML's quotes are straight ones"
     return ""

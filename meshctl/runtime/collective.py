@@ -27,8 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshctl.mesh import share
+from meshctl.mesh import share, shown
 from meshctl.runtime.frames import FrameError, pack, unpack
+from meshctl.sizes import whole
 
 RUNNING = timedelta(days=30)
 """The timeout of operations: the launcher ends a job, not torch."""
@@ -167,7 +168,7 @@ class Collective:
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """In place, from the `source`-th rank of this collective, and returned."""
         self._check("broadcast", tensor)
-        self._check_source(source)
+        source = self._source(source)
         if self._group is not None and tensor.numel():
             data = tensor.detach()
             sent = self._carried(data)
@@ -191,7 +192,7 @@ class Collective:
     def broadcast_object(self, value: Any = None, source: int = 0) -> Any:
         """The value of the `source`-th rank: plain data and tensors, which arrive in CPU memory. What the others give is passed over."""
         self._check_open("broadcast_object")
-        self._check_source(source)
+        source = self._source(source)
         frame = _packed(value) if source == self.rank else torch.empty(0, dtype=torch.uint8)
         length = int(self.broadcast(torch.tensor(len(frame)), source))
         return unpack(self.broadcast(frame if source == self.rank else torch.empty(length, dtype=torch.uint8), source))
@@ -268,28 +269,26 @@ class Collective:
             but = "but for the size of dim 0" if uneven else "(`uneven=True` lets dim 0 differ)"
             raise CollectiveError(f"all_to_all takes tensors of one dtype, device and shape {but}, here are {said}")
 
-    def _check_source(self, source: int) -> None:
-        if type(source) is not int or not 0 <= source < self.size:
+    def _source(self, source: int) -> int:
+        number = whole(source)
+        if number is None or not 0 <= number < self.size:
             raise CollectiveError(f"the source of a broadcast is a rank of its collective, 0 to {self.size - 1}, not {source!r}")
+        return number
 
 
 def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
     """torch's, over `ranks`; none for a rank that is not one of them. The world is not made twice."""
     if not dist.is_initialized():
-        raise CollectiveError(f"the ranks {_shown(ranks)} work together, and this process has no torch.distributed")
+        raise CollectiveError(f"the ranks {shown(ranks)} work together, and this process has no torch.distributed")
     world = dist.get_world_size()
     if dist.get_rank() != rank or max(ranks) >= world:
         raise CollectiveError(
-            f"this process is rank {rank} and works with {_shown(ranks)}; in torch's world it is rank {dist.get_rank()} of {world}"
+            f"this process is rank {rank} and works with {shown(ranks)}; in torch's world it is rank {dist.get_rank()} of {world}"
         )
     if len(ranks) == world:
         return dist.group.WORLD
     made = dist.new_group(list(ranks), timeout=RUNNING)
     return made if rank in ranks else None
-
-
-def _shown(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
 
 
 def _check_op(tensor: Tensor, op: str) -> None:

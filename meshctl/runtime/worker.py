@@ -26,6 +26,8 @@ import meshctl
 from meshctl.ending import Ending
 from meshctl.events import Journal
 from meshctl.plan.model import Plan
+from meshctl.redaction import hidden, is_telling, literals, secret_places, traced
+from meshctl.references import names
 from meshctl.run import RunDir
 from meshctl.runtime.channel import LANES
 from meshctl.runtime.component import Component, ComponentError, Place
@@ -80,11 +82,13 @@ class Worker:
     def __init__(self, told: Told, run: RunDir, journal: Journal) -> None:
         self._told, self._run, self._journal = told, run, journal
         self._loop: Loop | None = None
+        self._plan: Plan | None = None
         self._doing = "setup"
 
     def work(self) -> None:
         told, run = self._told, self._run
         plan, start = Plan.read(told.plan), run.read_start()
+        self._plan = plan
         group = plan.group(told.group)
         place = group.first_place + told.rank
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -160,11 +164,22 @@ class Worker:
     def tell(self, error: Exception | SystemExit) -> None:
         """Says the fault, with where it is; the log gets the whole traceback."""
         stage, step = self._loop.at if self._loop else ("", None)
-        traceback.print_exception(error, file=sys.stderr)
+        known = secrets_of(self._plan, self._told.group, os.environ) if self._plan else ()
+        sys.stderr.write(traced("".join(traceback.format_exception(error)), known))
         text = "" if isinstance(error, SAID) else "".join(traceback.format_exception(error.with_traceback(below_us(error.__traceback__))))
         line = str(error) if isinstance(error, (*SAID, PeerLost)) else f"{type(error).__name__}: {error}"
+        line, text = hidden(line, known), traced(text, known)
         doing = "" if stage else self._doing
         self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing)
+
+
+def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What an error's message must not tell of what a group was given: the run's directory may be read by others."""
+    given = [dict(component.args) for component in plan.components_of(group)]
+    given.append({name: environ.get(name) if value is None else value for name, value in plan.group(group).env})
+    texts = [str(value) for _, value in secret_places(given)]
+    found = [environ.get(name, "") for text in texts for name in names(text)]
+    return tuple(sorted({text for text in (*found, *(one for text in texts for one in literals(text))) if is_telling(text)}, key=len)[::-1])
 
 
 def below_us(trace: TracebackType | None) -> TracebackType | None:

@@ -165,6 +165,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"diff": "seed=1", "format": "svg"}, "`svg` draws one plan and no difference; `text` and `json` do"),
     ({"diff": "'seed=1"}, "`--diff` is a recipe and overrides, quoted as in a shell; no closing quotation in `'seed=1`"),
     ({"samples": 8}, "`--samples` says how many samples a batch has of which `--rank` gets some; there is no `--rank`"),
+    ({"out": "x.PNG"}, "there is no format for `.png`; write `.svg` or `.html`, which a browser shows and prints"),
     ({"samples": 0, "rank": "train:0"}, "`--samples` is a whole number from 1, not 0"),
 ]
 
@@ -206,6 +207,14 @@ def test_what_is_no_file_is_written_to_and_not_replaced(here: Path) -> None:
         drawn = json.loads((here / "pipe").read_text())
         assert process.wait() == 0
     assert drawn["name"] == "two-nodes" and (here / "pipe").is_fifo()
+
+
+def test_standard_output_by_its_name_and_one_that_is_full(here: Path) -> None:
+    piped = subprocess.run([*COMMAND, "--out", "/dev/stdout"], cwd=here, capture_output=True, text=True)
+    assert piped.returncode == 0 and piped.stdout.startswith("two-nodes") and piped.stderr.startswith("wrote /dev/stdout: text")
+    with Path("/dev/full").open("w") as full:
+        failed = subprocess.run(COMMAND, cwd=here, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (failed.returncode, failed.stderr) == (2, "error: the picture cannot be printed: No space left on device\n")
 
 
 def test_a_link_stays_a_link(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

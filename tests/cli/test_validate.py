@@ -2,14 +2,20 @@
 
 import io
 import json
+import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from meshctl.cli.load import Unreadable, plan_of
-from meshctl.cli.validate import checked
+from meshctl.cli.colour import coloured
+from meshctl.cli.fix import fix
+from meshctl.cli.load import Looked, Unreadable, look, plan_of
+from meshctl.cli.validate import Asked, checked, validate
 from meshctl.diagnostics import RecipeError
 from meshctl.run import RunDir, Start
 
@@ -56,7 +62,7 @@ def test_a_recipe_without_permission_exits_with_3(tmp_path: Path) -> None:
 
 
 def test_warnings_do_not_fail(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("groups: {a: {ranks: 02, device_type: cpu, program: {module: x}}}\n")
+    (tmp_path / "r.yaml").write_text("groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n")
     code, said = validated(str(tmp_path / "r.yaml"))
     assert code == 0 and said.startswith("warning[MC105]") and "ok: r: 1 group, 2 workers; plan" in said
 
@@ -145,3 +151,293 @@ def test_names_too_long_for_the_disk_are_only_unknown() -> None:
         RIGHT, f"layout@components.actor.parallel={'x' * 300}", f"{'y' * 300}@vars.x=1", f"components.actor._target_=a.{'z' * 300}.B"
     )
     assert code == 1 and "MC201" in said and "MC202" in said and "MC501" in said
+
+
+# Several recipes, formats, standard input
+
+
+def run(capfd: pytest.CaptureFixture[str], *arguments: str, **asked: Any) -> tuple[int, str, str]:
+    """The exit code, and what went to stdout and stderr."""
+    code = validate(arguments, Asked(**asked))
+    return code, *capfd.readouterr()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a right recipe in it."""
+    for name in ("base_of_all.yaml", "arithmetic.py"):
+        (tmp_path / name).write_text((GOLDEN / name).read_text())
+    monkeypatch.chdir(tmp_path)
+    for name in ("GITHUB_ACTIONS", "GITHUB_WORKSPACE", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_several_recipes_have_a_line_each_and_the_worst_code(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "lr=1.yaml").write_text("defaults: [./base_of_all, _self_]\nnam: x\n")
+    code, said, _ = run(capfd, "base_of_all.yaml", "lr=1.yaml", "run.steps=7", "absent.yaml")
+    assert code == 3
+    first, *_ = said.splitlines()
+    assert first.startswith("base_of_all.yaml: ok: arithmetic: 2 groups")
+    assert "\nlr=1.yaml: 1 error; --fix can change it\n" in said and "\nabsent.yaml: cannot be read\n" in said
+    assert said.endswith("\n3 recipes, 1 right\n")
+    code, said, _ = run(capfd, "base_of_all.yaml", "lr=1.yaml", "~nam")
+    assert code == 1 and "`nam` is not there to delete" in said and said.endswith("\n2 recipes, 1 right\n")
+
+
+def test_wrong_usage_exits_with_2(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(capfd, "seed=1")[::2] == (2, "error: no recipe is named; `seed=1` is an override\n")
+    assert run(capfd, "base_of_all.yaml", format="xml")[::2] == (
+        2,
+        "error: there is no format `xml`; there are `text`, `concise`, `json`, `github` and `sarif`\n",
+    )
+    assert run(capfd, "base_of_all.yaml", color="red")[0] == 2
+
+
+@pytest.mark.parametrize("format", ["json", "sarif"])
+@pytest.mark.parametrize(("recipe", "code"), [("base_of_all.yaml", 0), ("absent.yaml", 3), (".", 3), ("wrong.yaml", 1)])
+def test_nothing_but_the_document_is_on_stdout(
+    folder: Path, capfd: pytest.CaptureFixture[str], format: str, recipe: str, code: int
+) -> None:
+    (folder / "wrong.yaml").write_text("nam: x\n")
+    got, said, err = run(capfd, recipe, format=format, color="always")
+    data = json.loads(said)
+    assert got == code and err == ""
+    assert (data["exit_code"] if format == "json" else data["runs"][0]["invocations"][0]["exitCode"]) == code
+
+
+def test_json_says_what_would_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (one,) = json.loads(run(capfd, "base_of_all.yaml", format="json")[1])["recipes"]
+    digest = plan_of("base_of_all.yaml", []).plan.digest
+    assert one["plan"] == {"name": "arithmetic", "digest": digest, "groups": 2, "workers": 6, "components": 3, "stages": 4}
+
+
+def test_a_bug_is_said_in_the_document_too(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("oh")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    monkeypatch.setattr("meshctl.plan.resolve.resolve", fails)
+    code, said, err = run(capfd, "base_of_all.yaml", "absent.yaml", format="json")
+    assert code == 70 and "error[MC900]: a bug in meshctl: RuntimeError: oh" in err and "Traceback" not in err
+    found = [[found["code"] for found in one["diagnostics"]] for one in json.loads(said)["recipes"]]
+    assert found == [["MC900"], ["MC001"]]
+
+
+def test_github_is_spoken_to_by_itself(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "r.yaml").write_text("nam: x\n")
+    monkeypatch.chdir(folder / "sub")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(folder))
+    assert run(capfd, "r.yaml")[1].startswith("::error file=sub/r.yaml,line=1,col=1,endColumn=4,title=MC101::a recipe has no key `nam`")
+    assert run(capfd, "r.yaml", format="text")[1].startswith("error[MC101]")
+
+
+def test_strict_lets_no_warning_pass(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "r.yaml").write_text("groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n")
+    code, said, _ = run(capfd, "r.yaml", strict=True)
+    assert code == 1 and said.endswith("\nr.yaml: 1 warning, and --strict\n")
+    assert run(capfd, "base_of_all.yaml", strict=True)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("when", "environ", "terminal", "coloured_"),
+    [
+        ("auto", {}, True, True),
+        ("auto", {}, False, False),
+        ("auto", {"TERM": "dumb"}, True, False),
+        ("auto", {"CLICOLOR": "0"}, True, False),
+        ("auto", {"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ("auto", {"NO_COLOR": ""}, True, True),
+        ("auto", {"FORCE_COLOR": "1"}, False, True),
+        ("auto", {"FORCE_COLOR": "0"}, False, False),
+        ("auto", {"CLICOLOR_FORCE": "1", "TERM": "dumb"}, False, True),
+        ("always", {"NO_COLOR": "1"}, False, True),
+        ("never", {"FORCE_COLOR": "1"}, True, False),
+    ],
+)
+def test_colour_where_it_is_wanted(when: str, environ: dict[str, str], terminal: bool, coloured_: bool) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    assert coloured(Stream(), when, environ) is coloured_
+
+
+def meshctl(*arguments: str, data: bytes = b"", closed: bool = False) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "meshctl", "validate", *arguments]
+    if closed:
+        command = ["sh", "-c", f"exec {shlex.join(command)} <&-"]
+    return subprocess.run(command, input=None if closed else data, capture_output=True, cwd=GOLDEN, timeout=60)
+
+
+def test_standard_input_is_a_recipe_of_the_working_directory() -> None:
+    done = meshctl("-", "run.steps=9", data=(GOLDEN / "base_of_all.yaml").read_bytes())
+    assert done.returncode == 0 and done.stdout.startswith(b"ok: arithmetic: 2 groups")
+    done = meshctl("-", "--format", "concise", data=b"defaults: [./base_of_all, _self_]\nnam: x\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"<stdin>:2:1: MC101 a recipe has no key `nam`\n", b"")
+
+
+JUNK = {
+    "binary": (b"\xff\xfe\x00\x01" * 99, b"<stdin>:1:1: MC002 "),
+    "nul": (b"a: \0", b"<stdin>:1:4: MC003 "),
+    "endless": (b"#" * (3 << 20), b"<stdin>:1:1: MC001 `<stdin>` is larger than 1 MiB"),
+    "nothing": (b"", b"<stdin>:1:1: MC004 "),
+}
+
+
+@pytest.mark.parametrize("name", JUNK)
+def test_junk_on_standard_input_is_answered(name: str) -> None:
+    data, said = JUNK[name]
+    done = meshctl("-", "-f", "concise", data=data)
+    assert done.returncode in (1, 3) and done.stdout.startswith(said) and done.stderr == b""
+
+
+def test_closed_streams_are_answered() -> None:
+    done = meshctl("-", closed=True)
+    assert done.returncode == 3 and done.stdout.startswith(b"error[MC001]: there is no standard input, it is closed")
+    assert meshctl("absent.yaml", "-f", "json", closed=True).returncode == 3
+
+
+def test_a_pipe_or_a_device_is_no_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(folder / "pipe.yaml")
+    for path, kind in (("pipe.yaml", "a pipe"), ("/dev/zero", "a device"), ("/dev/tty", "a device")):
+        code, said, _ = run(capfd, path)
+        assert code == 3 and said.startswith(f"error[MC001]: `{path}` is {kind} and no file")
+    (folder / "r.yaml").write_text("defaults: [./pipe, _self_]\nname: x\n")
+    assert run(capfd, "r.yaml", format="concise")[1].startswith("r.yaml:1:12: MC201 there is no config `pipe`")
+
+
+def test_a_huge_file_is_not_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with open(folder / "huge.yaml", "wb") as file:
+        file.truncate(1 << 40)
+    code, said, _ = run(capfd, "huge.yaml")
+    assert code == 3 and "`huge.yaml` is larger than 1 MiB" in said
+
+
+def test_a_stream_that_knows_few_letters_gets_them_replaced() -> None:
+    command = [sys.executable, "-m", "meshctl", "validate", "-"]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, input="字: 1\n".encode(), capture_output=True, env=environ, timeout=60)
+    assert done.returncode == 1 and b"error[MC101]: a recipe has no key `?`" in done.stdout and done.stderr == b""
+
+
+# --fix
+
+
+WRONG = "\ufeff# 字 rank\r\ndefaults: [./base_of_all, _self_]\r\ngroups: {train: {rank: 4.0}}  # rank: 4.0\r\nrun: {max_steps: 1e3}"
+FIXED = WRONG.replace("{rank: 4.0}", "{ranks: 4}").replace("max_steps: 1e3", "steps: 1000")
+
+
+def test_fix_writes_what_is_certain_and_says_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = folder / "r.yaml"
+    recipe.write_bytes(WRONG.encode())
+    recipe.chmod(0o640)
+    code, said, err = run(capfd, "r.yaml", fix=True)
+    assert code == 0 and said.startswith("ok: arithmetic: 2 groups") and recipe.read_bytes() == FIXED.encode()
+    assert err.splitlines() == [
+        "fixed r.yaml:3:18: `rank` -> `ranks`",
+        "fixed r.yaml:4:7: `max_steps` -> `steps`",
+        "fixed r.yaml:3:25: `4.0` -> `4`",
+        "fixed r.yaml:4:14: `1e3` -> `1000`",
+    ]
+    assert recipe.stat().st_mode & 0o777 == 0o640
+    assert {path.name for path in folder.iterdir()} == {"arithmetic.py", "base_of_all.yaml", "r.yaml"}
+    assert run(capfd, "r.yaml", fix=True)[2] == ""
+
+
+def test_fix_reports_what_is_left(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "r.yaml").write_text("defaults: [./base_of_all, _self_]\nnam: x\nseed: y\n")
+    code, said, _ = run(capfd, "r.yaml", fix=True, format="json")
+    (one,) = json.loads(said)["recipes"]
+    assert code == 1 and [found["message"] for found in one["diagnostics"]] == ["`seed` must be a whole number from 0, it is the text `y`"]
+    assert one["fixed"] == [
+        {
+            **{"code": "MC101", "message": "a recipe has no key `nam`"},
+            "fixes": [{"file": "r.yaml", "line": 2, "column": 1, "end_column": 4, "was": "nam", "text": "name"}],
+        }
+    ]
+
+
+def test_fix_prints_an_override_as_it_should_be(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capfd, "base_of_all.yaml", "+run.steps=2", "components.acter.group=train", "+vars.x=a b", fix=True)
+    assert code == 1 and err == "override 2 should be: components.actor.group=train\n"
+    assert (folder / "base_of_all.yaml").read_text() == (GOLDEN / "base_of_all.yaml").read_text()
+
+
+def test_fix_changes_own_files_only(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    home, away = folder / "home", folder / "away"
+    (home / "conf" / "layout").mkdir(parents=True)
+    away.mkdir()
+    for name in ("base_of_all.yaml", "arithmetic.py"):
+        (folder / name).rename(home / name)
+    (home / "conf" / "layout" / "own.yaml").write_text("fsdp: 4\n")
+    (away / "linked.yaml").write_text("vars: {n: 1}\nnam: x\n")
+    (home / "linked.yaml").symlink_to(away / "linked.yaml")
+    (home / "r.yaml").write_text("defaults: [./base_of_all, ./linked, layout@components.actor.parallel: own, _self_]\nsed: 3\n")
+    code, _, err = run(capfd, "home/r.yaml", fix=True)
+    assert code == 1 and (home / "conf" / "layout" / "own.yaml").read_text() == "fsdp_size: 4\n"
+    assert (home / "r.yaml").read_text().endswith("\nseed: 3\n") and (away / "linked.yaml").read_text() == "vars: {n: 1}\nnam: x\n"
+    assert "not fixed home/linked.yaml:2:1: `nam` -> `name`: the file is not in the folder of home/r.yaml" in err
+
+
+def test_fix_goes_through_a_link_that_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "real").mkdir()
+    (folder / "real" / "r.yaml").write_text("defaults: [./base_of_all, _self_]\nnam: x\n")
+    (folder / "link.yaml").symlink_to("real/r.yaml")
+    assert run(capfd, "link.yaml", fix=True)[0] == 0
+    assert (folder / "link.yaml").is_symlink() and (folder / "real" / "r.yaml").read_text().endswith("\nname: x\n")
+
+
+def test_what_cannot_be_written_is_said_and_stays_wrong(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (folder / "r.yaml").write_text("nam: x\n")
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    code, said, err = run(capfd, "r.yaml", fix=True)
+    assert code == 1 and "has no key `nam`" in said and err.startswith("error: `") and "cannot be written: no space left on device" in err
+    assert (folder / "r.yaml").read_text() == "nam: x\n" and "fixed " not in err.replace("not fixed", "")
+
+
+def test_a_file_that_somebody_else_changes_is_left_alone(folder: Path) -> None:
+    (folder / "r.yaml").write_text("nam: x\n")
+
+    def looks(held: Mapping[str, bytes]) -> Looked:
+        found = look("r.yaml", [], held)
+        if held:
+            (folder / "r.yaml").write_text("nam: y\n")
+        return found
+
+    looked, done = fix("r.yaml", looks, {})
+    assert done == () and looked.code == 1 and (folder / "r.yaml").read_text() == "nam: y\n"
+
+
+def test_fix_of_standard_input_prints_its_text() -> None:
+    done = meshctl("-", "--fix", data=WRONG.encode())
+    assert done.returncode == 0 and done.stdout == FIXED.encode()
+    first, *_, last = done.stderr.splitlines()
+    assert first == b"fixed <stdin>:3:18: `rank` -> `ranks`" and last.startswith(b"ok: arithmetic: 2 groups")
+    for data in (b"\xff", b"a: [", (GOLDEN / "base_of_all.yaml").read_bytes()):
+        assert meshctl("-", "--fix", data=data).stdout == data
+    assert meshctl("-", "--fix", data=b"#" * (2 << 20)).stdout == b""  # half of it would be worse than nothing
+
+
+def test_the_recipe_of_a_run_is_not_fixed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ready = plan_of("base_of_all.yaml", [])
+    run_dir = RunDir.create(folder, "arithmetic", "now")
+    run_dir.write_start(Start(ready.path))
+    run_dir.recipe.write_text(ready.composed + "sed: 1\n")
+    run_dir.plan.write_text(ready.plan.to_json())
+    code, _, err = run(capfd, "arithmetic/now", fix=True)
+    assert code == 1 and ": a run keeps its recipe\n" in err and run_dir.recipe.read_text().endswith("sed: 1\n")
+
+
+def test_source_that_is_huge_is_not_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with open(folder / "arithmetic.py", "wb") as file:
+        file.truncate(1 << 40)
+    code, said, _ = run(capfd, "base_of_all.yaml", format="concise")
+    assert code == 0 and said.count("MC504 note: ") == 3 and "arithmetic.py` is larger than 4 MiB" in said

@@ -145,6 +145,8 @@ groups:
 """
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "train.py").touch()
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "main.py").touch()
     (tmp_path / "recipe.yaml").write_text(text)
     loaded = load("recipe.yaml", [], tmp_path)
     assert not loaded.report.diagnostics

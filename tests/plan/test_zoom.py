@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -125,11 +126,22 @@ def test_what_only_the_run_decides_is_said() -> None:
 
 
 def test_a_value_that_is_no_batch_comes_from_all_speakers() -> None:
-    plan = plan_of("two_nodes.yaml", "pipeline.scored.collect=mean", "pipeline.scored.dispatch=all", "pipeline.advantages.execute=all")
+    plan = plan_of("two_nodes.yaml", "pipeline.scored.dispatch=all", "pipeline.advantages.execute=all")
+    stages = tuple(replace(stage, collect="mean") if stage.name == "scored" else stage for stage in plan.stages)
+    plan = replace(
+        plan, stages=stages, routes=tuple(replace(route, collect="mean") if route.source == "scored" else route for route in plan.routes)
+    )
     zoom = of_rank(plan, topology(plan), "judge", 0)
     route = next(route for route in zoom.routes if route.route == "scored -> advantages.batch" and not route.gives)
     assert (route.partners, route.exchanges[0].ranks.first, route.exchanges[0].samples, route.total) == (1, (0, 1, 2), None, 0)
     assert next(stage for stage in zoom.stages if stage.stage == "advantages").total == 512  # of its other input
+
+
+def test_where_samples_are_not_counted_some_of_the_ranks_take_part() -> None:
+    counted, not_counted = ({route.route: route for route in of("two_nodes.yaml", "train", 1, samples=n).routes} for n in (64, 0))
+    assert not any(route.some for route in counted.values() if route.kind == "data" and route.total)
+    unsure = {name for name, route in not_counted.items() if route.some}
+    assert unsure and all(not not_counted[name].total and counted[name].exchanges[0].samples for name in unsure)
 
 
 def test_weights_may_come_from_every_rank() -> None:
@@ -190,7 +202,7 @@ def test_virtual_stages_make_the_pipeline_a_ring() -> None:
 def test_the_names_of_its_devices_are_those_that_the_recipe_says() -> None:
     zoom = of("two_nodes.yaml", "rollout", 1, "+groups.rollout.visible_devices=[7,6,5,4,3,2,1,0]")
     assert (zoom.devices, zoom.visible_devices, zoom.program) == ((2, 3), ("5", "4"), "")
-    assert of("two_nodes.yaml", "spare", 0).program == "-m watch --every 5"
+    assert of("two_nodes.yaml", "spare", 0).program == "-m timeit --every 5"
 
 
 # Components, dims, nodes

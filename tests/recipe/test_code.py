@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.recipe.code import Class, Code, Constructor, NotFound, Unread
+from meshctl.recipe.code import Class, Code, NoClass, NotFound, Unread
+from meshctl.recipe.signature import Hint, Signature
 
 FILES = {
     "plain.py": """
@@ -76,15 +77,16 @@ def test_a_component_and_its_endpoints(code: Code) -> None:
     assert set(found.endpoints) == {"go"}
     go = found.endpoints["go"]
     assert (go.dispatch, go.collect, go.execute) == ("slice_dp", "mean", "first")
-    assert go.parameters == ("batch", "extra", "scale")
-    assert found.constructor == Constructor()
+    assert go.signature.by_name == ("batch", "extra", "scale")
+    assert found.constructor == Signature()
 
 
 def test_names_are_followed_through_packages_imports_and_bases(code: Code) -> None:
     kitchen = code.find("house.Kitchen")
     assert isinstance(kitchen, Class) and kitchen.is_component
     assert set(kitchen.endpoints) == {"stand"}
-    assert kitchen.constructor == Constructor(("size", "depth"), ("size",), True)
+    takes = kitchen.constructor
+    assert takes and (takes.by_name, takes.required, takes.any_name) == (("size", "depth"), ("size",), True)
     for target in ("house.rooms.Bath", "plain.Aliased", "plain.Other", "plain.Either", "generic.G"):
         found = code.find(target)
         assert isinstance(found, Class) and found.is_component, target
@@ -113,6 +115,112 @@ def test_what_is_not_there(code: Code) -> None:
 def test_a_dataclass_has_a_constructor_that_cannot_be_told(code: Code) -> None:
     found = code.find("data.D")
     assert isinstance(found, Class) and found.constructor is None
+
+
+SIGNATURES = """
+    from __future__ import annotations
+    import abc
+    import typing as t
+    from typing import Any, Literal, Optional
+    import meshctl
+    from meshctl import Batch, Component, endpoint
+
+    class Takes(Component):
+        def __init__(self, a: int, /, b: "str" = "", *more: int, c: float = None, d: Optional[bool] = None, e: Literal["x", 3] | None,
+                     f: list[int], g: t.Mapping[str, Any], h: Any, i: Unknown, j: int | Unknown, k: dict = {}, **rest: int) -> None: ...
+
+        @endpoint
+        def named(self, batch: Batch, *, numbers: range) -> meshctl.Batch | None: ...
+
+        @endpoint("mean", colect="sum", dispatch=MODE)
+        def wrong(self, batch) -> dict[str, float]:
+            self.log({"a": 1, "deep": {"b": 2, key: 3}, **rest})
+            return {"loss": 1.0}
+
+        async def later(self): ...
+
+        same = named
+
+    class Shape(Component, abc.ABC):
+        @abc.abstractmethod
+        def area(self): ...
+        @abc.abstractmethod
+        def name(self): ...
+
+    class Square(Shape):
+        def area(self): ...
+
+    class Whole(Square):
+        def name(self): ...
+
+    def function(): ...
+"""
+
+
+@pytest.fixture
+def signatures(tmp_path: Path) -> Code:
+    from textwrap import dedent
+
+    (tmp_path / "sig.py").write_text(dedent(SIGNATURES))
+    return Code((str(tmp_path),))
+
+
+def test_what_a_constructor_takes(signatures: Code) -> None:
+    found = signatures.find("sig.Takes")
+    assert isinstance(found, Class) and found.constructor
+    takes = found.constructor
+    assert takes.by_position == ("a", "b") and takes.more and takes.any_name
+    assert takes.by_name == ("b", "c", "d", "e", "f", "g", "h", "i", "j", "k")
+    assert takes.required == ("a", "e", "f", "g", "h", "i", "j")
+    assert {name: (sorted(hint.kinds), hint.words) for name, hint in takes.hints.items()} == {
+        "a": (["int"], ()),
+        "b": (["text"], ()),
+        "c": (["float", "nothing"], ()),
+        "d": (["bool", "nothing"], ()),
+        "e": (["nothing"], ("x", 3)),
+        "f": (["list"], ()),
+        "g": (["mapping"], ()),
+        "k": (["mapping"], ()),
+    }
+
+
+def test_what_endpoints_take_give_and_log(signatures: Code) -> None:
+    found = signatures.find("sig.Takes")
+    assert isinstance(found, Class)
+    named, wrong = found.endpoints["named"], found.endpoints["wrong"]
+    assert {name: set(hint.kinds) for name, hint in named.signature.hints.items()} == {"batch": {"batch"}, "numbers": {"range"}}
+    assert named.signature.gives and named.signature.gives.kinds == {"batch", "nothing"}
+    assert wrong.signature.gives and wrong.signature.gives.kinds == {"mapping"}
+    assert wrong.strange == ("colect", "") and wrong.unread == "dispatch"
+    assert wrong.metrics == ("loss", "a", "deep/b")
+    assert found.awaited == {"later"} and found.made == {"same"}
+
+
+def test_what_no_object_can_be_made_of(signatures: Code) -> None:
+    unwritten = {
+        name: found.unwritten for name in ("Shape", "Square", "Whole") if isinstance(found := signatures.find(f"sig.{name}"), Class)
+    }
+    assert unwritten == {"Shape": ("area", "name"), "Square": ("name",), "Whole": ()}
+    assert signatures.find("sig.function") == NoClass("a function")
+
+
+VALUES = [
+    (3, {"int", "float"}),
+    (3.5, {"float"}),
+    (True, {"bool"}),
+    ("x", {"text"}),
+    (None, {"nothing"}),
+    ([1], {"list"}),
+    ({}, {"mapping"}),
+]
+
+
+@pytest.mark.parametrize(("value", "kinds"), VALUES)
+def test_which_values_a_hint_takes(value: object, kinds: set[str]) -> None:
+    for kind in ("int", "float", "bool", "text", "nothing", "list", "mapping", "batch"):
+        assert Hint(frozenset({kind})).takes(value) == (kind in kinds)
+    assert Hint(words=("x", 3)).takes(value) == (value in ("x", 3))
+    assert Hint(frozenset({"int"})).takes("${oc.env:X}")
 
 
 def test_the_first_folder_wins(tmp_path: Path) -> None:

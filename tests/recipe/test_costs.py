@@ -73,7 +73,7 @@ def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> N
             assert warned[kind].startswith(f"{len(idle)} of {total} {kind} devices ")
             first = warned[kind].split(": ")[1]
             node = facts.placed.cluster.node_of(kind, idle[0])
-            assert re.match(rf"(all )?\d+(-\d+)? of nodes? {node}\b", first)
+            assert re.match(rf"(all |number )?\d+(-\d+)? of nodes? {node}\b", first)
 
 
 def test_what_cluster_does_not_say_does_not_idle() -> None:
@@ -292,6 +292,8 @@ def test_groups_on_other_devices_are_not_judged() -> None:
     recipe["groups"] = {"train": devices, "apart": {**devices, "colocate": "train"}}
     (found,) = moves(facts_of(recipe))
     assert found.help == "nearest that keeps them: `order: [dp, fsdp, pp, cp, tp]` in `critic`"
+    recipe["groups"]["apart"]["ranks"] = 32  # more than there are: an error of its own
+    assert not list(moves(facts_of(recipe)))
 
 
 @pytest.mark.parametrize(

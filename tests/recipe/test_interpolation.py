@@ -53,19 +53,49 @@ WRONG = [
     ("a: ${}", "MC212"),
     ("a: ${.....b}", "MC212"),
     ("a: ${b", "MC212"),
-    ("b: ???\na: ${b}", "MC212"),
     ("a: ${a}", "MC213"),
     ("a: {b: '${a}'}", "MC213"),
     ("a: ${eval:1}", "MC214"),
     ("a: ${hydra:runtime.cwd}", "MC214"),
     ("a: ${oc.env:NOT_THERE}", "MC215"),
     ("a: {b: 1}\nc: x${a}", "MC218"),
+    ("a: [1]\nc: x${a}", "MC218"),
+    ("a: null\nc: x${a}", "MC218"),
+    ("a: ${oc.env}", "MC222"),
+    ("a: ${oc.env:}", "MC222"),
+    ("a: ${oc.env:A,B,C}", "MC222"),
+    ("a: ${oc.select:}", "MC222"),
+    ("a: ${b}\nb: ${c}\nc: ${a}\nd: x ${a}", "MC213"),
+    ("a: ${nope}\nb: ${a}\nc: x${b}", "MC212"),
+    ("a: {b: '${nope}'}\nc: ${a}", "MC212"),
+    ("vars: {a: '${oc.env:NOT_THERE}'}\nrun: {steps: '${vars.a}'}", "MC215"),
 ]
 
 
 @pytest.mark.parametrize(("text", "code"), WRONG)
 def test_what_is_wrong_is_said(text: str, code: str) -> None:
     assert resolved(text)[1] == [code]
+
+
+def test_a_value_still_to_be_given_is_said_where_it_is_missing() -> None:
+    assert resolved("a: ???\nb: ${a}\nc: x${b}")[1] == []
+
+
+def test_a_circle_is_one_mistake_with_a_place_for_each_of_its_values() -> None:
+    tree = read(b"x: ${a}\na: ${b}\nb: ${a}", "x.yaml").tree
+    assert tree is not None
+    (found,) = resolve(tree, {}, scalar)[1]
+    assert found.message == "this refers to itself: a -> b -> a"
+    assert [(span.line, span.says) for span in (found.primary, *found.seconds) if span] == [(2, ""), (3, "which refers to `a`")]
+
+
+def test_the_environment_of_vars_is_left_to_those_who_use_it() -> None:
+    value, codes = resolved("""
+vars: {token: "${oc.env:NOT_THERE}", unused: "${oc.env:NOT_THERE}"}
+components: {a: {args: {token: "${vars.token}"}}}
+""")
+    assert not codes
+    assert value["components"]["a"]["args"]["token"] == "${oc.env:NOT_THERE}"
 
 
 def test_the_environment_is_left_to_the_worker() -> None:

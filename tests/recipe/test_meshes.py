@@ -112,8 +112,8 @@ def test_shipped_layouts_fit_and_say_what_they_are(path: Path, tmp_path: Path) -
     text = path.read_text()
     assert text.startswith("# ") and text.splitlines()[0].endswith(".")
     (tmp_path / "recipe.yaml").write_text(
-        "groups: {train: {ranks: 16, device_type: cpu}}\ncomponents: {actor: {_target_: arithmetic.Actor, group: train}}\n"
-        "pipeline: {one: {call: actor.update, samples: 16}}\n"
+        "groups: {train: {ranks: 16, device_type: cpu}}\ncomponents: {actor: {_target_: arithmetic.Prompts, group: train}}\n"
+        "pipeline: {one: {call: actor.next, samples: 16}}\n"
     )
     loaded = load("recipe.yaml", [f"layout@components.actor.parallel={path.stem}"], tmp_path, path=(str(GOLDEN),))
     assert not loaded.report.errors and loaded.recipe.components["actor"].parallel

@@ -215,8 +215,10 @@ def test_overrides_say_devices(overrides: list[str], expected: Cluster) -> None:
         (["cluster.nodes=3", "cluster.devices_per_node=[8,4]"], "`devices_per_node` lists 2 nodes, the cluster has 3"),
         (["cluster.devices_per_node={gpu: [8,4], npu: [1]}"], "`devices_per_node.npu` lists 1 node, the cluster has 2"),
         (["cluster.devices_per_node=8", "cluster.devices_per_node.cuda=8"], "`cluster.devices_per_node` is one value, it has no keys"),
+        (["groups.train={ranks: 2, device_type: mps}"], "group `train` wants a second mps device of a machine, and a machine has one"),
+        (["groups.train={ranks: [1], device_type: mps}"], "group `train` wants a second mps device of a machine, and a machine has one"),
         (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
-        (["groups.train={ranks: [0, true], device_type: cuda}"], "`ranks` must be the number of a device, from 0, it is True"),
+        (["groups.train={ranks: [0, true], device_type: cuda}"], "`ranks` must be the number of a device, from 0, it is true"),
     ],
 )
 def test_wrong_placements(overrides: list[str], message: str) -> None:

@@ -89,7 +89,7 @@ def test_a_value_that_was_wrong_is_known_to_be() -> None:
 
 def test_text_of_the_environment_is_read_as_what_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
-        "groups: {a: {ranks: '${oc.env:N}', device_type: cpu, program: {module: x}}}\nrun: {grace: '${oc.env:G,1.5}'}\n"
+        "groups: {a: {ranks: '${oc.env:N}', device_type: cpu, program: {module: timeit}}}\nrun: {grace: '${oc.env:G,1.5}'}\n"
     )
     loaded = load("r.yaml", [], tmp_path, environ={"N": "3"})
     assert not loaded.report.diagnostics

@@ -181,7 +181,7 @@ def test_every_value_knows_its_place(tmp_path: Path) -> None:
         "vars.paint.size": ("recipe.yaml", 5, 17, 1),
         "vars.list.0": ("override 1", 1, 13, 1),
         "vars.list.1": ("recipe.yaml", 6, 14, 3),
-        "vars.new.a": ("override 2", 1, 11, 6),
+        "vars.new.a": ("override 2", 1, 15, 1),
     }
     size = tree.at(("vars", "paint", "size"))
     assert size is not None and size.was is not None and (size.was.value, size.was.span.file) == (2, "paint/red.yaml")

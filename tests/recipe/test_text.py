@@ -1,14 +1,17 @@
 """Reading YAML: OmegaConf's scalars, places, and hazards as diagnostics."""
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
 
+from meshctl.recipe.measure import MAX_DEPTH, MAX_NODES
 from meshctl.recipe.nodes import plain
-from meshctl.recipe.text import dump, read, scalar
+from meshctl.recipe.text import _scalars, dump, read, scalar
 
 TEXTS = [
     "1e3",
@@ -67,10 +70,21 @@ HAZARDS = {
     "wrong tag": (b"a: !!int seven\n", "MC006", (1, 4)),
     "boolean key": (b"on: 1\n", "MC008", (1, 1)),
     "mapping as key": (b"? {a: 1}\n: 2\n", "MC008", (1, 3)),
-    "alias to an ancestor": (b"a: &x\n  b: *x\n", "MC007", (1, 4)),
+    "alias to an ancestor": (b"a: &x\n  b: *x\n", "MC007", (2, 6)),
+    "merge of no mapping": (b"a: {<<: 3}\n", "MC009", (1, 9)),
+    "merge of a list with no mapping in it": (b"a: &x {b: 1}\nc: {<<: [*x, 3]}\n", "MC009", (2, 14)),
+    "two merges": (b"a: &x {b: 1}\nc: {<<: *x, <<: *x}\n", "MC005", (2, 13)),
+    "equals sign": (b"a: =\n", "MC006", (1, 4)),
+    "control character": (b"a: 1\nb: x\x01\n", "MC003", (2, 5)),
+    "form feed": (b"a: 1 # x\x0cy\n", "MC003", (1, 9)),
+    "UTF-16": ("a: 1".encode("utf-16-le"), "MC003", (1, 2)),
+    "indented below a value": (b"a: 1\n  b: 2\n", "MC003", (2, 3)),
+    "no space after the colon": (b"a: {b:{c: 1}}\n", "MC003", (1, 6)),
+    "a number without end": (b"a: " + b"9" * 5000 + b"\n", "MC006", (1, 4)),
+    "a sexagesimal number without end": (b"a: 1" + b":1" * 50_000 + b"\n", "MC006", (1, 4)),
     "unknown alias": (b"a: *x\n", "MC003", (1, 4)),
     "two documents": (b"a: 1\n---\nb: 2\n", "MC003", (2, 1)),
-    "not closed": (b"a: [1, 2\n", "MC003", None),
+    "not closed": (b"a: [1, 2\n", "MC003", (1, 4)),
     "bare question marks in brackets": (b"a: [b: ???]\n", "MC003", (1, 8)),
 }
 
@@ -86,16 +100,39 @@ def test_hazards_are_diagnostics(name: str) -> None:
         assert (found[0].primary.line, found[0].primary.column) == place
 
 
-def test_an_alias_bomb_is_cut_short() -> None:
-    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    result = read("\n".join(levels).encode(), "x.yaml")
-    assert [one.code for one in result.found] == ["MC007"]
+BOMBS = {
+    "lists": "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),
+    "mappings": "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}" for n in range(1, 20_000)),
+    "merges": "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)),
+    "one long list": f"a: &a [{'x,' * 15_000}]\nb: [*a, *a]",
+    "too many values": f"a: [{'x,' * 20_000}]",
+    "deep brackets": "a: " + "[" * 500_000,
+    "deep braces": "a: " + "{b: " * 5000 + "1" + "}" * 5000,
+    "deep dashes": "a:\n" + "- " * 5000 + "x",
+    "deep keys": "? " * 5000 + "x",
+    "deep by aliases": "a0: &a0 [1]\n" + "\n".join(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 70)),
+}
 
 
-def test_deep_nesting_is_cut_short() -> None:
-    for data in (b"[" * 5000 + b"]" * 5000, b"a: " + b"{b: " * 300 + b"1" + b"}" * 300):
-        assert {one.code for one in read(data, "x.yaml").found} <= {"MC007", "MC003"}
-        assert read(data, "x.yaml").found
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_unfolds_to_too_much_is_refused_before_it_is_built(name: str) -> None:
+    result = read(BOMBS[name].encode(), "x.yaml")
+    assert [one.code for one in result.found] == ["MC010"] and result.tree is None
+
+
+def test_what_is_just_within_the_limits_is_read() -> None:
+    for data in (
+        f"a: [{'x,' * (MAX_NODES - 3)}]",
+        "a: " + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1),
+        f"a: &a [{'x,' * 5000}]\nb: [*a, *a]",
+    ):
+        assert not read(data.encode(), "x.yaml").found
+
+
+def test_after_a_key_is_given_twice_both_mappings_are_looked_at() -> None:
+    result = read(b"a: {x: 1}\na: {y: 2}\n", "x.yaml")
+    assert result.tree is not None and plain(result.tree) == {"a": {"x": 1, "y": 2}}
+    assert [one.code for one in result.found] == ["MC005"]
 
 
 def test_merge_keys_are_read() -> None:
@@ -112,3 +149,17 @@ def test_a_byte_order_mark_is_accepted() -> None:
 @given(st.one_of(st.binary(max_size=60), st.text(alphabet="ab:-[]{}&*!?|>'\"%@`# \t\n,.~<\\\x00\x85\u2028é", max_size=40).map(str.encode)))
 def test_nothing_raises(data: bytes) -> None:
     read(data, "x.yaml")
+
+
+@given(
+    st.text(st.sampled_from("+-.0123456789_eE:infNANaxob~"), max_size=12)
+    | st.sampled_from(["1e3", "2026-11-21", "1_0.5", "yes"])
+)
+def test_scalars_are_told_as_omegaconf_does(word: str) -> None:
+    theirs = get_yaml_loader().yaml_implicit_resolvers
+
+    def kind(resolvers: dict[str, list[tuple[str, re.Pattern[str]]]]) -> str:
+        found = [*resolvers.get(word[:1], ()), *resolvers.get(None, ())]  # type: ignore[call-overload]
+        return next((tag for tag, pattern in found if pattern.match(word)), "text")
+
+    assert kind(_scalars()) == kind(theirs)

@@ -8,11 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.rules import components, costs, groups, meshes, moves, pipeline
+from meshctl.recipe.rules import (
+    arguments,
+    batches,
+    calls,
+    components,
+    costs,
+    groups,
+    hardware,
+    meshes,
+    metrics,
+    models,
+    moves,
+    pipeline,
+    schedule,
+)
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
-RULES: tuple[Rule, ...] = (*groups.RULES, *meshes.RULES, *components.RULES, *pipeline.RULES, *costs.RULES, *moves.RULES)
+SUBJECTS = (groups, hardware, meshes, models, components, arguments, pipeline, calls, batches, schedule, metrics, costs, moves)
+RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

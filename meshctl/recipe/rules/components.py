@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.code import Class, NotFound, Unread
+from meshctl.recipe.code import Class, Code, NoClass, NotFound, Unread
+from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.words import did_you_mean, listed, nearest
+from meshctl.recipe.words import did_you_mean, listed
 
 
 def known_group(facts: Facts) -> Iterator[Diagnostic]:
@@ -15,7 +16,8 @@ def known_group(facts: Facts) -> Iterator[Diagnostic]:
         if component.group and not facts.names("groups", component.group) and facts.right("components", name, "group"):
             help = did_you_mean(component.group, facts.recipe.groups)
             span = facts.value("components", name, "group")
-            yield Diagnostic("MC500", f"component `{name}` runs on the group `{component.group}`, which there is not", span, help=help)
+            message = f"component `{name}` runs on the group `{component.group}`, which there is not"
+            yield Diagnostic("MC500", message, span, help=help, fixes=renamed(span, component.group, facts.recipe.groups))
 
 
 def known_class(facts: Facts) -> Iterator[Diagnostic]:
@@ -28,6 +30,13 @@ def known_class(facts: Facts) -> Iterator[Diagnostic]:
         elif isinstance(found, Unread):
             message = f"`{target}` cannot be {'imported' if found.broken else 'checked'}: {found.why}"
             yield Diagnostic("MC507", message, span) if found.broken else Diagnostic("MC504", message, span, severity="note")
+        elif isinstance(found, NoClass):
+            yield Diagnostic(
+                "MC503", f"`{target}` is {found.what}, not a class", span, help="name a class that derives from meshctl.Component"
+            )
+        elif found.unwritten:
+            message = f"`{target}` is abstract: {listed(found.unwritten)} {'is' if len(found.unwritten) == 1 else 'are'} not written"
+            yield Diagnostic("MC509", message, span, help="name a class that derives from it and writes them")
         elif found.is_component is False:
             help = "derive it from meshctl.Component"
             yield Diagnostic("MC503", f"`{target}` is not a Component", span, help=help)
@@ -43,38 +52,17 @@ def _missing(target: str, found: NotFound) -> str:
 
 
 def _where(facts: Facts, target: str, found: NotFound) -> str:
+    if found.has_module and target.endswith(".py"):
+        return f"name a class of it: {listed(f'{found.module}.{name}' for name in found.names)}"
+    if not found.has_module and _is_class(facts.code, target.rpartition(".")[0]):
+        return f"did you mean `{target.rpartition('.')[0]}`?"
     if found.has_module:
         return did_you_mean(target.rpartition(".")[2], found.names)
     return f"looked in {listed(facts.code.own)}, and among what is installed"
 
 
-def known_arguments(facts: Facts) -> Iterator[Diagnostic]:
-    """`args` are what the constructor takes."""
-    for name, found in facts.classes.items():
-        if (
-            not isinstance(found, Class)
-            or found.constructor is None
-            or found.is_component is False
-            or not facts.right("components", name, "args")
-        ):
-            continue
-        given, takes = facts.recipe.components[name].args, found.constructor
-        for key in given:
-            if key not in takes.parameters and not takes.takes_any:
-                left = [parameter for parameter in takes.parameters if parameter not in given]
-                help = f"did you mean `{near}`?" if (near := nearest(key, left)) else _takes(takes.parameters)
-                yield Diagnostic(
-                    "MC505", f"`{found.target}` takes no argument `{key}`", facts.key("components", name, "args", key), help=help
-                )
-        unknown = not takes.takes_any and any(key not in takes.parameters for key in given)
-        missing = [parameter for parameter in takes.required if parameter not in given]
-        if missing and not unknown:
-            span = facts.key("components", name, "args")
-            yield Diagnostic("MC506", f"`{found.target}` needs {listed(missing)}", span, help="say it below `args`")
+def _is_class(code: Code, target: str) -> bool:
+    return "." in target and isinstance(code.find(target), Class)
 
 
-def _takes(parameters: tuple[str, ...]) -> str:
-    return f"it takes {listed(parameters)}" if parameters else "its constructor takes none"
-
-
-RULES = (known_group, known_class, known_arguments)
+RULES = (known_group, known_class)

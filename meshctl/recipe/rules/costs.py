@@ -73,12 +73,12 @@ def _takes(facts: Facts, group: DeviceGroup) -> Span:
 
 
 def _where(idle: Runs, cluster: Cluster, kind: str) -> str:
-    """`4-7 of node 0, all 8 of nodes 2-5`."""
+    """`4-7 of node 0, number 3 of node 1, all 8 of nodes 2-5`."""
     pieces = [piece for start, stop in idle for piece in cluster.pieces(kind, start, stop)]
     said = []
     for piece in pieces[:SHOWN]:
         whole = piece.each == cluster.devices_on(kind, piece.first_node)
-        numbers = f"all {piece.each}" if whole else _span(piece.number, piece.each)
+        numbers = f"all {piece.each}" if whole else "number " * (piece.each == 1) + _span(piece.number, piece.each)
         said.append(f"{numbers} of {'node' if piece.nodes == 1 else 'nodes'} {_span(piece.first_node, piece.nodes)}")
     return ", ".join([*said, *(["..."] if len(pieces) > SHOWN else [])])
 

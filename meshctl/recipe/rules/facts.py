@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from meshctl.diagnostics import Span
 from meshctl.mesh import DeviceMesh
-from meshctl.recipe.code import Class, Code, Endpoint, NotFound, Unread
+from meshctl.recipe.code import Class, Code, Endpoint, Found
+from meshctl.recipe.configs import Config, config
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Stage
 from meshctl.recipe.placement import NoMesh, Placed, mesh_of, node_counts, place
 from meshctl.recipe.read import Read
@@ -19,6 +20,8 @@ class Facts:
     read: Read
     written: Written
     code: Code
+    configs: dict[str, Config] = field(default_factory=dict)
+    """By the path that the recipe says; filled on use."""
 
     @property
     def recipe(self) -> Recipe:
@@ -28,8 +31,8 @@ class Facts:
         return self.read.right(*path)
 
     def names(self, *path: str) -> bool:
-        """Whether something of this name was written, however wrong."""
-        return self.written.node(*path) is not None
+        """Whether something of this name was written, however wrong, or could have been: nobody knows what a wrong mapping names."""
+        return self.written.node(*path) is not None or not self.read.stands(*path[:-1])
 
     def value(self, *path: str) -> Span:
         return self.written.value(*path)
@@ -47,7 +50,7 @@ class Facts:
         return place(self.recipe) if sized and right and self.right("cluster") else None
 
     @cached_property
-    def classes(self) -> dict[str, Class | NotFound | Unread]:
+    def classes(self) -> dict[str, Found]:
         """What each component's `_target_` leads to."""
         return {name: self.code.find(component.target) for name, component in self.recipe.components.items() if component.target}
 
@@ -62,6 +65,17 @@ class Facts:
         """The defaults that hold for a stage: its method's, or the design's where that cannot be read."""
         found = self.class_of(stage.component)
         return (found.endpoints.get(stage.method) if found else None) or Endpoint()
+
+    def config(self, path: str) -> Config:
+        """A model's config file, read once."""
+        if path not in self.configs:
+            self.configs[path] = config(path, self.code.own)
+        return self.configs[path]
+
+    @property
+    def sources(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """(file, its lines) of the config files that were read."""
+        return tuple((found.name, found.lines) for found in self.configs.values() if found.lines)
 
     def group_of(self, component: Component) -> DeviceGroup | None:
         return self.recipe.groups.get(component.group)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.folders import files, is_file
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.folders import files, is_dir, is_file
 from meshctl.recipe.model import DEVICE_ALIASES, DeviceGroup
-from meshctl.recipe.placement import Runs, least, most_on_a_node, node_counts, shared, torn
+from meshctl.recipe.placement import Placed, Runs, least, most_on_a_node, node_counts, shared, torn
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.words import counted, did_you_mean, listed, nearest
 
@@ -113,7 +114,8 @@ def known_host(facts: Facts) -> Iterator[Diagnostic]:
         host = groups.get(group.colocate)
         if host is None and not facts.names("groups", group.colocate):
             help = did_you_mean(group.colocate, [other for other in groups if other != name])
-            yield Diagnostic("MC305", f"there is no group `{group.colocate}` to share devices with", span, help=help)
+            message, fixes = f"there is no group `{group.colocate}` to share devices with", renamed(span, group.colocate, [*groups])
+            yield Diagnostic("MC305", message, span, help=help, fixes=fixes)
         elif host is None:
             continue
         elif _circle(name, groups):
@@ -145,7 +147,7 @@ def disjoint(facts: Facts) -> Iterator[Diagnostic]:
     placed = [group for group in facts.recipe.groups.values() if group.device_type != "cpu"]
     own = [group for group in placed if not (group.colocate and isinstance(group.ranks, int))]
     for one, other in combinations(own, 2):
-        if one.device_type != other.device_type or _host(facts, one) == _host(facts, other):
+        if one.device_type != other.device_type or host_of(facts, one) == host_of(facts, other):
             continue
         device = shared(facts.placed.devices[one.name], facts.placed.devices[other.name])
         if device is not None:
@@ -155,7 +157,7 @@ def disjoint(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC307", message, facts.value("groups", other.name, "ranks"), (says,), help)
 
 
-def _host(facts: Facts, group: DeviceGroup) -> str:
+def host_of(facts: Facts, group: DeviceGroup) -> str:
     """The group at the end of a chain of `colocate`."""
     seen = [group.name]
     while group.colocate in facts.recipe.groups and group.colocate not in seen:
@@ -176,6 +178,20 @@ def enough_devices(facts: Facts) -> Iterator[Diagnostic]:
         where, help = _hardware(facts, group.device_type)
         message = f"group `{name}` wants {wants}, the cluster has {has}"
         yield Diagnostic("MC309", message, facts.value("groups", name, "ranks"), (where,), help)
+
+
+def one_mps_each(facts: Facts) -> Iterator[Diagnostic]:
+    """No machine has a second mps device, whatever the cluster is said to have."""
+    if facts.placed is None:
+        return
+    for name, group in facts.recipe.groups.items():
+        if group.device_type != "mps" or name in facts.placed.beyond:
+            continue
+        pieces = (piece for run in facts.placed.devices[name] for piece in facts.placed.cluster.pieces("mps", *run))
+        if any(piece.number + piece.each > 1 for piece in pieces):
+            message = f"group `{name}` wants a second mps device of a machine, and a machine has one"
+            help = "say `cluster: {nodes: N, devices_per_node: {mps: 1}}`, or `device_type: cpu`"
+            yield Diagnostic("MC309", message, facts.value("groups", name, "ranks"), help=help)
 
 
 def _several_types(facts: Facts) -> bool:
@@ -201,13 +217,23 @@ def enough_visible(facts: Facts) -> Iterator[Diagnostic]:
     if facts.placed is None:
         return
     for name, group in facts.recipe.groups.items():
-        if not group.visible_devices or group.device_type == "cpu" or name in facts.placed.beyond:
+        if not group.visible_devices or group.device_type == "cpu" or name in facts.placed.beyond or _misnamed(group):
             continue
-        most = most_on_a_node(facts.placed.devices[name], facts.placed.cluster, group.device_type)
-        if len(group.visible_devices) < most:
+        if most := too_few_visible(facts.placed, group):
             says = facts.value("groups", name, "ranks").with_word(f"`{name}` takes {counted(most, 'device')} of a node")
             message = f"`visible_devices` names {counted(len(group.visible_devices), 'device')}, group `{name}` takes {most} of a node"
             yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), (says,))
+
+
+def too_few_visible(placed: Placed, group: DeviceGroup) -> int:
+    """How many devices it takes on some node, where its `visible_devices` are fewer; else 0."""
+    most = most_on_a_node(placed.devices[group.name], placed.cluster, group.device_type)
+    return most if group.visible_devices and len(group.visible_devices) < most else 0
+
+
+def _misnamed(group: DeviceGroup) -> bool:
+    """Whether some of its `visible_devices` are no names; who knows how many they are then."""
+    return not all(re.fullmatch(NAMES.get(group.device_type, ".*"), name) for name in group.visible_devices)
 
 
 def names_of_devices(facts: Facts) -> Iterator[Diagnostic]:
@@ -242,15 +268,31 @@ def known_script(facts: Facts) -> Iterator[Diagnostic]:
     """A program is looked for where it runs, beside the recipe and in the working directory."""
     for name, group in facts.recipe.groups.items():
         program = group.program
+        own = [Path(folder) for folder in facts.code.own]
+        if program and program.module and not program.python and not program.cwd and facts.code.module(program.module) is None:
+            span = facts.value("groups", name, "program", "module")
+            yield Diagnostic(
+                "MC313", f"there is no module `{program.module}`", span, help=f"looked in {_looked(own)}, and among what is installed"
+            )
+        if program and program.cwd and "{" not in program.cwd and own and not is_dir(own[0] / program.cwd):
+            span = facts.value("groups", name, "cwd")
+            yield Diagnostic("MC313", f"there is no folder `{program.cwd}`", span, help=f"it is relative to `{own[0]}`")
+            continue
         if program is None or not program.script or "{" in program.script or program.script.startswith("-"):
             continue
-        own = [Path(folder) for folder in facts.code.own]
         folders = [own[0] / program.cwd, *own] if program.cwd and own else own
         if any(is_file(folder / program.script) for folder in folders):
             continue
         near = nearest(program.script, [path.name for folder in folders for path in files(folder, ".py")])
-        help = f"did you mean `{near}`?" if near else f"looked in {listed(dict.fromkeys(map(str, folders)))}"
+        help = f"did you mean `{near}`?" if near else f"looked in {_looked(folders)}"
+        script, *arguments = program.script.split() or [""]
+        if arguments and any(is_file(folder / script) for folder in folders):
+            help = f"its arguments are said apart: program: {script}, args: [{', '.join(arguments)}]"
         yield Diagnostic("MC313", f"there is no program `{program.script}`", facts.value("groups", name, "program"), help=help)
+
+
+def _looked(folders: Iterable[Path]) -> str:
+    return listed(dict.fromkeys(map(str, folders)))
 
 
 def _all_homes_known(facts: Facts) -> bool:
@@ -268,6 +310,7 @@ RULES = (
     known_host,
     disjoint,
     enough_devices,
+    one_mps_each,
     enough_visible,
     names_of_devices,
     program_or_components,

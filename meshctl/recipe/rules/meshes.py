@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from meshctl.diagnostics import Diagnostic, Span
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.models import needs_of
 from meshctl.recipe.words import counted, did_you_mean
 from meshctl.sizes import DIMS, EXPERT_DIMS, Misfit, settle
 
@@ -31,7 +33,8 @@ def known_layout(facts: Facts) -> Iterator[Diagnostic]:
         if other is None:
             same = [other.name for other in components.values() if other.group == component.group and other.name != name]
             help = did_you_mean(component.parallel, same) or "write sizes: {dp_size: 2}"
-            yield Diagnostic("MC402", f"there is no component `{component.parallel}` whose mesh `{name}` could take", span, help=help)
+            message = f"there is no component `{component.parallel}` whose mesh `{name}` could take"
+            yield Diagnostic("MC402", message, span, help=help, fixes=renamed(span, component.parallel, same))
         elif _leads_back(facts, component):
             yield Diagnostic("MC402", f"component `{name}` takes its own mesh", span)
         elif other.group != component.group and other.group in facts.recipe.groups and component.group in facts.recipe.groups:
@@ -66,7 +69,7 @@ def fits(facts: Facts) -> Iterator[Diagnostic]:
             continue
         if sizes.order and sorted(sizes.order) != sorted(DIMS):
             continue
-        for misfit in settle(dict(sizes.given), group.workers, sizes.sequence_parallel).misfits:
+        for misfit in settle(dict(sizes.given), group.workers, sizes.sequence_parallel, needs_of(facts, component, sizes)).misfits:
             yield _diagnostic(facts, component, sizes, misfit)
 
 
@@ -80,7 +83,26 @@ def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit
         message = "only one size can be auto"
     span = facts.value("components", component.name, "parallel", misfit.size).with_word(misfit.drawn)
     help = f"nearest that fit: {'; '.join(misfit.fits)}" if misfit.fits else ""
-    return Diagnostic(CODES[misfit.rule], message, span, (_contradicted(facts, component, sizes, misfit),), help)
+    says = _contradicted(facts, component, sizes, misfit)
+    return Diagnostic(CODES[misfit.rule], message, span, (says,), help, fixes=_nearest(facts, component, sizes, misfit))
+
+
+def _nearest(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> tuple[Fix, ...]:
+    """The edits to the one nearest layout, where every other changes more sizes. Ranks in another file are no reason to change this one."""
+    if misfit.rule not in ("product", "ulysses", "experts") or not misfit.fits:
+        return ()
+    said = {key: size for key, size in sizes.given if isinstance(size, int)}
+    ways = [{f"{dim}_size": int(size) for dim, size in re.findall(r"(\w+) (\d+)", fits)} for fits in misfit.fits]
+    if misfit.rule == "product":
+        ways = [{**{f"{dim}_size": 1 for dim in DIMS}, **way} for way in ways]
+    changes = [{key: size for key, size in way.items() if said.get(key, size) != size} for way in ways]
+    workers = facts.recipe.groups[component.group].workers
+    spans = {key: facts.value("components", component.name, "parallel", key) for key in changes[0]}
+    alone = len(changes) == 1 or len(changes[0]) < len(changes[1])
+    near = alone and all(span.file == facts.value("groups", component.group, "ranks").file for span in spans.values())
+    if not near or settle({**dict(sizes.given), **changes[0]}, workers, sizes.sequence_parallel).misfits:
+        return ()
+    return tuple(Fix(spans[key], str(said[key]), str(size)) for key, size in changes[0].items())
 
 
 def _contradicted(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Span:

@@ -160,7 +160,7 @@ def _together(facts: Facts, one: str, other: str) -> Sequence[int] | None:
     if placed is None or mine.device_type != theirs.device_type or "cpu" in (mine.device_type, theirs.device_type):
         return None
     runs, others = placed.devices[mine.name], placed.devices[theirs.name]
-    if mine.gpus_per_worker != theirs.gpus_per_worker or not runs or length(runs) != length(others):
+    if mine.gpus_per_worker != theirs.gpus_per_worker or not mine.devices == theirs.devices == length(runs) == length(others):
         return None
     if runs == others:
         return ()

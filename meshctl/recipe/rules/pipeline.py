@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.model import Input, Stage
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.model import Component, Input, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.words import counted, did_you_mean, listed
-from meshctl.routes import COLLECT, DISPATCH, EXECUTE
+from meshctl.recipe.words import counted, did_you_mean
+from meshctl.routes import DISPATCH
 
 OURS = ("setup", "close", "state_dict", "load_state_dict", "weights", "load_weights")
 
@@ -31,8 +32,15 @@ def known_component(facts: Facts) -> Iterator[Diagnostic]:
     for name, stage in facts.recipe.pipeline.items():
         for key, component in (("call" if stage.kind == "call" else "sync", stage.component), ("to", stage.to)):
             if component and not facts.names("components", component) and facts.right("pipeline", name, key):
-                help = did_you_mean(component, components)
-                yield Diagnostic("MC512", f"there is no component `{component}`", facts.value("pipeline", name, key), help=help)
+                help, span = did_you_mean(component, components), facts.value("pipeline", name, key)
+                fixes = renamed(span, component, components, _after(facts, component, "pipeline", name, key))
+                yield Diagnostic("MC512", f"there is no component `{component}`", span, help=help, fixes=fixes)
+
+
+def _after(facts: Facts, word: str, *path: str) -> str:
+    """What follows the first word of a text."""
+    node = facts.written.node(*path)
+    return str(node.value)[len(word) :] if node else ""
 
 
 def every_component(facts: Facts) -> Iterator[Diagnostic]:
@@ -47,69 +55,6 @@ def every_component(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC517", f"no stage calls component `{name}`", facts.key("components", name), severity="warning")
 
 
-def known_endpoint(facts: Facts) -> Iterator[Diagnostic]:
-    """The called method is there and is an endpoint."""
-    for name, stage in facts.recipe.pipeline.items():
-        found = facts.class_of(stage.component)
-        if stage.kind != "call" or not stage.method or found is None or found.is_component is False or stage.method in found.endpoints:
-            continue
-        span = facts.value("pipeline", name, "call")
-        if not found.whole:
-            continue  # a name that cannot be followed may well be the decorator: the worker will know
-        if stage.method in found.methods:
-            message = f"`{stage.method}` of `{found.target}` is not an endpoint"
-            yield Diagnostic("MC513", message, span, help="decorate it with @endpoint")
-        else:
-            message = f"`{found.target}` has no endpoint `{stage.method}`"
-            yield Diagnostic("MC513", message, span, help=did_you_mean(stage.method, found.endpoints) or "decorate a method with @endpoint")
-
-
-def readable_words(facts: Facts) -> Iterator[Diagnostic]:
-    """The decorator's words are modes, and literals."""
-    for name, stage in facts.recipe.pipeline.items():
-        found = facts.class_of(stage.component)
-        endpoint = found.endpoints.get(stage.method) if found else None
-        if endpoint is None or found is None or stage.kind != "call":
-            continue
-        span = facts.value("pipeline", name, "call")
-        if endpoint.unread:
-            message = f"`{endpoint.unread}` in the decorator of `{found.target}.{stage.method}` is no literal, its default is taken"
-            yield Diagnostic("MC514", message, span, severity="note")
-        for key, word, modes in _modes(endpoint.dispatch, endpoint.collect, endpoint.execute):
-            if word not in modes:
-                message = f"`{word}` in the decorator of `{found.target}.{stage.method}` is not a {key} mode"
-                yield Diagnostic("MC515", message, span, help=did_you_mean(word, modes))
-
-
-def _modes(dispatch: str, collect: str, execute: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    yield "dispatch", dispatch, tuple(DISPATCH)
-    yield "collect", collect, tuple(COLLECT)
-    yield "execute", execute, EXECUTE
-
-
-def known_parameters(facts: Facts) -> Iterator[Diagnostic]:
-    """`in: {scores: ...}` names parameters of the method."""
-    for name, stage in facts.recipe.pipeline.items():
-        found = facts.class_of(stage.component)
-        endpoint = found.endpoints.get(stage.method) if found else None
-        if endpoint is None or stage.kind != "call" or not facts.right("pipeline", name, "in"):
-            continue
-        named = [given.parameter for given in stage.inputs if given.parameter]
-        for parameter in named:
-            if parameter not in endpoint.parameters and not endpoint.takes_any:
-                help = did_you_mean(parameter, endpoint.parameters)
-                span = facts.key("pipeline", name, "in", parameter)
-                yield Diagnostic("MC516", f"`{stage.component}.{stage.method}` has no parameter `{parameter}`", span, help=help)
-        missing = [parameter for parameter in endpoint.parameters[: endpoint.required] if parameter not in named]
-        if named and missing and all(parameter in endpoint.parameters for parameter in named):
-            span = facts.key("pipeline", name, "in")
-            yield Diagnostic("MC516", f"`{stage.component}.{stage.method}` needs {listed(missing)} too", span)
-        elif not named and len(missing) > 1:
-            message = f"`{stage.component}.{stage.method}` takes {counted(len(missing), 'parameter')}, stage `{name}` gives it one"
-            help = f"name them: in: {{{', '.join(f'{parameter}: STAGE' for parameter in missing)}}}"
-            yield Diagnostic("MC516", message, facts.key("pipeline", name, "in"), help=help)
-
-
 def known_stages(facts: Facts) -> Iterator[Diagnostic]:
     """`in:` and `after:` name other stages; what is taken is a call's value."""
     pipeline = facts.recipe.pipeline
@@ -119,8 +64,9 @@ def known_stages(facts: Facts) -> Iterator[Diagnostic]:
             if given not in pipeline and facts.names("pipeline", given):
                 continue
             if given not in pipeline:
-                help = did_you_mean(given, [other for other in pipeline if other != name])
-                yield Diagnostic("MC530", f"there is no stage `{given}`", span, help=help)
+                others = [other for other in pipeline if other != name]
+                help, fixes = did_you_mean(given, others), renamed(span, given, others)
+                yield Diagnostic("MC530", f"there is no stage `{given}`", span, help=help, fixes=fixes)
             elif pipeline[given].kind == "sync" and path[0] == "in":
                 says = facts.key("pipeline", given).with_word("a sync gives no value")
                 yield Diagnostic("MC531", f"stage `{name}` takes `{given}`, which is a sync", span, (says,), f"say `after: {given}`")
@@ -130,12 +76,12 @@ def _references(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(stage that is named, where below this one)."""
     for given in stage.inputs:
         for index, other in enumerate(given.stages):
-            yield other, _input_path(given, index)
+            yield other, input_path(given, index)
     for index, other in enumerate(stage.after):
         yield other, ("after", str(index)) if len(stage.after) > 1 else ("after",)
 
 
-def _input_path(given: Input, index: int) -> tuple[str, ...]:
+def input_path(given: Input, index: int) -> tuple[str, ...]:
     path = ("in", given.parameter) if given.parameter else ("in",)
     return (*path, str(index)) if len(given.stages) > 1 else path
 
@@ -176,36 +122,8 @@ def given_twice(facts: Facts) -> Iterator[Diagnostic]:
         for given in stage.inputs:
             twice = next((other for other in given.stages if given.stages.count(other) > 1), None)
             if twice is not None:
-                path = _input_path(given, len(given.stages) - 1 - given.stages[::-1].index(twice))
+                path = input_path(given, len(given.stages) - 1 - given.stages[::-1].index(twice))
                 yield Diagnostic("MC533", f"stage `{name}` joins `{twice}` with itself", facts.value("pipeline", name, *path))
-
-
-def enough_samples(facts: Facts) -> Iterator[Diagnostic]:
-    """Where the count is known, every share gets one, or the dispatch says `allow_empty`."""
-    for name, stage in facts.recipe.pipeline.items():
-        mesh = facts.meshes.get(stage.component)
-        if mesh is None or stage.kind != "call":
-            continue
-        if stage.is_source:
-            if 0 < stage.samples < mesh.data_size and not stage.dispatch.allow_empty:
-                yield _too_few(facts, stage, stage, mesh.data_size, facts.value("pipeline", name, "samples"))
-            continue
-        for given in stage.inputs:
-            source = facts.recipe.pipeline.get(given.stages[0]) if given.stages else None
-            words = given.dispatch or stage.dispatch
-            mode = DISPATCH.get(words.with_default(facts.endpoint(stage).dispatch).mode)
-            execute = stage.execute or facts.endpoint(stage).execute
-            if source is None or mode is None or words.allow_empty or execute != "all":
-                continue
-            if 0 < source.samples < mode.shares(mesh):
-                yield _too_few(facts, stage, source, mode.shares(mesh), facts.value("pipeline", name, *_input_path(given, 0)))
-
-
-def _too_few(facts: Facts, stage: Stage, source: Stage, shares: int, span: object) -> Diagnostic:
-    samples = facts.value("pipeline", source.name, "samples")
-    mesh = facts.key("components", stage.component).with_word(f"`{stage.component}` has {counted(shares, 'share')}")
-    message = f"stage `{source.name}` gives {counted(source.samples, 'sample')}, `{stage.component}` shares them among {shares}"
-    return Diagnostic("MC541", message, samples, (mesh,), f"give at least {shares}, or say `dispatch: {{allow_empty: true}}`")
 
 
 def known_home(facts: Facts) -> Iterator[Diagnostic]:
@@ -217,8 +135,9 @@ def known_home(facts: Facts) -> Iterator[Diagnostic]:
             if home not in pipeline and facts.names("pipeline", home):
                 continue
             if home not in pipeline:
-                help = did_you_mean(home, [other for other in pipeline if other != name])
-                yield Diagnostic("MC534", f"there is no stage `{home}` to be home", span, help=help)
+                others = [other for other in pipeline if other != name]
+                help, fixes = did_you_mean(home, others), renamed(span, home, others)
+                yield Diagnostic("MC534", f"there is no stage `{home}` to be home", span, help=help, fixes=fixes)
                 continue
             mine, other = components.get(stage.component), components.get(pipeline[home].component)
             if mine and other and mine.group != other.group:
@@ -228,6 +147,23 @@ def known_home(facts: Facts) -> Iterator[Diagnostic]:
             elif home not in _upstream(facts, name):
                 help = "name a stage that it takes, or that those take"
                 yield Diagnostic("MC535", f"the samples of stage `{name}` do not come from `{home}`", span, help=help)
+            elif other and facts.right("pipeline", name, "dispatch") and (why := _homeless(facts, stage, path, other)):
+                says = facts.key("components", other.name).with_word(f"`{other.name}` has {counted(why[0], 'data rank')}")
+                homes = f"the samples of stage `{name}` have homes on {why[0]} data ranks of `{other.name}`"
+                message = f"{homes}, `{stage.component}` has {counted(why[1], 'share')}"
+                yield Diagnostic("MC535", message, span, (says,), "give both the same layout: `parallel: COMPONENT`")
+
+
+def _homeless(facts: Facts, stage: Stage, path: tuple[str, ...], maker: Component) -> tuple[int, int] | None:
+    """(data ranks where samples are at home, shares), where these are not the same."""
+    mesh, home = facts.meshes.get(stage.component), facts.meshes.get(maker.name)
+    given = next((given for given in stage.inputs if given.parameter == path[1]), None) if path[0] == "in" else None
+    words = (given.dispatch if given else None) or stage.dispatch
+    mode = DISPATCH.get(words.with_default(facts.endpoint(stage).dispatch).mode)
+    if mesh is None or home is None or mode is None or (stage.execute or facts.endpoint(stage).execute) != "all":
+        return None
+    ranks, shares = home.data_size, mode.shares(mesh)
+    return (ranks, shares) if ranks > shares or (ranks < shares and not words.allow_empty) else None
 
 
 def _homes(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -277,29 +213,13 @@ def right_sync(facts: Facts) -> Iterator[Diagnostic]:
                 yield Diagnostic("MC553", message, facts.value("pipeline", name, key), help=f"write one that {does}")
 
 
-def known_metrics(facts: Facts) -> Iterator[Diagnostic]:
-    """`run.show` names metrics, which are STAGE.NAME."""
-    for index, metric in enumerate(facts.recipe.run.show):
-        stage = metric.partition(".")[0]
-        if facts.recipe.pipeline and not facts.names("pipeline", stage):
-            node = facts.written.node("run", "show")
-            span = facts.value("run", "show", str(index)) if node is not None and node.is_list else facts.value("run", "show")
-            help = did_you_mean(stage, facts.recipe.pipeline)
-            yield Diagnostic("MC560", f"`{metric}` is no metric, there is no stage `{stage}`", span, help=help)
-
-
 RULES = (
     some_pipeline,
     known_component,
     every_component,
-    known_endpoint,
-    readable_words,
-    known_parameters,
     known_stages,
     no_circle,
     given_twice,
-    enough_samples,
     known_home,
     right_sync,
-    known_metrics,
 )

@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from meshctl.diagnostics import Diagnostic, Report, Span
+from meshctl.view.reports import Findings
 
 WINDOW = 96
 """Characters of a line that are shown."""
@@ -26,6 +27,19 @@ MOST = 50
 COLOURS = {"error": "31;1", "warning": "33;1", "note": "36;1", "^": "31;1", "-": "34;1", "frame": "34;1"}
 Lines = Mapping[str, Sequence[str]]
 Paint = Callable[[str, str], str]
+
+
+def draw(findings: Findings) -> str:
+    """Each recipe's diagnostics and its summary, and where there are several recipes, a line about all."""
+    parts: list[str] = []
+    for one in findings.checked:
+        if one.report.diagnostics:
+            parts += [*([""] if parts else []), text(one.report, colour=findings.colour), ""]
+        parts.append(shown(one.summary))
+    if len(findings.checked) > 1:
+        right = sum(one.code == 0 for one in findings.checked)
+        parts += ["", f"{len(findings.checked)} recipes, {right if right < len(findings.checked) else 'all'} right"]
+    return "\n".join(parts) + "\n"
 
 
 def text(report: Report, *, colour: bool = False) -> str:
@@ -88,7 +102,7 @@ def shown(text: str) -> str:
 
 
 def _cell(character: str) -> str:
-    return "    " if character == "\t" else "?" if unicodedata.category(character) in ("Cc", "Cf") else character
+    return "    " if character == "\t" else "?" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
 
 
 def cells(text: str) -> int:

@@ -25,6 +25,8 @@ from meshctl.view.topologies.drawn.shapes import escaped, style
 
 SCRIPTS = ("mesh.js", "page.js", "map.js", "worker.js")
 GAP = re.compile(r"\{([a-z_]+)\}")
+ROOM = 828.0
+"""For the pipeline, on a screen of 1280 pixels."""
 HUE = """\
 .hN { background: var(--hN-tint); color: var(--hN-ink); border-color: var(--hN-line) }
 .fN { background: var(--hN-line) }
@@ -82,7 +84,7 @@ def _picture(topology: Topology, narrow: bool) -> str:
     """The pipeline. What it says is said by the table of routes too, so to a screen reader it is one image."""
     if not topology.stages:
         return ""
-    drawn = pipeline(topology, narrow=narrow)
+    drawn = pipeline(topology, narrow=narrow, room=ROOM)
     size = f'width="{drawn.width:g}" height="{drawn.height:g}" viewBox="0 0 {drawn.width:g} {drawn.height:g}"'
     label = escaped(f"Pipeline of {topology.name}: {len(topology.stages)} stages, {len(topology.routes)} routes, listed in the table below")
     return f'<svg class="picture" role="img" aria-label="{label}" {size}>\n{drawn.markup}\n</svg>'

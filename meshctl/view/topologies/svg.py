@@ -39,7 +39,7 @@ def draw(topology: Topology) -> str:
     if topology.components:
         y = _components(picture, topology, _title(picture, "Components", y))
     if topology.stages:
-        drawn = pipeline(topology)
+        drawn = pipeline(topology, room=WIDTH - 2 * MARGIN)
         picture.add(drawn, MARGIN, _title(picture, "Pipeline", y))
     return _document(topology, picture)
 

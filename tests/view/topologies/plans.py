@@ -82,7 +82,7 @@ def everything() -> Plan:
         call("metrics", "actor.update", *(Input((name,), name) for name in ("scored", "few", "losses")), collect="last_pp"),
         call("home", "sampler.back", Input(("scored",), dispatch=Dispatch(home="rollouts"))),
         call("once", "prompts.count", "home", execute="first"),
-        call("told", "judge.hear", "once", collect="first"),
+        call("told", "judge.hear", "once", collect="first", samples=9),
         call("sliced", "other.slice", Input(("batch",), dispatch=Dispatch(mode="slice")), collect="last_pp_first"),
         call("end", "actor.close", "sliced", "told", every=4),
         call("listed", "judge.list", "kept", "metrics", collect="sum", when="end"),

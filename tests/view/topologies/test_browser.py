@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 
 from meshctl.mesh import DeviceMesh, share
 from meshctl.plan.model import Plan
-from meshctl.plan.topology import Topology, topology
-from meshctl.routes import COLLECT, Route, Table, heard_by, shares_for, speakers
+from meshctl.plan.topology import Topology, carries_samples, topology
+from meshctl.routes import Route, Table, heard_by, shares_for, speakers
 from meshctl.view.topologies import html, svg
 from tests.view.topologies.plans import ODD, PLANS, everything, hundred_thousand, many, odd, one, program
 
@@ -188,14 +189,15 @@ def exchanged(plan: Plan, route: Route, total: int) -> tuple[Partners, Partners]
         pairs = set(product(range(giver.world_size), range(taker.world_size)))
     else:
         said = speakers(giver, route.collect, source.execute)
-        if COLLECT[route.collect].join == "samples" and not (route.dispatch.balance or route.dispatch.home):
+        carries = carries_samples(plan, route)
+        if carries and not (route.dispatch.balance or route.dispatch.home):
             table = Table(tuple(tuple((id,) for id in share(total, len(said), number)) for number in range(len(said))))
             dispatch = type(route.dispatch)(route.dispatch.mode, allow_empty=True)
             cut = shares_for(target.execute, dispatch, taker, table)
             pairs = {(said[speaker], rank) for rank, mine in cut.items() for speaker, _ in mine}
         else:
             held = [share(total, len(said), number) for number in range(len(said))]
-            silent = {number for number, mine in enumerate(held) if not mine} if COLLECT[route.collect].join == "samples" else set()
+            silent = {number for number, mine in enumerate(held) if not mine} if carries else set()
             pairs = {
                 (said[speaker], rank)
                 for rank in range(taker.world_size)
@@ -407,6 +409,7 @@ def test_little(opened: Open, make: Callable[[], Plan]) -> None:
 # For everybody
 
 
+WIDTHS = "all => all.map((one) => one.getBoundingClientRect().width)"
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light"},
     "dark": {"color_scheme": "dark"},
@@ -435,6 +438,25 @@ def test_everybody_can_read_it(opened: Open, look: str, chosen: str) -> None:
     shown = "all => all.filter((one) => one.checkVisibility()).map((one) => Number(one.tagName[1]))"
     levels = page.eval_on_selector_all("h1, h2, h3", shown)
     assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_lanes_are_seen_without_scrolling_and_long_names_leave_room(opened: Open) -> None:
+    drawn = topology(everything())
+    page = opened(drawn)
+    assert page.evaluate("(({scrollWidth, clientWidth}) => scrollWidth <= clientWidth)(document.querySelector('#pipeline .wide'))")
+    renamed = replace(drawn.groups[-1], name="a_group_with_a_name_" * 5)
+    page = opened(replace(drawn, groups=(*drawn.groups[:-1], renamed)))
+    assert page.evaluate("document.querySelector('#groups').scrollWidth <= document.querySelector('#map').clientWidth")
+    assert all(width >= 80 for width in page.eval_on_selector_all("#groups tbody tr > :not(.workers)", WIDTHS))
+
+
+def test_what_is_only_supposed_is_said(opened: Open) -> None:
+    """Counts of the recipe are facts; where it has none, the field says what to suppose."""
+    page = opened(topology(everything()), "#rollout:0")
+    page.fill("#samples", "40")
+    panel = page.locator("#worker").inner_text()
+    assert "where the recipe does not say" in panel and re.search(r"samples \S+ of 64\n", panel)
+    assert "of 40 samples 0–9" in panel and re.search(r"of 40, if there are so many", panel)
 
 
 def test_what_a_screen_reader_is_told(opened: Open) -> None:

@@ -11,7 +11,7 @@ import pytest
 from meshctl.plan.model import Plan
 from meshctl.plan.topology import Topology, topology
 from meshctl.view.topologies.drawn.colours import tokens
-from meshctl.view.topologies.drawn.pipeline import BOX, Box, pipeline
+from meshctl.view.topologies.drawn.pipeline import BOX, NARROWEST, TRACK, Box, pipeline
 from meshctl.view.topologies.drawn.shapes import Picture, escaped
 from meshctl.view.topologies.svg import draw, workers_on
 from tests.view.topologies.plans import PLANS, everything, hundred_thousand, many, odd
@@ -99,10 +99,10 @@ def number(plan: Plan, devices: tuple[int, ...], device_type: str) -> int:
 # The pipeline
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_no_route_crosses_a_box(narrow: bool) -> None:
+@pytest.mark.parametrize(("narrow", "room"), [(False, 0), (False, 828), (True, 0)])
+def test_no_route_crosses_a_box(narrow: bool, room: float) -> None:
     drawn = topology(everything())
-    picture = pipeline(drawn, narrow=narrow)
+    picture = pipeline(drawn, narrow=narrow, room=room)
     boxes = [Rect(*map(float, found)) for found in BOXES.findall(picture.markup)]
     wires = re.findall(r'class="edge \w+" data-route="\d+" d="(\S+ [^"]+)"', picture.markup)
     assert len(boxes) == len(drawn.stages) + 1 and len(wires) == len(drawn.routes)
@@ -120,13 +120,23 @@ class Rect:
         return self.x < x < self.right and self.y < y < self.bottom
 
 
-def test_boxes_do_not_overlap_and_inputs_are_inside() -> None:
+def test_lanes_share_the_room_there_is() -> None:
+    drawn = topology(everything())
+    whole, shared = pipeline(drawn), pipeline(drawn, room=1000)
+    assert whole.width > 1000 and shared.width == pytest.approx(1000, abs=TRACK)
+    assert shared.height > whole.height, "what does not fit is said in more lines"
+    wide = {float(width) for _, _, width, _ in BOXES.findall(pipeline(drawn, room=100).markup)}
+    assert wide == {NARROWEST}
+
+
+@pytest.mark.parametrize("room", [0, 400])
+def test_boxes_do_not_overlap_and_inputs_are_inside(room: float) -> None:
     drawn = many(60)
-    picture = pipeline(drawn)
+    picture = pipeline(drawn, room=room)
     boxes = BOXES.findall(picture.markup)
     columns: dict[str, list[tuple[float, float]]] = {}
     for x, y, width, height in boxes:
-        assert float(width) == BOX
+        assert float(width) == (NARROWEST if room else BOX)
         columns.setdefault(x, []).append((float(y), float(y) + float(height)))
     for spans in columns.values():
         spans.sort()
@@ -137,7 +147,7 @@ def test_the_height_of_a_box_holds_its_inputs() -> None:
     drawn: Topology = topology(everything())
     stage = next(stage for stage in drawn.stages if stage.name == "metrics")
     flows = [flow for flow in drawn.routes if flow.target == "metrics"]
-    box = Box(stage, stage.component, stage.method, 0, 0, flows, "some facts")
+    box = Box(stage, stage.component, stage.method, 0, 0, flows, ("some facts",), BOX)
     assert all(box.y + 20 < box.entry(number) < box.y + box.height for number in range(len(flows)))
 
 

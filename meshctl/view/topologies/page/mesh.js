@@ -165,7 +165,8 @@ class Link {
     this.weights = flow.kind === "weights";
     this.speakers = this.weights ? {...everyone(giver), number: (rank) => rank} : speakers(giver, flow.collect, giving);
     this.parts = partsOf(taker, flow.dispatch.mode);
-    this.samples = flow.collect === "flatten" && !this.weights;
+    /* Whether samples travel: of a first value, where the recipe counts them. */
+    this.samples = flow.samples > 0 || (flow.collect === "flatten" && !this.weights);
     /* Why shares cannot be told beforehand; empty where they can. */
     this.depends = flow.dispatch.balance || flow.dispatch.home ? flow.dispatch.balance || "home" : "";
   }

@@ -33,7 +33,8 @@ function batchField() {
     paint();
   };
   const field = make("input", {type: "number", id: "samples", min: 0, step: 1, value: state.samples, on: {input}});
-  return make("p", {class: "batch"}, make("label", {for: "samples"}, "Samples of a batch"), field);
+  return make("p", {class: "batch"}, make("label", {for: "samples"}, "Samples of a batch"), field,
+    facts.routes.some(({kind, samples}) => kind === "data" && !samples) && make("span", {class: "note"}, "where the recipe does not say"));
 }
 
 /** What depends on how many samples a batch has. */
@@ -55,7 +56,7 @@ function componentPart(worker, component) {
   const {grid, name, layout, process_groups: groups} = component, {rank} = worker;
   const rows = groups.map(({dim, reach}) => row(radio(["dim", name, dim], dim), [
     `${grid.index(rank, dim)} of ${digitsOf(grid.size(dim))}`,
-    rankButtons(worker.group, grid.peers(rank, dim), worker, REACH[reach], grid.index(rank, dim) - RANKS / 2),
+    rankButtons(worker.group, grid.peers(rank, dim), worker, reachOf(worker, grid.peers(rank, dim), reach), grid.index(rank, dim) - RANKS / 2),
   ]));
   const all = groups.length > 1 && row(radio(["all", name], "all dims"), ["", ""]);
   return make("div", {}, make("h3", {}, chip(component), make("span", {class: "layout"}, layout)),
@@ -63,9 +64,15 @@ function componentPart(worker, component) {
     make("p", {class: "note"}, dataPart(grid, rank)));
 }
 
+/** Whether these ranks are on several nodes; of very many, whether some are. */
+function reachOf({group}, ranks, reach) {
+  if (reach !== "some" || ranks.count > FOLLOWED) return REACH[reach];
+  return REACH[new Set(some(ranks, FOLLOWED).map((rank) => topology.placed({group, rank}).node)).size > 1 ? "all" : "inside"];
+}
+
 function dataPart(grid, rank) {
   const [start, stop] = grid.slice(state.samples, rank), stages = grid.stagesOf(rank);
-  const samples = start < stop ? `${many(stop - start, "sample")}, ${span([start, stop])}` : "no sample";
+  const samples = `of ${many(state.samples, "sample")} ${start < stop ? span([start, stop]) : "none"}`;
   const held = grid.stages > 1 ? `, pipeline stage${stages.length > 1 ? "s" : ""} ${list(stages.map(String))} of ${grid.stages}` : "";
   return `data rank ${grid.dataRank(rank)} of ${digitsOf(grid.sizes.data)}: ${samples}${held}`;
 }
@@ -94,9 +101,9 @@ const BY = {tokens: "which ones, the tokens of the batch decide", home: "those t
 const VALUES = {mean: "its part of the mean", sum: "its part of the sum", none: "its value", last_pp: "its value"};
 
 /** `samples 4–7, 12–15 of 16`; empty where there are none. */
-function part({samples, batch}) {
+function part({samples, batch, link}) {
   const runs = samples.slice(0, 3).map(span).join(", ") + (samples.length > 3 ? ", …" : "");
-  return runs && `samples ${runs} of ${digitsOf(batch)}`;
+  return runs && `samples ${runs} of ${digitsOf(batch)}${link.flow.samples ? "" : ", if there are so many"}`;
 }
 
 function given(route, {rank}) {

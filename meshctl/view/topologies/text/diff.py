@@ -5,7 +5,7 @@ two-nodes  2 changed, 1 new                                   plan 1f2e... -> 9c
 groups
   ~ train   workers 4 -> 8, devices 4 -> 8, nodes 1 -> 2
 components
-  ~ actor   layout fsdp 4 -> fsdp 4 x tp 2, tp 1 -> 2, tp groups cross nodes
+  ~ actor   layout fsdp 4 -> fsdp 4 x tp 2, tp groups cross nodes
   + critic  in train, fsdp 8, arithmetic.Critic
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from meshctl.mesh import DIMS
 from meshctl.plan.difference import Change, Difference, Fact, Subject, Value
 from meshctl.view.figures import count, size
 from meshctl.view.topologies.text.fitting import Level, Section, fitted
@@ -116,9 +117,13 @@ def _words(text: Line) -> list[Line]:
 
 def _facts(change: Change) -> list[Line]:
     if change.mark == "changed":
-        return list(map(_changed, change.facts))
+        return [_changed(fact) for fact in change.facts if not (fact.dim in DIMS and _says(change, "layout") and fact.what == "size")]
     told = [fact.before if change.mark == "removed" else fact.after for fact in change.facts]
     return [line(_told(fact.what, value)) for fact, value in zip(change.facts, told, strict=True)]
+
+
+def _says(change: Change, what: str) -> bool:
+    return any(fact.what == what for fact in change.facts)
 
 
 def _told(what: str, value: Value) -> str:

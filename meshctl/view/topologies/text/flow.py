@@ -23,6 +23,8 @@ from meshctl.view.topologies.text.marks import Marks
 from meshctl.view.topologies.text.rails import Rails, rails
 
 OVER = {"process": "in process", "node": "in node", "nodes": "across nodes"}
+LEAST = 8
+"""Columns of the name of who gives, where there is little room."""
 INPUTS = 5
 """Inputs of a call that are named, at most."""
 
@@ -107,7 +109,7 @@ class Pipeline:
 
     def facts(self, stage: PlacedStage) -> Line:
         """What it gives, and when it runs."""
-        words = [count(stage.samples, "sample")] if stage.samples else []
+        words = [count(stage.samples, "sample")] if stage.samples else [f"{size(stage.sample_bytes)} a sample"] * bool(stage.sample_bytes)
         if stage.kind == "call" and stage.name not in self.given:
             words.append(stage.collect)
         words += self.when(stage)
@@ -166,7 +168,7 @@ def in_full(pipeline: Pipeline, width: int) -> list[Line]:
     stages = pipeline.shown
     number, rail = len(str(len(pipeline.topology.stages))), pipeline.rails.width + 1 if pipeline.rails else 0
     room = width - number - 4 - rail
-    facts = [pipeline.facts(stage) for stage in stages]
+    facts = [clip(pipeline.facts(stage), max(room // 2, room - 3 - width_of(pipeline.call(stage, 0)))) for stage in stages]
     calls = [pipeline.call(stage, room - width_of(fact) - 3) for stage, fact in zip(stages, facts, strict=True)]
     least = room - max(map(width_of, facts)) - 3
     heads = _heads(calls, facts, max((width_of(call) for call in calls if width_of(call) <= least), default=0), room)
@@ -195,7 +197,9 @@ def _rail(pipeline: Pipeline, stage: str, below: bool = False) -> Line:
 
 def _routes(pipeline: Pipeline, routes: Sequence[Flow], width: int) -> list[Line]:
     """Who gives and from how many to how many, in columns for all; then what happens on the way."""
-    ends = columns([(pipeline.source(route), pipeline.ranks(route)) for route in routes], (Column(least=8), Column()), width // 2)
+    rows = [(pipeline.source(route), pipeline.ranks(route)) for route in routes]
+    most = max(width // 2, LEAST + 2 + max((width_of(ranks) for _, ranks in rows), default=0))
+    ends = columns(rows, (Column(least=LEAST), Column()), most)
     wide = max(map(width_of, ends), default=0)
     shape = (Column(), Column(), Column(spare=2), Column(right=True), Column(spare=1))
     data, room = [route for route in routes if route.kind == "data"], width - wide - 2

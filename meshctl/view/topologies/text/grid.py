@@ -137,7 +137,7 @@ def process_groups(found: Sequence[ProcessGroups], width: int) -> list[Line]:
     """A row for each dim, with a heading; a single one is a sentence."""
     if len(found) < 2:
         return [sentence(each) for each in found]
-    shape = (Column(), Column(right=True), Column(right=True), Column(least=5), Column())
+    shape = (Column(), Column(right=True), Column(right=True), Column(least=5, words=True), Column())
     heading = tuple(line(ink(word, "faint")) for word in ("dim", "groups", "stride", "first", "nodes"))
     return columns([heading, *map(_facts, found)], shape, width)
 

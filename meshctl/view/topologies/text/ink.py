@@ -141,6 +141,18 @@ def fit(text: Line, width: int) -> Line:
     return clip((*text[:place], shorter, *text[place + 1 :]), width)
 
 
+def by_words(text: Line, width: int) -> Line:
+    """The line in at most `width` columns: as many of its words as fit."""
+    if width_of(text) <= width:
+        return text
+    words = [line(ink(word, part.style)) for part in text for word in part.text.split()]
+    for count in range(len(words) - 1, 0, -1):
+        short = joined([*words[:count], line(ELLIPSIS)] if words[count - 1] != line(ELLIPSIS) else words[:count], " ")
+        if width_of(short) <= width:
+            return short
+    return fit(text, width)
+
+
 def padded(text: Line, width: int, right: bool = False) -> Line:
     space = " " * max(0, width - width_of(text))
     return line(space, text) if right else line(text, space)
@@ -177,6 +189,8 @@ class Column:
     """Spaces before it."""
     end: bool = False
     """Whether it is cut at its end, where its beginning says most."""
+    words: bool = False
+    """Whether it is cut between words: a part of a number is another number."""
 
 
 def columns(rows: Sequence[Sequence[Line]], shape: Sequence[Column], width: int) -> list[Line]:
@@ -220,7 +234,7 @@ def _row(kept: Kept, widths: Sequence[int], number: int, width: int) -> Line:
     made: Line = ()
     for index, ((column, texts), wide) in enumerate(zip(kept, widths, strict=True)):
         gap = " " * column.gap if index else ""
-        short = clip(texts[number], wide) if column.end else fit(texts[number], wide)
+        short = (clip if column.end else by_words if column.words else fit)(texts[number], wide)
         made = line(made, gap, padded(short, wide, column.right))
     return clip(trimmed(made), width)
 

@@ -18,8 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshctl.plan.rank_zoom import Neighbours, Peers, RankInMesh, RankRoute, RankStage, RankZoom
-from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, columns, ink, line, width_of, words_of, wrapped
+from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, columns, cut, ink, line, width_of, words_of, wrapped
 from meshctl.view.topologies.text.sheet import Sheet, folded, headed, ranks_of, run_of
+
+NAME = 24
+"""Columns of the name of a group, at most."""
+UNCOUNTED = "some of: the recipe does not count these samples; --samples N says who takes part in a batch of N"
 
 
 def of_rank(sheet: Sheet, zoom: RankZoom) -> list[Line]:
@@ -30,6 +34,8 @@ def of_rank(sheet: Sheet, zoom: RankZoom) -> list[Line]:
     made += headed("stages", _stages(sheet, zoom.stages))
     made += headed("takes", _routes(sheet, [route for route in zoom.routes if not route.gives]))
     made += headed("gives", _routes(sheet, [route for route in zoom.routes if route.gives]))
+    if any(route.some and not route.total for route in zoom.routes):
+        made += [line(), *(line(ink("".join(part.text for part in each), "faint")) for each in folded(UNCOUNTED, sheet.width))]
     return made
 
 
@@ -61,7 +67,7 @@ def _in_mesh(sheet: Sheet, rank: int, seen: RankInMesh) -> list[Line]:
         made += folded(f"data rank {seen.data_rank} of {seen.data_size}, {speaks}", sheet.width)
     if seen.peers:
         heading = tuple(line(ink(word, "faint")) for word in ("  dim", "index", "ranks", "nodes"))
-        shape = (Column(), Column(right=True), Column(least=12), Column(spare=1))
+        shape = (Column(), Column(right=True), Column(least=12, words=True), Column(spare=1))
         made += columns([heading, *(_peers(rank, peers) for peers in seen.peers)], shape, sheet.width)
     made += [line("  ", each) for each in map(_neighbours, seen.neighbours)]
     if seen.of_pp_stages > 1:
@@ -100,10 +106,11 @@ def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:
 
 
 def _samples(span: tuple[int, int] | None, amount: int | None, total: int) -> str:
-    """samples 171-341 (171 of 512); 171 of 512 samples; of 512 samples"""
+    """samples 171-341 (171 of 512); sample 6 (1 of 7); 171 of 512 samples; some of 512 samples"""
     of = f" of {total}" if total else ""
     if span is not None:
-        return f"samples {span[0]}-{span[1] - 1} ({span[1] - span[0]}{of})" if span[1] > span[0] else f"none{of} samples"
+        found = range(*span)
+        return f"sample{'s' * (len(found) > 1)} {run_of(found)} ({len(found)}{of})" if found else f"none{of} samples"
     if amount is not None:
         return f"{amount}{of} samples"
     return f"some{of} samples" if total else ""
@@ -120,19 +127,20 @@ def _noted(drawn: Sequence[Line], notes: Sequence[str], width: int) -> list[Line
 def _routes(sheet: Sheet, routes: Sequence[RankRoute]) -> list[Line]:
     rows, notes = list[tuple[Line, ...]](), list[str]()
     for route in routes:
-        word = "to" if route.gives else "from"
+        word = ("to" if route.gives else "from") + " some of" * route.some
         for place, exchange in enumerate(route.exchanges):
             if place and place == len(route.exchanges) - 1 and route.partners > len(route.exchanges):
                 rows.append((line(), line(f"{ELLIPSIS} {route.partners - len(route.exchanges)} more")))
                 notes.append("")
             name = line("  ", ink(route.route, "bold")) if place == 0 else line()
-            rows.append((name, line(f"{word} {route.other_group} {ranks_of(exchange.ranks)}"), line(_samples(exchange.samples, None, 0))))
+            whom = line(f"{word} {cut(route.other_group, NAME)} {ranks_of(exchange.ranks)}")
+            rows.append((name, whom, line(_samples(exchange.samples, None, 0))))
             notes.append("")
         if not route.exchanges:
             rows.append((line("  ", ink(route.route, "bold")), line(f"{word} nobody")))
             notes.append("")
         notes[-1] = "; ".join(_remarks(route))
-    return _noted(columns(rows, (Column(least=12), Column(least=12), Column(least=8)), sheet.width), notes, sheet.width)
+    return _noted(columns(rows, (Column(least=12), Column(least=12, words=True), Column(least=8)), sheet.width), notes, sheet.width)
 
 
 def _remarks(route: RankRoute) -> Iterator[str]:

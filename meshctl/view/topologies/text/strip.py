@@ -262,7 +262,8 @@ def _wrapped(strip: Strip, width: int, borders: bool) -> list[Line]:
         for number, block in enumerate(_broken(frames, room)):
             rows.append((block,))
             names.append(Nodes("", "", ()) if number else row)
-    return _labelled(Strip(strip.types[:1], tuple(names)), boxed(rows, [0], borders), line(), borders)
+    alone = Strip(strip.types[:1], tuple(names))
+    return _labelled(alone, boxed(rows, [0], borders), _types(alone, [0]), borders)
 
 
 def _narrowed(frame: Frame, room: int) -> Frame:

@@ -102,7 +102,7 @@ def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
         crosses = line(ink("cross", "faint")) if group.crosses and along.facts.reach == "some" else line()
         rows.append([line(f"  {group.number}"), *(line(str(index)) for index in group.at.values()), line(ranks_of(group.ranks)), crosses])
         before = group.number
-    shape = [Column(right=True), *(Column(right=True) for _ in dims), Column(least=12, gap=3), Column(spare=1)]
+    shape = [Column(right=True), *(Column(right=True) for _ in dims), Column(least=12, gap=3, words=True), Column(spare=1)]
     return columns(rows, shape, width)
 
 

@@ -53,6 +53,17 @@ def test_where_there_is_no_room_some_are_cut_and_some_left_out() -> None:
     assert all(width_of(columns([row], shape, width)[0]) <= width for width in range(40))
 
 
+def test_numbers_are_cut_between_them() -> None:
+    """A part of a number is another number."""
+    row, shape = (line("dp"), line("4095 8191", ink(" 12287", "bold"), " … 65535")), (Column(), Column(least=9, words=True))
+    assert [plain(columns([row], shape, width)[0]) for width in (40, 24, 17, 13)] == [
+        "dp  4095 8191 12287 … 65535",
+        "dp  4095 8191 12287 …",
+        "dp  4095 8191 …",
+        "dp  4095 …",
+    ]
+
+
 def test_wrapped() -> None:
     assert [plain(each) for each in wrapped([line(word) for word in ("one", "two", "three")], 8, " ")] == ["one two", "three"]
 

@@ -58,6 +58,30 @@ def test_folds_five_hundred_components_and_two_hundred_stages() -> None:
     assert "--component NAME" in text and "more stages" in text and "--node N" in text
 
 
+def test_where_there_is_little_room_stages_and_counts_stay() -> None:
+    made = drawn("64")
+    text = draw(made, 40)
+    for route in made.routes:
+        assert f"{route.speakers} -> {route.hearers}" in text, route.name
+    for stage in made.stages:
+        assert re.search(rf"^ +{stage.after} .* {stage.name[:3]}", text, re.MULTILINE), stage.name
+
+
+def test_every_row_of_nodes_says_what_devices_it_has() -> None:
+    """Also where the letters are too many for the types to stand side by side."""
+    groups = [group("a", "cpu", 4), group("b", "cuda", 8, (0, 8))]
+    components = [component(f"component_{number}", groups[number % 2]) for number in range(300)]
+    heading = [line.strip() for line in draw(topology(plan("many", Cluster.of(1, cuda=8), groups, components, []))).split("\n")]
+    assert "cuda" in heading and "cpu" in heading
+
+
+def test_bytes_of_a_sample_are_said_where_samples_are_not_counted() -> None:
+    alone = group("a", "cpu", 2)
+    stages = [call("batch", "actor.next", samples=4, sample_bytes=100), call("more", "actor.look", "batch", sample_bytes=2000)]
+    text = draw(topology(plan("p", Cluster(), [alone], [component("actor", alone)], stages)))
+    assert re.search(r"batch = .* 4 samples\n", text) and re.search(r"more = .* 2 kB a sample", text) and "400 B" in text
+
+
 def test_takes_more_where_it_may() -> None:
     short, full = draw(drawn("100000"), lines=30), draw(drawn("100000"), lines=200)
     assert fits(short, 80, 30) and fits(full, 80, 200) and full.count("\n") > 60

@@ -1,0 +1,117 @@
+"""`meshctl config RECIPE [OVERRIDES]`: the recipe as composed; with `--origins`, where each of its values was written.
+
+What is printed without `--origins` is a recipe again, all files and overrides in one. Secrets, and what came from the environment, are
+hidden. A wrong recipe is printed as far as it goes, with its report on stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshctl.cli.load import Unreadable, loaded_of
+from meshctl.cli.validate import draw, write
+from meshctl.diagnostics import Span
+from meshctl.recipe.words import listed
+
+if TYPE_CHECKING:
+    from meshctl.recipe.load import Loaded
+    from meshctl.recipe.origins import Origin
+
+FORMATS = ("text", "json")
+FORMAT = 1
+"""Of the JSON."""
+USAGE = 2
+WIDTH = 80
+"""Where there is no terminal that says otherwise."""
+
+
+def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int:
+    """Prints it; the exit code: 1 where the recipe has errors, 3 where there is none to read."""
+    if format not in FORMATS:
+        print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
+        return USAGE
+    try:
+        loaded, _ = loaded_of(recipe, overrides)
+    except Unreadable as unreadable:
+        draw(unreadable.report, sys.stderr)
+        return 3
+    if loaded.report.diagnostics:
+        draw(loaded.report, sys.stderr)
+    draws: Callable[[Loaded], str] = {
+        (False, "text"): composed,
+        (False, "json"): composed_json,
+        (True, "text"): origins_text,
+        (True, "json"): origins_json,
+    }[origins, format]
+    if loaded.tree is not None and (loaded.tree.value or format == "json"):
+        write(draws(loaded), sys.stdout)
+    return 3 if not loaded.readable else 1 if loaded.report.errors else 0
+
+
+def data(loaded: Loaded) -> Any:
+    from meshctl.recipe.nodes import plain
+    from meshctl.recipe.secrets import shown
+
+    return plain(shown(loaded.tree, loaded.secrets)) if loaded.tree is not None else {}
+
+
+def composed(loaded: Loaded) -> str:
+    from meshctl.recipe.text import dump
+
+    return dump(data(loaded))
+
+
+def composed_json(loaded: Loaded) -> str:
+    return in_json(data(loaded), indent=2) + "\n"
+
+
+def origins_text(loaded: Loaded) -> str:
+    from meshctl.recipe.origins import origins
+    from meshctl.view.origins import text
+
+    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    return text(origins(loaded, Path.cwd()), max(WIDTH, width)) + "\n"
+
+
+def origins_json(loaded: Loaded) -> str:
+    from meshctl.recipe.origins import origins
+
+    values = ",\n".join(f"    {in_json(of_origin(origin))}" for origin in origins(loaded, Path.cwd()))
+    return f'{{\n  "format": {FORMAT},\n  "errors": {len(loaded.report.errors)},\n  "values": [\n{values}\n  ]\n}}\n'
+
+
+def of_origin(origin: Origin) -> dict[str, Any]:
+    said: dict[str, Any] = {"path": list(origin.path), "value": origin.value, "kind": origin.kind, "place": of_span(origin.span)}
+    if origin.note:
+        said["note"] = origin.note
+    if origin.means:
+        said["means"] = origin.means[0]
+    if origin.refers:
+        said["refers"] = [
+            {"text": one.text, "path": list(one.path) if one.path else None, "place": of_span(one.span)} for one in origin.refers
+        ]
+    if origin.was:
+        said["was"] = [{"value": was.value, "place": of_span(was.span)} for was in origin.was]
+    return said
+
+
+def of_span(span: Span | None) -> dict[str, Any] | None:
+    return {"file": span.file, "line": span.line, "column": span.column, "width": span.width} if span else None
+
+
+def in_json(value: Any, indent: int | None = None) -> str:
+    """JSON has no word for what is no number."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))) else value

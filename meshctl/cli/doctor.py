@@ -1,0 +1,87 @@
+"""`meshctl doctor [RECIPE]`: what this machine lacks, each with what to do about it; with a recipe, whether it would start here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from meshctl.checks import Check, as_data, tally
+from meshctl.cli.colour import coloured
+from meshctl.cli.load import Ready, Unreadable, plan_of
+from meshctl.diagnostics import RecipeError
+from meshctl.engines import local
+from meshctl.engines.doctor.asked import Asked
+from meshctl.engines.doctor.examine import examine
+from meshctl.engines.worker import CannotStart
+from meshctl.recipe.words import counted, listed
+from meshctl.redaction import command_line, hidden
+from meshctl.run import Start
+from meshctl.view.checks import table
+
+FORMATS = ("text", "json")
+USAGE, REFUSED, INTERRUPTED = 2, 4, 130
+NO_TERMINAL, WIDEST = 80, 120
+"""Columns."""
+
+
+def doctor(recipe: str, overrides: list[str], format: str) -> int:
+    """Prints what was found; the exit code: 4 with a failure, or what `validate` would say of the recipe."""
+    if format not in FORMATS:
+        print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
+        return USAGE
+    code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
+    try:
+        checks = (*examine(asked(ready)), *checks)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    say(checks, format)
+    return code or (REFUSED if tally(checks)["failure"] else 0)
+
+
+def asked(ready: Ready | None) -> Asked:
+    """What a recipe wants of the machine."""
+    if ready is None:
+        return Asked()
+    plan = ready.plan
+    kinds = frozenset(group.device_type for group in plan.groups)
+    return Asked(ready.resume.path if ready.resume else Path(plan.run.dir), ready.path, kinds, plan.places)
+
+
+def prepared(recipe: str, overrides: list[str]) -> tuple[int, Ready | None, tuple[Check, ...]]:
+    """The exit code that the recipe alone has earned, and the checks that are about it."""
+    again = f"meshctl validate {command_line([recipe, *overrides])}"
+    try:
+        ready = plan_of(recipe, overrides)
+    except Unreadable as wrong:
+        return 3, None, (Check("recipe", "text", "failure", hidden(str(wrong)), again),)
+    except RecipeError as wrong:
+        errors = len(wrong.report.errors)
+        found = f"{recipe} has {counted(errors, 'error')}: {wrong.report.errors[0].message}" + (" ..." if errors > 1 else "")
+        return 1, None, (Check("recipe", "text", "failure", hidden(found), again),)
+    plan = ready.plan
+    found = f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}"
+    return 0, ready, (Check("recipe", "text", "ok", found), preflight(ready))
+
+
+def preflight(ready: Ready) -> Check:
+    """What `launch` looks at before it starts anything."""
+    try:
+        local.preflight(ready.plan, Start(ready.path))
+    except CannotStart as refused:
+        return Check("recipe", "start", "failure", hidden(str(refused)), "change the recipe, or launch it where that is")
+    return Check("recipe", "start", "ok", "`launch` would start it here")
+
+
+def say(checks: tuple[Check, ...], format: str) -> None:
+    width = min(WIDEST, shutil.get_terminal_size((NO_TERMINAL, 24)).columns) if sys.stdout.isatty() else NO_TERMINAL
+    text = json.dumps(as_data(checks), indent=2) + "\n" if format == "json" else table(checks, width=width, colour=coloured(sys.stdout))
+    try:
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more when it leaves
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

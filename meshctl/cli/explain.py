@@ -1,0 +1,107 @@
+"""`meshctl explain [CODE]`: the page of a code, the codes of a subject (`MC4`), or all of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+from meshctl.codes import SUBJECTS, Block, Page, Section, codes, head, page
+from meshctl.recipe.words import did_you_mean, listed
+
+USAGE = 2
+INDENT, CHANGED = "    ", "  > "
+RECIPE = "recipe.yaml"
+
+
+def explain(word: str) -> int:
+    """Prints what it is about; the exit code."""
+    known = codes()
+    asked = _code(word)
+    if asked in known:
+        return _print(_page(page(asked)))
+    if among := [code for code in known if asked and code.startswith(asked)] if word else known:
+        return _print(_list(among))
+    print(f"error: {_unknown(word, asked, known)}", file=sys.stderr)
+    return USAGE
+
+
+def _code(word: str) -> str:
+    """`mc410`, `410` and `error[MC410]` are MC410; empty for what is no code."""
+    found = re.fullmatch(r"(?:error|warning|note)?\[?(?:mc)?(\d{1,3})\]?:?", word.strip(), re.IGNORECASE)
+    return f"MC{found[1]}" if found else ""
+
+
+def _unknown(word: str, asked: str, known: Sequence[str]) -> str:
+    """The nearest number, the pages that speak of a word, or where all are listed."""
+    shown = word.strip()[:40] if word.isprintable() else ascii(word)[:40]
+    if asked:
+        near = min(known, key=lambda code: (abs(int(code[2:]) - int(asked[2:].ljust(3, "0"))), code))
+        return f"there is no code `{asked}`; the nearest is `{near}`: {head(near)[1]}"
+    spoken = [code for code in known if _speaks(page(code), word.strip().lower())] if len(word.strip()) > 2 else []
+    if spoken:
+        return f"there is no code `{shown}`; {listed(spoken)} {'speaks' if len(spoken) == 1 else 'speak'} of it"
+    return f"there is no code `{shown}`; {near if (near := _meant(word, known)) else '`meshctl explain` lists all'}"
+
+
+def _meant(word: str, known: Sequence[str]) -> str:
+    near = did_you_mean(word.strip().upper(), known)
+    return near if near.startswith("did you mean") else ""
+
+
+def _speaks(of: Page, word: str) -> bool:
+    prose = [piece for piece in of.why.pieces if isinstance(piece, str)]
+    return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text.lower()) for text in (of.title, *prose))
+
+
+# What is printed
+
+
+def _list(known: Sequence[str]) -> Iterator[str]:
+    subject = ""
+    for code in known:
+        if code[2] != subject:
+            yield from [""] * bool(subject)
+            subject = code[2]
+            yield f"MC{subject}  {SUBJECTS[subject]}"
+        severity, title = head(code)
+        yield f"  {code}  {'' if severity == 'error' else f'{severity}: '}{title}"
+
+
+def _page(of: Page) -> Iterator[str]:
+    yield f"{of.severity}[{of.code}]: {of.title}"
+    yield ""
+    yield from _section(of.why, of.why)
+    for name, section, other in (("wrong", of.wrong, of.right), ("right", of.right, of.wrong)):
+        if section.pieces:
+            yield from ("", f"{name}{f', and also {listed(section.also)}' if section.also else ''}:", "")
+            yield from _section(section, other)
+
+
+def _section(section: Section, other: Section) -> Iterator[str]:
+    """Its paragraphs and blocks; lines of a block that the other section has not are marked."""
+    for number, piece in enumerate(section.pieces):
+        if number:
+            yield ""
+        if isinstance(piece, str):
+            yield from piece.splitlines()
+        else:
+            yield from _block(piece, next((block for block in other.blocks if block.name == piece.name), piece))
+
+
+def _block(block: Block, other: Block) -> Iterator[str]:
+    if block.name and block.name != RECIPE:
+        yield f"{INDENT}{'#' if block.language in ('python', 'yaml') else '--'} {block.name}"
+    for line in block.lines:
+        yield f"{INDENT if line in other.lines else CHANGED}{line}".rstrip()
+
+
+def _print(lines: Iterator[str]) -> int:
+    try:
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        print("\n".join(lines))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more when it leaves
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

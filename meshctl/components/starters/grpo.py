@@ -1,0 +1,137 @@
+"""A model learns to add two digits from marks alone (GRPO): the components of the recipe beside this file.
+
+    Questions   gives sums to be answered            put your prompts here
+    Sampler     answers each several times           your inference engine
+    Judge       marks the answers                    your reward
+    Actor       learns from the marks                your model, its optimizer, its sharding
+
+No answer is ever shown to it: 1 question in 10 is answered right at first, by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+from meshctl import Batch, Component, endpoint
+
+
+class Policy(nn.Module):
+    """Two digits in, a logit for each digit of the answer out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digit = nn.Embedding(20, 64)
+        self.think = nn.Sequential(nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 10))
+
+    def forward(self, question: Tensor) -> Tensor:
+        place = torch.tensor([0, 10], device=question.device)
+        return cast(Tensor, self.think(self.digit(question + place).flatten(1)))
+
+
+class Questions(Component):
+    """A source: it gives a row for each sample number, the same on any mesh and after any resume."""
+
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        pairs = torch.tensor(samples) * 37 % 100  # all pairs of digits come round
+        return Batch({"question": torch.stack([pairs // 10, pairs % 10], 1)})
+
+
+class Sampler(Component):
+    """Answers with the weights that the actor publishes."""
+
+    def __init__(self, times: int = 8) -> None:
+        """`times` is how many answers each question gets: those that GRPO compares."""
+        self.times = times
+
+    def setup(self) -> None:
+        self.model = Policy().to(self.device)
+
+    @endpoint(dispatch="slice_dp", collect="flatten")
+    @torch.no_grad()
+    def sample(self, batch: Batch) -> Batch:
+        choices = self.model(batch["question"].to(self.device)).log_softmax(1)
+        answers = choices.exp().multinomial(self.times, replacement=True)
+        logp = choices.gather(1, answers)
+        return batch.repeat(self.times).with_columns(answer=answers.flatten().cpu(), logp=logp.flatten().cpu())
+
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        return self.model.named_parameters()
+
+    @torch.no_grad()
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """`sync: actor, to: sampler` calls it, with what the actor's `weights()` gives."""
+        own = dict(self.model.named_parameters())
+        for name, tensor in stream:
+            own[name].copy_(tensor)
+
+
+class Judge(Component):
+    """Knows the right answers. A reward model or a sandbox would stand here."""
+
+    @endpoint(dispatch="slice_dp", collect="flatten")
+    def score(self, batch: Batch) -> Batch:
+        reward = (batch["answer"] == batch["question"].sum(1) % 10).float()
+        self.log({"reward": reward.mean().item()}, weight=len(batch))
+        return batch.with_columns(reward=reward)
+
+
+class Actor(Component):
+    def __init__(self, lr: float = 0.005, clip: float = 0.2, entropy: float = 0.2) -> None:
+        """`entropy` rewards doubt: without it the policy settles on wrong answers."""
+        self.lr, self.clip, self.entropy = lr, clip, entropy
+
+    def setup(self) -> None:
+        self.model = Policy().to(self.device)
+        if self.mesh.size("fsdp") > 1:  # with dp beside it: copies over dp, each split over fsdp
+            fully_shard(self.model, mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr, weight_decay=0.0)
+
+    @endpoint(dispatch="slice_dp", collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        """One step on this rank's share; all answers to one question are in one share."""
+        advantage = advantages(batch).to(self.device)
+        batch = batch.to(self.device)
+        choices = self.model(batch["question"]).log_softmax(1)
+        logp = choices.gather(1, batch["answer"][:, None]).squeeze(1)
+        ratio = (logp - batch["logp"]).exp()
+        gain = torch.minimum(ratio * advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * advantage).mean()
+        entropy = -(choices.exp() * choices).sum(1).mean()
+        self.optimizer.zero_grad()
+        torch.autograd.backward(-gain - self.entropy * entropy)
+        if self.mesh.size("fsdp") == 1:  # fully_shard does the same by itself
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    self.collective("dp").all_reduce(parameter.grad, "mean")
+        self.optimizer.step()
+        return {"entropy": entropy.item()}
+
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Whole parameters, or this rank's shards of them."""
+        return self.model.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds; it may be loaded into another layout."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def advantages(batch: Batch) -> Tensor:
+    """Each answer's reward less the mean of those to the same question, over their spread."""
+    reward: Tensor = batch["reward"]
+    group = torch.unique(cast(Tensor, batch.group_ids), dim=0, return_inverse=True)[1]
+    count = group.bincount()
+    mean = torch.zeros(len(count)).index_add(0, group, reward) / count
+    apart = reward - mean[group]
+    spread = (torch.zeros(len(count)).index_add(0, group, apart**2) / count).sqrt()
+    advantage: Tensor = apart / (spread[group] + 0.01)
+    return advantage

@@ -1,0 +1,270 @@
+"""Where each value of a composed recipe was written, what it replaced, and what is in force although nobody wrote it.
+
+    for origin in origins(loaded, cwd):
+        origin.path, origin.value          ("run", "steps"), 7
+        origin.kind, origin.span           "override", Span("override 1", 1, 11)
+        origin.was                         (Was(100, Span("recipe.yaml", 29, 15)),)
+
+All of it is read off the tree, once somebody asks. Secrets and what came from the environment are hidden here already: nothing that
+is made of origins can show them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Any, Literal
+
+from meshctl.diagnostics import Span
+from meshctl.mesh import DeviceMesh
+from meshctl.recipe import text
+from meshctl.recipe.interpolation import references
+from meshctl.recipe.load import Loaded
+from meshctl.recipe.model import Recipe, Stage
+from meshctl.recipe.nodes import BROKEN, Node, Path, leaves, plain, replaced
+from meshctl.recipe.overrides import is_override
+from meshctl.recipe.rules import Facts
+from meshctl.recipe.secrets import Secrets, shown
+from meshctl.redaction import HIDDEN
+from meshctl.sizes import DIMS
+
+Kind = Literal["recipe", "file", "override", "decorator", "default", "inferred"]
+UNREAD = "<unreadable>"
+PLAIN = re.compile(r"(?:[\w./~$@+= -]|:(?! )|\$\{[^{}\"'#]*\}|<redacted>)+")
+"""Text that needs no quotes."""
+
+
+@dataclass(frozen=True)
+class Was:
+    """A value that was replaced."""
+
+    value: Any
+    span: Span
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One `${...}` of a value."""
+
+    text: str
+    """As written."""
+    path: Path | None
+    """What it names; none for the environment."""
+    span: Span | None
+    """Where that stands."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    path: Path
+    value: Any
+    """Plain data, as the recipe says it; secrets are hidden."""
+    kind: Kind
+    """`recipe` is the recipe itself, `file` a config group or an included recipe."""
+    span: Span | None = None
+    """None for what nobody wrote."""
+    note: str = ""
+    """Of what nobody wrote: why it is so."""
+    means: tuple[Any, ...] = ()
+    """What it is once references are followed and `auto` is a number; empty where that is the same."""
+    refers: tuple[Reference, ...] = ()
+    was: tuple[Was, ...] = ()
+    """What it replaced, the last first."""
+
+
+def origins(loaded: Loaded, cwd: File) -> tuple[Origin, ...]:
+    """Of every scalar, and of every empty list or mapping, in the order of the recipe; what nobody wrote comes after its neighbours."""
+    if loaded.tree is None:
+        return ()
+    written = {path: _written(loaded, path, leaf) for path, leaf in leaves(loaded.tree) if path}
+    facts = loaded.facts
+    unwritten = _in_force(facts, loaded.tree, cwd) if facts is not None and not loaded.report.errors else ()
+    return _in_order([*written.values(), *(origin for origin in unwritten if origin.path not in written)])
+
+
+def line_of(value: Any) -> str:
+    """A value as YAML on one line."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {line_of(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(line_of, value))}]"
+    if isinstance(value, str):
+        as_it_is = PLAIN.fullmatch(value) and value == value.strip() and isinstance(text.scalar(value), str)
+        return value if as_it_is or value in (HIDDEN, UNREAD) else json.dumps(value, ensure_ascii=False)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# What somebody wrote
+
+
+def _written(loaded: Loaded, path: Path, leaf: Node) -> Origin:
+    assert loaded.tree is not None
+    secrets = loaded.secrets
+    if leaf.made:
+        return Origin(path, _plain(leaf, path, secrets), "inferred", None, leaf.made)
+    return Origin(
+        path=path,
+        value=_plain(leaf, path, secrets),
+        kind=kind_of(leaf.span, loaded.tree),
+        span=leaf.span,
+        means=_means(loaded, path, leaf),
+        refers=tuple(_references(loaded.tree, path, leaf, secrets)),
+        was=tuple(_was(loaded.tree, path, leaf, secrets)),
+    )
+
+
+def kind_of(span: Span, tree: Node) -> Kind:
+    return "override" if is_override(span.file) else "recipe" if span.file == tree.span.file else "file"
+
+
+def _plain(node: Node, path: Path, secrets: Secrets) -> Any:
+    return UNREAD if node.value is BROKEN else plain(shown(node, secrets, path))
+
+
+def _references(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[Reference]:
+    if isinstance(leaf.value, str) and "${" in leaf.value:
+        for written, target in references(leaf.value, path):
+            node = tree.at(target) if target is not None else None
+            said = str(_plain(Node(written, leaf.span), path, secrets))  # a default may be the secret
+            yield Reference(said, target, node.span if node is not None and not node.made else None)
+
+
+def _was(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[Was]:
+    last = leaf.span
+    for node in replaced(tree, path):
+        if node.span != last:
+            yield Was(_plain(node, path, secrets), node.span)
+        last = node.span
+
+
+def _means(loaded: Loaded, path: Path, leaf: Node) -> tuple[Any, ...]:
+    """What a value comes to; empty where that is what it says, or cannot be told."""
+    facts = loaded.facts
+    if facts is None:
+        return ()
+    if leaf.value == "auto" and len(path) == 4 and path[2] == "parallel" and (mesh := facts.meshes.get(path[1])):
+        return (mesh.size(path[3].removesuffix("_size")),)
+    node = facts.written.node(*path)
+    if node is None or node.value is BROKEN or not isinstance(leaf.value, str) or node.value == leaf.value:
+        return ()
+    if path in loaded.secrets.paths or _meets_secret(loaded, path, leaf):
+        return (HIDDEN,)
+    return (_plain(node, path, loaded.secrets),)
+
+
+def _meets_secret(loaded: Loaded, path: Path, leaf: Node) -> bool:
+    """Whether a reference leads to a secret, over whatever stands between."""
+    open, seen = [(path, leaf)], set[Path]()
+    while open and loaded.tree is not None:
+        here, node = open.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        for below, inner in leaves(node, here):
+            if below in loaded.secrets.paths:
+                return True
+            for _, target in references(inner.value, below) if isinstance(inner.value, str) and "${" in inner.value else ():
+                if target is not None and (found := loaded.tree.at(target)) is not None:
+                    open.append((target, found))
+    return False
+
+
+def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
+    """By the tree that they make: what nobody wrote stands beside its siblings."""
+    tree: dict[Any, Any] = {}
+    for origin in found:
+        node = tree
+        for key in origin.path:
+            node = node.setdefault(key, {})
+        node[None] = origin
+
+    def flat(node: dict[Any, Any]) -> Iterator[Origin]:
+        for key, item in node.items():
+            if key is None:
+                yield item
+            else:
+                yield from flat(item)
+
+    return tuple(flat(tree))
+
+
+# What nobody wrote
+
+
+def _in_force(facts: Facts, tree: Node, cwd: File) -> Iterator[Origin]:
+    """Defaults that have an effect, and what is inferred. What is off or empty unless it is said is not listed."""
+    recipe = facts.recipe
+    yield _default(("seed",), recipe.seed)
+    yield from _of_cluster(facts, recipe, tree)
+    for group in recipe.groups.values():
+        if group.device_type != "cpu" and group.program is None:
+            yield _default(("groups", group.name, "gpus_per_worker"), group.gpus_per_worker)
+    for component in recipe.components.values():
+        mesh = facts.meshes.get(component.name)
+        if mesh is not None and not isinstance(component.parallel, str):
+            yield from _of_mesh(component.name, mesh, dict(component.parallel.given))
+    for stage in recipe.pipeline.values():
+        yield from _of_stage(facts, stage, tree, cwd)
+    yield _default(("run", "dir"), recipe.run.dir)
+    if recipe.run.checkpoint is not None:
+        yield _default(("run", "checkpoint", "keep"), recipe.run.checkpoint.keep)
+    grace = recipe.run.grace
+    yield _default(("run", "grace"), int(grace) if grace == int(grace) else grace)
+
+
+def _default(path: Path, value: Any) -> Origin:
+    return Origin(path, value, "default")
+
+
+def _inferred(path: Path, value: Any, note: str) -> Origin:
+    return Origin(path, value, "inferred", None, note)
+
+
+def _of_cluster(facts: Facts, recipe: Recipe, tree: Node) -> Iterator[Origin]:
+    """The least that holds the groups."""
+    if facts.placed is None:
+        return
+    note, cluster = "the least that fits", facts.placed.cluster
+    yield _inferred(("cluster", "nodes"), cluster.nodes, note)
+    if tree.at(("cluster", "devices_per_node")) is None:
+        for kind, runs in cluster.devices_per_node.items():
+            each = [devices for _, devices in runs]
+            if len(each) == 1:
+                yield _inferred(("cluster", "devices_per_node", kind), each[0], note)
+
+
+def _of_mesh(component: str, mesh: DeviceMesh, given: dict[str, int | str]) -> Iterator[Origin]:
+    """The sizes that were left out and are more than 1; of a layout that says none, the one dim that it has."""
+    sizes = {f"{dim}_size": mesh.size(dim) for dim in DIMS}
+    for key, size in sizes.items():
+        if key not in given and (size > 1 or (key == "dp_size" and not given)):
+            yield _inferred(("components", component, "parallel", key), size, "the rest of the group")
+
+
+def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Origin]:
+    path = ("pipeline", stage.name)
+    if stage.kind == "sync":
+        yield _default((*path, "every"), stage.every)
+        yield Origin((*path, "max_staleness"), stage.every - 1, "default", note="`every` - 1")
+        return
+    endpoint = facts.endpoint(stage)
+    dispatch = tree.at((*path, "dispatch"))
+    where = {"dispatch": (*path, "dispatch", "mode") if dispatch is not None and dispatch.is_mapping else (*path, "dispatch")}
+    words = {"dispatch": endpoint.dispatch, "execute": endpoint.execute, "collect": endpoint.collect}
+    for word, value in words.items():
+        if word == "dispatch" and stage.is_source:
+            continue
+        if word in endpoint.says:
+            file, line, column = endpoint.place
+            yield Origin(where.get(word, (*path, word)), value, "decorator", Span(_near(file, cwd), line, column))
+        elif word != endpoint.unread:
+            yield _default(where.get(word, (*path, word)), value)
+    yield _default((*path, "every"), stage.every)
+
+
+def _near(file: str, cwd: File) -> str:
+    """As the user would name it."""
+    return str(File(file).relative_to(cwd)) if File(file).is_relative_to(cwd) else file

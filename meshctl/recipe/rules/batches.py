@@ -1,0 +1,329 @@
+"""MC525, MC536 to MC538 and MC541 to MC543: how many samples there are, into how many shares they go, and whether joined ones are the same.
+
+Counts are known where a stage says `samples`. Samples made from others, k for each, belong to a group, and a group stays together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.mesh import DeviceMesh
+from meshctl.recipe.model import Input, Sizes, Stage
+from meshctl.recipe.rules.calls import REDUCED
+from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.models import proposals
+from meshctl.recipe.rules.pipeline import input_path
+from meshctl.recipe.rules.schedule import Times, times_of
+from meshctl.recipe.words import counted, listed
+from meshctl.routes import COLLECT, DISPATCH, Dispatch, shares, voices
+
+LISTS = ("none", "last_pp")
+"""What these collect are lists of values."""
+
+
+def collect_of(facts: Facts, stage: Stage) -> str:
+    """What the plan will take for it."""
+    return stage.collect or facts.endpoint(stage).collect
+
+
+def execute_of(facts: Facts, stage: Stage) -> str:
+    return stage.execute or facts.endpoint(stage).execute
+
+
+def dispatch_of(facts: Facts, stage: Stage, given: Input) -> Dispatch:
+    return (given.dispatch or stage.dispatch).with_default(facts.endpoint(stage).dispatch)
+
+
+def _calls(facts: Facts) -> Iterator[Stage]:
+    """The stages that call, as far as nothing is wrong with how they take and give."""
+    for name, stage in facts.recipe.pipeline.items():
+        right = all(facts.right("pipeline", name, key) for key in ("in", "samples", "dispatch", "execute", "collect"))
+        modes = collect_of(facts, stage) in COLLECT and facts.endpoint(stage).dispatch in DISPATCH
+        if stage.kind == "call" and right and modes:
+            yield stage
+
+
+# Shares
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Into how many shares a component cuts what a stage gives."""
+
+    stage: Stage
+    """The one that takes them; a source takes its own numbers."""
+    count: int
+
+
+def _shares_of(facts: Facts, source: Stage) -> Iterator[Shares]:
+    """Of everybody who must get a sample."""
+    mesh = facts.meshes.get(source.component)
+    if source.is_source and mesh is not None and not source.dispatch.allow_empty:
+        yield Shares(source, voices(collect_of(facts, source), execute_of(facts, source)).count(mesh))
+    if COLLECT[collect_of(facts, source)].join not in ("samples", "first"):
+        return
+    for stage in _calls(facts):
+        theirs = facts.meshes.get(stage.component)
+        for given in stage.inputs[:1]:  # the first gives order and shares to all
+            dispatch = dispatch_of(facts, stage, given)
+            if theirs is not None and given.stages[:1] == (source.name,) and not dispatch.allow_empty and not dispatch.home:
+                speakers = voices(collect_of(facts, source), execute_of(facts, source)).count(mesh) if mesh is not None else 0
+                execute = execute_of(facts, stage)
+                if execute != "peer" or speakers:
+                    yield Shares(stage, shares(theirs, execute, dispatch.mode, speakers))
+
+
+def enough_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """Where the count is known, every share gets one, or the dispatch says `allow_empty`."""
+    for source in _calls(facts):
+        few = [taken for taken in _shares_of(facts, source) if 0 < source.samples < taken.count]
+        if few:
+            yield _too_few(facts, source, few)
+
+
+def _too_few(facts: Facts, source: Stage, few: list[Shares]) -> Diagnostic:
+    """One for the count, with a place for everybody who shares it out."""
+    components = {taken.stage.component: taken.count for taken in few}
+    gives = f"stage `{source.name}` gives {counted(source.samples, 'sample')}"
+    message = f"{gives}, too few for the shares of {listed(components)}"
+    if len(components) == 1:
+        (component, count), *_ = components.items()
+        message = f"{gives}, `{component}` shares them among {count}"
+    says = tuple(facts.key("components", name).with_word(f"`{name}` has {counted(count, 'share')}") for name, count in components.items())
+    help = f"give at least {max(components.values())}, or say `dispatch: {{allow_empty: true}}`"
+    named = [facts.recipe.components[name] for name in components]
+    if len(named) == 1 and isinstance(named[0].parallel, Sizes) and named[0].parallel.given:
+        options = proposals(facts, named[0], named[0].parallel)
+        help = f"{help}; {options}" if options else help
+    return Diagnostic("MC541", message, facts.value("pipeline", source.name, "samples"), says, help)
+
+
+def together(facts: Facts) -> Iterator[Diagnostic]:
+    """Samples made from one stay together: there are as many groups as shares."""
+    for source in _calls(facts):
+        groups = _groups(facts, source, ())
+        if not groups:
+            continue
+        for stage in _calls(facts):
+            mesh = facts.meshes.get(stage.component)
+            given = stage.inputs[0] if stage.inputs else None
+            if mesh is None or given is None or given.stages[:1] != (source.name,) or execute_of(facts, stage) != "all":
+                continue
+            dispatch = dispatch_of(facts, stage, given)
+            count = DISPATCH[dispatch.mode].shares(mesh)
+            if groups < count <= source.samples and not (dispatch.allow_empty or dispatch.split_groups or dispatch.home):
+                are = f"the {source.samples} samples of `{source.name}` are {counted(groups, 'group')}"
+                span = facts.value("pipeline", stage.name, *input_path(given, 0))
+                says = facts.value("pipeline", source.name, "samples").with_word(
+                    f"{source.samples // groups} samples from each of {groups}"
+                )
+                help = "say `dispatch: {split_groups: true}`, or `allow_empty: true`, or begin with more"
+                yield Diagnostic("MC542", f"{are}, `{stage.component}` has {count} shares", span, (says,), help)
+
+
+def _groups(facts: Facts, stage: Stage, seen: tuple[str, ...]) -> int:
+    """How many groups a stage's samples belong to; 0 where there are none, or it is not known."""
+    before = facts.recipe.pipeline.get(stage.inputs[0].stages[0]) if stage.inputs and stage.inputs[0].stages else None
+    if before is None or not stage.samples or not before.samples or stage.name in seen:
+        return 0
+    if stage.samples == before.samples:
+        return _groups(facts, before, (*seen, stage.name))
+    return before.samples if stage.samples % before.samples == 0 else 0
+
+
+def filled_pipelines(facts: Facts) -> Iterator[Diagnostic]:
+    """A data rank has at least one sample for each stage of its pipeline parallelism: else some wait in every step."""
+    for stage in _calls(facts):
+        mesh = facts.meshes.get(stage.component)
+        source = facts.recipe.pipeline.get(stage.inputs[0].stages[0]) if stage.inputs and stage.inputs[0].stages else None
+        if mesh is None or source is None or mesh.size("pp") == 1 or execute_of(facts, stage) != "all" or not source.samples:
+            continue
+        if dispatch_of(facts, stage, stage.inputs[0]).mode != "slice_dp":
+            continue
+        each = -(-source.samples // mesh.data_size)
+        if mesh.data_size <= source.samples and each < mesh.size("pp"):
+            message = f"`{stage.component}` gets {counted(each, 'sample')} a data rank, fewer micro-batches than its pipeline has stages"
+            says = _pp(facts, stage.component).with_word(f"{mesh.size('pp')} stages")
+            help = f"give at least {mesh.size('pp') * mesh.data_size} samples, or choose a smaller `pp_size`"
+            yield Diagnostic("MC543", message, facts.value("pipeline", source.name, "samples"), (says,), help, "warning")
+
+
+def _pp(facts: Facts, component: str) -> Span:
+    return facts.value("components", component, "parallel", "pp_size")
+
+
+# Joins
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a stage's samples begin."""
+
+    source: Stage
+    times: Times
+
+
+def same_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """What a stage takes together is aligned by sample id: all of it has the same ids."""
+    for stage in _calls(facts):
+        taken = [(given, name) for given in stage.inputs for name in given.stages]
+        batches = [(given, name) for given, name in taken if _is_batch(facts, name)]
+        for given in stage.inputs:
+            for index, name in enumerate(given.stages if len(given.stages) > 1 else ()):
+                yield from _joined(facts, stage, given, index, name)
+        if not batches:
+            continue
+        (first, lead), *others = batches
+        for given, name in others:
+            apart = dispatch_of(facts, stage, given).mode == "all" != dispatch_of(facts, stage, first).mode
+            if not apart and name != lead and (why := _differ(facts, lead, name) or _unlike(facts, stage, lead, name)):
+                span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
+                message = f"stage `{stage.name}` takes `{lead}` and `{name}` together, which are not the same samples: {why[0]}"
+                yield Diagnostic("MC536", message, span, why[1], "take stages whose samples come from one source, one for one")
+
+
+def _joined(facts: Facts, stage: Stage, given: Input, index: int, name: str) -> Iterator[Diagnostic]:
+    """A list joins batches."""
+    other = facts.recipe.pipeline.get(name)
+    collect = collect_of(facts, other) if other and other.kind == "call" else ""
+    if other is None or collect not in (*REDUCED, *LISTS) or not facts.right("pipeline", name):
+        return
+    gives = "numbers" if collect in REDUCED else "a list of its workers' values"
+    span = facts.value("pipeline", stage.name, *input_path(given, index))
+    says = facts.key("pipeline", name).with_word(f"`collect` is {collect}")
+    help = "give each its own parameter: in: {PARAMETER: STAGE, ...}"
+    yield Diagnostic("MC537", f"a list of stages joins batches, `{name}` gives {gives}", span, (says,), help)
+
+
+def _is_batch(facts: Facts, name: str) -> bool:
+    stage = facts.recipe.pipeline.get(name)
+    return stage is not None and stage.kind == "call" and facts.right("pipeline", name) and collect_of(facts, stage) == "flatten"
+
+
+def _differ(facts: Facts, one: str, other: str) -> tuple[str, tuple[Span, ...]] | None:
+    """Why two stages cannot have the same samples, and where that is said; none where they may."""
+    stages = [facts.recipe.pipeline[name] for name in (one, other)]
+    counts = [stage.samples for stage in stages]
+    if all(counts) and counts[0] != counts[1]:
+        spans = [facts.value("pipeline", stage.name, "samples").with_word(f"{stage.samples} samples") for stage in stages]
+        return f"{counts[0]} and {counts[1]}", tuple(spans)
+    origins = [_origin(facts, stage) for stage in stages]
+    if origins[0] is None or origins[1] is None or origins[0].source.name == origins[1].source.name:
+        return None
+    sources = [origin.source for origin in origins if origin]
+    if sources[0].samples != sources[1].samples and all(source.samples for source in sources):
+        spans = [facts.value("pipeline", source.name, "samples").with_word(f"{source.samples} a step") for source in sources]
+        return f"their sources `{sources[0].name}` and `{sources[1].name}` give different numbers of them", tuple(spans)
+    if origins[0].times != origins[1].times:
+        spans = [
+            facts.key("pipeline", source.name).with_word(f"runs {origin.times}")
+            for source, origin in zip(sources, origins, strict=True)
+            if origin
+        ]
+        return f"their sources `{sources[0].name}` and `{sources[1].name}` run at different times", tuple(spans)
+    return None
+
+
+def _unlike(facts: Facts, stage: Stage, one: str, other: str) -> tuple[str, tuple[Span, ...]] | None:
+    """Why a worker that hears only its own producers does not hear the same samples from both; none where it may."""
+    if execute_of(facts, stage) != "peer":
+        return None
+    stages = [facts.recipe.pipeline[name] for name in (one, other)]
+    meshes = [facts.meshes.get(stage.component) for stage in stages]
+    counts = [
+        voices(collect_of(facts, stage), execute_of(facts, stage)).count(mesh) for stage, mesh in zip(stages, meshes, strict=True) if mesh
+    ]
+    if len(counts) < 2 or counts[0] == counts[1]:
+        return None
+    spans = [facts.key("pipeline", stage.name).with_word(counted(count, "producer")) for stage, count in zip(stages, counts, strict=True)]
+    return f"`execute: peer`, and {counts[0]} workers give the one, {counts[1]} the other", tuple(spans)
+
+
+def _origin(facts: Facts, stage: Stage) -> Origin | None:
+    """The source that a stage's samples come from, over the first stage that each takes."""
+    seen: set[str] = set()
+    while stage.inputs:
+        before = facts.recipe.pipeline.get(stage.inputs[0].stages[0]) if stage.inputs[0].stages else None
+        if before is None or before.kind != "call" or before.name in seen:
+            return None
+        seen.add(before.name)
+        stage = before
+    return Origin(stage, times_of(facts, stage.name))
+
+
+def somebody_takes(facts: Facts) -> Iterator[Diagnostic]:
+    """A batch that a source gives is taken, where stages take from one another; a number that no stage takes is a metric."""
+    pipeline = facts.recipe.pipeline
+    taken = {name for stage in pipeline.values() for name in stage.takes}
+    if not taken or not facts.right("pipeline") or not all(name in pipeline for name in taken):
+        return
+    for name, stage in pipeline.items():
+        if stage.is_source and name not in taken:
+            yield Diagnostic("MC539", f"no stage takes the batches of `{name}`", facts.key("pipeline", name), severity="note")
+
+
+# Modes that go together
+
+
+def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
+    """What the workers of a stage get and what is collected from them are the same samples, each once."""
+    taken = {name for stage in facts.recipe.pipeline.values() for name in stage.takes}
+    for stage in _calls(facts):
+        mesh = facts.meshes.get(stage.component)
+        if mesh is None or not stage.inputs or stage.name not in taken or execute_of(facts, stage) != "all":
+            continue
+        mode = dispatch_of(facts, stage, stage.inputs[0]).mode
+        why = _lost(mesh, mode, stage.component)
+        if COLLECT[collect_of(facts, stage)].join == "samples" and why:
+            spans = [("pipeline", stage.name, "dispatch"), ("pipeline", stage.name, "call")]
+            span = facts.value(*next(path for path in spans if facts.names(*path)))
+            message = f"`dispatch: {mode}` and `collect: {collect_of(facts, stage)}` of stage `{stage.name}`: {why}"
+            yield Diagnostic("MC538", message, span, help="say `dispatch: slice_dp`", severity="warning")
+
+
+def _lost(mesh: DeviceMesh, mode: str, component: str) -> str:
+    if mode == "all" and mesh.data_size > 1:
+        return f"each of the {mesh.data_size} data ranks of `{component}` gives all samples, so each comes {mesh.data_size} times"
+    if mode == "slice" and mesh.world_size > mesh.data_size:
+        others = f"and {mesh.data_size} of them are heard: the samples of the others are lost"
+        return f"{mesh.world_size} workers of `{component}` get different samples, {others}"
+    return ""
+
+
+def words_with_effect(facts: Facts) -> Iterator[Diagnostic]:
+    """A word of `dispatch` and `execute` that changes nothing was meant otherwise."""
+    for stage in _calls(facts):
+        if stage.is_source:
+            yield from _of_a_source(facts, stage)
+            continue
+        execute = execute_of(facts, stage)
+        for given in stage.inputs:
+            path = ("pipeline", stage.name, "in", given.parameter, "dispatch") if given.dispatch else ("pipeline", stage.name, "dispatch")
+            words, mode = given.dispatch or stage.dispatch, dispatch_of(facts, stage, given).mode
+            one_share = "`execute: first` calls one worker" if execute == "first" else "`all` cuts no shares" if mode == "all" else ""
+            for key, said in (("balance", words.balance), ("home", words.home), ("split_groups", words.split_groups)):
+                if said and one_share and (key != "home" or execute == "first"):
+                    yield _idle(facts, f"`{key}` changes nothing: {one_share}", *path, key)
+            if words.balance and words.home and not one_share:
+                yield _idle(facts, "`balance` changes nothing: `home` says where each sample goes", *path, "balance")
+
+
+def _of_a_source(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
+    words, path = stage.dispatch, ("pipeline", stage.name, "dispatch")
+    node = facts.written.node(*path)
+    if node is not None and not node.is_mapping:
+        yield _idle(facts, f"`dispatch` changes nothing: stage `{stage.name}` takes nothing", *path)
+    for key, said in (("mode", words.mode), ("balance", words.balance), ("home", words.home), ("split_groups", words.split_groups)):
+        if node is not None and node.is_mapping and said:
+            yield _idle(facts, f"`{key}` changes nothing: stage `{stage.name}` takes nothing", *path, key)
+    if stage.execute == "peer":
+        yield _idle(facts, f"`execute: peer` changes nothing: stage `{stage.name}` takes nothing", "pipeline", stage.name, "execute")
+
+
+def _idle(facts: Facts, message: str, *path: str) -> Diagnostic:
+    return Diagnostic("MC525", message, facts.key(*path), help="remove it", severity="warning")
+
+
+RULES = (enough_samples, together, filled_pipelines, same_samples, somebody_takes, every_sample_once, words_with_effect)

@@ -1,0 +1,266 @@
+"""`meshctl config`: a recipe again, or where each value comes from; wrong ones as far as they go; and no secret in any command's output."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshctl.cli.bug import bug
+from meshctl.cli.config import config
+from meshctl.cli.launch import launch
+from meshctl.cli.load import plan_of
+from meshctl.cli.show_topology import Asked as Drawn
+from meshctl.cli.show_topology import show
+from meshctl.cli.validate import Asked, validate
+from meshctl.engines import attempt
+from meshctl.engines.attempt import holds_secret
+from meshctl.redaction import HIDDEN
+from meshctl.view.reports import FORMATS
+
+GOLDEN = Path(__file__).parents[1] / "recipe" / "golden"
+MARK = "xS3cr3tMarkx"
+
+RECIPE = """\
+defaults: [base, layout@components.actor.parallel: fsdp, _self_]
+vars: {lr: 0.1, long: a very long text that has no room in half of a line or in a whole one either}
+groups:
+  train: {ranks: 4, device_type: cpu, env: {HF_TOKEN: abcdefgh}}
+components:
+  prompts: {_target_: arithmetic.Prompts, group: train}
+  actor: {_target_: arithmetic.Actor, group: train, args: {}}
+pipeline:
+  batch: {call: prompts.next, samples: 8}
+  metrics: {call: actor.update, in: batch}
+run: {steps: 100, show: [metrics.loss]}
+"""
+ORIGINS = """\
+seed = 0                                base.yaml:2:7
+run.dir = runs                          base.yaml:4:8
+run.grace = 30                          base.yaml:5:10
+run.steps = 7                           override 1:1:11
+                                        (was 100, recipe.yaml:11:14)
+run.show.0 = metrics.loss               recipe.yaml:11:26
+components.actor.parallel.fsdp_size = auto  layout/fsdp.yaml:2:12
+                                        (is 4, inferred)
+components.actor._target_ = arithmetic.Actor  recipe.yaml:7:21
+components.actor.group = train          recipe.yaml:7:46
+components.actor.args = {}              recipe.yaml:7:59
+components.prompts._target_ = arithmetic.Prompts  recipe.yaml:6:23
+components.prompts.group = train        recipe.yaml:6:50
+components.prompts.parallel.dp_size = 4  inferred: the rest of the group
+vars.lr = ${seed}                       override 2:1:9  (is 0, base.yaml:2:7)
+                                        (was 0.1, recipe.yaml:2:12)
+vars.long = a very long text that has no room in half of a line or in a whole...
+                                        recipe.yaml:2:23
+groups.train.ranks = 4                  recipe.yaml:4:18
+groups.train.device_type = cpu          recipe.yaml:4:34
+groups.train.env.HF_TOKEN = <redacted>  recipe.yaml:4:55
+pipeline.batch.call = prompts.next      recipe.yaml:9:17
+pipeline.batch.samples = 8              recipe.yaml:9:40
+pipeline.batch.execute = all            default
+pipeline.batch.collect = flatten        default
+pipeline.batch.every = 1                default
+pipeline.metrics.call = actor.update    recipe.yaml:10:19
+pipeline.metrics.in = batch             recipe.yaml:10:37
+pipeline.metrics.dispatch = slice_dp    default
+pipeline.metrics.execute = all          default
+pipeline.metrics.collect = mean         decorator arithmetic.py:{line}:{column}
+pipeline.metrics.every = 1              default
+name = recipe                           inferred: the file's name
+cluster.nodes = 1                       inferred: the least that fits
+"""
+OVERRIDES = ["run.steps=7", "vars.lr=${seed}"]
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe with its code, and config groups beside it so that their places have short names."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    shutil.copy(GOLDEN / "arithmetic.py", tmp_path)
+    shipped = GOLDEN.parents[2] / "conf"
+    (tmp_path / "layout").mkdir()
+    for name in ("base.yaml", "layout/fsdp.yaml"):
+        shutil.copy(shipped / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], recipe: str, *overrides: str, origins: bool = False, format: str = "text") -> Said:
+    capsys.readouterr()
+    code = config(recipe, list(overrides), origins, format)
+    return (code, *capsys.readouterr())
+
+
+def test_what_is_composed_is_a_recipe_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "recipe.yaml").write_text(RECIPE.replace("abcdefgh", '"${oc.env:HF_TOKEN}"'))
+    code, out, err = said(capsys, "recipe.yaml", *OVERRIDES)
+    assert (code, err.count("error")) == (0, 0) and "HF_TOKEN: '${oc.env:HF_TOKEN}'" in out and "lr: '${seed}'" in out
+    (folder / "again.yaml").write_text(out)
+    assert plan_of("again.yaml", []).plan == plan_of("recipe.yaml", OVERRIDES).plan
+    code, out, _ = said(capsys, "recipe.yaml", *OVERRIDES, format="json")
+    assert code == 0 and json.loads(out)["run"]["steps"] == 7
+
+
+def test_origins_are_a_line_or_a_few_for_each_value(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = said(capsys, "recipe.yaml", *OVERRIDES, origins=True)
+    where = next(line for line in out.splitlines() if "decorator" in line).split(":")
+    assert out == ORIGINS.replace("{line}:{column}", ":".join(where[-2:]))
+    assert code == 0 and "MC219" in err and max(map(len, out.splitlines())) <= 80
+
+
+def test_origins_as_json_are_complete(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, "recipe.yaml", *OVERRIDES, origins=True, format="json")
+    told = json.loads(out)
+    values = {".".join(value["path"]): value for value in told["values"]}
+    assert code == 0 and told["format"] == 1 and told["errors"] == 0
+    assert values["run.steps"] == {
+        "path": ["run", "steps"],
+        "value": 7,
+        "kind": "override",
+        "place": {"file": "override 1", "line": 1, "column": 11, "width": 1},
+        "was": [{"value": 100, "place": {"file": "recipe.yaml", "line": 11, "column": 14, "width": 3}}],
+    }
+    assert values["vars.long"]["value"].endswith("whole one either")
+    assert values["vars.lr"]["refers"][0]["path"] == ["seed"] and values["vars.lr"]["means"] == 0
+    assert values["run.grace"]["kind"] == "file" and values["cluster.nodes"]["place"] is None
+
+
+WRONG = "groups: {train: {ranks: x, device_type: cpu}}\nrun: {steps: 3}\n"
+
+
+def test_a_wrong_recipe_is_printed_with_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "wrong.yaml").write_text(WRONG)
+    code, out, err = said(capsys, "wrong.yaml", "run.steps=4")
+    assert code == 1 and "error[MC102]" in err and "{ranks: x, device_type: cpu}" in out and "steps: 4" in out
+    code, out, err = said(capsys, "wrong.yaml", origins=True)
+    assert code == 1 and "groups.train.ranks = x" in out and "error[MC102]" in err
+
+
+def test_what_cannot_be_read_exits_with_3(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "open.yaml").write_text("a: [1\n")
+    assert said(capsys, "open.yaml")[:2] == (3, "")
+    assert said(capsys, "absent.yaml", origins=True)[:2] == (3, "")
+    (folder / "layout" / "fsdp.yaml").write_text("a: [1\n")
+    code, out, err = said(capsys, "recipe.yaml")
+    assert code == 3 and "layout/fsdp.yaml" in err and "_target_: arithmetic.Actor" in out, "the rest is printed"
+    assert said(capsys, "recipe.yaml", format="xml")[0] == 2
+
+
+def test_what_is_no_number_is_text_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "recipe.yaml", "vars.lr=nan", format="json")[1]
+    assert json.loads(out, parse_constant=lambda constant: pytest.fail(constant))["vars"]["lr"] == "nan"
+
+
+def test_the_command_line(folder: Path) -> None:
+    command = [sys.executable, "-m", "meshctl", "config", "recipe.yaml", "run.steps=7", "--origins"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "run.steps = 7 " in done.stdout and "(was 100, recipe.yaml:11:14)" in done.stdout
+
+
+# No secret in any output, nor in a file of a run that need not have it
+
+SECRETS = f"""\
+vars: {{hf: {MARK}a, plain: x}}
+groups:
+  train: {{ranks: 2, device_type: cpu, env: {{HF_TOKEN: {MARK}b, OTHER: "${{vars.hf}}", KEPT_TOKEN: "${{oc.env:KEPT}}"}}}}
+  script: {{ranks: 1, device_type: cpu, program: run.py, args: [--token, {MARK}c, "--api-key={MARK}d", "${{vars.hf}}", --lr, "3"]}}
+components:
+  prompts: {{_target_: arithmetic.Prompts, group: train}}
+  actor: {{_target_: arithmetic.Actor, group: train}}
+pipeline:
+  batch: {{call: prompts.next, samples: 8}}
+  metrics: {{call: actor.update, in: batch}}
+run: {{steps: 1, dir: "${{oc.env:SCRATCH}}"}}
+"""
+ENVIRONMENT = {"KEPT": f"{MARK}e", "SCRATCH": "scratch-folder", "MY_PASSWORD": f"{MARK}f"}
+GIVEN = [f"+vars.token={MARK}g", "+vars.auth=${vars.hf}"]
+
+
+@pytest.fixture
+def secrets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (folder / "recipe.yaml").write_text(SECRETS)
+    (folder / "run.py").touch()
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+@pytest.mark.parametrize("overrides", [GIVEN, [*GIVEN, f"components.actor.token={MARK}", "run.steps=x"]])
+def test_no_command_shows_a_secret(secrets: Path, capsys: pytest.CaptureFixture[str], overrides: list[str]) -> None:
+    code = 0 if overrides == GIVEN else 1
+    for format in FORMATS:
+        assert validate(["recipe.yaml", *overrides], Asked(format)) == code
+    for origins, format in [(False, "text"), (False, "json"), (True, "text"), (True, "json")]:
+        assert config("recipe.yaml", overrides, origins, format) == code
+    for format in ("text", "json", "mermaid", "svg", "html"):
+        assert show("recipe.yaml", overrides, Drawn(format)) == code
+    show("recipe.yaml", overrides, Drawn(rank="script:0"))
+    show("recipe.yaml", overrides, Drawn(diff=f"vars.x.token={MARK} groups.train.ranks=4"))
+    assert launch("recipe.yaml", overrides, dry_run=True) == code
+    validate([f"+vars.token={MARK}"], Asked())
+    out, err = capsys.readouterr()
+    assert len(out) > 10_000 and MARK not in out
+    assert MARK not in err
+    assert code or f"--token {HIDDEN}" in out
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_run_keeps_what_its_workers_need_to_itself(secrets: Path) -> None:
+    ready = plan_of("recipe.yaml", GIVEN)
+    held = attempt.begin(ready.plan, ready.composed, ready.path, None)
+    os.close(held.lock)
+    files = {path.name: path for path in held.run.path.rglob("*") if path.is_file()}
+    holding = {name for name, path in files.items() if MARK in path.read_text()}
+    assert holding == {"recipe.yaml", "plan.json"}, "it goes on from the one, and its workers read the other"
+    assert {mode(files[name]) for name in holding} == {0o600}
+    for path in files.values():
+        assert ENVIRONMENT["KEPT"] not in path.read_text() and ENVIRONMENT["MY_PASSWORD"] not in path.read_text()
+    assert plan_of(str(held.run.path), []).plan == ready.plan, "and it goes on"
+
+
+def test_a_run_without_secrets_is_everybodys(folder: Path) -> None:
+    (folder / "recipe.yaml").write_text(RECIPE.replace("abcdefgh", '"${oc.env:HF_TOKEN}"'))
+    ready = plan_of("recipe.yaml", [])
+    held = attempt.begin(ready.plan, ready.composed, ready.path, None)
+    os.close(held.lock)
+    assert mode(held.run.plan) == mode(held.run.recipe) != 0o600
+
+
+@pytest.mark.parametrize("args", [{"token": "abc"}, {"x": {"auth": ["abc"]}}, {"command": "curl --token abc"}])
+def test_a_plan_that_holds_a_secret_is_known(args: Any) -> None:
+    ready = plan_of(str(GOLDEN / "base_of_all.yaml"), [])
+    assert not holds_secret(ready.plan, ready.composed)
+    held = replace(ready.plan, components=(replace(ready.plan.components[0], args=args), *ready.plan.components[1:]))
+    assert holds_secret(held, ready.composed)
+
+
+def test_a_bug_tells_no_secret(secrets: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(secrets / "state"))
+    monkeypatch.setenv("MESHCTL_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["meshctl", "validate", "recipe.yaml", f"+vars.token={MARK}g"])
+
+    def fail(text: str) -> None:
+        sources = type("Report", (), {"sources": (("conf/x.yaml", (f"api_key: {MARK}h",)),)})()
+        assert sources
+        raise ValueError(text)
+
+    try:
+        fail(f"invalid: '{MARK}a' {MARK}b ['--token', '{MARK}c'] {MARK}d {MARK}f {MARK}g {MARK}h")
+    except ValueError as error:
+        assert bug(error) == 70
+    out, err = capsys.readouterr()
+    (report,) = (secrets / "state" / "meshctl").iterdir()
+    assert "ValueError" in err and "Traceback" in report.read_text() and "test_config.py" in report.read_text()
+    assert MARK not in out + err + report.read_text()

@@ -1,0 +1,162 @@
+"""`meshctl doctor`, as a user calls it; what it says of machines is in tests/engines/test_doctor.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshctl.checks import Check
+from meshctl.cli import doctor as command
+from meshctl.cli.doctor import doctor
+from meshctl.cli.init import Asked, init
+from meshctl.engines.doctor import examine
+
+MAIN = "from meshctl.cli.app import main; main()"
+WELL = (Check("versions", "torch", "ok", "2.13.0"),)
+SUBJECTS = ["versions", "devices", "backends", "network", "memory", "limits", "kernel", "disk", "environment"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a recipe for cpu and one for cuda, on a machine that has nothing wrong and no device."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("meshctl.engines.local.ROOT", tmp_path)
+    assert init("fine", Asked("grpo", "cpu")) == 0 and init("far", Asked("train", "cuda", 2)) == 0
+    return tmp_path
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the examination was asked for."""
+    seen: list[Any] = []
+
+    def examined(asked: Any) -> tuple[Check, ...]:
+        seen.append(asked)
+        return WELL
+
+    monkeypatch.setattr(command, "examine", examined)
+    return seen
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    recipe, *overrides = words or ("",)
+    code = doctor(recipe, overrides, "json")
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_without_a_recipe(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = said(capsys)
+    assert code == 0 and found["counts"] == {"ok": 1, "warning": 0, "failure": 0}
+    assert told[0].device_types is None and told[0].workers == 0
+
+
+def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for state, code in (("warning", 0), ("failure", 4)):
+        monkeypatch.setattr(command, "examine", lambda asked, state=state: (*WELL, Check("disk", "speed", state, "slow", "wait")))
+        assert said(capsys)[0] == code
+
+
+def test_with_a_recipe(told: list[Any], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = said(capsys, "fine.yaml", "groups.train.ranks=2", "run.dir=elsewhere")
+    assert code == 0
+    assert [(check["name"], check["state"]) for check in found["checks"]] == [("torch", "ok"), ("text", "ok"), ("start", "ok")]
+    (asked,) = told
+    assert (asked.device_types, asked.workers, str(asked.runs)) == ({"cpu"}, 4, "elsewhere") and asked.path[0] == str(here)
+
+
+def test_a_recipe_that_would_not_start_here(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = said(capsys, "far.yaml")
+    assert code == 4 and told[0].device_types == {"cuda"}
+    assert found["checks"][-1]["found"] == "group train needs the cuda devices 0-1, and this machine has none"
+
+
+def test_a_recipe_with_errors(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = said(capsys, "fine.yaml", "seed=x", "groups.train.env.API_KEY=sk-1234567890", "run.stepz=1")
+    assert code == 1 and "has 3 errors: `seed` must be" in found["checks"][-1]["found"]
+    assert found["checks"][-1]["remedy"].startswith("meshctl validate fine.yaml seed=x")
+    assert "sk-1234567890" not in json.dumps(found)
+
+
+def test_a_recipe_that_cannot_be_read(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = said(capsys, "none.yaml")
+    assert code == 3 and found["counts"]["failure"] == 1
+
+
+def test_there_are_two_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("", [], "xml") == 2
+    assert capsys.readouterr() == ("", "error: there is no format `xml`; there are `text` and `json`\n")
+
+
+def test_the_table_and_the_json_of_one_examination_agree(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, "far.yaml")[1]
+    doctor("far.yaml", [], "text")
+    table = capsys.readouterr().out
+    assert max(map(len, table.splitlines())) <= 80 and "\x1b" not in table
+    for check in found["checks"]:
+        assert f"  {check['state']:<7}  {check['name']} " in table
+        assert check["found"] in " ".join(table.split())
+
+
+@pytest.mark.slow
+def test_this_machine(here: Path) -> None:
+    """All of it, for real: every topic speaks, ranks meet, and nothing is left."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    before = sorted(here.iterdir())
+    run = [sys.executable, "-c", MAIN, "doctor", "fine.yaml", "--format", "json"]
+    done = subprocess.run(run, cwd=here, env=environ, capture_output=True, text=True, timeout=240)
+    found = json.loads(done.stdout)
+    assert done.returncode == (4 if found["counts"]["failure"] else 0) and done.stderr == ""
+    assert list(dict.fromkeys(check["subject"] for check in found["checks"])) == [*SUBJECTS, "recipe"]
+    assert "two ranks met" in next(check["found"] for check in found["checks"] if check["name"] == "gloo")
+    assert not [check for check in found["checks"] if check["name"] == "all of it"]
+    assert sorted(here.iterdir()) == before
+
+
+def test_ctrl_c_leaves_nothing_behind(here: Path) -> None:
+    before = sorted(here.iterdir())
+    run = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "doctor"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    while not (started := children_of(run.pid)):
+        time.sleep(0.01)
+        assert run.poll() is None
+    time.sleep(0.3)
+    os.killpg(run.pid, signal.SIGINT)
+    out, errors = run.communicate(timeout=60)
+    assert (run.returncode, out) == (130, "") and "Traceback" not in errors
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert sorted(here.iterdir()) == before
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_the_examination_never_raises(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    """Whatever a topic does: here each of them fails in its own way."""
+    for number, topic in enumerate(("versions", "devices", "backends", "network", "memory", "limits", "kernel", "disk", "environment")):
+        error = (OSError, ValueError, KeyError, RecursionError)[number % 4]
+
+        def broken(*_: Any, error: type[Exception] = error) -> Any:
+            raise error("odd")
+
+        monkeypatch.setattr(getattr(examine, topic), "judge", broken)
+    monkeypatch.setattr(examine.with_torch, "SECONDS", 0.0)
+    found = examine.examine(examine.Asked())
+    assert [(check.subject, check.state) for check in found] == [(subject, "warning") for subject in SUBJECTS]
+    assert all(check.found.startswith("could not be looked at: ") for check in found)

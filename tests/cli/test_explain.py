@@ -1,0 +1,93 @@
+"""`meshctl explain`: what it prints of a page, and what of a word that is no code."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from meshctl.cli.app import app
+from meshctl.codes import SUBJECTS, codes, head, page
+
+
+def explained(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["explain", *words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("code", codes())
+def test_a_page_is_printed_whole_and_fits_a_terminal(code: str) -> None:
+    exit_code, said, _ = explained(code)
+    lines = said.splitlines()
+    assert exit_code == 0 and lines[0] == f"{head(code)[0]}[{code}]: {head(code)[1]}"
+    assert not [line for line in lines if len(line) > 80] and "```" not in said
+    for section in (page(code).why, page(code).wrong, page(code).right):
+        for block in section.blocks:
+            assert [line for line in block.lines if line and line not in [shown[4:] for shown in lines]] == []
+        for text in section.pieces:
+            assert not isinstance(text, str) or text in said
+
+
+@pytest.mark.parametrize("word", ["mc410", "MC410", "410", "error[MC410]", "error[MC410]:", " MC410 "])
+def test_a_code_may_be_pasted_as_it_is(word: str) -> None:
+    assert explained(word)[1].startswith("error[MC410]: ")
+
+
+def test_what_differs_is_marked() -> None:
+    marked = [line for line in explained("MC410")[1].splitlines() if line.startswith("  > ")]
+    assert marked == ["  >     parallel: {dp_size: 2, tp_size: 3}", "  >     parallel: {dp_size: 4, tp_size: 2}"]
+
+
+def test_a_file_beside_the_recipe_has_its_name() -> None:
+    said = explained("MC210")[1]
+    assert "    # conf/layout/fsdp.yaml\n  > " not in said  # the name is no line of the file
+    assert "\n    # conf/layout/fsdp.yaml\n    fsdp_size: auto\n" in said and "# recipe.yaml" not in said
+
+
+def test_without_a_word_all_codes_by_subject() -> None:
+    exit_code, said, _ = explained()
+    lines = said.splitlines()
+    assert exit_code == 0 and max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(codes())
+    subjects = sorted({code[2] for code in codes()})
+    assert [line for line in lines if line.startswith("MC")] == [f"MC{one}  {SUBJECTS[one]}" for one in subjects]
+    assert "  MC320  warning: devices are used by no group" in lines
+
+
+def test_the_codes_of_a_subject() -> None:
+    assert explained("MC0")[1].splitlines()[:2] == ["MC0  the file and its YAML", "  MC001  the recipe cannot be read"]
+    assert [line.split()[0] for line in explained("mc41")[1].splitlines()[1:]] == [code for code in codes() if code.startswith("MC41")]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("MC419", "there is no code `MC419`; the nearest is `MC420`: tensor-parallel groups cross nodes"),
+        ("MC999", "there is no code `MC999`; the nearest is `MC900`: a bug in meshctl"),
+        ("M410", "there is no code `M410`; did you mean `MC410`?"),
+        ("ulysses", "there is no code `ulysses`; `MC410`, `MC411`"),
+        ("qqqq", "there is no code `qqqq`; `meshctl explain` lists all"),
+        ("\x1b[31m", "there is no code `'\\x1b[31m'`; "),
+    ],
+)
+def test_what_is_no_code_gets_the_nearest_and_exit_2(word: str, says: str) -> None:
+    exit_code, said, wrong = explained(word)
+    assert (exit_code, said) == (2, "") and wrong.startswith(f"error: {says}") and wrong.count("\n") == 1
+
+
+WATCH = """
+import sys
+from meshctl.cli.app import main
+sys.argv = ["meshctl", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(*sorted({"hydra", "omegaconf", "rich", "torch", "numpy", "yaml", "meshctl.recipe.load"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("command", ["explain MC410", "explain", "schema", "completion bash", "--help"])
+def test_nothing_heavy_is_loaded(command: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WATCH, *command.split()], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "", done.stderr

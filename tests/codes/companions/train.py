@@ -1,0 +1,1 @@
+print("somebody's own script")

@@ -1,0 +1,268 @@
+"""Edits that have one safe answer: which there are, which there are not, and that nothing else of a text changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.diagnostics import Diagnostic, Fix, Report, Span
+from meshctl.recipe.fixes import certain, chosen, fixed, meant
+from meshctl.recipe.load import Loaded, load
+from meshctl.recipe.model import CALL, DEVICE_TYPES, GROUP, PARALLEL
+from meshctl.recipe.tabs import spaced
+
+HERE = Path(__file__).parent / "golden"
+NAME = str(HERE / "r.yaml")
+
+
+def loaded(text: str, *overrides: str) -> Loaded:
+    return load("r.yaml", overrides, HERE, environ={}, detect=lambda: "cpu", held={NAME: text.encode()})
+
+
+def edits(text: str, *overrides: str) -> list[tuple[str, str]]:
+    return [(fix.was, fix.text) for found in loaded(text, *overrides).report.diagnostics for fix in found.fixes]
+
+
+def mended(text: str) -> str:
+    """Fixed until nothing is left to fix."""
+    for _ in range(20):
+        right = chosen(loaded(text).report.diagnostics, ["r.yaml"])
+        if not right:
+            return text
+        text = fixed(text, (fix for found in right for fix in found.fixes))
+    raise AssertionError("fixes go round in a circle")
+
+
+# What a word means
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "right"),
+    [
+        ("tensor_model_parallel_size", PARALLEL, "tp_size"),
+        ("Tensor-Parallel-Size", PARALLEL, "tp_size"),
+        ("rank", GROUP, "ranks"),
+        ("parralel", ("parallel", "args"), "parallel"),
+        ("Ranks", GROUP, "ranks"),
+        ("world_size", GROUP, "ranks"),
+        ("nproc_per_node", GROUP, ""),  # of one node, and ranks are of all
+        ("batch_size", CALL, ""),  # often of one rank
+        ("tpu", DEVICE_TYPES, ""),  # npu, or cpu
+        ("xp_size", PARALLEL, ""),
+        ("train2", ("train", "judge"), ""),
+        ("train1", ("train2",), ""),
+        ("slice_tp", ("slice_dp", "slice"), ""),
+        ("a", ("b",), ""),
+        ("acter", ("actor", "acted"), ""),
+        ("acter", ("actor", "critic"), "actor"),
+        ("hspd", ("hsdp", "fsdp"), "hsdp"),
+        ("ranks", GROUP, ""),
+        ("", GROUP, ""),
+    ],
+)
+def test_a_word_means_one_option_or_none(word: str, options: tuple[str, ...], right: str) -> None:
+    assert meant(word, options) == right
+
+
+# What is certain
+
+
+GROUPS = "groups: {{train: {{{}, device_type: cpu, program: {{module: json.tool}}}}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "right"),
+    [
+        ("rank: 4", [("rank", "ranks")]),
+        ("'rank': 4", [("rank", "ranks")]),
+        ("ranks: 4.0", [("4.0", "4")]),
+        ("ranks: 4e0", [("4e0", "4")]),
+        ("ranks: '4'", [("'4'", "4")]),
+        ("ranks: 04", []),  # who knows what was meant
+        ("ranks: '04'", []),
+        ("ranks: 4.5", []),
+        ("ranks: -4.0", []),
+        ("ranks: &n 4.0", []),
+        ("ranks: !!float 4", []),
+        ("ranks: ${vars.n}", []),
+        ("ranks: 4, rank: 4", []),
+        ("rank: 4, rankz: 4", []),
+        ("ranks: 4, env: {A: no}", [("no", '"no"')]),
+        ("ranks: 4, cwd: 2024", [("2024", '"2024"')]),
+        ('ranks: 4, cwd: "${vars.cuont}/x"', [("${vars.cuont}/x", "${vars.count}/x")]),
+        ("ranks: 4, cwd: '${vars.cuont}'", [("${vars.cuont}", "${vars.count}")]),
+        ("ranks: 4, on: 3", [("on", '"on"')]),
+        ("ranks: 4, args: [???]", [("???", '"???"')]),
+    ],
+)
+def test_only_what_is_certain_is_fixed(written: str, right: list[tuple[str, str]]) -> None:
+    text = GROUPS.format(written)
+    assert edits(text + ("vars: {n: 4.0, count: a}\n" if "${" in text else "")) == right
+
+
+def test_text_that_serves_several_values_is_fixed_where_all_are_wrong() -> None:
+    group = "{ranks: 1, device_type: cpu, program: {module: json.tool}, <<: *both}"
+    text = "vars: {x: &both {%s}}\ngroups: {a: " + group + ", b: " + group + "}\n"
+    assert edits(text % "python_: y") == []  # `vars` has it too, and may
+    shared = "groups:\n  a: &a {rank: 1, device_type: cpu, program: {module: json.tool}}\n  b: *a\n"
+    assert edits(shared) == [("rank", "ranks")]
+    assert "ranks" in mended(shared) and not loaded(mended(shared)).report.errors
+
+
+def test_an_override_is_fixed_in_its_own_text() -> None:
+    right = GROUPS.format("ranks: 4")
+    assert edits(right, "groups.train.rank=2") == [("rank", "ranks")]
+    assert edits(right, "+groups.train.rank=2") == [("rank", "ranks")]
+    assert edits(right, "groups.train={rank: 2}") == [("rank", "ranks")]
+    assert edits(right, "groups.train.ranks='2'") == [("'2'", "2")]
+    assert edits(right, "--groups.train.ranks=2") == [("--", "")]
+    assert edits(right, "groups.train.args[0]=2") == [("[0]", ".0")]
+    assert edits(right, "+groups.train.ranks=2") == [("+", "")]
+    assert edits(right + "run: {steps: 1}\n", "run.stpes=2") == [("stpes", "steps")]
+
+
+def test_a_fix_must_fit_the_text() -> None:
+    def kept(fix: Fix) -> list[Fix]:
+        found = Diagnostic("MC101", "m", fix.span, fixes=(fix,))
+        return list(certain(Report((found,), (("f", ("a: 'no' b.c",)),))).diagnostics[0].fixes)
+
+    assert kept(Fix(Span("f", 1, 4, 4), "no", "yes")) == [Fix(Span("f", 1, 5, 2), "no", "yes")]
+    assert kept(Fix(Span("f", 1, 4, 4), "no", "no")) == [Fix(Span("f", 1, 4, 4), "'no'", "no")]
+    assert kept(Fix(Span("f", 1, 9, 3), "c", "d")) == [Fix(Span("f", 1, 11, 1), "c", "d")]
+    for file, line, was, text in (("f", 1, "b", "c"), ("f", 2, "a", "c"), ("g", 1, "a", "c"), ("f", 1, "a", "a")):
+        assert kept(Fix(Span(file, line, 1), was, text)) == []
+
+
+def test_fixes_that_touch_wait_for_the_next_round() -> None:
+    def found(column: int, was: str, text: str) -> Diagnostic:
+        return Diagnostic("MC101", "m", fixes=(Fix(Span("f", 1, column, len(was)), was, text),))
+
+    one, touching, apart = found(1, "ab", "x"), found(3, "c", "y"), found(5, "e", "z")
+    assert chosen((one, touching, apart, one), ["f"]) == (one, apart, one)
+    assert chosen((one, apart), ["g"]) == ()
+
+
+# The nearest layout
+
+
+SIZES = """groups: {{train: {{ranks: {ranks}, device_type: cuda}}}}
+components:
+  actor: {{_target_: arithmetic.Actor, group: train, parallel: {{{sizes}}}}}
+  prompts: {{_target_: arithmetic.Prompts, group: train}}
+pipeline:
+  batch: {{call: prompts.next, samples: 64}}
+  metrics: {{call: actor.update, in: batch}}
+run: {{steps: 1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "right"),
+    [
+        (4, "dp_size: 3", [("3", "4")]),
+        (16, "dp_size: 3, tp_size: 4", [("3", "4")]),
+        (8, "fsdp_size: 8, tp_size: 2", []),  # either may give way
+        (8, "tp_size: 3", []),
+        (8, "dp_size: auto, tp_size: auto", []),
+        (8, "fsdp_size: 4, tp_size: 2, ulysses_size: 3", []),
+    ],
+)
+def test_a_layout_is_fixed_where_one_is_nearest(ranks: int, sizes: str, right: list[tuple[str, str]]) -> None:
+    text = SIZES.format(ranks=ranks, sizes=sizes)
+    assert edits(text) == right
+    if right:
+        assert not loaded(mended(text)).report.errors
+
+
+# Tabs
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("a:\n\tb: 1\n\tc:\n\t\td: 2\n", "a:\n  b: 1\n  c:\n    d: 2\n"),
+        ("a:\n    b: 1\n\tc: 2\n", "a:\n    b: 1\n    c: 2\n"),
+        ("a: |\n  x\n  \ty\nb:\n\tc: 1\n", "a: |\n  x\n  \ty\nb:\n  c: 1\n"),
+        ("a:\r\n\tb: 1 # \t字\r\n", "a:\r\n  b: 1 # \t字\r\n"),
+        ("a:\n  b:\n    c: 1\n\td: 2\n", ""),  # below b, or below a
+        ("a:\n\tb: [\n", ""),
+        ("a: 1\n", "a: 1\n"),
+    ],
+)
+def test_tabs_become_spaces_where_their_width_does_not_matter(text: str, right: str) -> None:
+    fixes = spaced("f", text)
+    assert (fixed(text, fixes) if fixes or text == right else "") == right
+
+
+# Nothing else changes
+
+
+RIGHT = [
+    *("defaults: [_self_]", 'name: "no"', "seed: 7", "groups:", "  rollout: {ranks: 4, device_type: cpu}", "  train:"),
+    *("    ranks: 2", "    device_type: cpu", "components:", "  prompts: {_target_: arithmetic.Prompts, group: rollout}", "  actor:"),
+    *("    _target_: arithmetic.Actor", "    group: train", "    parallel: {fsdp_size: 2}", "pipeline:"),
+    *("  batch: {call: prompts.next, samples: 64}", "  metrics: {call: actor.update, in: batch, collect: mean}", "run: {steps: 1000}"),
+]
+MISTAKES = {
+    'name: "no"': ["name: no"],
+    "seed: 7": ["seed: 7.0", "seed: '7'", 'seed: "7"', "sed: 7", "seed: 7e0"],
+    "ranks: 4": ["rank: 4", "ranks: 4e0", "'rank': 4.0", "num_gpus: 4"],
+    "device_type: cpu": ["device: cpu", "device_type: cppu", "device-type: 'cpu'"],
+    "    group: train": ["    group: trian", "    grup: train"],
+    "fsdp_size: 2": ["fsdp: 2", "fsdp_sizes: '2'", "dp_shard_size: 2.0"],
+    "call: actor.update": ["call: actr.update", "call: actor.updat", "cal: actr.update"],
+    "in: batch": ["in: bach", "inputs: batch"],
+    "collect: mean": ["collect: maen", "colect: mean"],
+    "steps: 1000": ["steps: 1e3", "max_steps: 1e3", "steps: '1000'"],
+    "    ranks: 2": ["\tranks: 2", "    ranks: 2.0"],
+}
+SAME = {"device-type: 'cpu'": "device_type: 'cpu'", "'rank': 4.0": "'ranks': 4"}
+"""What a mistake becomes, where that is not the right text itself: quotes and brackets stay."""
+
+
+@st.composite
+def wrong_recipes(draw: st.DrawFn) -> tuple[str, str]:
+    """A recipe with mistakes in it, and the same without."""
+    end = draw(st.sampled_from(["\n", "\r\n"]))
+    remark = draw(st.sampled_from(["", "  # 字 rank: no", " #\t1e3"]))
+    wrong, right = [], []
+    for line in RIGHT:
+        said = line
+        for correct, mistakes in MISTAKES.items():
+            if correct in line and (mistake := draw(st.sampled_from([correct, *mistakes]))) != correct:
+                said, line = said.replace(correct, mistake), line.replace(correct, SAME.get(mistake, correct))
+        wrong.append(said + remark)
+        right.append(line + remark)
+    start, last = draw(st.sampled_from(["", "\ufeff"])), draw(st.sampled_from(["", end]))
+    return start + end.join(wrong) + last, start + end.join(right) + last
+
+
+@settings(max_examples=100)
+@given(wrong_recipes())
+def test_fixing_gives_the_right_recipe_and_changes_nothing_else(recipes: tuple[str, str]) -> None:
+    wrong, right = recipes
+    assert mended(wrong) == right
+    assert not loaded(right).report.errors
+
+
+PIECES = [
+    *("groups:", "{", "}", "rank: ", "ranks: ", "'7'", "1e0", "no", ": ", "\n  ", "\n", "\n\t", "a", "- ", "[", "]", ",", "&a ", "*a"),
+    *("# 字", '"', "${a}", "on: ", "vars:", "defaults: ", "device: cpu", "???"),
+]
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
+def test_a_fix_never_makes_a_text_worse(text: str) -> None:
+    before = loaded(text)
+    right = chosen(before.report.diagnostics, ["r.yaml"])
+    if right:
+        after = loaded(fixed(text, (fix for found in right for fix in found.fixes)))
+        assert after.readable >= before.readable
+        gone = {(found.code, found.message) for found in before.report.diagnostics} - {
+            (found.code, found.message) for found in after.report.diagnostics
+        }
+        assert gone >= {(found.code, found.message) for found in right}

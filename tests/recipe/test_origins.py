@@ -1,0 +1,227 @@
+"""Where each value was written: the text at its place reads as the value, whatever defaults lists and overrides do; and what it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from meshctl.recipe.load import Loaded, load
+from meshctl.recipe.nodes import leaves, plain
+from meshctl.recipe.origins import Origin, line_of, origins
+from meshctl.recipe.source import Composed
+from meshctl.recipe.text import scalar
+from meshctl.redaction import HIDDEN
+from tests.recipe.test_source import by_hydra, composed, write
+
+# The text at every place is the value's
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> dict[str, str]:
+    """Defaults lists with groups that include groups, `optional` and `override` entries, and packages of every kind."""
+    keys = st.sampled_from(["a", "b", "c"])
+    texts = st.sampled_from(["text", "1e3", "0.5", "x y", "it's", "${vars.a}"])
+    scalars = st.one_of(st.integers(-3, 99), st.booleans(), st.none(), texts)
+    several = {"max_size": 2}
+    values = st.recursive(scalars, lambda one: st.one_of(st.lists(one, **several), st.dictionaries(keys, one, **several)), max_leaves=5)
+    trees, colours = st.dictionaries(keys, values, max_size=3), st.sampled_from(["red", "green", "blue"])
+    package = draw(st.sampled_from(["", "@vars.paint", "@_global_"]))
+    extra: list[Any] = ["_self_", {f"paint{package}": draw(colours)}]
+    if draw(st.booleans()):
+        extra.append({"optional paint@vars.o": draw(st.sampled_from(["red", "nope"]))})
+    first: list[Any] = draw(st.permutations(["extra", "_self_", *draw(st.lists(st.just("more"), max_size=1))]))
+    if draw(st.booleans()):
+        first = [*(entry for entry in first if entry != "_self_"), {f"override paint{package}": draw(colours)}, "_self_"]
+    nested = [{"shade@_here_": draw(st.sampled_from(["dark", "light"]))}, "_self_"]
+    files: dict[str, Any] = {
+        "recipe.yaml": {"defaults": first, "vars": draw(trees)},
+        "extra.yaml": {"defaults": extra, "vars": draw(trees)},
+        "more.yaml": {"vars": draw(trees)},
+        "paint/shade/dark.yaml": draw(trees),
+        "paint/shade/light.yaml": draw(trees),
+        "paint/red.yaml": {"defaults": nested, **draw(trees)},
+        "paint/green.yaml": draw(trees),
+        "paint/blue.yaml": draw(trees),
+    }
+    flow = draw(st.sampled_from([True, False, None]))
+    return {name: yaml.safe_dump(content, sort_keys=False, default_flow_style=flow) for name, content in files.items()}
+
+
+PATHS = st.sampled_from(["vars.a", "vars.b", "vars.c", "vars.a.b", "vars.paint.a", "vars.new", "vars.a.0"])
+WRITTEN = st.sampled_from(
+    ["7", "1.5", "text", "true", "null", "[1,2]", "{a: 1}", "{a: {b: [x y, 2]}, c: t}", "'quoted, text'", "${vars.b}", "[]", "[ a , 'b]' ]"]
+)
+OVERRIDES = st.one_of(
+    st.builds(lambda sign, path, value: f"{sign}{path}={value}", st.sampled_from(["", "+", "++"]), PATHS, WRITTEN),
+    st.builds(lambda path: f"~{path}", PATHS),
+    st.builds(lambda option: f"paint@vars.paint={option}", st.sampled_from(["red", "green", "blue"])),
+)
+
+
+def text_at(result: Composed, span: Any) -> str:
+    line: str = dict(result.sources)[span.file][span.line - 1]
+    return line[span.column - 1 : span.column - 1 + span.width]
+
+
+def reads_as(text: str, is_override: bool) -> Any:
+    """What a reader of the file makes of the text alone."""
+    if is_override and text[:1] in ("'", '"'):
+        return text[1:-1]
+    return yaml.safe_load(text) if text[:1] in ("'", '"', "[", "{") else scalar(text)
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
+def test_values_are_hydras_and_their_places_hold_them(files: dict[str, str], overrides: list[str], tmp_path_factory: Any) -> None:
+    recipe = write(tmp_path_factory.mktemp("origins"), files)
+    result, theirs = composed(recipe, *overrides), by_hydra(recipe, overrides)
+    if not isinstance(theirs, Exception):
+        assert not [found for found in result.found if found.severity == "error"]
+        assert plain(result.tree) == theirs
+    for path, leaf in leaves(result.tree):
+        if path and leaf.value not in ({}, []):  # which may have become empty by `~key`
+            text = text_at(result, leaf.span)
+            assert reads_as(text, leaf.span.file.startswith("override")) == leaf.value, (path, text)
+
+
+# One by one
+
+FILES = {
+    "recipe.yaml": """\
+defaults:
+  - base
+  - paint@vars.paint: red
+  - _self_
+name: origins
+groups:
+  train: {ranks: 4, device_type: cpu, program: run.py, args: [x, --token, t0k], env: {HF_TOKEN: "${oc.env:TOKEN}", API_KEY: abcdefgh}}
+vars:
+  paint: {size: 4}
+  list: [1, two]
+  anchor: &same {one: 1, two: 2}
+  merged: {<<: *same, two: 3}
+  alias: *same
+  from: ${vars.paint.size} and ${.list.0}
+  chain: ${vars.from}
+  old: {token: was-secret}
+  word: abcdefgh
+run: {steps: 100, dir: "${oc.env:HOME_DIR}/x"}
+""",
+    "paint/red.yaml": "colour: red\nsize: 2\n",
+    "run.py": "",
+}
+OVERRIDES_GIVEN = ["run.steps=7", "vars.list=[3]", "+vars.new={a: {b: 1}}", "vars.old=1"]
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> dict[str, Origin]:
+    write(tmp_path, FILES)
+    loaded = load("recipe.yaml", OVERRIDES_GIVEN, tmp_path, environ={"TOKEN": "t", "HOME_DIR": "/home/somebody"})
+    assert not loaded.report.errors, loaded.report
+    return {".".join(origin.path): origin for origin in origins(loaded, tmp_path)}
+
+
+def place(origin: Origin) -> str:
+    assert origin.span is not None
+    return f"{origin.span.file}:{origin.span.line}:{origin.span.column}"
+
+
+def test_what_a_value_replaced(found: dict[str, Origin]) -> None:
+    assert [(was.value, was.span.file, was.span.line) for was in found["run.steps"].was] == [(100, "recipe.yaml", 18)]
+    assert [(was.value, was.span.file) for was in found["vars.paint.size"].was] == [(2, "paint/red.yaml")]
+    assert [was.value for was in found["vars.list.0"].was] == [1]
+    assert [was.value for was in found["vars.merged.two"].was] == [2]
+    assert found["vars.merged.one"].was == ()
+    assert [was.value for was in found["run.dir"].was] == ["runs"] and found["run.grace"].was == ()
+    assert found["vars.old"].was[0].value == {"token": HIDDEN}
+
+
+def test_where_it_was_written(found: dict[str, Origin]) -> None:
+    assert (found["run.steps"].kind, place(found["run.steps"])) == ("override", "override 1:1:11")
+    assert place(found["vars.new.a.b"]) == "override 3:1:19"
+    assert (found["vars.paint.colour"].kind, place(found["vars.paint.colour"])) == ("file", "paint/red.yaml:1:9")
+    assert place(found["vars.alias.one"]) == place(found["vars.merged.one"]) == "recipe.yaml:11:23"
+    assert found["name"].kind == "recipe"
+    assert found["run.grace"].kind == "file" and place(found["run.grace"]).endswith("conf/base.yaml:5:10")
+
+
+def test_what_a_reference_comes_to(found: dict[str, Origin]) -> None:
+    origin = found["vars.from"]
+    assert origin.value == "${vars.paint.size} and ${.list.0}" and origin.means == ("4 and 3",)
+    assert [(one.text, one.path, one.span and one.span.file) for one in origin.refers] == [
+        ("${vars.paint.size}", ("vars", "paint", "size"), "recipe.yaml"),
+        ("${.list.0}", ("vars", "list", "0"), "override 2"),
+    ]
+    assert found["vars.chain"].means == ("4 and 3",)
+
+
+def test_secrets_and_the_environment_are_hidden(found: dict[str, Origin]) -> None:
+    assert found["run.dir"].value == "${oc.env:HOME_DIR}/x" and found["run.dir"].means == (HIDDEN,)
+    assert found["groups.train.env.HF_TOKEN"].value == "${oc.env:TOKEN}"
+    assert found["groups.train.env.API_KEY"].value == HIDDEN
+    assert [found[f"groups.train.args.{index}"].value for index in range(3)] == ["x", "--token", HIDDEN]
+    assert found["vars.word"].value == HIDDEN, "the same text under a secret's key"
+
+
+ARITHMETIC = Path(__file__).parent / "golden" / "base_of_all.yaml"
+
+
+def in_force(*overrides: str) -> dict[str, Origin]:
+    loaded = load(ARITHMETIC.name, overrides, ARITHMETIC.parent, environ={}, detect=lambda: "cpu")
+    assert not loaded.report.errors
+    return {".".join(origin.path): origin for origin in origins(loaded, ARITHMETIC.parent)}
+
+
+def test_what_nobody_wrote() -> None:
+    found = in_force()
+    said = {path: (origin.value, origin.kind) for path, origin in found.items() if origin.span is None}
+    assert said["seed"] == (0, "default")
+    assert said["run.grace"] == (30, "default") and said["run.dir"] == ("runs", "default")
+    assert said["cluster.nodes"] == (1, "inferred")
+    assert said["components.sampler.parallel.dp_size"] == (2, "inferred")
+    assert said["pipeline.publish.max_staleness"] == (0, "default")
+    assert "pipeline.batch.dispatch" not in said, "a source has no input"
+    assert found["components.actor.parallel.fsdp_size"].means == (4,)
+    metrics = found["pipeline.metrics.collect"]
+    assert (metrics.value, metrics.kind) == ("mean", "decorator") and place(metrics).startswith("arithmetic.py:")
+    assert "run.checkpoint.keep" not in said
+    assert in_force("run.checkpoint={every: 5}")["run.checkpoint.keep"].kind == "default"
+
+
+def test_what_is_made_up_of_the_file_and_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "x.py").touch()
+    (tmp_path / "named.yaml").write_text("groups: {a: {ranks: 8, program: x.py}}\n")
+    loaded = load("named.yaml", [], tmp_path, detect=lambda: "cuda")
+    found = {".".join(origin.path): (origin.value, origin.kind, origin.note) for origin in origins(loaded, tmp_path)}
+    assert found["name"] == ("named", "inferred", "the file's name")
+    assert found["groups.a.device_type"] == ("cuda", "inferred", "this machine's")
+    assert found["cluster.devices_per_node.cuda"] == (8, "inferred", "the least that fits")
+
+
+def test_a_layout_that_was_replaced(tmp_path: Path) -> None:
+    loaded = load(ARITHMETIC.name, ["layout@components.actor.parallel=hsdp"], ARITHMETIC.parent, environ={})
+    found = {".".join(origin.path): origin for origin in origins(loaded, ARITHMETIC.parent)}
+    fsdp = found["components.actor.parallel.fsdp_size"]
+    assert fsdp.span is not None and fsdp.span.file.endswith("conf/layout/hsdp.yaml")
+    assert [(was.value, was.span.file) for was in fsdp.was] == [("auto", "base_of_all.yaml")]
+
+
+def test_a_wrong_recipe_has_origins_as_far_as_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("groups: {a: !!python/name:x y, b: {ranks: nine}}\nvars: {c: '${nope}'}\n")
+    loaded: Loaded = load("r.yaml", ["run.steps=2"], tmp_path)
+    found = {".".join(origin.path): origin.value for origin in origins(loaded, tmp_path)}
+    assert found["groups.a"] == "<unreadable>" and found["groups.b.ranks"] == "nine"
+    assert found["vars.c"] == "${nope}" and found["run.steps"] == 2
+
+
+TEXTS = ["x", "x y", "true", "7", "a: b", "${vars.a}", "it's", "", " x", "#", "é", "a\nb"]
+
+
+@pytest.mark.parametrize("value", [1, 1.5, True, None, *TEXTS, [1, "a"], {"a": ["b", {}]}])
+def test_a_value_on_one_line_is_yaml(value: Any) -> None:
+    line = line_of(value)
+    assert "\n" not in line and OmegaConf.to_container(OmegaConf.create(f"a: {line}")) == {"a": value}

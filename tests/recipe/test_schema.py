@@ -1,0 +1,234 @@
+"""The JSON Schema of recipes says what the reader says: no less where a schema can, and never more."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from meshctl.diagnostics import Span
+from meshctl.recipe import meanings, model
+from meshctl.recipe.folders import config_folders
+from meshctl.recipe.nodes import MISSING, Node, of_plain, plain
+from meshctl.recipe.read import Read, read
+from meshctl.recipe.schema import PARTS, layouts, schema
+from meshctl.recipe.source import compose
+from meshctl.recipe.starters import KINDS, Choice, files
+from meshctl.recipe.text import read as read_text
+from meshctl.routes import COLLECT, DISPATCH, EXECUTE
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+SCHEMA = schema()
+CHECKER = jsonschema.Draft202012Validator(SCHEMA)
+SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = [path for path in sorted(GOLDEN.glob("*.yaml")) if path.stem not in {"latin", "open", "tab", "two", "hazards", "list"}]
+RIGHT = [path for path in RECIPES if path.with_suffix(".txt").exists() and "error[" not in path.with_suffix(".txt").read_text()]
+
+
+def tree_of(path: Path) -> Node:
+    found = read_text(path.read_bytes(), path.name)
+    assert found.tree is not None
+    return found.tree
+
+
+def flagged(data: Any) -> set[tuple[str, ...]]:
+    """Key paths; of an unknown key, the mapping that has it."""
+    return {tuple(map(str, error.absolute_path)) for error in CHECKER.iter_errors(data)}
+
+
+def said(data: Any) -> Read:
+    return read(of_plain(data, Span("recipe.yaml", 1, 1)), "recipe")
+
+
+def test_it_is_a_schema() -> None:
+    assert SCHEMA["$schema"] == CHECKER.META_SCHEMA["$id"]
+    CHECKER.check_schema(SCHEMA)
+
+
+def test_every_key_has_a_meaning_and_a_kind_and_nothing_else_has() -> None:
+    for name, part in PARTS.items():
+        stage = set(model.STAGE) if name in ("call", "sync") else set(part.keys)
+        assert set(meanings.MEANS[name]) == stage, name
+        assert set(part.values()) == stage, name
+    assert set(meanings.MEANS) == set(PARTS)
+
+
+def test_every_word_has_a_meaning() -> None:
+    tables = {"DISPATCH": DISPATCH, "COLLECT": COLLECT, "EXECUTE": EXECUTE, "WHEN": model.WHEN, "DEVICE_TYPES": model.DEVICE_TYPES}
+    assert {name: sorted(getattr(meanings, name)) for name in tables} == {name: sorted(table) for name, table in tables.items()}
+    assert all(means for _, means in layouts())
+
+
+def descriptions(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("description"), str):
+            yield node["description"]
+        for item in node.values():
+            yield from descriptions(item)
+    elif isinstance(node, list):
+        for item in node:
+            yield from descriptions(item)
+
+
+def test_what_is_meant_is_said_shortly() -> None:
+    assert not [text for text in descriptions(SCHEMA) if len(text) > 220]
+
+
+@pytest.mark.parametrize("path", [*SHIPPED, *RIGHT], ids=lambda path: path.stem)
+def test_right_recipes_are_right(path: Path) -> None:
+    assert flagged(plain(tree_of(path))) == set()
+
+
+def test_the_recipes_of_the_package_are_right() -> None:
+    """A layout alone is no recipe: it stands at `components.X.parallel`."""
+    for path in (ROOT / "conf" / "layout").glob("*.yaml"):
+        assert flagged({"components": {"x": {"parallel": plain(tree_of(path))}}}) == set()
+    assert flagged(plain(tree_of(ROOT / "conf" / "base.yaml"))) == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recipes_that_init_writes_are_right(kind: str) -> None:
+    (text,) = [text for name, text in files(Choice(kind, ranks=4), "first", "first", "first.yaml").items() if name.endswith(".yaml")]
+    found = read_text(text.encode(), "first.yaml")
+    assert found.tree is not None and flagged(plain(found.tree)) == set()
+
+
+CANNOT = {
+    ("pipeline", "batch", "every"),  # 1e1 is a whole number to a schema, as 1e3 and 2.0 are
+    ("run", "steps"),
+    ("components", "sampler", "parallel", "dp_size"),
+}
+"""What the reader says and a schema cannot."""
+NEEDS = {"MC103"}
+"""That something is missing: a recipe that changes another one need not say it."""
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_wrong_recipes_are_flagged_where_the_reader_finds_them(path: Path) -> None:
+    tree = compose(path, [], GOLDEN, config_folders(GOLDEN, [])).tree
+    if "${" in str(plain(tree)):
+        return  # the reader sees no interpolation
+    seen, wrong = flagged(plain(tree)), read(tree, "recipe").wrong
+    near = {(one, other) for one in seen for other in wrong if other[: len(one)] == one or one[: len(other)] == other}
+    assert {bad for bad in wrong if bad not in CANNOT and not absent(tree, bad)} <= {other for _, other in near}
+    assert seen - {one for one, _ in near} <= {("components", "e", "parallel", "order")}  # that it names all dims is a rule's business
+
+
+def absent(tree: Node, path: tuple[str, ...]) -> bool:
+    """Whether something is only missing: a value, or from a stage what it does."""
+    node = tree.at(path)
+    if node is None or node.value == MISSING:
+        return True
+    return node.is_mapping and path[:1] == ("pipeline",) and not {"call", "sync", "repeat"} & set(node.value)
+
+
+BASES: dict[str, tuple[Any, ...]] = {
+    "recipe": (),
+    "cluster": ("cluster",),
+    "group": ("groups", "g"),
+    "component": ("components", "c"),
+    "parallel": ("components", "c", "parallel"),
+    "model": ("components", "c", "model"),
+    "call": ("pipeline", "s"),
+    "sync": ("pipeline", "s"),
+    "dispatch": ("pipeline", "s", "dispatch"),
+    "input": ("pipeline", "s", "in", "x"),
+    "run": ("run",),
+    "checkpoint": ("run", "checkpoint"),
+}
+BESIDE: dict[str, dict[str, Any]] = {
+    "group": {"ranks": 2, "program": "train.py"},
+    "component": {"_target_": "a.B", "group": "g"},
+    "call": {"call": "c.m"},
+    "sync": {"sync": "c", "to": "d"},
+    "input": {"from": "s"},
+}
+"""What stands beside the key, so that it is the only one that can be wrong."""
+VALUES: tuple[Any, ...] = (
+    *(0, 1, 2, -1, 0.5, 10**20, True, False, None, "x", "auto", "7", "a.b", "a,b", "CUDA", "gpu", "tokens", "mean", "slice", "peer", "end"),
+    *([], ["x"], [1], [0, 1], [1, 1], [-1], ["x", 2], [True], [None], ["pp", "dp", "fsdp", "cp", "tp"], ["tp"], ["tp"] * 5),
+    *({}, {"x": 1}, {"x": "y"}, {"x": True}, {"x": {}}, {"cuda": 2}, {"GPU": [2, 0]}, {"cpu": 2}, {"module": "a"}, {"module": 3}),
+    *({"every": 3}, {"mode": "all"}, {"mode": "al"}, {"x": {"from": "y"}}, {"x": {"form": "y"}}),
+    *({"_target_": "a.b"}, {"x": [{"_target_": "a.B"}]}),
+)
+
+
+def nested(path: tuple[str, ...], value: Any) -> Any:
+    for key in reversed(path):
+        value = {key: value}
+    return value
+
+
+def pieces() -> Iterator[tuple[str, str]]:
+    for part in BASES:
+        yield from ((part, key) for key in [*PARTS[part].keys, "nonsense"])
+
+
+def recipe_with(part: str, key: str, value: Any) -> Any:
+    """A recipe in which this key alone can be wrong."""
+    path, item = BASES[part], {**BESIDE.get(part, {}), key: value}
+    return nested(path[:2], {"call": "c.m", **nested(path[2:], item)}) if part in ("dispatch", "input") else nested(path, item)
+
+
+def is_stricter(part: str, key: str, value: Any) -> bool:
+    """What only the rules find wrong, and a schema too: not all dims in `order`, a stage that neither calls nor syncs."""
+    return (part, key) == ("parallel", "order") or (key == "pipeline" and value in ({"x": {"from": "y"}}, {"x": {"form": "y"}}))
+
+
+@pytest.mark.parametrize(("part", "key"), [piece for piece in pieces() if piece != ("recipe", "defaults")])
+def test_each_key_takes_what_the_reader_takes(part: str, key: str) -> None:
+    for value in VALUES:
+        data = recipe_with(part, key, value)
+        found = [one.message for one in said(data).found if one.code not in NEEDS and one.severity == "error"]
+        seen = flagged(data)
+        if bool(found) != bool(seen) and (found or not is_stricter(part, key, value)):
+            raise AssertionError(f"{part}.{key} = {value!r}: the reader says {found}, the schema {seen}")
+
+
+@pytest.mark.parametrize(("part", "key"), [(part, key) for part, key in pieces() if key not in ("nonsense", "defaults")])
+@pytest.mark.parametrize("value", ["${vars.x}", "${oc.env:X,1}", "???"])
+def test_what_is_said_elsewhere_or_later_fits_everywhere(part: str, key: str, value: str) -> None:
+    assert flagged(recipe_with(part, key, value)) == set()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "base",
+        "_self_",
+        "./grpo",
+        "/common/cluster@_global_",
+        {"layout@components.actor.parallel": "hsdp"},
+        {"override layout@components.actor.parallel": "mine"},
+        {"layout@components.actor.parallel": "???"},
+        {"optional data": "small"},
+        {"data": ["small", "large"]},
+        {"data": None},
+        "${x}",
+    ],
+)
+def test_entries_of_a_defaults_list(entry: Any) -> None:
+    assert flagged({"defaults": [entry]}) == set()
+
+
+@pytest.mark.parametrize("entry", [3, None, [], {}, {"a": "b", "c": "d"}, {"layout@x": {}}, {"hydra/a": "b"}, {"override hydra/a": "b"}])
+def test_wrong_entries_of_a_defaults_list(entry: Any) -> None:
+    assert flagged({"defaults": [entry]})
+
+
+def test_a_defaults_list_is_a_list() -> None:
+    assert flagged({"defaults": "base"}) == {("defaults",)}
+
+
+@pytest.mark.parametrize("name", ["a", "résumé", "7b-grpo", "a.b@c+d", "x y", "-x", "a/b", "$"])
+def test_names_of_runs(name: str) -> None:
+    assert bool(flagged({"name": name})) == bool(said({"name": name}).found)
+
+
+def test_patterns_mean_the_same_to_every_engine() -> None:
+    """`\\w` and `\\d` differ between engines, and look-behinds are not everywhere."""
+    patterns = re.findall(r'"pattern": "(.*?)"', str(SCHEMA).replace("'", '"'))
+    assert patterns and not [pattern for pattern in patterns if re.search(r"\\[wWdDbB]|\(\?<|\(\?i|\\p", pattern)]

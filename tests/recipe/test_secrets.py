@@ -1,0 +1,162 @@
+"""A recipe with secrets in odd places: what is known to be one, and that no report and nothing composed shows any."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshctl.recipe.load import Loaded, load
+from meshctl.recipe.nodes import plain
+from meshctl.recipe.origins import origins
+from meshctl.recipe.secrets import shown
+from meshctl.redaction import HIDDEN
+from meshctl.view.origins import text as origins_text
+from meshctl.view.reports.text import text
+
+MARK = "xS3cr3tMarkx"
+
+
+def loaded(folder: Path, recipe: str, *overrides: str, **environ: str) -> Loaded:
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    return load("recipe.yaml", overrides, folder, environ=environ, detect=lambda: "cpu")
+
+
+def said(one: Loaded, folder: Path) -> str:
+    """All that can be printed of it."""
+    assert one.tree is not None
+    tree, found = shown(one.tree, one.secrets), origins(one, folder)
+    return "\n".join([text(one.report), repr(one.report), yaml.safe_dump(plain(tree)), origins_text(found), repr(found)])
+
+
+def paths(one: Loaded) -> set[str]:
+    return {".".join(path) for path in one.secrets.paths}
+
+
+def test_what_a_secret_refers_to_is_one(tmp_path: Path) -> None:
+    recipe = "vars: {a: '${vars.b}', b: abcdefgh, c: {d: 1, e: ijklmnop}, f: x}\nrun: {dir: runs}\n"
+    one = loaded(tmp_path, recipe, "+vars.token='${vars.a}'", "+vars.auth=${vars.c}")
+    assert paths(one) == {"vars.token", "vars.a", "vars.b", "vars.auth", "vars.c.d", "vars.c.e"}
+    assert set(one.secrets.written) == {"abcdefgh", "ijklmnop"}
+
+
+def test_what_recipes_need_is_none_because_a_secret_refers_to_it(tmp_path: Path) -> None:
+    one = loaded(tmp_path, "run: {dir: runs}\nvars: {token: '${run.dir}/x'}\n")
+    assert paths(one) == {"vars.token"} and "runs" not in one.secrets.known
+
+
+def test_a_recipe_without_secrets_has_none_to_look_for(tmp_path: Path) -> None:
+    one = loaded(tmp_path, "vars: {max_new_tokens: 3, tokenizer: x, author: y}\n")
+    assert one.secrets.known == () and not one.secrets.paths
+
+
+def test_the_environment_is_said_to_nobody(tmp_path: Path) -> None:
+    one = loaded(tmp_path, "groups: {a: {ranks: '${oc.env:COUNT}', device_type: '${oc.env:KIND}'}}\n", KIND=MARK, COUNT=f"x.{MARK}.y")
+    report = text(one.report)
+    assert MARK not in said(one, tmp_path) and f"`{HIDDEN}` is not a device type" in report
+
+
+def test_words_that_everybody_knows_stay(tmp_path: Path) -> None:
+    recipe = "groups: {train: {ranks: 4, device_type: '${oc.env:KIND}', colocate: '${oc.env:OTHER}'}}\n"
+    report = text(loaded(tmp_path, recipe, KIND="cuda", OTHER="train").report)
+    assert "`train`" in report and HIDDEN not in report
+
+
+def warned(one: Loaded) -> list[tuple[str, str]]:
+    return [(found.message, found.help) for found in one.report.diagnostics if found.code == "MC219"]
+
+
+def test_a_secret_that_is_written_out_is_a_warning(tmp_path: Path) -> None:
+    env = "{API_KEY: abc, TOKEN: '${oc.env:T}'}"
+    one = loaded(tmp_path, f"groups: {{a: {{ranks: 1, program: recipe.yaml, args: [--hub-token, abc], env: {env}}}}}\n")
+    assert warned(one) == [
+        ("`--hub-token` is a secret, written out in the recipe", "let the environment say it: ${oc.env:HUB_TOKEN}"),
+        ("`API_KEY` is a secret, written out in the recipe", "let the environment say it: ${oc.env:API_KEY}"),
+    ]
+
+
+@pytest.mark.parametrize("value", ["EMPTY", "none", "null", "true", "''", "dummy", "'${oc.env:X}'", "'${oc.env:X,null}'", "'???'"])
+def test_nobody_is_warned_of_what_is_none(tmp_path: Path, value: str) -> None:
+    assert not warned(loaded(tmp_path, f"vars: {{token: {value}}}\n"))
+
+
+# Wherever it stands, and whatever else is wrong
+
+SECRETS: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        {"token": MARK},
+        {"auth": {"user": MARK, "list": [MARK, {"x": MARK}]}},
+        {"hf_token": f"a {MARK} b"},
+        {"args": ["--token", MARK, f"--api-key={MARK}"]},
+        {"x": f"--password {MARK}"},
+        {"url": f"https://me:{MARK}@host"},
+        {"api_key": "${vars.mine}", "y": "<${vars.mine}>"},
+        {"token": f"${{oc.env:NOT_SET,{MARK}}}"},
+        {"z": "${oc.env:FROM_HERE}", "token": 3},
+        {"token": f"{MARK}\nsecond {MARK}"},
+    ]
+)
+PLACES = st.sampled_from(
+    ["vars.a", "groups.g.env", "groups.g", "components.c.args", "components.c.args.deep", "components.c", "run", "pipeline.p", ""]
+)
+WRONG = st.sampled_from(
+    [
+        *("", "run: {steps: x}", "groups: {h: {ranks: 0, token: 1}}", "a: *nothing", "b: {", "c: 'open", "vars: {x: 1}", "\td: 1"),
+        *("- e", "${", "name: ${oc.env:FROM_HERE}"),
+    ]
+)
+OVERRIDES = st.sampled_from(
+    [
+        f"+vars.token={MARK}",
+        f"vars.a.token={MARK}",
+        f"components.c.args={{secret: {MARK}, n: 1}}",
+        f"+components.c.args.password='{MARK} x'",
+        f"groups.g.args=[--token,{MARK}]",
+        f"vars.a.auth.user.{MARK[:2]}={MARK}",
+        f"run.api_key.x=={MARK}",
+        f"~vars.a.token={MARK}",
+        f"+vars.token=[{MARK}",
+        "groups.g.ranks=${oc.env:FROM_HERE}",
+        "components.c._target_=${oc.env:FROM_HERE}.X",
+        "pipeline.p.call=${oc.env:FROM_HERE}",
+        "+nope@vars.x=${oc.env:FROM_HERE}",
+    ]
+)
+
+
+def nested(path: str, value: Any) -> Any:
+    for key in reversed(path.split(".") if path else []):
+        value = {key: value}
+    return value
+
+
+def merged(one: Any, other: Any) -> Any:
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return other
+    return {**one, **{key: merged(one[key], item) if key in one else item for key, item in other.items()}}
+
+
+BASE = {
+    "vars": {"mine": f"mine-{MARK}"},
+    "groups": {"g": {"ranks": 2, "device_type": "cpu"}},
+    "components": {"c": {"_target_": "m.C", "group": "g"}},
+    "pipeline": {"p": {"call": "c.m"}},
+}
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    places=st.lists(st.tuples(PLACES, SECRETS), max_size=3),
+    wrong=WRONG,
+    overrides=st.lists(OVERRIDES, max_size=3),
+    flow=st.sampled_from([True, False, None]),
+)
+def test_no_secret_is_ever_said(places: list[tuple[str, Any]], wrong: str, overrides: list[str], flow: bool | None, tmp_path: Path) -> None:
+    data: Any = BASE if any("${vars.mine}" in str(value) for _, value in places) else {**BASE, "vars": {"mine": "x"}}
+    for place, value in places:
+        data = merged(data, nested(place, value))
+    recipe = yaml.safe_dump(data, sort_keys=False, default_flow_style=flow, width=10_000)
+    one = loaded(tmp_path, f"{recipe}{wrong}\n", *overrides, FROM_HERE=f"env{MARK}")
+    assert MARK not in said(one, tmp_path), recipe
