@@ -4,7 +4,7 @@
     a share is cut out of all of them, or for `peer` out of one speaker's
     so a rank hears neighbouring speakers, and a speaker is heard by neighbouring shares
 
-It is what `routes.shares_for` gives for such a batch, without a table of its samples and without a list of the ranks, so that the answer
+It is what `shares.shares_for` gives for such a batch, without a table of its samples and without a list of the ranks, so that the answer
 for one rank of a million costs what it costs for one of eight. Samples that a `dispatch` balances or sends home are not even.
 """
 

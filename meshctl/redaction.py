@@ -53,7 +53,8 @@ _SUSPECT = {
 """A word in small letters, and the pattern that begins with it: without any of these, a text has nothing to hide."""
 _KEY = r"(?<![\w.\-])[.\-]*(?P<key>\w[\w.\-]*)\\?[\"']?\s*[:=]\s*"
 _OPTION = r"(?<![\w-])--?(?P<key>[A-Za-z][\w.\-]*)\\?[\"']?(?:\s*,\s*|\s+)(?!-)"
-_LOGIN = r"://[^\s/@:]*:(?P<value>[^\s/@]+)@"
+_LOGIN = r"://[^\s/@:]*:(?P<value>[^\s/@]+(?:@[^\s/@,\"']+)*)@"
+"""Of several `@` the last one ends the password, as in what reads addresses."""
 _BARE_OPTION = r"--?(?P<key>[A-Za-z][\w.\-]*)"
 _BEFORE = r"(?:[&!][^\s,\[\]{}]*\s+)*(?:(?i:Bearer|Basic|Token)\s+)?"
 _REFERENCE = r"\\?[\"']?\$\{[^{},]*\}\\?[\"']?"
@@ -241,6 +242,12 @@ def stretches(text: str, in_flow: bool = False, names: Collection[str] = ()) -> 
                 found.append((match.end(), stop))
                 position = stop
     return found
+
+
+def logins(text: str) -> Iterator[str]:
+    """The passwords in the addresses of a text: `abc` in `redis://me:abc@host`."""
+    if "://" in text and "@" in text:
+        yield from (match["value"] for match in _made(_LOGIN).finditer(text) if _hides(match["value"]))
 
 
 def _hides(value: str) -> bool:

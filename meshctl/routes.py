@@ -12,10 +12,8 @@ one rank or one speaker at a time, so that nothing lists the world that need not
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import gcd
 from typing import Literal
 
@@ -233,98 +231,6 @@ class Route:
     """How many values may be on their way per link before a send waits."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """What the speakers of a route hold in one step: the only thing that their hearers must be told."""
-
-    ids: tuple[tuple[Id, ...], ...]
-    """Per speaker, the ids of its samples, in the order of its batch."""
-    lengths: tuple[tuple[int, ...], ...] | None = None
-    """Per speaker, the tokens of each sample; only where the dispatch balances."""
-    homes: tuple[tuple[int, ...], ...] | None = None
-    """Per speaker, the data rank that each sample goes home to; only where the dispatch says `home`."""
-    group_depth: int = 0
-    """How many leading numbers of an id are its `group_id`; 0 where samples belong to no group."""
-
-    @property
-    def total(self) -> int:
-        return sum(map(len, self.ids))
-
-
-def order(table: Table) -> list[tuple[int, int]]:
-    """(speaker, index in its batch) of every sample, in sample order."""
-    flat = [(id, speaker, index) for speaker, ids in enumerate(table.ids) for index, id in enumerate(ids)]
-    if any(flat[i][0] >= flat[i + 1][0] for i in range(len(flat) - 1)):
-        flat.sort()
-        for before, after in pairwise(flat):
-            if before[0] == after[0]:
-                raise RouteError(f"sample {name_of(after[0])} is there twice")
-    return [(speaker, index) for _, speaker, index in flat]
-
-
-def name_of(id: Id) -> str:
-    """17.3 for (17, 3)."""
-    return ".".join(map(str, id))
-
-
-def cut(table: Table, placed: Sequence[tuple[int, int]], parts: int, dispatch: Dispatch) -> list[list[int]]:
-    """The positions in sample order that each of `parts` shares holds.
-
-    Even and contiguous unless the dispatch says `balance` or `home`; samples of one group stay together unless it says
-    `split_groups`. Raises `RouteError` where a share would be empty and may not.
-    """
-    units = _units(table, placed, dispatch)
-    if dispatch.home and table.homes:
-        shares: list[list[int]] = [[] for _ in range(parts)]
-        for position, (speaker, index) in enumerate(placed):
-            home = table.homes[speaker][index]
-            if not 0 <= home < parts:
-                raise RouteError(f"sample {name_of(table.ids[speaker][index])} has no home among {parts} shares")
-            shares[home].append(position)
-    elif dispatch.balance and table.lengths:
-        weights = [sum(table.lengths[placed[p][0]][placed[p][1]] for p in unit) for unit in units]
-        shares = _balanced(units, weights, parts)
-    else:
-        shares = [[p for unit in units[slice(*_ends(share(len(units), parts, part)))] for p in unit] for part in range(parts)]
-    if not dispatch.allow_empty and (empty := sum(not positions for positions in shares)):
-        what = "groups" if len(units) < table.total else "samples"
-        least = "say dispatch: {allow_empty: true}, or give at least " + str(parts)
-        raise RouteError(f"{len(units)} {what} for {parts} shares: {empty} of them would be empty; {least}")
-    return shares
-
-
-def _ends(span: range) -> tuple[int, int]:
-    return span.start, span.stop
-
-
-def _units(table: Table, placed: Sequence[tuple[int, int]], dispatch: Dispatch) -> list[range]:
-    """What may not be parted: single samples, or runs of one group (groups lie together in the order of ids)."""
-    depth = 0 if dispatch.split_groups else table.group_depth
-    if not depth:
-        return [range(position, position + 1) for position in range(len(placed))]
-    units: list[range] = []
-    last: Id | None = None
-    for position, (speaker, index) in enumerate(placed):
-        group = table.ids[speaker][index][:depth]
-        if group == last:
-            units[-1] = range(units[-1].start, position + 1)
-        else:
-            units.append(range(position, position + 1))
-        last = group
-    return units
-
-
-def _balanced(units: Sequence[range], weights: Sequence[int], parts: int) -> list[list[int]]:
-    """Longest first, each to the least loaded share: within a few per mille of even for real lengths."""
-    loads = [(0, 0, part) for part in range(parts)]
-    held: list[list[range]] = [[] for _ in range(parts)]
-    for index in sorted(range(len(units)), key=lambda i: (-weights[i], i)):
-        load, count, part = heapq.heappop(loads)
-        held[part].append(units[index])
-        heapq.heappush(loads, (load + weights[index], count + 1, part))
-    return [[position for unit in sorted(mine, key=lambda unit: unit.start) for position in unit] for mine in held]
-
-
 def heard_by(mesh: DeviceMesh, execute: str, speakers: int, rank: int) -> range:
     """Which speakers, by index, a rank of the called component hears; none where it is not called."""
     if execute == "first" and rank:
@@ -335,41 +241,3 @@ def heard_by(mesh: DeviceMesh, execute: str, speakers: int, rank: int) -> range:
         speaker = share_of(mesh.world_size, speakers, rank)
         return range(speaker, speaker + 1)
     return range(speakers)
-
-
-def shares_for(execute: str, dispatch: Dispatch, mesh: DeviceMesh, table: Table) -> dict[int, list[tuple[int, int]]]:
-    """rank of the called component -> the (speaker, index) of its samples, in sample order. Ranks that hear nothing are absent."""
-    mode = DISPATCH[dispatch.mode]
-    placed = order(table)
-    if execute == "first":
-        return {0: placed}
-    if execute == "peer":
-        return _peer_shares(mode, dispatch, mesh, table)
-    shares = cut(table, placed, mode.shares(mesh), dispatch)
-    return {rank: [placed[p] for p in shares[mode.share_of(mesh, rank)]] for rank in range(mesh.world_size)}
-
-
-def _peer_shares(mode: DispatchMode, dispatch: Dispatch, mesh: DeviceMesh, table: Table) -> dict[int, list[tuple[int, int]]]:
-    """Each producer's samples, dispatched over the workers that are its own."""
-    heard: dict[int, list[tuple[int, int]]] = {}
-    for speaker in range(len(table.ids)):
-        span = peer_span(mesh.world_size, speaker, len(table.ids))
-        alone = Table(
-            tuple(ids if i == speaker else () for i, ids in enumerate(table.ids)), table.lengths, table.homes, table.group_depth
-        )
-        placed = order(alone)
-        present = [share for run in mode.among(mesh, span) for share in run]
-        shares = cut(alone, placed, len(present), dispatch)
-        for rank in span:
-            mine = [placed[p] for p in shares[present.index(mode.share_of(mesh, rank))]]
-            heard[rank] = heard.get(rank, []) + mine
-    return {rank: sorted(mine, key=lambda at: table.ids[at[0]][at[1]]) for rank, mine in heard.items()}
-
-
-def align(wanted: Sequence[Id], table: Table) -> list[tuple[int, int]]:
-    """Where each wanted sample of another input lies. Raises `RouteError` for an id that one has and the other has not."""
-    where = {id: (speaker, index) for speaker, ids in enumerate(table.ids) for index, id in enumerate(ids)}
-    try:
-        return [where[id] for id in wanted]
-    except KeyError as missing:
-        raise RouteError(f"sample {name_of(missing.args[0])} is missing") from None

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from meshctl.links import Links, Part, Ranks, along
 from meshctl.mesh import DIMS, DeviceMesh, share
-from meshctl.routes import COLLECT, DISPATCH, EXECUTE, Dispatch, Table, hearers, shares, shares_for, speakers, voices
+from meshctl.routes import COLLECT, DISPATCH, EXECUTE, Dispatch, hearers, shares, speakers, voices
+from meshctl.shares import Table, shares_for
 
 SIZES = st.sampled_from([1, 1, 2, 3, 4])
 ORDERS = [DIMS, DIMS, ("fsdp", "pp", "dp", "cp", "tp"), ("tp", "dp", "pp", "fsdp", "cp"), ("dp", "tp", "fsdp", "cp", "pp")]

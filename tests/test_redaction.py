@@ -49,6 +49,8 @@ def test_names_that_users_give_are_no_keys() -> None:
         ('{"api_key": "abc", "b": 2}', '{"api_key": <redacted>, "b": 2}'),
         ("Authorization: Bearer abc", "Authorization: <redacted>"),
         ("get https://me:abc@host/x", "get https://me:<redacted>@host/x"),
+        ("redis://me:p@ss@host, mail a@b", "redis://me:<redacted>@host, mail a@b"),
+        ('{"u": "redis://me:abc@host","mail":"a@b"}', '{"u": "redis://me:<redacted>@host","mail":"a@b"}'),
         ("`vars.token=abc` replaces it", "`vars.token=<redacted>` replaces it"),
         ("token=${oc.env:X} and token: null", "token=${oc.env:X} and token: null"),
         ("token=${oc.env:X,abc}", "token=<redacted>"),
@@ -207,5 +209,6 @@ def test_what_is_written_out() -> None:
     assert list(literals("${oc.env:X,'c d'}")) == ["c d"]
     assert not list(literals("${vars.x}"))
     assert holds_literal([{"token": "abc"}]) and holds_literal([["--token", "abc"]]) and holds_literal({"cmd": "x --token=abc"})
+    assert holds_literal({"env": {"BROKER": "redis://me:abc@host"}}) and not holds_literal({"env": {"BROKER": "redis://host:1"}})
     assert not holds_literal([{"token": "${oc.env:X}", "tokenizer": "abc"}, ["--lr", "3"]])
     assert set(secrets_in(FILE.splitlines())) >= {"abc"}

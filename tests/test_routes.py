@@ -18,14 +18,11 @@ from meshctl.routes import (
     EXECUTE,
     Dispatch,
     RouteError,
-    Table,
-    align,
     heard_by,
-    order,
     peer_span,
-    shares_for,
     speakers,
 )
+from meshctl.shares import Table, align, order, shares_for
 
 
 def meshes(most: int) -> list[DeviceMesh]:

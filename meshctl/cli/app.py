@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from meshctl.cli.bug import bug
+from meshctl.cli.out import no_room, open_all, refused, write
 
 app = typer.Typer(
     name="meshctl",
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, or the directory of a run.", show_default=False)]
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, - for standard input, or a run's directory.", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra's overrides.", show_default=False)]
 
 
@@ -33,7 +34,7 @@ def say_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        print(f"meshctl {version('meshctl')}")
+        write(f"meshctl {version('meshctl')}\n", sys.stdout)
         raise typer.Exit
 
 
@@ -55,7 +56,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:
-    """Writes a recipe that runs, and its classes; asks what it should be."""
+    """Writes a recipe that runs, and its classes. On a terminal it asks what it should be."""
     from meshctl.cli.init import Asked, init
 
     raise typer.Exit(init(name, Asked(kind, device, ranks, layout, script, yes, force)))
@@ -72,7 +73,7 @@ def validate(
     fix: Annotated[bool, typer.Option("--fix", help="First change what has one safe answer, and say what.")] = False,
     color: Annotated[str, typer.Option(metavar="WHEN", help="auto, always or never.")] = "auto",
 ) -> None:
-    """Says every mistake of recipes at once, each at its place, and starts nothing."""
+    """Says every mistake of recipes at once. Starts nothing, and imports nothing that they name."""
     from meshctl.cli.validate import Asked, validate
 
     raise typer.Exit(validate(recipes, Asked(format, strict, fix, color)))
@@ -104,7 +105,7 @@ def show_topology(
     samples: Annotated[int | None, typer.Option(metavar="N", help="Of a batch of so many, where the recipe says no `samples`.")] = None,
     diff: Annotated[str | None, typer.Option(metavar="OTHER", help="What changes to a recipe, overrides, or both in quotes.")] = None,
 ) -> None:
-    """Draws what a recipe would run: where, in which meshes, with which data flow."""
+    """Draws what a recipe would run. Where, in which meshes, with which data flow."""
     from meshctl.cli.show_topology import Asked, show
 
     asked = Asked(format, "" if out == "-" else out, component, dim, node, rank, samples, diff)
@@ -117,7 +118,7 @@ def launch(
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and start nothing.")] = False,
 ) -> None:
-    """Runs a recipe, or goes on with a run from its last checkpoint."""
+    """Runs a recipe, or goes on with a run from its last save."""
     from meshctl.cli.launch import launch
 
     raise typer.Exit(launch(recipe, overrides or [], dry_run))
@@ -129,7 +130,7 @@ def doctor(
     overrides: Overrides = None,
     format: Annotated[str, typer.Option("--format", "-f", help="text or json.")] = "text",
 ) -> None:
-    """Looks for what this machine lacks, and says what to do about it."""
+    """Says what this machine lacks, and what to do about it."""
     from meshctl.cli.doctor import doctor
 
     raise typer.Exit(doctor(recipe, overrides or [], format))
@@ -139,7 +140,7 @@ def doctor(
 def explain(
     code: Annotated[str, typer.Argument(metavar="[CODE]", help="MC410; MC4 for all about meshes.", show_default=False)] = "",
 ) -> None:
-    """Why a code is reported, with a wrong and a right recipe; without one, all codes."""
+    """Says why a code is reported, with an example. Without one, lists all codes."""
     from meshctl.cli.explain import explain
 
     raise typer.Exit(explain(code))
@@ -159,7 +160,7 @@ def schema(
 def completion(
     shell: Annotated[str, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; what SHELL says.", show_default=False)] = "",
 ) -> None:
-    """Prints a script by which a shell completes commands, recipes and overrides."""
+    """Prints what makes a shell complete words. These are commands, recipes and overrides."""
     from meshctl.cli.completion.shells import script
 
     raise typer.Exit(script(shell))
@@ -172,19 +173,23 @@ def agent(
     node: Annotated[int, typer.Option(help="The node of the cluster that this is.")],
     head: Annotated[str, typer.Option(help="HOST:PORT of the launcher's store.")],
 ) -> None:
-    """Runs the workers of one group on one node: what every engine starts."""
+    """Runs the workers of one group on one node. Every engine starts this."""
     from meshctl.cli.agent import agent
 
     raise typer.Exit(agent(plan, group, node, head))
 
 
 def main() -> None:
+    open_all()
     try:
-        app()
+        try:
+            app()
+        finally:
+            write("", sys.stdout)
     except SystemExit as leaving:
         _leave(leaving)
-    except Exception as error:  # the last border: whatever gets here is a bug
-        sys.exit(bug(error))
+    except Exception as error:  # the last border: whatever else gets here is a bug
+        sys.exit(refused(error) if isinstance(error, OSError) and no_room(error) else bug(error))
 
 
 def _leave(leaving: SystemExit) -> NoReturn:
@@ -192,7 +197,6 @@ def _leave(leaving: SystemExit) -> NoReturn:
     if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
         raise leaving
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with suppress(OSError):  # nobody reads it any more
-                stream.flush()
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
     os._exit(leaving.code or 0)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshctl.cli.load import Unreadable, loaded_of
-from meshctl.cli.validate import draw, write
+from meshctl.cli.out import write
+from meshctl.cli.stdin import given
+from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
 from meshctl.recipe.words import listed
 
@@ -36,7 +38,8 @@ def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int
         print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
         return USAGE
     try:
-        loaded, _ = loaded_of(recipe, overrides)
+        name, held = given(recipe)
+        loaded, _ = loaded_of(name, overrides, held)
     except Unreadable as unreadable:
         draw(unreadable.report, sys.stderr)
         return 3
@@ -81,8 +84,9 @@ def origins_text(loaded: Loaded) -> str:
 def origins_json(loaded: Loaded) -> str:
     from meshctl.recipe.origins import origins
 
-    values = ",\n".join(f"    {in_json(of_origin(origin))}" for origin in origins(loaded, Path.cwd()))
-    return f'{{\n  "format": {FORMAT},\n  "errors": {len(loaded.report.errors)},\n  "values": [\n{values}\n  ]\n}}\n'
+    values = ",".join(f"\n    {in_json(of_origin(origin))}" for origin in origins(loaded, Path.cwd()))
+    values = f"[{values}\n  ]" if values else "[]"
+    return f'{{\n  "format": {FORMAT},\n  "errors": {len(loaded.report.errors)},\n  "values": {values}\n}}\n'
 
 
 def of_origin(origin: Origin) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +10,8 @@ from pathlib import Path
 from meshctl.checks import Check, as_data, tally
 from meshctl.cli.colour import coloured
 from meshctl.cli.load import Ready, Unreadable, plan_of
+from meshctl.cli.out import write
+from meshctl.cli.stdin import given
 from meshctl.diagnostics import RecipeError
 from meshctl.engines import local
 from meshctl.engines.doctor.asked import Asked
@@ -55,7 +56,8 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Ready | None, tupl
     """The exit code that the recipe alone has earned, and the checks that are about it."""
     again = f"meshctl validate {command_line([recipe, *overrides])}"
     try:
-        ready = plan_of(recipe, overrides)
+        name, held = given(recipe)
+        ready = plan_of(name, overrides, held)
     except Unreadable as wrong:
         return 3, None, (Check("recipe", "text", "failure", hidden(str(wrong)), again),)
     except RecipeError as wrong:
@@ -79,9 +81,4 @@ def preflight(ready: Ready) -> Check:
 def say(checks: tuple[Check, ...], format: str) -> None:
     width = min(WIDEST, shutil.get_terminal_size((NO_TERMINAL, 24)).columns) if sys.stdout.isatty() else NO_TERMINAL
     text = json.dumps(as_data(checks), indent=2) + "\n" if format == "json" else table(checks, width=width, colour=coloured(sys.stdout))
-    try:
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more when it leaves
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    write(text, sys.stdout)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 
+from meshctl.cli.out import write
 from meshctl.codes import SUBJECTS, Block, Page, Section, codes, head, page
 from meshctl.recipe.words import did_you_mean, listed
 
@@ -98,10 +98,5 @@ def _block(block: Block, other: Block) -> Iterator[str]:
 
 
 def _print(lines: Iterator[str]) -> int:
-    try:
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-        print("\n".join(lines))
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more when it leaves
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    write("".join(f"{line}\n" for line in lines), sys.stdout)
     return 0

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshctl.cli.load import Looked
+from meshctl.cli.out import silence, why
 from meshctl.diagnostics import Diagnostic, Fix, Report
 from meshctl.recipe.fixes import chosen, fixed
 from meshctl.recipe.folders import contents, is_dir, real, shipped
@@ -50,7 +51,7 @@ def fix(recipe: str, look: Look, held: Held) -> tuple[Looked, tuple[Diagnostic, 
         _print(result.after.get(path, data) if len(data) <= MAX_BYTES else b"")  # of more, only the beginning was read
     elif failed := _written(result):
         print(f"error: {shown(failed)}", file=sys.stderr)
-        result = Mended(look(held))
+        return look(held), ()
     for line in told(recipe, result):
         print(shown(line), file=sys.stderr)
     return result.looked, result.done
@@ -114,12 +115,14 @@ def told(recipe: str, result: Mended) -> Iterator[str]:
         if fixes and is_override(file):
             yield f"{file} should be: {shlex.quote(fixed(lines[0], fixes))}"
         for fix in fixes if not is_override(file) else ():
-            why = "a run keeps its recipe" if is_dir(Path(recipe)) else f"the file is not in the folder of {recipe}"
-            yield f"not fixed {file}:{fix.span.line}:{fix.span.column}: {_change(fix)}: {why}"
+            reason = "a run keeps its recipe" if is_dir(Path(recipe)) else f"the file is not in the folder of {recipe}"
+            yield f"not fixed {file}:{fix.span.line}:{fix.span.column}: {_change(fix)}: {reason}"
 
 
 def _change(fix: Fix) -> str:
-    return "spaces in place of tabs" if fix.was.isspace() else f"`{fix.was}` -> `{fix.text}`"
+    if fix.was.isspace():
+        return "spaces in place of tabs"
+    return f"`{fix.was}` -> `{fix.text}`" if fix.text else f"`{fix.was}` is gone"
 
 
 # Writing
@@ -133,20 +136,22 @@ def _written(result: Mended) -> str:
                 return f"`{path}` is not written: somebody else has changed it"
             _replace(Path(path), data)
         except OSError as error:
-            return f"`{path}` cannot be written: {(error.strerror or str(error)).lower()}"
+            return f"`{path}` cannot be written: {why(error)}"
     return ""
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Beside the file, and then in its place, with its permissions."""
-    mode = path.stat().st_mode & 0o7777
+    """Beside the file, and then in its place, with its owner and its permissions."""
+    there = path.stat()
     if not os.access(path, os.W_OK):
         raise PermissionError(0, "permission denied")
     handle, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-            os.fchmod(handle, mode)
+            with suppress(OSError):  # only root may give a file to somebody else
+                os.fchown(handle, there.st_uid, there.st_gid)
+            os.fchmod(handle, there.st_mode & 0o7777)
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):
@@ -155,8 +160,8 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _print(data: bytes) -> None:
-    if sys.stdout is None:
-        return
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.flush()
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshctl.cli import schema
+from meshctl.cli.out import why
 from meshctl.recipe import starters
 from meshctl.recipe.starters import COMMANDS, DEVICES, KINDS, LAYOUTS, Choice, WrongChoice, installed, layouts, module_of, stem_of
 from meshctl.recipe.words import counted, listed
 from meshctl.run import write_whole
-from meshctl.view.reports.text import shown
+from meshctl.view.reports.text import cells, shown
 
 USAGE, INTERRUPTED = 2, 130
 USUAL_ON_CPU = 2
@@ -50,10 +53,10 @@ class Asked:
 
 def init(name: str, asked: Asked) -> int:
     """The exit code."""
-    talks = not asked.silent and sys.stdin.isatty() and sys.stdout.isatty()
+    talks = not asked.silent and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     try:
         here = machine()
-        choice, name = questions(name, here, input) if talks else (chosen(asked, here), name)
+        choice, name = questions(name, here, asked.force, answer) if talks else (chosen(asked, here), name)
         return write(place(name, choice.kind), choice, asked, here)
     except WrongChoice as wrong:
         return refuse(str(wrong))
@@ -64,9 +67,9 @@ def init(name: str, asked: Asked) -> int:
         return refuse("\nthere was no answer, so nothing was written; `--yes` takes what is usual, `--help` says what can be said")
 
 
-def refuse(why: str) -> int:
-    newline, why = ("\n", why[1:]) if why.startswith("\n") else ("", why)
-    print(f"{newline}error: {shown(why)}", file=sys.stderr)
+def refuse(reason: str) -> int:
+    newline, reason = ("\n", reason[1:]) if reason.startswith("\n") else ("", reason)
+    print(f"{newline}error: {shown(reason)}", file=sys.stderr)
     return USAGE
 
 
@@ -104,10 +107,25 @@ def chosen(asked: Asked, here: Machine) -> Choice:
 # Questions
 
 
-def questions(name: str, here: Machine, ask: Ask) -> tuple[Choice, str]:
+def answer(prompt: str) -> str:
+    """A line of the terminal. An interrupt between prompt and reading would not be heard before its end: the pipe tells of it."""
+    print(prompt, end="", flush=True)
+    heard, tells = os.pipe()
+    os.set_blocking(tells, False)
+    before = signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+    try:
+        select.select([sys.stdin, heard], [], [])
+        return input()
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(heard)
+        os.close(tells)
+
+
+def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, str]:
     """What is asked on a terminal, each with a default."""
     kind = one_of("What is to run?", KINDS, next(iter(KINDS)), ask)
-    script = ask("\nWhich script? A path; nothing for a small one to begin with: ").strip() if kind == "script" else ""
+    script = which_script(ask) if kind == "script" else ""
     found = f"this machine has {counted(here[1], 'device')}" if here[1] else "this machine has no accelerator"
     about = {device: f"{text}; {found}" if device == here[0] else text for device, text in DEVICES.items()}
     device = one_of("On what?", about, here[0], ask)
@@ -118,14 +136,31 @@ def questions(name: str, here: Machine, ask: Ask) -> tuple[Choice, str]:
         options = {layout: LAYOUTS[layout][0] for layout in layouts(choice)}
         layout = one_of(f"In which layout are the {choice.trained} ranks that train?", options, layouts(choice)[0], ask)
         choice = replace(choice, layout=layout)
-    while not name:
-        name = ask(f"\nA name [{kind}]: ").strip() or kind
+    return choice, name or a_name(choice, force, ask)
+
+
+def which_script(ask: Ask) -> str:
+    """Somebody's own; empty for one to begin with."""
+    while script := ask("\nWhich script? A path; nothing for a small one to begin with: ").strip():
         try:
-            place(name, kind)
+            script_from(script, Path())
+            break
         except WrongChoice as wrong:
             print(f"  {shown(str(wrong))}")
-            name = ""
-    return choice, name
+    return script
+
+
+def a_name(choice: Choice, force: bool, ask: Ask) -> str:
+    """One that can name a run, and that no recipe has yet."""
+    while True:
+        name = ask(f"\nA name [{choice.kind}]: ").strip() or choice.kind
+        try:
+            recipe = place(name, choice.kind).recipe
+            if force or not os.path.lexists(recipe):
+                return name
+            print(f"  {shown(f'`{recipe}` is there already')}")
+        except WrongChoice as wrong:
+            print(f"  {shown(str(wrong))}")
 
 
 def one_of(question: str, options: Mapping[str, str], default: str, ask: Ask) -> str:
@@ -146,7 +181,7 @@ def one_of(question: str, options: Mapping[str, str], default: str, ask: Ask) ->
 def _how_many(choice: Choice) -> str:
     what = "processes" if choice.device == "cpu" else f"{choice.device} devices"
     groups = f" for {' and '.join(choice.shares)} together" if len(choice.shares) > 1 else ""
-    return f"How many {what}{groups}?{' The judge is one process more.' if choice.kind == 'grpo' else ''}"
+    return f"How many {what}{groups}?{' The judge is one more.' if choice.kind == 'grpo' else ''}"
 
 
 def number(question: str, choice: Choice, ask: Ask) -> int:
@@ -197,20 +232,21 @@ def write(to: Place, choice: Choice, asked: Asked, here: Machine) -> int:
     choice = replace(choice, script=script_from(choice.script, to.folder)) if choice.script else choice
     path = shlex.quote(str(to.recipe))
     texts = {to.folder / name: text for name, text in starters.files(choice, to.stem, module, path, schema.MODELINE).items()}
-    if there := [str(file) for file in texts if os.path.lexists(file) and not (asked.force and file.is_file())]:
+    if there := [str(file) for file in texts if os.path.lexists(file) and not (asked.force and os.path.isfile(file))]:
         are, them = ("is", "it") if len(there) == 1 else ("are", "them")
         return refuse(f"{listed(there)} {are} there already: say another NAME, or `--force` to write over {them}")
+    editors = for_editors(to.folder / schema.FILE)
     try:
-        put(texts | for_editors(to.folder / schema.FILE))
+        put(texts | editors)
     except OSError as error:
-        return refuse(f"`{to.folder}` cannot be written to: {error.strerror}")
-    say(to, texts, choice, here)
+        return refuse(f"`{to.folder}` cannot be written to: {why(error)}")
+    say(to, [*texts, *editors], choice, here)
     return 0
 
 
 def _is_taken(name: str, folder: Path, elsewhere: list[str]) -> bool:
     """A package in the same folder comes before a file, and a file of that name would come before what is installed."""
-    return (folder / name / "__init__.py").is_file() or installed(name, elsewhere)
+    return os.path.isfile(folder / name / "__init__.py") or installed(name, elsewhere)
 
 
 def script_from(script: str, folder: Path) -> str:
@@ -224,13 +260,16 @@ def script_from(script: str, folder: Path) -> str:
 
 
 def for_editors(file: Path) -> dict[Path, str]:
-    """The schema that the first line of a recipe names, for all recipes of the folder; somebody else's file of that name stays."""
+    """The schema that the first line of a recipe names, where the folder has none or an old one; somebody else's of that name stays."""
     text = schema.text()
+    if not os.path.lexists(file):
+        return {file: text}
     try:
-        ours = not os.path.lexists(file) or json.loads(file.read_bytes()).get("title") == json.loads(text)["title"]
-    except (OSError, ValueError, AttributeError):
+        old = file.read_text(encoding="utf-8")
+        ours = json.loads(old)["title"] == json.loads(text)["title"]
+    except (OSError, ValueError, TypeError, KeyError):
         ours = False
-    return {file: text} if ours else {}
+    return {file: text} if ours and old != text else {}
 
 
 def put(texts: Mapping[Path, str]) -> None:
@@ -245,14 +284,16 @@ def put(texts: Mapping[Path, str]) -> None:
         raise
 
 
-def say(to: Place, texts: Mapping[Path, str], choice: Choice, here: Machine) -> None:
+def say(to: Place, written: list[Path], choice: Choice, here: Machine) -> None:
     groups = ", ".join([*choice.shares, *(["judge"] if choice.kind == "grpo" else [])])
-    what = [f"{counted(choice.workers, 'worker')}: {groups}", "its classes, for you to change"]
-    if choice.kind == "script":
-        what[1] = "a script to begin with"
-    width = max(len(str(file)) for file in texts)
-    for file, text in zip(texts, what, strict=False):
-        print(f"wrote {shown(str(file)):{width}}  {text}")
+    what = {
+        ".yaml": f"{counted(choice.workers, 'worker')}: {groups}",
+        ".py": "a script to begin with" if choice.kind == "script" else "its classes, for you to change",
+        ".json": "the keys of recipes, for editors",
+    }
+    width = max(cells(str(file)) for file in written)
+    for file in written:
+        print(f"wrote {shown(str(file))}{' ' * (width - cells(str(file)))}  {what[file.suffix]}")
     print("\nnext:")
     for command in COMMANDS:
         print(f"  meshctl {command} {shlex.quote(str(to.recipe))}")

@@ -6,12 +6,14 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 
 from meshctl.cli.aside import aside
 from meshctl.cli.load import Ready, Unreadable, plan_of
+from meshctl.cli.out import silence, why, write
+from meshctl.cli.stdin import given
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.engines import attempt, local
@@ -31,7 +33,7 @@ def launch(recipe: str, overrides: list[str], dry_run: bool) -> int:
     if dry_run:
         code, ready = prepare(recipe, overrides)
         if ready:
-            print(dry(ready))
+            write(f"{dry(ready)}\n", sys.stdout)
         return code
     ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides)), import_torch))
     steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
@@ -43,14 +45,15 @@ def launch(recipe: str, overrides: list[str], dry_run: bool) -> int:
     except RunHeld as error:
         return refuse(error)
     except OSError as error:
-        return refuse(f"the run directory cannot be written: {error.strerror}: {error.filename}")
+        return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}")
     return run(ready, held)
 
 
 def prepare(recipe: str, overrides: list[str]) -> tuple[int, Ready | None]:
     """Loads, checks and resolves, and compares with the machine; says what is wrong."""
     try:
-        ready = plan_of(recipe, overrides)
+        name, held = given(recipe)
+        ready = plan_of(name, overrides, held)
         local.preflight(ready.plan, Start(ready.path))
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
@@ -109,9 +112,11 @@ def run(ready: Ready, held: Attempt) -> int:
                 outcome = Head(plan, held.run, ours, proposer, processes, view, signals, held.follower, held.fold).follow()
         finally:
             local.close(processes)
-    with suppress(OSError):  # whoever watched may have gone
+    try:
         print(summary(plan, held.run), end="", flush=True)
         tell(outcome)
+    except OSError:  # whoever watched may have gone
+        silence(sys.stdout)
     return outcome.code
 
 

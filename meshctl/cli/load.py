@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from meshctl.cli.bug import bug
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
-from meshctl.plan.model import Plan
 from meshctl.recipe.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets
 from meshctl.run import RunDir
 
 if TYPE_CHECKING:
+    from meshctl.plan.model import Plan
     from meshctl.recipe.load import Loaded
 
 
@@ -49,13 +49,13 @@ def plan_of(recipe: str, overrides: list[str], held: Mapping[str, bytes] = Mappi
 
     `held` is what is read in place of files, by their real paths.
     """
-    from meshctl.plan.resolve import resolve
-
     loaded, run = loaded_of(recipe, overrides, held)
     if not loaded.readable:
         raise Unreadable(loaded.report)
     if loaded.report.errors:
         raise RecipeError(loaded.report)
+    from meshctl.plan.resolve import resolve  # once there is something to place
+
     return Ready(resolve(loaded.recipe, loaded.endpoints), loaded.composed, loaded.path, loaded.report, run, loaded.secrets)
 
 

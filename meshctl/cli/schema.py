@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+from meshctl.cli.out import why, write
 from meshctl.recipe.schema import schema
 from meshctl.run import write_whole
 
@@ -34,18 +35,13 @@ def tell(out: str) -> int:
     try:
         write_whole(path, text())
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        print(f"error: `{path}` cannot be written: {why}", file=sys.stderr)
+        print(f"error: `{path}` cannot be written: {why(error)}", file=sys.stderr)
         return USAGE
     print(f"wrote {path}; a recipe beside it begins with\n{MODELINE.replace(FILE, path.name)}", end="", file=sys.stderr)
     return 0
 
 
 def _print(text: str) -> int:
-    try:
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more when it leaves
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    write(text, sys.stdout)
     return 0

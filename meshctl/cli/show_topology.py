@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshctl.cli.colour import coloured
 from meshctl.cli.load import Ready, Unreadable, plan_of
+from meshctl.cli.out import why, write
+from meshctl.cli.stdin import Held, given
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.plan.topology import Topology, Warning, ZoomError, topology
@@ -125,7 +126,8 @@ def group_and_rank(text: str) -> tuple[str, int]:
 
 def pictured(recipe: str, overrides: list[str], asked: Asked) -> str:
     """What is asked for, as text."""
-    ready, format = plan_of(recipe, overrides), FORMATS[asked.written_in]
+    name, held = given(recipe)
+    ready, format = plan_of(name, overrides, held), FORMATS[asked.written_in]
     drawn = pictured_plan(ready)
     look: dict[str, Any] = {}
     if asked.written_in == "text":
@@ -133,7 +135,7 @@ def pictured(recipe: str, overrides: list[str], asked: Asked) -> str:
     if asked.diff is not None:
         from meshctl.plan.difference import difference
 
-        return draw_in(format.difference, difference(drawn, other_plan(recipe, asked.diff)), **look)
+        return draw_in(format.difference, difference(drawn, other_plan(name, held, asked.diff)), **look)
     zoom = zoomed(ready, drawn, asked) if asked.zoom else None
     if zoom and format.zoom:
         return draw_in(format.zoom, zoom, drawn, **look)
@@ -173,10 +175,13 @@ def zoomed(ready: Ready, drawn: Topology, asked: Asked) -> Zoom:
     return of_dim(ready.plan, drawn, asked.dim, asked.component) if asked.dim else of_component(ready.plan, drawn, asked.component)
 
 
-def other_plan(recipe: str, text: str) -> Topology:
-    """What `--diff` compares with; where that is wrong, the reports are its own."""
+def other_plan(recipe: str, held: Held, text: str) -> Topology:
+    """What `--diff` compares with, which may be standard input too; where that is wrong, the reports are its own."""
     try:
-        return pictured_plan(plan_of(*other(recipe, text)))
+        name, overrides = other(recipe, text)
+        if name == "-":
+            name, held = (recipe, held) if held else given(name)
+        return pictured_plan(plan_of(name, overrides, held))
     except (Unreadable, RecipeError):
         print(f"in --diff {shlex.quote(shown(hidden(text)))}:", file=sys.stderr)
         raise
@@ -206,14 +211,7 @@ def said(text: str, asked: Asked) -> int:
     """Prints it, or writes the file."""
     if asked.out:
         return written(text, Path(asked.out), asked.written_in)
-    try:
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-        sys.stdout.write(in_encoding(text, sys.stdout.encoding) if asked.written_in == "text" else text)
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it leaves
-        if not isinstance(error, BrokenPipeError):  # whoever reads a pipe has seen enough
-            return refuse(f"the picture cannot be printed: {error.strerror}")
+    write(in_encoding(text, sys.stdout.encoding) if asked.written_in == "text" else text, sys.stdout)
     return 0
 
 
@@ -229,6 +227,6 @@ def written(text: str, path: Path, format: str) -> int:
     except FileExistsError:
         return refuse(f"`{path}` cannot be written: its folder is a file")
     except (OSError, ValueError) as error:
-        return refuse(f"`{path}` cannot be written: {error.strerror if isinstance(error, OSError) else error}")
+        return refuse(f"`{path}` cannot be written: {why(error)}")
     print(f"wrote {shown(str(path))}: {format}, {counted(len(text.encode()), 'byte')}", file=sys.stderr)
     return 0

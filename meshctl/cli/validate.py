@@ -16,23 +16,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from io import TextIOWrapper
 from pathlib import Path
-from types import MappingProxyType
 from typing import TextIO
 
 from meshctl.cli.colour import WHEN, coloured
-from meshctl.cli.load import Looked, Ready, look
+from meshctl.cli.load import Looked, Ready, Unreadable, look
+from meshctl.cli.out import write
+from meshctl.cli.stdin import given
 from meshctl.diagnostics import Diagnostic, Report
-from meshctl.recipe.folders import is_file, real
-from meshctl.recipe.text import MAX_BYTES
+from meshctl.recipe.folders import is_file
 from meshctl.recipe.words import counted, listed
 from meshctl.redaction import hidden
 from meshctl.view.reports import FORMATS, STDIN, Checked, Findings
 from meshctl.view.reports.text import shown, text
 
 USAGE = 2
-NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -92,12 +90,10 @@ def misused(recipes: Sequence[str], overrides: Sequence[str], asked: Asked) -> s
 
 def of_recipe(recipe: str, overrides: list[str], asked: Asked, named: bool = False) -> Checked:
     """What there is to say of a recipe; `named` in its summary too, since there are others."""
-    held, name = NOTHING, recipe
-    if recipe == "-":
-        name, data = STDIN, standard_input()
-        if isinstance(data, Diagnostic):
-            return Checked(name, 3, Report((data,)), f"{name}: cannot be read")
-        held = {real(Path.cwd() / STDIN): data}
+    try:
+        name, held = given(recipe)
+    except Unreadable as unreadable:
+        return Checked(STDIN, 3, unreadable.report, f"{STDIN}: cannot be read")
     if asked.fix:
         from meshctl.cli.fix import fix
 
@@ -107,21 +103,11 @@ def of_recipe(recipe: str, overrides: list[str], asked: Asked, named: bool = Fal
     return summed_up(name, looked, asked, named, fixed)
 
 
-def standard_input() -> bytes | Diagnostic:
-    """What it holds, as far as a recipe may be long; or why it cannot be read."""
-    try:
-        return sys.stdin.buffer.read(MAX_BYTES + 1) or b""
-    except (AttributeError, ValueError):
-        return Diagnostic("MC001", "there is no standard input, it is closed")
-    except OSError as error:
-        return Diagnostic("MC001", f"cannot read standard input: {(error.strerror or 'it failed').lower()}")
-
-
 def summed_up(name: str, looked: Looked, asked: Asked, named: bool, fixed: tuple[Diagnostic, ...]) -> Checked:
     one = Checked(name, looked.code, looked.report, "", facts(looked.ready) if looked.ready else {}, fixed)
     if looked.ready:
         strict = asked.strict and one.count("warning") > 0
-        said = f"{name}: {counted(one.count('warning'), 'warning')}, and --strict" if strict else summary(looked.ready)
+        said = f"{name}: {counted(one.count('warning'), 'warning')}; --strict lets none pass" if strict else summary(looked.ready)
         said = f"{name}: {said}" if named and not strict else said
         return replace(one, code=int(strict), summary=said)
     said = "cannot be read" if looked.code == 3 else "a bug in meshctl" if looked.code == 70 else _counts(one)
@@ -151,27 +137,14 @@ def facts(ready: Ready) -> dict[str, str | int]:
 # All of them
 
 
-def tell(found: tuple[Checked, ...], asked: Asked, out: TextIO | None) -> int:
+def tell(found: tuple[Checked, ...], asked: Asked, out: TextIO) -> int:
     """Prints them in the format that is asked for; the exit code."""
     format = asked.written_in
-    colour = out is not None and coloured(out, asked.color)
+    colour = coloured(out, asked.color)
     findings = Findings(found, version() if format in ("json", "sarif") else "", colour, folder(), explained)
     draw: Callable[[Findings], str] = import_module(f"meshctl.view.reports.{format}").draw
     write(draw(findings), out)
     return findings.code
-
-
-def write(said: str, out: TextIO | None) -> None:
-    """Whoever reads may have seen enough, may not know every letter, or may not be there at all."""
-    if out is None:
-        return
-    try:
-        if isinstance(out, TextIOWrapper):
-            out.reconfigure(errors="replace")
-        out.write(said)
-        out.flush()
-    except BrokenPipeError:  # Python flushes once more when it leaves
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> str:

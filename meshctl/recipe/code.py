@@ -10,8 +10,10 @@ as they stand in source; where that ends, an answer is "cannot tell" and nothing
 from __future__ import annotations
 
 import ast
+import builtins
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -21,8 +23,16 @@ from meshctl.recipe.signature import Signature, signature
 
 ROOTS = {"meshctl.Component", "meshctl.runtime.component.Component"}
 DECORATORS = {"meshctl.endpoint", "meshctl.runtime.component.endpoint"}
-PLAIN = {"object", "abc.ABC", "typing.Generic", "typing.Protocol"}
+BUILT_IN = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type))
+PLAIN = {"builtins.object", "abc.ABC", "typing.Generic", "typing.Protocol"}
 """Bases that bring nothing."""
+LIBRARIES = {
+    *sys.stdlib_module_names,
+    *("torch", "torchvision", "torchaudio", "numpy", "transformers", "tokenizers", "datasets", "accelerate", "peft", "trl", "diffusers"),
+    *("deepspeed", "megatron", "lightning", "pytorch_lightning", "torchtitan", "vllm", "sglang", "ray", "jax", "flax", "gymnasium"),
+    *("hydra", "omegaconf", "pydantic", "attr", "attrs"),
+}
+"""Packages that know nothing of meshctl: no class of theirs is a Component, whether or not they are installed here."""
 WORDS = ("dispatch", "collect", "execute")
 """What the decorator takes."""
 EXTENSIONS = (".so", ".pyd", ".pyc")
@@ -71,6 +81,8 @@ class Class:
     """The methods that are `async`."""
     made: frozenset[str] = frozenset()
     """What is assigned in the class, `go = other`: it may be anything."""
+    library: str = ""
+    """A base of it that a library has, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +133,20 @@ class Module:
     def package(self) -> str:
         return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
 
-    @property
-    def has_star(self) -> bool:
-        return any(isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*" for statement in _statements(self.tree.body))
+    @cached_property
+    def stars(self) -> tuple[str, ...]:
+        """The modules all of whose names it takes, the last one first."""
+        found = [one for one in _statements(self.tree.body) if isinstance(one, ast.ImportFrom) and one.names[0].name == "*"]
+        return tuple(self.origin(statement) for statement in reversed(found))
+
+    def origin(self, statement: ast.ImportFrom) -> str:
+        """The module that it takes names from."""
+        base = statement.module or ""
+        if not statement.level:
+            return base
+        parts = self.package.split(".")
+        parts = parts[: len(parts) - statement.level + 1]
+        return ".".join([*parts, base] if base else parts)
 
 
 @dataclass
@@ -133,17 +156,29 @@ class Code:
     installed: Sequence[str] = ()
     """The rest of Python's path, in its order."""
     _modules: dict[str, Module | Unread | None] = field(default_factory=dict)
+    _found: dict[str, Found] = field(default_factory=dict)
 
     def find(self, target: str) -> Found:
-        """What the dotted path of a class leads to."""
+        """What the dotted path of a class leads to; many components may be of one class."""
+        if target not in self._found:
+            try:
+                self._found[target] = self._find(target)
+            except RecursionError:
+                self._found[target] = Unread("its source is nested too deeply, or goes in circles")
+        return self._found[target]
+
+    def _find(self, target: str) -> Found:
         module_name, _, name = target.rpartition(".")
         module = self.module(module_name)
         if module is None:
             return NotFound(self._missing(module_name))
         if isinstance(module, Unread):
             return module
+        if name not in module.names and (starred := self._starred(module, name)):
+            there = self._find(starred)
+            return replace(there, target=target) if isinstance(there, Class) else there
         if name not in module.names:
-            if module.has_star or "__getattr__" in module.names:
+            if module.stars or "__getattr__" in module.names:
                 return Unread(f"`{module_name}` does not say all its names")
             own = (key for key, statement in module.names.items() if isinstance(statement, ast.ClassDef))
             return NotFound(module_name, tuple(own), True)
@@ -235,16 +270,24 @@ class Code:
         found = self._follow(module, last, depth + 1)
         return dotted if isinstance(found, Unread) else found
 
+    def _starred(self, module: Module, name: str) -> str | None:
+        """The dotted path of a name that a module takes with all others of some module."""
+        open, seen = [*reversed(module.stars)], {module.name}
+        while open and not name.startswith("_"):
+            here = open.pop()
+            source = None if here in seen else self.module(here)
+            seen.add(here)
+            if isinstance(source, Module):
+                if name in source.names:
+                    return f"{here}.{name}"
+                open += reversed(source.stars)
+        return None
+
     def _imported(self, module: Module, statement: ast.stmt, name: str) -> str | None:
         """The dotted path that an import binds to a name."""
         if isinstance(statement, ast.ImportFrom):
-            base = statement.module or ""
-            if statement.level:
-                parts = module.package.split(".")
-                parts = parts[: len(parts) - statement.level + 1]
-                base = ".".join([*parts, base] if base else parts)
             real = next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
-            return f"{base}.{real}"
+            return f"{module.origin(statement)}.{real}"
         if isinstance(statement, ast.Import):
             return next((alias.name if alias.asname else name for alias in statement.names if _first(alias) == name), None)
         if isinstance(statement, ast.Assign) and (dotted := _dotted(statement.value)):
@@ -256,7 +299,8 @@ class Code:
         first, _, rest = dotted.partition(".")
         statement = module.names.get(first)
         if statement is None:
-            return None
+            builtin = f"builtins.{first}" if first in BUILT_IN else None
+            return f"{starred}.{rest}" if (starred := self._starred(module, first)) and rest else starred or builtin
         if isinstance(statement, ast.ClassDef):
             return f"{module.name}.{dotted}"
         found = self._imported(module, statement, first)
@@ -265,10 +309,11 @@ class Code:
     # Classes
 
     def _described(self, target: str, module: Module, node: ast.ClassDef) -> Class:
-        line = list(self._line(module, node, 0))
+        line = list(self._line(module, node, 0, set()))
         classes = [found for found in line if not isinstance(found, str)]
         ends = {found for found in line if isinstance(found, str)}
         unknown = ends - ROOTS - PLAIN
+        libraries = sorted(end for end in unknown if end.partition(".")[0] in LIBRARIES and not self._is_own(end))
         members: dict[str, tuple[Module, ast.stmt]] = {}
         for owner, found in classes:
             own = {name: item for item in _statements(found.body) for name in _bound(item)}
@@ -277,7 +322,7 @@ class Code:
         awaited = frozenset(name for name, (_, item) in members.items() if isinstance(item, ast.AsyncFunctionDef))
         logged = tuple(dict.fromkeys(name for _, item in methods.values() for name in _logged(item)))
         endpoints = {name: said for name, (owner, item) in methods.items() if (said := self._endpoint(owner, item, logged))}
-        is_component = True if ends & ROOTS else None if unknown else False
+        is_component = True if ends & ROOTS else None if unknown.difference(libraries) else False
         inherited = {"setup", "close"} if is_component else set()
         constructor = None if unknown and "__init__" not in methods else self._constructor(classes, methods)
         abstract = tuple(name for name, (_, item) in methods.items() if _is_abstract(item)) if "abc.ABC" in ends else ()
@@ -292,22 +337,31 @@ class Code:
             unwritten=abstract,
             awaited=awaited,
             made=frozenset(members) - methods.keys() - awaited,
+            library=libraries[0].removeprefix("builtins.") if libraries else "",
         )
 
-    def _line(self, module: Module, node: ast.ClassDef, depth: int) -> Iterator[tuple[Module, ast.ClassDef] | str]:
-        """The class and its bases, nearest first; a dotted path where one leaves what can be read."""
+    def _is_own(self, dotted: str) -> bool:
+        """Whether the recipe's folders have a package of this name, and so not the library."""
+        first = dotted.partition(".")[0]
+        return any(is_file(Path(folder, f"{first}.py")) or is_dir(Path(folder, first)) for folder in self.own)
+
+    def _line(self, module: Module, node: ast.ClassDef, depth: int, seen: set[ast.ClassDef]) -> Iterator[tuple[Module, ast.ClassDef] | str]:
+        """The class and its bases, nearest first and each once; a dotted path where one leaves what can be read."""
+        if node in seen:
+            return
+        seen.add(node)
         yield module, node
         for base in node.bases:
             dotted = _dotted(base.value if isinstance(base, ast.Subscript) else base)
             full = self._resolved(module, dotted) if dotted else None
             if full is None:
-                yield "object" if dotted == "object" and "object" not in module.names else dotted or "an expression"
+                yield dotted or "an expression"
                 continue
             found = self._by_path(full, depth) if depth < MAX_DEPTH else full
             if isinstance(found, (str, Unread)):
                 yield found if isinstance(found, str) else full
             else:
-                yield from self._line(*found, depth + 1)
+                yield from self._line(*found, depth + 1, seen)
 
     def _endpoint(self, module: Module, method: ast.FunctionDef, logged: tuple[str, ...]) -> Endpoint | None:
         for decorator in method.decorator_list:

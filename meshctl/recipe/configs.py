@@ -6,11 +6,12 @@ and every number knows its line and column. What is not there, or no number, is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshctl.diagnostics import Span
+from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.folders import contents, is_dir, is_file
 from meshctl.recipe.nodes import Node
 from meshctl.recipe.text import MAX_BYTES, read
@@ -29,6 +30,8 @@ INNER = ("text_config", "llm_config", "language_config")
 LATENT = "kv_lora_rank"
 """Whose keys and values are latent has no heads of them to share out."""
 FILE = "config.json"
+SURROGATE, SAME_WIDTH = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"), rb"\\u003f"
+"""Half of a letter as JSON writes those beyond the first 65,536, which YAML does not read; no text of the file is of interest."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Config:
     sizes: Mapping[str, tuple[int, Span]] = field(default_factory=dict)
     wrong: str = ""
     """Why nothing can be read from it."""
+    at: Span | None = None
+    """Where in the file that is seen."""
 
 
 def config(path: str, folders: Sequence[str]) -> Config:
@@ -56,17 +61,35 @@ def config(path: str, folders: Sequence[str]) -> Config:
 
 def _read(file: Path, name: str) -> Config:
     try:
-        text = read(contents(file, MAX_BYTES), name)
+        text = read(SURROGATE.sub(SAME_WIDTH, contents(file, MAX_BYTES)), name)
     except (OSError, ValueError) as error:
         return Config(name, wrong=f"`{name}` cannot be read: {getattr(error, 'strerror', None) or error}")
-    if text.tree is None or not text.tree.is_mapping:
-        return Config(name, wrong=f"`{name}` is no {FILE}: {text.found[0].message if text.found else 'it is no mapping of keys'}")
+    if text.tree is None:
+        found = text.found[0]
+        return Config(name, text.lines, wrong=_unread(name, found), at=found.primary.with_word("here") if found.primary else None)
+    if not text.tree.is_mapping or not text.lines:
+        return Config(name, wrong=f"`{name}` is {'no mapping of keys' if text.lines else 'empty'}")
     return Config(name, text.lines, dict(_sizes(text.tree)))
+
+
+def _unread(name: str, found: Diagnostic) -> str:
+    """What the reader of recipes says, of a file that is none."""
+    what = found.message.removeprefix("this ").removesuffix(", a recipe is not").removesuffix(", a recipe needs less")
+    if found.code == "MC003":
+        what = "more follows after its end" if "document" in what else what.removeprefix("is not YAML: ").replace("in YAML", "in it")
+        return f"`{name}` is no JSON: {what}"
+    return what if what.startswith(f"`{name}`") else f"`{name}` {what}"
 
 
 def _sizes(tree: Node) -> Iterator[tuple[str, tuple[int, Span]]]:
     inner = next((node for key in INNER if (node := tree.get(key)) is not None and node.is_mapping), tree)
     for size, names in NAMES.items():
-        node = next((found for where in (inner, tree) for name in names if (found := where.get(name)) is not None), None)
-        if node is not None and type(node.value) is int and node.value > 0 and not (size == "num_kv_heads" and inner.get(LATENT)):
+        said = (where.get(name) for where in (inner, tree) for name in names)
+        node = next((node for node in said if node is not None and node.value is not None), None)
+        if node is not None and type(node.value) is int and node.value > 0 and not (size == "num_kv_heads" and _latent(inner)):
             yield size, (node.value, node.span)
+
+
+def _latent(tree: Node) -> bool:
+    rank = tree.get(LATENT)
+    return rank is not None and rank.value is not None

@@ -3,6 +3,7 @@
     renamed(span, "tensor_model_parallel_size", known)     another system's word, or one that is misspelt and near to a single other
     rewritten(node, "1000")                                a scalar, written so that YAML reads what was meant
     quoted(node)                                           `no` where text was meant
+    repeated(found, lines)                                 a key that is given twice with one value, once
 
 Rules say what stands there (`was`) and what should. At the end `certain` compares that with the text itself: where it reads otherwise, as
 an interpolation, an anchor or part of an override does, or where the same text serves several values and is wrong for some of them only,
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.nodes import Node
@@ -29,6 +30,8 @@ SHORT = 6
 """From so many letters on, a word may have two wrong ones."""
 PLAIN = re.compile(r"(?!(y|n|yes|no|on|off|true|false|null)$)[A-Z_][\w.-]*", re.ASCII | re.IGNORECASE)
 """What YAML reads as text without quotes."""
+VALUE = r"""("[^"\\]*"|'[^']*'|[{[][^{}[\]#&*|>'"%@`]*[]}]|[^\s[\]{},#&*!|>'"%@`:?-][^[\]{},#:'"]*?|-?[\d.][\w.+-]*)"""
+"""What is whole on one line, and the same wherever it is written the same: text in quotes, a simple list or mapping, a bare word."""
 BOM = "\ufeff"
 
 
@@ -106,14 +109,63 @@ def as_whole(node: Node, least: int, most: int) -> tuple[Fix, ...]:
     return rewritten(node, str(int(value))) if least <= int(value) <= most else ()
 
 
+def repeated(found: Diagnostic, lines: Mapping[str, Sequence[str]]) -> tuple[Fix, ...]:
+    """The later of two keys away, where both are followed by the same text on their own lines."""
+    if found.code != "MC005" or not found.primary or [second.file for second in found.seconds] != [found.primary.file]:
+        return ()
+    text = lines.get(found.primary.file, ())
+    later, first = _pair(found.primary, text), _pair(found.seconds[0], text)
+    if not later or not first or (later.key, later.value) != (first.key, first.value) or later.before[:1] in ("{", "-"):
+        return ()
+    was = later.before + later.text
+    return (Fix(replace(found.primary, column=found.primary.column - len(later.before), width=len(was)), was, ""),)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A key and its value, on one line."""
+
+    key: str
+    between: str
+    """The colon, and what is beside it."""
+    value: str
+    before: str
+    """In a mapping in braces from the comma or brace on; in another a dash, or nothing."""
+
+    @property
+    def text(self) -> str:
+        return self.key + self.between + self.value
+
+
+def _pair(span: Span, lines: Sequence[str]) -> _Pair | None:
+    line = lines[span.line - 1] if 0 < span.line <= len(lines) else ""
+    start, end = span.column - 1, span.column - 1 + span.width
+    if before := re.search(r"[{,]\s*$", line[:start]):
+        ends = r"\s*[,}]"
+    elif before := re.fullmatch(r"\s*(?:-\s+)*", line[:start]):
+        ends = r"(\s+#.*|\s*)$"
+    if not before or (ends[-1] == "$" and not _is_next(lines[span.line :], start)):
+        return None
+    said = re.match(rf"(\s*:\s+){VALUE}(?={ends})", line[end:])
+    return _Pair(line[start:end], said[1], said[2], before[0].lstrip()) if said else None
+
+
+def _is_next(below: Sequence[str], indent: int) -> bool:
+    """Whether a value that began above has no other line."""
+    rest = next((line for line in below if line.strip()), "")
+    return len(rest) - len(rest.lstrip()) <= indent and re.match(r"\s*([-#}]|[^\s,]+\s*:(\s|$)|$)", rest) is not None
+
+
 # What is certain
 
 
 def certain(report: Report, tree: Node | None = None) -> Report:
     """The report with those fixes only that fit the text; their spans are what is to be replaced, no more."""
+    lines = dict(report.sources)
+    found = tuple(replace(found, fixes=found.fixes or repeated(found, lines)) for found in report.diagnostics)
+    report = replace(report, diagnostics=found)
     if not any(found.fixes for found in report.diagnostics):
         return report
-    lines = dict(report.sources)
     wanted = Counter((fix.span.with_word(""), fix.text) for found in report.diagnostics for fix in found.fixes)
     serves = Counter(span for node in _nodes(tree) for span in (node.span, node.key) if span) if tree else Counter[Span]()
 
@@ -171,11 +223,12 @@ def _touch(one: Fix, other: Fix) -> bool:
 
 
 def fixed(text: str, fixes: Iterable[Fix]) -> str:
-    """The text with the edits of one file in it. Raises `ValueError` where it is another text by now."""
+    """The text with the edits of one file in it; a line that is left empty goes. Raises `ValueError` where it is another text."""
     lines = text.removeprefix(BOM).splitlines(keepends=True)
     for fix in sorted(set(fixes), key=lambda fix: fix.span, reverse=True):
         line, start = "".join(lines[fix.span.line - 1 : fix.span.line]), fix.span.column - 1
         if not line.startswith(fix.was, start):
             raise ValueError(f"line {fix.span.line} has changed")
-        lines[fix.span.line - 1] = line[:start] + fix.text + line[start + len(fix.was) :]
+        line = line[:start] + fix.text + line[start + len(fix.was) :]
+        lines[fix.span.line - 1] = line if fix.text or line.strip() else ""
     return (BOM if text.startswith(BOM) else "") + "".join(lines)

@@ -7,32 +7,41 @@ loaded.report        all that is wrong; where it has no errors, `plan.resolve(lo
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from meshctl.diagnostics import Diagnostic, Report
+from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.recipe import interpolation, text
-from meshctl.recipe.code import Code, Endpoint
 from meshctl.recipe.fixes import certain
-from meshctl.recipe.folders import config_folders, real
+from meshctl.recipe.folders import config_folders, is_file, real
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.nodes import Node, of_plain, plain, put
 from meshctl.recipe.overrides import is_override
 from meshctl.recipe.read import is_run_name, read
-from meshctl.recipe.rules import Facts, check
 from meshctl.recipe.secrets import Heard, Secrets, redacted, secrets_of, warnings
-from meshctl.recipe.source import compose
+from meshctl.recipe.source import Composed, compose
 from meshctl.recipe.written import Written
 
-Endpoints = Mapping[str, Mapping[str, Endpoint]]
+if TYPE_CHECKING:
+    from meshctl.recipe.code import Endpoint
+    from meshctl.recipe.rules import Facts
+
+Endpoints = Mapping[str, Mapping[str, "Endpoint"]]
 """Component -> method -> its decorator's words; those that could not be read are absent."""
 NOT_INCLUDED = {"MC201", "MC202", "MC205", "MC208", "MC211"}
 """A file of the recipe could not be included."""
 ABSENT = {"MC103", "MC212", "MC300", "MC305", "MC311", "MC402", "MC500", "MC510", "MC512", "MC530", "MC534", "MC540", "MC560"}
 """Something is missing, which may be in such a file."""
+
+
+DEV = Path("/dev")
+PLAN = re.compile(r'\s*\{\s*"format":\s*\d+,\s*"digest":\s*"')
+"""How the file of a plan begins."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,17 @@ def load(
     home = (cwd / file).parent
     folders = tuple(dict.fromkeys(path or (real(home), real(cwd))))
     composed = compose(cwd / file if not file.is_absolute() else file, overrides, cwd, config_folders(home, folders), held)
+    if plan := _as_plan(composed, file.parent, home):
+        composed = replace(composed, tree=Node({}, composed.tree.span), found=(plan,))
     report = Report(composed.found, composed.sources)
     heard = Heard(environ)
     if composed.unreadable:
         secrets = secrets_of(composed.tree, composed.sources, heard)
         report = redacted(_in_order(certain(report)), secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
+    from meshctl.recipe.code import Code  # on use: to refuse what is no recipe takes none of the rules
+    from meshctl.recipe.rules import Facts, check
+
     tree = _completed(composed.tree, file.stem, detect or detected)
     resolved, unresolved = interpolation.resolve(tree, heard, text.scalar)
     result = read(resolved, file.stem)
@@ -88,13 +102,28 @@ def load(
     return Loaded(result.recipe, report, text.dump(plain(tree)), folders, facts.endpoints(), tree=tree, facts=facts, secrets=secrets)
 
 
+def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:
+    """What to say where the file is a plan, whose keys are none of a recipe's; `folder` is its own, as the user would name it."""
+    name, lines = next(iter(composed.sources), ("", ()))
+    if not PLAN.match("\n".join(lines[:4])):
+        return None
+    of_run = all(is_file(home / other) for other in ("recipe.yaml", "start.json"))
+    what = f"the run's folder, `{folder}`" if of_run else "the recipe that it was made from, or the folder of its run"
+    return Diagnostic("MC001", f"`{name}` is a plan and no recipe", Span(name, 1, 1), help=f"name {what}, which every command takes")
+
+
 def detected() -> str:
     """What this machine computes on, told without loading anything."""
     if sys.platform == "darwin":
         return "mps"
-    if Path("/dev/nvidiactl").exists():
+    if (DEV / "nvidiactl").exists() or _has_rocm():
         return "cuda"
-    return "npu" if Path("/dev/davinci_manager").exists() else "cpu"
+    return "npu" if (DEV / "davinci_manager").exists() else "cpu"
+
+
+def _has_rocm() -> bool:
+    """Whether AMD's driver is there and has a device that computes; torch calls these cuda, too."""
+    return (DEV / "kfd").exists() and any((DEV / "dri").glob("renderD*"))
 
 
 def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:

@@ -25,6 +25,7 @@ from meshctl.redaction import (
     is_telling,
     is_text,
     literals,
+    logins,
     starred,
     stretches,
 )
@@ -37,6 +38,8 @@ Lines = Mapping[str, Sequence[str]]
 """By file."""
 PIECE = 6
 """So long a part of a text of the environment is hidden where it stands alone."""
+BLANK = r"\$\w+|\{\w*\}|<[^<>]*>"
+"""What a program or a person puts a password in the place of."""
 ASKED = r"\boc\.env:\s*([^\s,{}]+)"
 
 
@@ -50,6 +53,8 @@ class Secrets:
     """Secret texts that stand in the recipe."""
     environment: tuple[str, ...] = ()
     """Texts that came from the environment."""
+    addresses: tuple[Path, ...] = ()
+    """The scalars with a password in an address: `redis://me:abc@host`."""
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -87,7 +92,8 @@ def secrets_of(tree: Node, sources: Iterable[tuple[str, Sequence[str]]], heard: 
     written = {piece for node in places.values() for piece in _written(node)}
     written |= {piece for _, leaf in leaves(tree) for piece in _inside(leaf)}
     kept = tuple(sorted({piece for piece in written if is_telling(piece) and piece not in names}, key=len, reverse=True))
-    return Secrets(frozenset(places), kept, _of_environment(heard.texts, text, kept) if heard.texts else ())
+    addresses = tuple(path for path, leaf in leaves(tree) if path not in places and any(_passwords(leaf)))
+    return Secrets(frozenset(places), kept, _of_environment(heard.texts, text, kept) if heard.texts else (), addresses)
 
 
 def secret_leaves(tree: Node) -> Iterator[tuple[Path, Node]]:
@@ -147,6 +153,12 @@ def _inside(node: Node) -> Iterator[str]:
     if isinstance(node.value, str):
         for start, stop in stretches(node.value):
             yield from literals(node.value[start:stop].strip("\"'"))
+
+
+def _passwords(node: Node) -> Iterator[str]:
+    """What is written out of the passwords in a text's addresses, but for blanks that somebody fills in."""
+    for password in logins(node.value) if isinstance(node.value, str) else ():
+        yield from (piece for piece in literals(password) if piece.lower() not in PLACEHOLDERS and not re.fullmatch(BLANK, piece))
 
 
 def _of_environment(texts: Iterable[str], said: str, written: Iterable[str]) -> tuple[str, ...]:
@@ -233,9 +245,17 @@ def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
         if leaf is None or named in said or str(leaf.value).lower() in PLACEHOLDERS or not any(literals(str(leaf.value))):
             continue
         said.add(named)
-        variable = re.sub(r"\W+", "_", named[-1]).strip("_").upper() or "SECRET"
-        help = f"let the environment say it: ${{oc.env:{variable}}}"
+        help = f"let the environment say it: ${{oc.env:{_variable(named)}}}"
         yield Diagnostic("MC219", f"`{named[-1]}` is a secret, written out in the recipe", leaf.span, (), help, "warning")
+    for path in secrets.addresses:
+        leaf, named = tree.at(path), _named(tree, path)
+        if leaf is not None:
+            help = f"let the environment say it: ://USER:${{oc.env:{_variable(named)}_PASSWORD}}@HOST"
+            yield Diagnostic("MC219", f"`{named[-1]}` is an address with its password written out", leaf.span, (), help, "warning")
+
+
+def _variable(named: Path) -> str:
+    return re.sub(r"\W+", "_", named[-1]).strip("_").upper() or "SECRET"
 
 
 def _named(tree: Node, path: Path) -> Path:

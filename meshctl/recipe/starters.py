@@ -27,7 +27,7 @@ KINDS = {
     "distill": "a teacher and a student",
     "script": "a script of your own, written for torchrun",
 }
-DEVICES = {"cpu": "no accelerator", "cuda": "NVIDIA, or AMD with ROCm", "npu": "Ascend", "mps": "Apple"}
+DEVICES = {"cpu": "processes", "cuda": "NVIDIA, or AMD with ROCm", "npu": "Ascend", "mps": "Apple"}
 LAYOUTS = {
     "fsdp": ("one model, split over all ranks", "{fsdp_size: auto}"),
     "dp": ("a copy on each rank, gradients averaged (DDP)", "{dp_size: auto}"),

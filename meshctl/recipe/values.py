@@ -12,8 +12,8 @@ from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe import model
+from meshctl.recipe.belongs import home_of, otherwise
 from meshctl.recipe.fixes import as_whole, keys_meant, quoted, renamed, rewritten
-from meshctl.recipe.homes import home_of, otherwise
 from meshctl.recipe.model import MAX_COUNT
 from meshctl.recipe.nodes import BROKEN, MISSING, Node, Path
 from meshctl.recipe.words import LONGEST, called, did_you_mean, listed, nearest
@@ -254,6 +254,6 @@ def _yaml_hint(node: Node, what: str) -> str:
         and not node.value[0].isalnum()
     ):
         return f"another value of the recipe is ${{{name[1]}}}"
-    if isinstance(node.value, str) and node.value[:1] in "\u201c\u201d\u2018\u2019\u201e":
+    if isinstance(node.value, str) and node.value and node.value[0] in "\u201c\u201d\u2018\u2019\u201e":
         return "YAML's quotes are straight ones"
     return ""

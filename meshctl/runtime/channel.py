@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from meshctl.mesh import DeviceMesh
-from meshctl.routes import COLLECT, DISPATCH, Id, Route, RouteError, Table, align, heard_by, name_of, shares_for, speakers
+from meshctl.routes import COLLECT, DISPATCH, Id, Route, RouteError, heard_by, speakers
 from meshctl.runtime.batch import MARK, Batch
 from meshctl.runtime.frames import pack, unpack
 from meshctl.runtime.transports import Transport
 from meshctl.runtime.transports.exchange import exchange
+from meshctl.shares import Table, align, name_of, shares_for
 
 LANES = 3
 """Per route: values, tables, and the second hop of an alignment."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from meshctl.events import Event
-from meshctl.plan.model import Plan
-from meshctl.run import RunDir
+if TYPE_CHECKING:  # every report is below this package, and needs none of them
+    from meshctl.events import Event
+    from meshctl.plan.model import Plan
+    from meshctl.run import RunDir
 
 
 class View(Protocol):

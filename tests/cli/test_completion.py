@@ -398,7 +398,7 @@ def test_the_shell_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fish completes" in CliRunner().invoke(app, ["completion"]).stdout
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     done = CliRunner().invoke(app, ["completion"])
-    assert (done.exit_code, done.stderr) == (2, "error: there is no script for `tcsh`; there are bash, fish, zsh\n")
+    assert (done.exit_code, done.stderr) == (2, "error: there is no script for `tcsh`; there are `bash`, `fish` and `zsh`\n")
 
 
 @pytest.mark.parametrize("shell", shells())

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from meshctl.cli.init import Asked, init
 from meshctl.cli.load import plan_of
 from meshctl.cli.validate import checked
 from meshctl.recipe import starters
+from meshctl.recipe.schema import schema
 from meshctl.recipe.starters import DEVICES, KINDS, LAYOUTS, Choice, WrongChoice, layouts, module_of, quoted, stem_of
 
 MAIN = "from meshctl.cli.app import main; main()"
@@ -128,8 +128,9 @@ def test_what_is_said_and_written(here: Path, capsys: pytest.CaptureFixture[str]
     assert init("jobs/first", Asked("grpo")) == 0
     said, wrong = capsys.readouterr()
     assert wrong == "" and said == (
-        "wrote jobs/first.yaml  3 workers: rollout, train, judge\n"
-        "wrote jobs/first.py    its classes, for you to change\n"
+        "wrote jobs/first.yaml          3 workers: rollout, train, judge\n"
+        "wrote jobs/first.py            its classes, for you to change\n"
+        "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n"
         "\nnext:\n"
         "  meshctl validate jobs/first.yaml\n"
         "  meshctl show-topology jobs/first.yaml\n"
@@ -203,6 +204,15 @@ def test_somebody_elses_schema_stays(here: Path) -> None:
     assert "properties" in (here / "recipe.schema.json").read_text()
 
 
+def test_one_schema_serves_all_recipes_of_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init("first", Asked()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
+    assert init("日本", Asked()) == 0
+    assert capsys.readouterr().out.startswith("wrote 日本.yaml  2 workers: train\nwrote job___.py  its classes, for you to change\n\n")
+    (here / "recipe.schema.json").write_text(json.dumps({"title": schema()["title"]}))
+    assert init("second", Asked()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
+    assert json.loads((here / "recipe.schema.json").read_text()) == schema()
+
+
 def test_both_files_or_none(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def full(path: Path, text: str) -> None:
         if path.suffix == ".py":
@@ -211,14 +221,16 @@ def test_both_files_or_none(here: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr(command, "write_whole", full)
     assert init("first", Asked("train")) == 2
-    assert capsys.readouterr().err == "error: `.` cannot be written to: No space left on device\n"
+    assert capsys.readouterr().err == "error: `.` cannot be written to: no space left on device\n"
     assert names(here) == set()
 
 
 def test_a_folder_that_cannot_be_written_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "file").touch()
     assert init("file/first", Asked()) == 2
-    assert "`file` cannot be written to: " in capsys.readouterr().err
+    assert capsys.readouterr().err == "error: `file` cannot be written to: not a directory\n"
+    assert init(f"{'x' * 300}/first", Asked()) == 2
+    assert capsys.readouterr().err.endswith("` cannot be written to: file name too long\n")
 
 
 # Names
@@ -312,7 +324,7 @@ def test_choices_that_make_no_recipe(asked: Asked, why: str, here: Path, capsys:
 # Questions
 
 
-def answered(*answers: str, name: str = "", has: command.Machine = ("cpu", 0)) -> tuple[Choice, str]:
+def answered(*answers: str, name: str = "", has: command.Machine = ("cpu", 0), force: bool = False) -> tuple[Choice, str]:
     given = iter(answers)
 
     def ask(prompt: str) -> str:
@@ -321,28 +333,45 @@ def answered(*answers: str, name: str = "", has: command.Machine = ("cpu", 0)) -
         except StopIteration:
             raise EOFError from None
 
-    found = command.questions(name, has, ask)
+    found = command.questions(name, has, force, ask)
     assert next(given, None) is None
     return found
 
 
-def test_enter_takes_what_is_usual() -> None:
+def test_enter_takes_what_is_usual(here: Path) -> None:
     assert answered("", "", "", "", "") == (Choice("train", "cpu", 2, "fsdp"), "train")
     assert answered("", "", "", "", name="x", has=("cuda", 8)) == (Choice("train", "cuda", 8, "fsdp"), "x")
 
 
-def test_answers_are_numbers_or_words() -> None:
+def test_answers_are_numbers_or_words(here: Path) -> None:
+    (here / "mine.py").touch()
     assert answered("2", "cuda", "16", "HSDP", "first") == (Choice("grpo", "cuda", 16, "hsdp"), "first")
     assert answered("distill", "1", "2", "jobs/d") == (Choice("distill", "cpu", 2), "jobs/d")
     assert answered("script", "mine.py", "2", "8", "s") == (Choice("script", "cuda", 8, "", "mine.py"), "s")
     assert answered("1", "mps", "m") == (Choice("train", "mps", 1), "m")
 
 
-def test_a_wrong_answer_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_answer_is_asked_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert answered("9", "what", "grpo", "cpu", "1", "many", "2", "a b", "fine") == (Choice("grpo", "cpu", 2), "fine")
     said = capsys.readouterr().out
     assert said.count("  a number from 1 to 4, or a word: train, grpo, distill, script\n") == 2
     assert "on cpu it needs 2 ranks at least" in said and "  a whole number\n" in said and "cannot name a run" in said
+
+
+def test_what_is_not_there_and_what_is_are_said_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine.py").touch()
+    (here / "script.yaml").touch()
+    assert answered("script", "mien.py", "mine.py", "cpu", "2", "", "other") == (Choice("script", "cpu", 2, "", "mine.py"), "other")
+    said = capsys.readouterr().out
+    assert "  there is no script `mien.py`\n" in said and "  `script.yaml` is there already\n" in said
+    assert answered("script", "", "cpu", "2", "", force=True) == (Choice("script", "cpu", 2), "script")
+
+
+def test_questions_fit_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, has in ((kind, has) for kind in KINDS for has in (("cpu", 0), ("cuda", 8))):
+        answered(kind, *([""] if kind == "script" else []), *["", "100000"], *([""] if kind != "script" else []), "", has=has)
+    said = capsys.readouterr().out
+    assert "processes; this machine has no accelerator\n" in said and max(map(len, said.splitlines())) < 80
 
 
 class Terminal:
@@ -370,13 +399,6 @@ class Terminal:
     def type(self, text: str) -> None:
         self.said = ""
         os.write(self._own, text.encode())
-
-    def press(self, key: str) -> None:
-        """Until it is heard: Python may miss a signal that comes between its prompt and its reading."""
-        while self.process.poll() is None:
-            os.write(self._own, key.encode())
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(1)
 
     def end(self) -> int:
         try:
@@ -415,10 +437,15 @@ def test_what_was_said_is_not_asked(words: tuple[str, ...], here: Path) -> None:
 def test_ctrl_c_and_the_end_of_input_write_nothing(key: str, code: int, word: str, here: Path) -> None:
     terminal = Terminal(here)
     terminal.until("]: ").type("grpo\r")
-    terminal.until("]: ").press(key)
+    terminal.until("]: ").type(key)
     assert terminal.end() == code, terminal.said
     assert word in terminal.said and "Traceback" not in terminal.said
     assert names(here) == set()
+
+
+def test_a_closed_standard_input_is_no_terminal(here: Path) -> None:
+    done = subprocess.run(["sh", "-c", '"$@" <&-', "-", sys.executable, "-c", MAIN, "init"], cwd=here, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and names(here) == {"train.yaml", "train.py"}
 
 
 def test_without_a_terminal_it_asks_nothing(here: Path) -> None:

@@ -214,7 +214,7 @@ def test_standard_output_by_its_name_and_one_that_is_full(here: Path) -> None:
     assert piped.returncode == 0 and piped.stdout.startswith("two-nodes") and piped.stderr.startswith("wrote /dev/stdout: text")
     with Path("/dev/full").open("w") as full:
         failed = subprocess.run(COMMAND, cwd=here, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (failed.returncode, failed.stderr) == (2, "error: the picture cannot be printed: No space left on device\n")
+    assert (failed.returncode, failed.stderr) == (4, "error: not all was written: no space left on device\n")
 
 
 def test_a_link_stays_a_link(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,6 +133,7 @@ def main() -> None:
             print(json.dumps({"pid": pid}), flush=True)
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have said nohup
         os.setsid()
         folder = Path(request["folder"])
         out = os.open(folder / "out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

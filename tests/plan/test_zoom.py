@@ -18,7 +18,8 @@ from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stag
 from meshctl.plan.rank_zoom import RankRoute, RankZoom
 from meshctl.plan.topology import ZoomError, topology
 from meshctl.plan.zoom import of_component, of_dim, of_node, of_rank
-from meshctl.routes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route, Table, shares_for, speakers, voices
+from meshctl.routes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route, speakers, voices
+from meshctl.shares import Table, shares_for
 from tests.plan.jobs import Sizes, jobs, naive
 from tests.plan.test_topology import plan_of
 

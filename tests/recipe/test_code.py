@@ -56,6 +56,28 @@ FILES = {
     "compiled.cpython-311-x86_64-linux-gnu.so": "",
     "data.py": "from dataclasses import dataclass\nfrom meshctl import Component\n@dataclass\nclass D(Component):\n    x: int\n",
     "generic.py": "from typing import Generic\nfrom meshctl import Component\nclass G(Component, Generic[int]):\n    def run(self): ...\n",
+    "net.py": """
+        import threading
+        import torch.nn as tnn
+        import torch
+        from torch import nn
+        from torch.nn import Module as Base
+        from compiled_only import Unknown
+        from plain import *
+        Alias = nn.Module
+        class Direct(nn.Module): ...
+        class Renamed(Base): ...
+        class Dotted(torch.nn.Module): ...
+        class Under(tnn.Module): ...
+        class Assigned(Alias): ...
+        class Far(Direct): ...
+        class Threads(threading.local): ...
+        class Both(Unknown, nn.Module): ...
+        class Star(Aliased): ...
+    """,
+    "built.py": "class Mapping(dict): ...\nclass Wrong(ValueError): ...\nclass Plain(object): ...\n",
+    "both.py": "from plain import *\nclass Old(Aliased, object): ...\n",
+    "farther.py": "import net\nclass Farther(net.Far): ...\nclass Starred(net.Star): ...\n",
     "torchy.py": "from meshctl import Component\nfrom torch import nn\nclass M(Component, nn.Module):\n    def __init__(self, a): ...\n",
 }
 
@@ -98,6 +120,61 @@ def test_what_is_no_component_is_told_from_what_cannot_be_told(code: Code) -> No
     assert isinstance(chest, Class) and chest.is_component is None and chest.constructor is None
     assert isinstance(torchy, Class) and torchy.is_component and not torchy.whole
     assert isinstance(code.find("cycle.A"), Class)
+
+
+@pytest.mark.parametrize("name", ["Direct", "Renamed", "Dotted", "Under", "Assigned", "Far"])
+def test_a_class_of_a_library_is_no_component(code: Code, name: str) -> None:
+    """Whether or not the library is there: a recipe is judged alike on every machine."""
+    found = code.find(f"net.{name}")
+    assert isinstance(found, Class) and found.is_component is False and found.library == "torch.nn.Module"
+
+
+@pytest.mark.parametrize("target", ["farther.Farther", "net.Threads", "built.Mapping", "built.Wrong", "built.Plain"])
+def test_wherever_its_base_is(code: Code, target: str) -> None:
+    found = code.find(target)
+    assert isinstance(found, Class) and found.is_component is False
+
+
+def test_beside_a_base_that_nobody_knows_nothing_can_be_told(code: Code) -> None:
+    found = code.find("net.Both")
+    assert isinstance(found, Class) and found.is_component is None
+
+
+def test_a_library_of_the_recipe_itself_is_read(code: Code, tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("from meshctl import Component as Ray\nfrom nowhere import Else\n", encoding="utf-8")
+    (tmp_path / "mine.py").write_text("import ray\nclass A(ray.Ray): ...\nclass B(ray.Else): ...\n", encoding="utf-8")
+    own, strange = code.find("mine.A"), code.find("mine.B")
+    assert isinstance(own, Class) and own.is_component
+    assert isinstance(strange, Class) and strange.is_component is None
+
+
+def test_names_that_come_with_all_others_are_followed(code: Code) -> None:
+    for target in ("star.Aliased", "net.Star", "farther.Starred", "both.Old"):
+        found = code.find(target)
+        assert isinstance(found, Class) and found.is_component and set(found.endpoints) == {"go"} and found.target == target
+
+
+MANY = ", ".join("abcdefghij")
+HOSTILE = {
+    "circle.py": "A = B\nB = A\nclass X(A): ...\n",
+    "wide.py": "".join(f"class {name}({MANY}): ...\n" for name in "abcdefghij") + f"class X({MANY}): ...\n",
+    "stars.py": "".join(f"from star{number} import *\n" for number in range(9)) + "class X(Nowhere): ...\n",
+    **{f"star{number}.py": "".join(f"from star{other} import *\n" for other in range(9)) for number in range(9)},
+    "long.py": f"import a\nclass X(a{'.b' * 1500}): ...\n",
+    "elifs.py": "if 1: ...\n" + "".join(f"elif {number}: ...\n" for number in range(900)) + "class X: ...\n",
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["circle", "wide", "stars", "long", "elifs"])
+def test_source_that_goes_in_circles_ends(code: Code, tmp_path: Path, name: str) -> None:
+    for file, text in HOSTILE.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    assert isinstance(code.find(f"{name}.X"), Class | Unread)
+
+
+def test_a_class_is_read_once(code: Code) -> None:
+    assert code.find("plain.Direct") is code.find("plain.Direct")
 
 
 @pytest.mark.parametrize("target", ["broken.X", "star.X", "circle_a.X", "compiled.X", "plain.Made"])

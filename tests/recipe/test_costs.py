@@ -84,6 +84,14 @@ def test_what_cluster_does_not_say_does_not_idle() -> None:
     assert not list(idle_devices(facts_of(on_cpu)))
 
 
+def test_a_second_mps_device_does_not_idle() -> None:
+    """No machine has one, however many `cluster` says."""
+    groups = {"train": {"ranks": 1, "device_type": "mps"}}
+    assert not list(idle_devices(facts_of({"cluster": {"nodes": 2, "devices_per_node": 2}, "groups": groups})))
+    (found,) = idle_devices(facts_of({"cluster": {"nodes": 2, "devices_per_node": 1}, "groups": groups}))
+    assert found.message.startswith("1 of 2 mps devices is used by no group: number 0 of node 1")
+
+
 @pytest.mark.parametrize(
     ("cluster", "ranks", "help"),
     [

@@ -103,6 +103,57 @@ def test_only_what_is_certain_is_fixed(written: str, right: list[tuple[str, str]
     assert edits(text + ("vars: {n: 4.0, count: a}\n" if "${" in text else "")) == right
 
 
+ONCE = "groups: {train: {ranks: 2, device_type: cpu}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("seed: 1\nseed: 1  # why\nname: a\n", "seed: 1\n  # why\nname: a\n"),
+        ("seed: 1\r\nseed: 1\r\nname: a\r\n", "seed: 1\r\nname: a\r\n"),
+        ("name: é\nseed: 7\nname: é", "name: é\nseed: 7\n"),
+        ("run: {steps: 1, grace: 30, steps: 1}\n", "run: {steps: 1, grace: 30}\n"),
+        ("run: {steps: 1, steps: 1, grace: 30}\n", "run: {steps: 1, grace: 30}\n"),
+        ("name: 'a b'\nname: 'a b'\nname: 'a b'\n", "name: 'a b'\n"),
+        ("vars:\n  - x: a\n    x: a\n", "vars:\n  - x: a\n"),
+        ("vars:\n  x: {a: 1, b: [2]}\n", "vars:\n  x: {a: 1, b: [2]}\n"),
+        ("vars: {a: {b: 1}, a: {b: 1}}\n", "vars: {a: {b: 1}}\n"),
+        ("run:\n  show: [a.x, b]\n  show: [a.x, b]\n", "run:\n  show: [a.x, b]\n"),
+        ("run: {stesp: 1}\nrun: {stesp: 1}\n", "run: {steps: 1}\n"),
+    ],
+)
+def test_a_key_that_is_given_twice_with_one_value_goes(text: str, right: str) -> None:
+    assert mended(text) == right
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: 1\nseed: 2\n",
+        'seed: 1\nseed: "1"\n',
+        "vars: {a: {b: {c: 1}}, a: {b: {c: 1}}}\n",
+        "vars: {a: [x, 'y'], a: [x, 'y']}\n",
+        "vars: {a: {b: 1}, a: {c: 1}}\n",
+        "vars:\n  a: one\n  a: one\n    more\n",
+        "vars:\n  a: one\n\n    more\n  a: one\n",
+        "vars: &x {a: 1}\nrun: {<<: *x, <<: *x}\n",
+        "vars: {a: x\n  ,a: x\n  y}\n",
+        "vars: {b: 1,\n a: 1, a:\n 1}\n",
+        "vars:\n  a: |\n    x\n  a: |\n    x\n",
+        "vars: {b: 1, a: 1,\na: 1\nb}\n",
+        "vars: {b: 1, a: 1,\na: 1\n, c: 3}\n",
+        "vars:\n  password: hunter2\n  password: hunter2\n",  # it would be shown
+    ],
+)
+def test_what_may_be_meant_otherwise_is_left(text: str) -> None:
+    assert edits(ONCE + text) == []
+
+
+def test_a_key_of_another_file_is_another() -> None:
+    found = Diagnostic("MC005", "", Span("a", 1, 1, 4), (Span("b", 1, 1, 4),))
+    assert certain(Report((found,), (("a", ("seed: 1",)), ("b", ("seed: 1",))))).diagnostics == (found,)
+
+
 def test_text_that_serves_several_values_is_fixed_where_all_are_wrong() -> None:
     group = "{ranks: 1, device_type: cpu, program: {module: json.tool}, <<: *both}"
     text = "vars: {x: &both {%s}}\ngroups: {a: " + group + ", b: " + group + "}\n"

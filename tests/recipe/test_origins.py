@@ -48,7 +48,7 @@ def recipes(draw: st.DrawFn) -> dict[str, str]:
         "paint/blue.yaml": draw(trees),
     }
     flow = draw(st.sampled_from([True, False, None]))
-    return {name: yaml.safe_dump(content, sort_keys=False, default_flow_style=flow) for name, content in files.items()}
+    return {name: yaml.safe_dump(content, sort_keys=False, default_flow_style=flow, width=1000) for name, content in files.items()}
 
 
 PATHS = st.sampled_from(["vars.a", "vars.b", "vars.c", "vars.a.b", "vars.paint.a", "vars.new", "vars.a.0"])
@@ -79,9 +79,9 @@ def reads_as(text: str, is_override: bool) -> Any:
 def test_values_are_hydras_and_their_places_hold_them(files: dict[str, str], overrides: list[str], tmp_path_factory: Any) -> None:
     recipe = write(tmp_path_factory.mktemp("origins"), files)
     result, theirs = composed(recipe, *overrides), by_hydra(recipe, overrides)
-    if not isinstance(theirs, Exception):
-        assert not [found for found in result.found if found.severity == "error"]
-        assert plain(result.tree) == theirs
+    codes = {found.code for found in result.found if found.severity == "error"}
+    if not isinstance(theirs, Exception) and codes != {"MC220"}:  # keys below a scalar: Hydra drops the scalar without a word
+        assert not codes and plain(result.tree) == theirs
     for path, leaf in leaves(result.tree):
         if path and leaf.value not in ({}, []):  # which may have become empty by `~key`
             text = text_at(result, leaf.span)

@@ -82,6 +82,34 @@ def test_nobody_is_warned_of_what_is_none(tmp_path: Path, value: str) -> None:
     assert not warned(loaded(tmp_path, f"vars: {{token: {value}}}\n"))
 
 
+@pytest.mark.parametrize("address", ["redis://me:abcdefgh@host:1/0", "http://a:b@c", "s3://key:p@ss@bucket", "x amqp://u:w0rd@h, y"])
+def test_a_password_in_an_address_is_a_warning(tmp_path: Path, address: str) -> None:
+    recipe = f"vars: {{broker: '{address}'}}\ngroups: {{a: {{ranks: 1, device_type: cpu, program: recipe.yaml}}}}\n"
+    one = loaded(tmp_path, recipe, f"+groups.a.args=['{address}']")
+    help = "let the environment say it: ://USER:${{oc.env:{}_PASSWORD}}@HOST"
+    assert warned(one) == [
+        ("`broker` is an address with its password written out", help.format("BROKER")),
+        ("`args` is an address with its password written out", help.format("ARGS")),
+    ]
+    password = address.partition("://")[2].partition(":")[2].rpartition("@")[0]
+    assert f":{password}@" not in said(one, tmp_path) and f":{HIDDEN}@" in said(one, tmp_path)
+
+
+NO_PASSWORD = [
+    "redis://host:1/0",
+    "ssh://git@host/x",
+    "redis://me:${oc.env:PW}@h",
+    "redis://me:$PW@h",
+    "redis://me:{password}@h",
+    "x://u:<pw>@h",
+]
+
+
+@pytest.mark.parametrize("address", NO_PASSWORD)
+def test_an_address_without_a_password_is_none(tmp_path: Path, address: str) -> None:
+    assert not warned(loaded(tmp_path, f"vars: {{broker: '{address}', note: 'mail a@b'}}\n", PW="abcdefgh"))
+
+
 # Wherever it stands, and whatever else is wrong
 
 SECRETS: st.SearchStrategy[Any] = st.sampled_from(

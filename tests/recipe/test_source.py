@@ -94,8 +94,8 @@ def test_composing_is_hydras(files: dict[str, str], overrides: list[str], tmp_pa
     recipe = write(tmp_path_factory.mktemp("oracle"), files)
     theirs = by_hydra(recipe, overrides)
     ours = composed(recipe, *overrides)
-    errors = [found for found in ours.found if found.severity == "error"]
-    if not isinstance(theirs, Exception):
+    errors = {found.code for found in ours.found if found.severity == "error"}
+    if not isinstance(theirs, Exception) and errors != {"MC220"}:  # keys below a scalar: Hydra drops the scalar without a word
         assert not errors
         assert plain(ours.tree) == theirs
 

@@ -6,6 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from meshctl.cli.out import write
+from meshctl.recipe.words import listed
+
 FOLDER = Path(__file__).parent
 USAGE = 2
 
@@ -20,7 +23,7 @@ def script(shell: str) -> int:
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in shells():
         asked = f"there is no script for `{name}`" if name else "SHELL does not say which shell this is"
-        print(f"error: {asked}; there are {', '.join(shells())}", file=sys.stderr)
+        print(f"error: {asked}; there are {listed(shells())}", file=sys.stderr)
         return USAGE
-    sys.stdout.write((FOLDER / f"meshctl.{name}").read_text(encoding="utf-8"))
+    write((FOLDER / f"meshctl.{name}").read_text(encoding="utf-8"), sys.stdout)
     return 0

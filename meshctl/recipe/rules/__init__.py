@@ -16,6 +16,7 @@ from meshctl.recipe.rules import (
     costs,
     groups,
     hardware,
+    home,
     meshes,
     metrics,
     models,
@@ -26,7 +27,7 @@ from meshctl.recipe.rules import (
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
-SUBJECTS = (groups, hardware, meshes, models, components, arguments, pipeline, calls, batches, schedule, metrics, costs, moves)
+SUBJECTS = (groups, hardware, meshes, models, components, arguments, pipeline, calls, home, batches, schedule, metrics, costs, moves)
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 
 

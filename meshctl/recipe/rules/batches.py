@@ -5,7 +5,8 @@ Counts are known where a stage says `samples`. Samples made from others, k for e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshctl.diagnostics import Diagnostic, Span
@@ -18,7 +19,10 @@ from meshctl.recipe.rules.pipeline import input_path
 from meshctl.recipe.rules.schedule import Times, times_of
 from meshctl.recipe.words import counted, listed
 from meshctl.routes import COLLECT, DISPATCH, Dispatch, shares, voices
+from meshctl.shares import Table, shares_for
 
+FEW = 64
+"""So many workers are looked at one by one."""
 LISTS = ("none", "last_pp")
 """What these collect are lists of values."""
 
@@ -45,6 +49,28 @@ def _calls(facts: Facts) -> Iterator[Stage]:
             yield stage
 
 
+def _takers(facts: Facts) -> dict[str, list[Stage]]:
+    """Stage -> those that call and get their order and shares from it: found once, since recipes have many stages."""
+    takers: dict[str, list[Stage]] = {}
+    for stage in _calls(facts):
+        lead = facts.leading(stage)
+        for name in lead.stages[:1] if lead else ():
+            takers.setdefault(name, []).append(stage)
+    return takers
+
+
+def _before(facts: Facts, stage: Stage) -> Stage | None:
+    """The stage whose samples another one hands on."""
+    lead = facts.leading(stage)
+    return facts.recipe.pipeline.get(lead.stages[0]) if lead and lead.stages else None
+
+
+def _lead_of(facts: Facts, stage: Stage) -> Dispatch:
+    """How the input that gives order and shares reaches a stage that has one."""
+    lead = facts.leading(stage)
+    return dispatch_of(facts, stage, lead) if lead else Dispatch()
+
+
 # Shares
 
 
@@ -57,28 +83,27 @@ class Shares:
     count: int
 
 
-def _shares_of(facts: Facts, source: Stage) -> Iterator[Shares]:
+def _shares_of(facts: Facts, source: Stage, takers: Sequence[Stage]) -> Iterator[Shares]:
     """Of everybody who must get a sample."""
     mesh = facts.meshes.get(source.component)
     if source.is_source and mesh is not None and not source.dispatch.allow_empty:
         yield Shares(source, voices(collect_of(facts, source), execute_of(facts, source)).count(mesh))
     if COLLECT[collect_of(facts, source)].join not in ("samples", "first"):
         return
-    for stage in _calls(facts):
-        theirs = facts.meshes.get(stage.component)
-        for given in stage.inputs[:1]:  # the first gives order and shares to all
-            dispatch = dispatch_of(facts, stage, given)
-            if theirs is not None and given.stages[:1] == (source.name,) and not dispatch.allow_empty and not dispatch.home:
-                speakers = voices(collect_of(facts, source), execute_of(facts, source)).count(mesh) if mesh is not None else 0
-                execute = execute_of(facts, stage)
-                if execute != "peer" or speakers:
-                    yield Shares(stage, shares(theirs, execute, dispatch.mode, speakers))
+    for stage in takers:
+        theirs, dispatch = facts.meshes.get(stage.component), _lead_of(facts, stage)
+        if theirs is not None and not dispatch.allow_empty and not dispatch.home:
+            speakers = voices(collect_of(facts, source), execute_of(facts, source)).count(mesh) if mesh is not None else 0
+            execute = execute_of(facts, stage)
+            if execute != "peer" or speakers:
+                yield Shares(stage, shares(theirs, execute, dispatch.mode, speakers))
 
 
 def enough_samples(facts: Facts) -> Iterator[Diagnostic]:
     """Where the count is known, every share gets one, or the dispatch says `allow_empty`."""
+    takers = _takers(facts)
     for source in _calls(facts):
-        few = [taken for taken in _shares_of(facts, source) if 0 < source.samples < taken.count]
+        few = [taken for taken in _shares_of(facts, source, takers.get(source.name, ())) if 0 < source.samples < taken.count]
         if few:
             yield _too_few(facts, source, few)
 
@@ -102,14 +127,12 @@ def _too_few(facts: Facts, source: Stage, few: list[Shares]) -> Diagnostic:
 
 def together(facts: Facts) -> Iterator[Diagnostic]:
     """Samples made from one stay together: there are as many groups as shares."""
+    takers, known = _takers(facts), dict[str, int]()
     for source in _calls(facts):
-        groups = _groups(facts, source, ())
-        if not groups:
-            continue
-        for stage in _calls(facts):
-            mesh = facts.meshes.get(stage.component)
-            given = stage.inputs[0] if stage.inputs else None
-            if mesh is None or given is None or given.stages[:1] != (source.name,) or execute_of(facts, stage) != "all":
+        groups = _groups(facts, source, known) if source.name in takers else 0
+        for stage in takers[source.name] if groups else ():
+            mesh, given = facts.meshes.get(stage.component), facts.leading(stage)
+            if mesh is None or given is None or execute_of(facts, stage) != "all":
                 continue
             dispatch = dispatch_of(facts, stage, given)
             count = DISPATCH[dispatch.mode].shares(mesh)
@@ -123,24 +146,33 @@ def together(facts: Facts) -> Iterator[Diagnostic]:
                 yield Diagnostic("MC542", f"{are}, `{stage.component}` has {count} shares", span, (says,), help)
 
 
-def _groups(facts: Facts, stage: Stage, seen: tuple[str, ...]) -> int:
-    """How many groups a stage's samples belong to; 0 where there are none, or it is not known."""
-    before = facts.recipe.pipeline.get(stage.inputs[0].stages[0]) if stage.inputs and stage.inputs[0].stages else None
-    if before is None or not stage.samples or not before.samples or stage.name in seen:
-        return 0
-    if stage.samples == before.samples:
-        return _groups(facts, before, (*seen, stage.name))
-    return before.samples if stage.samples % before.samples == 0 else 0
+def _groups(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
+    """How many groups a stage's samples belong to; 0 where there are none, or it is not known. What is found is put into `known`."""
+    groups, passed = 0, dict[str, None]()
+    while stage.name not in passed:
+        if stage.name in known:
+            groups = known[stage.name]
+            break
+        passed[stage.name] = None
+        before = _before(facts, stage)
+        if before is None or not stage.samples or not before.samples:
+            break
+        if stage.samples != before.samples:
+            groups = before.samples if stage.samples % before.samples == 0 else 0
+            break
+        stage = before
+    known |= dict.fromkeys(passed, groups)
+    return groups
 
 
 def filled_pipelines(facts: Facts) -> Iterator[Diagnostic]:
     """A data rank has at least one sample for each stage of its pipeline parallelism: else some wait in every step."""
     for stage in _calls(facts):
         mesh = facts.meshes.get(stage.component)
-        source = facts.recipe.pipeline.get(stage.inputs[0].stages[0]) if stage.inputs and stage.inputs[0].stages else None
+        source = _before(facts, stage)
         if mesh is None or source is None or mesh.size("pp") == 1 or execute_of(facts, stage) != "all" or not source.samples:
             continue
-        if dispatch_of(facts, stage, stage.inputs[0]).mode != "slice_dp":
+        if _lead_of(facts, stage).mode != "slice_dp":
             continue
         each = -(-source.samples // mesh.data_size)
         if mesh.data_size <= source.samples and each < mesh.size("pp"):
@@ -235,17 +267,29 @@ def _unlike(facts: Facts, stage: Stage, one: str, other: str) -> tuple[str, tupl
     counts = [
         voices(collect_of(facts, stage), execute_of(facts, stage)).count(mesh) for stage, mesh in zip(stages, meshes, strict=True) if mesh
     ]
-    if len(counts) < 2 or counts[0] == counts[1]:
-        return None
-    spans = [facts.key("pipeline", stage.name).with_word(counted(count, "producer")) for stage, count in zip(stages, counts, strict=True)]
-    return f"`execute: peer`, and {counts[0]} workers give the one, {counts[1]} the other", tuple(spans)
+    if len(counts) == 2 and counts[0] != counts[1]:
+        spans = [
+            facts.key("pipeline", stage.name).with_word(counted(count, "producer")) for stage, count in zip(stages, counts, strict=True)
+        ]
+        return f"`execute: peer`, and {counts[0]} workers give the one, {counts[1]} the other", tuple(spans)
+    moved = [other for other in stages if _moved(facts, other)]
+    if len(moved) == 1:
+        says = facts.value("pipeline", moved[0].name, "dispatch").with_word("here samples go to other workers")
+        return f"`execute: peer`, and those of `{moved[0].name}` are on other workers", (says,)
+    return None
+
+
+def _moved(facts: Facts, stage: Stage) -> bool:
+    """Whether its samples are not spread evenly in sample order."""
+    words = _lead_of(facts, stage)
+    return execute_of(facts, stage) == "all" and words.mode != "all" and bool(words.balance or words.home)
 
 
 def _origin(facts: Facts, stage: Stage) -> Origin | None:
     """The source that a stage's samples come from, over the first stage that each takes."""
     seen: set[str] = set()
     while stage.inputs:
-        before = facts.recipe.pipeline.get(stage.inputs[0].stages[0]) if stage.inputs[0].stages else None
+        before = _before(facts, stage)
         if before is None or before.kind != "call" or before.name in seen:
             return None
         seen.add(before.name)
@@ -271,16 +315,32 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
     """What the workers of a stage get and what is collected from them are the same samples, each once."""
     taken = {name for stage in facts.recipe.pipeline.values() for name in stage.takes}
     for stage in _calls(facts):
-        mesh = facts.meshes.get(stage.component)
-        if mesh is None or not stage.inputs or stage.name not in taken or execute_of(facts, stage) != "all":
+        mesh, execute = facts.meshes.get(stage.component), execute_of(facts, stage)
+        if mesh is None or not stage.inputs or stage.name not in taken:
             continue
-        mode = dispatch_of(facts, stage, stage.inputs[0]).mode
-        why = _lost(mesh, mode, stage.component)
-        if COLLECT[collect_of(facts, stage)].join == "samples" and why:
-            spans = [("pipeline", stage.name, "dispatch"), ("pipeline", stage.name, "call")]
+        mode, source = _lead_of(facts, stage).mode, _before(facts, stage)
+        if facts.join(stage) == "first" and _gives_batch(facts, stage) and execute != "first" and mode != "all" and mesh.data_size > 1:
+            others = counted(mesh.data_size - 1, "other")
+            message = f"stage `{stage.name}` hands on the samples of data rank 0 of `{stage.component}`: those of the {others} are lost"
+            span = facts.value("pipeline", stage.name, "collect" if facts.names("pipeline", stage.name, "collect") else "call")
+            yield Diagnostic("MC538", message, span, help="say `collect: flatten`", severity="warning")
+        if facts.join(stage) != "samples":
+            continue
+        why = _lost(mesh, mode, stage.component) if execute == "all" else ""
+        if execute == "peer" and source is not None and (givers := facts.meshes.get(source.component)) is not None:
+            why = _lost_by_peers(mesh, mode, voices(collect_of(facts, source), execute_of(facts, source)).count(givers), stage.component)
+        if why:
+            spans = [("pipeline", stage.name, key) for key in ("dispatch", "execute", "call")]
             span = facts.value(*next(path for path in spans if facts.names(*path)))
-            message = f"`dispatch: {mode}` and `collect: {collect_of(facts, stage)}` of stage `{stage.name}`: {why}"
-            yield Diagnostic("MC538", message, span, help="say `dispatch: slice_dp`", severity="warning")
+            how = f"`dispatch: {mode}`{' under `execute: peer`' if execute == 'peer' else ''}"
+            message = f"{how} and `collect: {collect_of(facts, stage)}` of stage `{stage.name}`: {why}"
+            help = "say `dispatch: slice_dp`" if execute == "all" else "say `execute: all`"
+            yield Diagnostic("MC538", message, span, help=help, severity="warning")
+
+
+def _gives_batch(facts: Facts, stage: Stage) -> bool:
+    gives = facts.endpoint(stage).signature.gives
+    return gives is not None and "batch" in gives.kinds
 
 
 def _lost(mesh: DeviceMesh, mode: str, component: str) -> str:
@@ -290,6 +350,20 @@ def _lost(mesh: DeviceMesh, mode: str, component: str) -> str:
         others = f"and {mesh.data_size} of them are heard: the samples of the others are lost"
         return f"{mesh.world_size} workers of `{component}` get different samples, {others}"
     return ""
+
+
+def _lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: str) -> str:
+    """The same where each producer speaks to its own workers: looked at by sharing samples out, where there are few."""
+    if mesh.world_size > FEW or producers > FEW:
+        return ""
+    each = range(mesh.world_size)
+    table = Table(tuple(tuple((producer, number) for number in each) for producer in range(producers)))
+    heard = shares_for("peer", Dispatch(mode, allow_empty=True), mesh, table)
+    times = Counter(sample for data_rank in range(mesh.data_size) for sample in heard.get(mesh.representative(data_rank), ()))
+    if any(count > 1 for count in times.values()):
+        return f"several data ranks of `{component}` give the same samples"
+    lost = producers * len(each) - len(times)
+    return f"not all workers of `{component}` that get samples are heard: some are lost" if lost else ""
 
 
 def words_with_effect(facts: Facts) -> Iterator[Diagnostic]:

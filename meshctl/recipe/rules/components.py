@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
@@ -38,8 +39,9 @@ def known_class(facts: Facts) -> Iterator[Diagnostic]:
             message = f"`{target}` is abstract: {listed(found.unwritten)} {'is' if len(found.unwritten) == 1 else 'are'} not written"
             yield Diagnostic("MC509", message, span, help="name a class that derives from it and writes them")
         elif found.is_component is False:
-            help = "derive it from meshctl.Component"
-            yield Diagnostic("MC503", f"`{target}` is not a Component", span, help=help)
+            what = f"derives from {found.library}, and not from" if found.library else "does not derive from"
+            help = "write a Component that has one" if found.library else "derive it from meshctl.Component"
+            yield Diagnostic("MC503", f"`{target}` {what} meshctl.Component", span, help=help)
         elif found.is_component is None:
             message = f"`{target}` cannot be checked: a base of it is not on the path as source"
             yield Diagnostic("MC504", message, span, severity="note")
@@ -58,11 +60,22 @@ def _where(facts: Facts, target: str, found: NotFound) -> str:
         return f"did you mean `{target.rpartition('.')[0]}`?"
     if found.has_module:
         return did_you_mean(target.rpartition(".")[2], found.names)
+    encoding = sys.getfilesystemencoding()
+    if not _is_sayable(target, encoding):
+        return f"names of files are {encoding} here, which has not all its letters: set PYTHONUTF8=1, for the run too"
     return f"looked in {listed(facts.code.own)}, and among what is installed"
 
 
+def _is_sayable(name: str, encoding: str) -> bool:
+    try:
+        return bool(name.encode(encoding))
+    except UnicodeEncodeError:
+        return False
+
+
 def _is_class(code: Code, target: str) -> bool:
-    return "." in target and isinstance(code.find(target), Class)
+    found = code.find(target) if "." in target else None
+    return isinstance(found, Class) and found.is_component is not False
 
 
 RULES = (known_group, known_class)

@@ -36,6 +36,8 @@ def idle_devices(facts: Facts) -> Iterator[Diagnostic]:
         return
     for kind in placed.cluster.devices_per_node:
         idle, total = _idle(facts.recipe, placed, kind), placed.cluster.total(kind)
+        if kind == "mps" and any(each > 1 for _, each in placed.cluster.devices_per_node[kind]):
+            continue  # no machine has a second one, so nobody knows how many there are
         if not facts.recipe.cluster.devices_of(kind) or not idle:
             continue
         groups = [group for group in facts.recipe.groups.values() if group.device_type == kind]
@@ -78,7 +80,7 @@ def _where(idle: Runs, cluster: Cluster, kind: str) -> str:
     said = []
     for piece in pieces[:SHOWN]:
         whole = piece.each == cluster.devices_on(kind, piece.first_node)
-        numbers = f"all {piece.each}" if whole else "number " * (piece.each == 1) + _span(piece.number, piece.each)
+        numbers = f"all {piece.each}" if whole and piece.each > 1 else "number " * (piece.each == 1) + _span(piece.number, piece.each)
         said.append(f"{numbers} of {'node' if piece.nodes == 1 else 'nodes'} {_span(piece.first_node, piece.nodes)}")
     return ", ".join([*said, *(["..."] if len(pieces) > SHOWN else [])])
 

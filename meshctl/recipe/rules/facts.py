@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from meshctl.diagnostics import Span
 from meshctl.mesh import DeviceMesh
 from meshctl.recipe.code import Class, Code, Endpoint, Found
 from meshctl.recipe.configs import Config, config
-from meshctl.recipe.model import Component, DeviceGroup, Recipe, Stage
+from meshctl.recipe.model import Component, DeviceGroup, Input, Recipe, Stage
 from meshctl.recipe.placement import NoMesh, Placed, mesh_of, node_counts, place
 from meshctl.recipe.read import Read
 from meshctl.recipe.written import Written
+from meshctl.routes import COLLECT
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Facts:
     code: Code
     configs: dict[str, Config] = field(default_factory=dict)
     """By the path that the recipe says; filled on use."""
+    noted: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What rules found out of stages and need again, by subject and stage."""
 
     @property
     def recipe(self) -> Recipe:
@@ -65,6 +69,19 @@ class Facts:
         """The defaults that hold for a stage: its method's, or the design's where that cannot be read."""
         found = self.class_of(stage.component)
         return (found.endpoints.get(stage.method) if found else None) or Endpoint()
+
+    def leading(self, stage: Stage) -> Input | None:
+        """The input that gives order and shares to all others: the first that is a batch; one that nobody knows may be one."""
+        for given in stage.inputs:
+            sources = [self.recipe.pipeline.get(name) for name in given.stages]
+            if any(source is None or self.join(source) in ("", "samples", "first") for source in sources):
+                return given
+        return None
+
+    def join(self, stage: Stage) -> str:
+        """How what a stage gives is joined; nothing where that is not known, or it is a sync."""
+        mode = COLLECT.get(stage.collect or self.endpoint(stage).collect)
+        return mode.join if mode and stage.kind == "call" else ""
 
     def config(self, path: str) -> Config:
         """A model's config file, read once."""

@@ -68,29 +68,40 @@ def names_of(group: DeviceGroup, runs: Runs, cluster: Cluster) -> list[Names]:
     return [Names(some.first_node, some.nodes, group.visible_devices[: len(some.names)]) for some in found]
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A group of which it is known what its devices are called."""
+
+    group: DeviceGroup
+    host: str
+    runs: Runs
+    names: tuple[Names, ...]
+
+    def meet(self, other: _Known) -> tuple[int, str] | None:
+        """(node, name) of a device that both see, although by number they are apart and neither shares with the other."""
+        one, two = self.group, other.group
+        if one.device_type != two.device_type or self.host == other.host or not (one.visible_devices or two.visible_devices):
+            return None
+        met = next((met for mine in self.names for theirs in other.names if (met := mine.meet(theirs))), None)
+        return met if met and shared(self.runs, other.runs) is None else None
+
+
+def _known(facts: Facts) -> Iterator[_Known]:
+    """Each is looked at once: there may be many pairs."""
+    for name, group in facts.recipe.groups.items():
+        placed = facts.placed
+        if placed is None or group.device_type not in OF_DEVICES or name in placed.beyond or too_few_visible(placed, group):
+            continue
+        if facts.right("groups", name, "visible_devices"):
+            runs = placed.devices[name]
+            yield _Known(group, host_of(facts, group), runs, tuple(names_of(group, runs, placed.cluster)))
+
+
 def same_hardware(facts: Facts) -> Iterator[Diagnostic]:
     """Two groups that do not share devices do not see the same ones."""
-    if facts.placed is None:
-        return
-    for one, other in combinations(facts.recipe.groups.values(), 2):
-        if not _may_meet(facts, one, other):
-            continue
-        pair = [names_of(group, facts.placed.devices[group.name], facts.placed.cluster) for group in (one, other)]
-        met = next((met for mine in pair[0] for theirs in pair[1] if (met := mine.meet(theirs))), None)
-        if met is not None:
-            yield _said(facts, one, other, *met)
-
-
-def _may_meet(facts: Facts, one: DeviceGroup, other: DeviceGroup) -> bool:
-    """Whether they have devices of one type, apart from one another, and one of them says what they are called."""
-    if one.device_type != other.device_type or one.device_type not in OF_DEVICES or not (one.visible_devices or other.visible_devices):
-        return False
-    assert facts.placed is not None
-    if any(group.name in facts.placed.beyond or too_few_visible(facts.placed, group) for group in (one, other)):
-        return False
-    apart = host_of(facts, one) != host_of(facts, other) and shared(*(facts.placed.devices[group.name] for group in (one, other))) is None
-    right = all(facts.right("groups", group.name, "visible_devices") for group in (one, other))
-    return apart and right
+    for one, other in combinations(_known(facts), 2):
+        if met := one.meet(other):
+            yield _said(facts, one.group, other.group, *met)
 
 
 def _said(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, name: str) -> Diagnostic:

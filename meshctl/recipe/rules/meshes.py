@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.fixes import renamed
@@ -69,7 +70,8 @@ def fits(facts: Facts) -> Iterator[Diagnostic]:
             continue
         if sizes.order and sorted(sizes.order) != sorted(DIMS):
             continue
-        for misfit in settle(dict(sizes.given), group.workers, sizes.sequence_parallel, needs_of(facts, component, sizes)).misfits:
+        settled = partial(settle, dict(sizes.given), group.workers, sizes.sequence_parallel)
+        for misfit in settled(needs_of(facts, component, sizes)).misfits if settled().misfits else ():
             yield _diagnostic(facts, component, sizes, misfit)
 
 

@@ -8,9 +8,10 @@ up the ranks) fit the model and the samples as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
+from functools import cached_property
+from math import gcd, prod
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.mesh import DeviceMesh
@@ -18,7 +19,6 @@ from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.placement import NoMesh, sizes_of
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.words import counted, listed
-from meshctl.routes import DISPATCH
 from meshctl.sizes import DIMS, NONE, SHOWN, Needs, divisors, drawn, keeping
 
 SPLIT_BY_TP = {"num_heads": "heads", "num_kv_heads": "kv heads", "hidden_size": "hidden size"}
@@ -65,7 +65,7 @@ def readable(facts: Facts) -> Iterator[Diagnostic]:
             where = ("components", name, "model", "config")
             span = facts.value(*(where if facts.names(*where) else where[:-1]))
             help = "nothing is fetched: name a config.json, or its folder, beside the recipe, or say the numbers: {num_heads: 32}"
-            yield Diagnostic("MC430", found.wrong, span, help=help)
+            yield Diagnostic("MC430", found.wrong, span, (found.at,) if found.at else (), help)
 
 
 # What it asks of a layout
@@ -83,54 +83,119 @@ def parts_of_a_sequence(layout: Mapping[str, int], along_tp: bool) -> int:
     return (2 * cp if cp > 1 else 1) * layout.get("ulysses", 1) * tp
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of a component, and what all that have them ask of these: found once, since many may have them."""
+
+    facts: Facts
+    component: Component
+    sizes: Sizes
+
+    @cached_property
+    def without_ring(self) -> Needs:
+        return asked(self.facts, self.component, self.sizes)
+
+    @cached_property
+    def with_ring(self) -> Needs:
+        return asked(self.facts, self.component, self.sizes, ring=True)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """That ulysses goes around no ring, where some layout is so."""
+        return self.without_ring if self._keeping(self.without_ring) else self.with_ring
+
+    @cached_property
+    def that_fit(self) -> tuple[str, ...]:
+        """Complete layouts that keep everything, nearest first."""
+        return tuple(map(drawn, self._keeping(self.needs)))
+
+    def _keeping(self, needs: Needs) -> list[dict[str, int]]:
+        given = dict(self.sizes.given)
+        said = {size.removesuffix("_size"): number for size, number in given.items() if isinstance(number, int)}
+        inferred = next((dim for dim in DIMS if given.get(f"{dim}_size") == "auto"), None if "dp" in said else "dp")
+        return keeping(said, inferred, self.facts.recipe.groups[self.component.group].workers, needs)
+
+
 def needs_of(facts: Facts, component: Component, sizes: Sizes) -> Needs:
-    """What a component's model and its samples ask of any layout of it."""
-    model, most = known(facts, component.name), _most_shares(facts, component)
+    """What is asked of a layout."""
+    return Layout(facts, component, sizes).needs
+
+
+def asked(facts: Facts, component: Component, sizes: Sizes, ring: bool = False) -> Needs:
+    """What the models and the samples of all that share a layout ask of it; `ring` lets ulysses go around one."""
+    owner = _owner(facts, component)
+    sharing = {name: None for name, other in facts.recipe.components.items() if _owner(facts, other) == owner}
+    models = [model for model in (known(facts, name) for name in sharing) if model.sizes]
+    most = _most_shares(facts, sharing)
+    carved = sizes.sequence_parallel or any(size.removesuffix("_size") not in DIMS for size, _ in sizes.given)
+    return _needs(sizes, models, most, ring) if models or most < ENDLESS or carved else NONE
+
+
+def _owner(facts: Facts, component: Component) -> str:
+    """Whose sizes it has; nobody's where they are wrong."""
+    try:
+        return sizes_of(facts.recipe, component)[0].name
+    except NoMesh:
+        return ""
+
+
+def _needs(sizes: Sizes, models: Sequence[Known], most: int, ring: bool) -> Needs:
+    said = dict(sizes.given)
 
     def size(dim: str, number: int) -> bool:
         if dim == "tp":
-            return fits_tp(model, number)
+            return all(fits_tp(model, number) for model in models)
         if dim == "ep":
-            return model.get("num_experts") % number == 0
-        return dim != "ulysses" or model.get("num_heads") % number == 0
+            return all(model.get("num_experts") % number == 0 for model in models)
+        return dim != "ulysses" or ring or all(model.get("num_heads") % number == 0 for model in models)
 
     def layout(whole: Mapping[str, int]) -> bool:
-        stages = whole.get("pp", 1) * whole.get("vpp", 1)
-        data = whole.get("dp", 1) * whole.get("fsdp", 1) // whole.get("ulysses", 1)
-        heads = model.get("num_heads") % (whole.get("tp", 1) * whole.get("ulysses", 1)) == 0
-        layers = not model.get("num_layers") or stages <= model.get("num_layers")
-        return heads and layers and data <= most and model.get("sequence_length") % parts_of_a_sequence(whole, sizes.sequence_parallel) == 0
+        tp, ulysses, stages = whole.get("tp", 1), whole.get("ulysses", 1), whole.get("pp", 1) * whole.get("vpp", 1)
+        inner = prod(whole.get(dim, 1) for dim in DIMS if dim != "pp")
+        experts = max(1, inner // (whole.get("etp", 1) * whole.get("ep_fsdp", 1))) if said.get("ep_size") == "auto" else 1
+        parts = parts_of_a_sequence(whole, sizes.sequence_parallel)
+        few = whole.get("dp", 1) * whole.get("fsdp", 1) // ulysses > most
+        if few or (sizes.sequence_parallel and tp == 1):
+            return False
+        return all(
+            (ring or model.get("num_heads") % (tp * ulysses) == 0)
+            and (not model.get("num_layers") or stages <= model.get("num_layers"))
+            and model.get("num_experts") % experts == 0
+            and model.get("sequence_length") % parts == 0
+            for model in models
+        )
 
-    return Needs(size, layout) if model.sizes or most < ENDLESS else NONE
+    return Needs(size, layout)
 
 
-def _most_shares(facts: Facts, component: Component) -> int:
-    """The fewest samples that any stage shares out among the component's data ranks."""
+def _most_shares(facts: Facts, components: Collection[str]) -> int:
+    """The fewest samples that any stage shares out among the data ranks of these components."""
     counts = [ENDLESS]
     for stage in facts.recipe.pipeline.values():
-        execute = stage.execute or facts.endpoint(stage).execute
-        if stage.component != component.name or stage.kind != "call" or execute != "all" or not facts.right("pipeline", stage.name):
+        if stage.component not in components or stage.kind != "call" or not facts.right("pipeline", stage.name):
             continue
         given = stage.inputs[0] if stage.inputs else None
         words = (given.dispatch if given else None) or stage.dispatch
         mode = words.with_default(facts.endpoint(stage).dispatch).mode
         source = stage if given is None else facts.recipe.pipeline.get(given.stages[0])
-        if source is not None and source.samples and not words.allow_empty and not words.home and mode == "slice_dp" and mode in DISPATCH:
+        shared = mode == "slice_dp" and (stage.execute or facts.endpoint(stage).execute) == "all"
+        if source is not None and source.samples and shared and not words.allow_empty and not words.home:
             counts.append(source.samples)
     return min(counts)
 
 
 def proposals(facts: Facts, component: Component, sizes: Sizes) -> str:
     """A help: the nearest complete layouts that keep everything."""
-    group = facts.recipe.groups[component.group]
-    said = {size.removesuffix("_size"): number for size, number in sizes.given if isinstance(number, int)}
-    auto = next(
-        (size.removesuffix("_size") for size, number in sizes.given if number == "auto" and size.removesuffix("_size") in DIMS), None
-    )
-    inferred = auto or (None if "dp" in said else "dp")
-    options = keeping(said, inferred, group.workers, needs_of(facts, component, sizes))
-    shown = list(dict.fromkeys(map(drawn, options)))[:SHOWN]
+    return nearest_that_fit(Layout(facts, component, sizes).that_fit)
+
+
+def nearest_that_fit(options: Iterable[str]) -> str:
+    shown = list(dict.fromkeys(options))[:SHOWN]
     return f"nearest that fit: {'; '.join(shown)}" if shown else ""
+
+
+def nearest_to(size: int, others: Iterable[int]) -> list[int]:
+    return sorted(others, key=lambda other: (abs(other - size), other))
 
 
 # The rules
@@ -143,17 +208,32 @@ class Fitted:
     component: Component
     owner: Component
     """Whose sizes it has."""
-    sizes: Sizes
+    layout: Layout
     model: Known
     mesh: DeviceMesh
 
     def span(self, facts: Facts, size: str) -> Span:
         return facts.value("components", self.owner.name, "parallel", size)
 
+    @property
+    def sizes(self) -> Sizes:
+        return self.layout.sizes
+
+    @property
+    def help(self) -> str:
+        return nearest_that_fit(self.layout.that_fit)
+
+    def fits(self, needs: Needs, **other: int) -> bool:
+        """Whether its layout keeps everything with these sizes instead."""
+        said = {size.removesuffix("_size"): number for size, number in self.sizes.given if isinstance(number, int)}
+        dims = {dim: self.mesh.size(dim) for dim in DIMS}
+        return needs.size("tp", dims["tp"]) and needs.layout({**said, **dims, **other})
+
 
 def _fitted(facts: Facts) -> Iterator[Fitted]:
     """Of several that share a layout and are alike, the first."""
     seen: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
+    layouts: dict[str, Layout] = {}
     for name, component in facts.recipe.components.items():
         mesh, model = facts.meshes.get(name), known(facts, name)
         if mesh is None or not model.sizes:
@@ -166,7 +246,7 @@ def _fitted(facts: Facts) -> Iterator[Fitted]:
         if alike in seen:
             continue
         seen.add(alike)
-        yield Fitted(component, owner, sizes, model, mesh)
+        yield Fitted(component, owner, layouts.setdefault(owner.name, Layout(facts, component, sizes)), model, mesh)
 
 
 def split_by_tp(facts: Facts) -> Iterator[Diagnostic]:
@@ -178,7 +258,7 @@ def split_by_tp(facts: Facts) -> Iterator[Diagnostic]:
             wrong = [size for size in SPLIT_BY_TP if model.get(size) % tp and not (size == "num_kv_heads" and tp % max(kv, 1) == 0)]
             what = listed([f"{SPLIT_BY_TP[size]} ({model.get(size)})" for size in wrong]).replace("`", "")
             message = f"`tp_size` {tp} does not divide the {what} of `{one.component.name}`"
-            help = proposals(facts, one.component, one.sizes)
+            help = one.help
             yield Diagnostic("MC431", message, one.span(facts, "tp_size"), model.says(*wrong), help)
         elif model.get("vocab_size") % tp:
             padded = -(-model.get("vocab_size") // tp) * tp
@@ -195,8 +275,10 @@ def split_by_ulysses(facts: Facts) -> Iterator[Diagnostic]:
         left = heads // tp
         by_heads = gcd(left, ulysses)
         message = f"`ulysses_size` {ulysses} does not divide the {counted(left, 'head')} of a tp rank of `{one.component.name}`"
-        fits = [size for size in divisors(ulysses) if left % size == 0]
-        help = f"{by_heads} by heads, and a ring of {ulysses // by_heads}; nearest that needs no ring: ulysses {fits[-1]}"
+        help = f"{by_heads} by heads, and a ring of {ulysses // by_heads}"
+        data, needs = one.mesh.size("dp") * one.mesh.size("fsdp"), one.layout.without_ring
+        if right := nearest_to(ulysses, (size for size in divisors(data) if one.fits(needs, ulysses=size)))[:1]:
+            help = f"{help}; nearest that needs no ring: ulysses {right[0]}"
         yield Diagnostic("MC432", message, one.span(facts, "ulysses_size"), one.model.says("num_heads"), help, "warning")
 
 
@@ -209,24 +291,30 @@ def split_by_stages(facts: Facts) -> Iterator[Diagnostic]:
         sum_of = f"pp {pp} x vpp {vpp} = {pp * vpp}" if vpp > 1 else f"pp {pp}"
         span = one.span(facts, "vpp_size" if vpp > 1 else "pp_size").with_word(sum_of)
         if layers < pp * vpp:
-            message = f"`{one.component.name}` has {counted(layers, 'layer')} for {pp * vpp} stages: some have none"
-            help = proposals(facts, one.component, one.sizes)
+            message = f"`{one.component.name}` has {counted(layers, 'layer')} for {counted(pp * vpp, 'stage')}: some have none"
+            fewer = layers // pp
+            options = [f"vpp {fewer}"] if vpp > 1 and fewer and one.fits(one.layout.with_ring, vpp=fewer) else []
+            help = nearest_that_fit([*options, *one.layout.that_fit])
             yield Diagnostic("MC434", message, span, one.model.says("num_layers"), help)
         else:
             least, more = divmod(layers, pp * vpp)
-            shares = f"{more} have {least + 1}, the others {least}"
+            shares = f"{more} {'has' if more == 1 else 'have'} {least + 1}, {'the other' if more + 1 == pp * vpp else 'the others'} {least}"
             message = f"the {layers} layers of `{one.component.name}` are not even over {pp * vpp} stages: {shares}"
             yield Diagnostic("MC437", message, span, one.model.says("num_layers"), "the component must share them out so", "warning")
 
 
 def split_by_ep(facts: Facts) -> Iterator[Diagnostic]:
+    """Every rank has as many experts as any other."""
     for one in _fitted(facts):
-        ep, experts = one.mesh.ep_size, one.model.get("num_experts")
+        ep, experts, given = one.mesh.ep_size, one.model.get("num_experts"), dict(one.sizes.given)
         if experts % ep:
             stage = one.mesh.world_size // one.mesh.size("pp")
-            fits = sorted((size for size in divisors(stage) if experts % size == 0), key=lambda size: (abs(size - ep), size))[:SHOWN]
-            message = f"`ep_size` {ep} does not divide the {experts} experts of `{one.component.name}`"
-            help = f"nearest that fit: {'; '.join(f'ep {size}' for size in fits)}"
+            left = stage if given.get("etp_size") == "auto" else stage // one.mesh.etp_size
+            right = nearest_to(ep, (size for size in divisors(left) if experts % size == 0))
+            rest = isinstance(given.get("ep_fsdp_size"), int) and given.get("etp_size") != "auto"
+            options = [f"ep {size} x ep_fsdp {left // size}" if rest else f"ep {size}" for size in right]
+            message = f"`ep_size` {ep} does not divide the {counted(experts, 'expert')} of `{one.component.name}`"
+            help = nearest_that_fit(options)
             yield Diagnostic("MC435", message, one.span(facts, "ep_size"), one.model.says("num_experts"), help)
 
 
@@ -243,7 +331,7 @@ def split_sequences(facts: Facts) -> Iterator[Diagnostic]:
             message = f"sequences of {length} tokens do not go into {parts} equal parts in `{one.component.name}`"
             near = -(-length // parts) * parts
             help = f"sequences of {near} tokens would"
-            if options := proposals(facts, one.component, one.sizes):
+            if options := one.help:
                 help = f"{help}; {options}"
             span = one.span(facts, size).with_word(f"{sum_of} = {parts}" if " x " in sum_of else sum_of)
             yield Diagnostic("MC436", message, span, one.model.says("sequence_length"), help)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.model import Component, Input, Stage
+from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.words import counted, did_you_mean
-from meshctl.routes import DISPATCH
 
 OURS = ("setup", "close", "state_dict", "load_state_dict", "weights", "load_weights")
 
@@ -90,7 +90,7 @@ def no_circle(facts: Facts) -> Iterator[Diagnostic]:
     """Batch routes are acyclic; only a sync may close the circle."""
     pipeline = facts.recipe.pipeline
     said: set[str] = set()
-    for name in pipeline:
+    for name in pipeline if _has_circle(facts) else ():
         circle = _circle(facts, name)
         if not circle or said & set(circle):
             continue
@@ -100,6 +100,15 @@ def no_circle(facts: Facts) -> Iterator[Diagnostic]:
         help = "a stage comes after those it takes; weights travel by `sync`"
         message = f"stage `{name}` waits for itself: {drawn}" if len(circle) > 1 else f"stage `{name}` takes its own value"
         yield Diagnostic("MC532", message, span, help=help)
+
+
+def _has_circle(facts: Facts) -> bool:
+    """At one look at each stage; who is in it is only asked where there is one."""
+    try:
+        TopologicalSorter({name: [*stage.takes, *stage.after] for name, stage in facts.recipe.pipeline.items()}).prepare()
+    except CycleError:
+        return True
+    return False
 
 
 def _circle(facts: Facts, start: str) -> list[str]:
@@ -124,67 +133,6 @@ def given_twice(facts: Facts) -> Iterator[Diagnostic]:
             if twice is not None:
                 path = input_path(given, len(given.stages) - 1 - given.stages[::-1].index(twice))
                 yield Diagnostic("MC533", f"stage `{name}` joins `{twice}` with itself", facts.value("pipeline", name, *path))
-
-
-def known_home(facts: Facts) -> Iterator[Diagnostic]:
-    """`home` names an earlier stage of the same group."""
-    pipeline, components = facts.recipe.pipeline, facts.recipe.components
-    for name, stage in pipeline.items():
-        for home, path in _homes(stage):
-            span = facts.value("pipeline", name, *path)
-            if home not in pipeline and facts.names("pipeline", home):
-                continue
-            if home not in pipeline:
-                others = [other for other in pipeline if other != name]
-                help, fixes = did_you_mean(home, others), renamed(span, home, others)
-                yield Diagnostic("MC534", f"there is no stage `{home}` to be home", span, help=help, fixes=fixes)
-                continue
-            mine, other = components.get(stage.component), components.get(pipeline[home].component)
-            if mine and other and mine.group != other.group:
-                says = facts.key("pipeline", home).with_word(f"`{home}` runs on `{other.group}`")
-                message = f"stage `{name}` runs on `{mine.group}`, its samples have no home in `{home}`"
-                yield Diagnostic("MC535", message, span, (says,), "name a stage of the same group")
-            elif home not in _upstream(facts, name):
-                help = "name a stage that it takes, or that those take"
-                yield Diagnostic("MC535", f"the samples of stage `{name}` do not come from `{home}`", span, help=help)
-            elif other and facts.right("pipeline", name, "dispatch") and (why := _homeless(facts, stage, path, other)):
-                says = facts.key("components", other.name).with_word(f"`{other.name}` has {counted(why[0], 'data rank')}")
-                homes = f"the samples of stage `{name}` have homes on {why[0]} data ranks of `{other.name}`"
-                message = f"{homes}, `{stage.component}` has {counted(why[1], 'share')}"
-                yield Diagnostic("MC535", message, span, (says,), "give both the same layout: `parallel: COMPONENT`")
-
-
-def _homeless(facts: Facts, stage: Stage, path: tuple[str, ...], maker: Component) -> tuple[int, int] | None:
-    """(data ranks where samples are at home, shares), where these are not the same."""
-    mesh, home = facts.meshes.get(stage.component), facts.meshes.get(maker.name)
-    given = next((given for given in stage.inputs if given.parameter == path[1]), None) if path[0] == "in" else None
-    words = (given.dispatch if given else None) or stage.dispatch
-    mode = DISPATCH.get(words.with_default(facts.endpoint(stage).dispatch).mode)
-    if mesh is None or home is None or mode is None or (stage.execute or facts.endpoint(stage).execute) != "all":
-        return None
-    ranks, shares = home.data_size, mode.shares(mesh)
-    return (ranks, shares) if ranks > shares or (ranks < shares and not words.allow_empty) else None
-
-
-def _homes(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
-    if stage.dispatch.home:
-        yield stage.dispatch.home, ("dispatch", "home")
-    for given in stage.inputs:
-        if given.dispatch and given.dispatch.home:
-            yield given.dispatch.home, ("in", given.parameter, "dispatch", "home")
-
-
-def _upstream(facts: Facts, name: str) -> set[str]:
-    """The stages whose samples reach this one."""
-    seen: set[str] = set()
-    open = [name]
-    while open:
-        stage = facts.recipe.pipeline.get(open.pop())
-        for before in stage.takes if stage else ():
-            if before not in seen:
-                seen.add(before)
-                open.append(before)
-    return seen
 
 
 def right_sync(facts: Facts) -> Iterator[Diagnostic]:
@@ -220,6 +168,5 @@ RULES = (
     known_stages,
     no_circle,
     given_twice,
-    known_home,
     right_sync,
 )

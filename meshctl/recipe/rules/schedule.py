@@ -12,7 +12,7 @@ from math import lcm
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code import Class
-from meshctl.recipe.model import Stage
+from meshctl.recipe.model import Run, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.words import counted, listed
 
@@ -39,13 +39,17 @@ class Times:
 
 def times_of(facts: Facts, name: str) -> Times:
     """A stage's, with everything that it takes; a circle is somebody else's to say."""
+    known = facts.noted.setdefault("times", {})
     found, open, seen = Times(), [name], set[str]()
     while open:
         here = facts.recipe.pipeline.get(open.pop())
-        if here is not None and here.name not in seen:
+        if here is not None and here.name in known:
+            found = found & known[here.name]
+        elif here is not None and here.name not in seen:
             seen.add(here.name)
             found = found.with_stage(here)
             open += here.takes
+    known[name] = found
     return found
 
 
@@ -58,16 +62,22 @@ def _never(facts: Facts, times: Times) -> str:
         return f"the start is step 1, and that is none of steps {times.period}, {2 * times.period}, ..."
     if {"start", "end"} <= times.at and run.steps != 1:
         return "the start and the end are two steps"
+    if {"start", "checkpoint"} <= times.at and run.steps != 1 and run.checkpoint and run.checkpoint.every != 1:
+        return "the start is step 1, and that is no checkpoint"
     return ""
 
 
-def _not_within(times: Times, steps: int) -> str:
+def _not_within(times: Times, run: Run) -> str:
+    """Why there is none in so many steps; a checkpoint is at the end too."""
+    steps, saves = run.steps, run.checkpoint.every if run.checkpoint else 0
     if not steps:
         return ""
     if times.period > steps:
         return f"its first step would be {times.period}"
     if "end" in times.at and steps % times.period:
         return f"the end is step {steps}, and it runs every {times.period} steps"
+    if "checkpoint" in times.at and steps % times.period and not 0 < lcm(times.period, saves) <= steps:
+        return f"it runs every {times.period} steps, and none of these is a checkpoint"
     return ""
 
 
@@ -86,9 +96,9 @@ def some_step(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _within(facts: Facts, stage: Stage, before: list[Times]) -> Iterator[Diagnostic]:
-    steps = facts.recipe.run.steps
-    why = _not_within(times_of(facts, stage.name), steps)
-    if why and not any(_not_within(other, steps) for other in before):
+    run, steps = facts.recipe.run, facts.recipe.run.steps
+    why = _not_within(times_of(facts, stage.name), run)
+    if why and not any(_not_within(other, run) for other in before):
         says = (facts.value("run", "steps").with_word(f"the run has {counted(steps, 'step')}"),)
         message = f"stage `{stage.name}` does not run in {counted(steps, 'step')}: {why}"
         if stage.kind == "sync":
@@ -199,17 +209,15 @@ def one_sync_each(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def fresh_enough(facts: Facts) -> Iterator[Diagnostic]:
-    """Weights arrive before the run is over."""
-    steps = facts.recipe.run.steps
+    """Weights arrive before the run is over: so many steps later, or at a checkpoint, where all that were sent are loaded."""
+    run = facts.recipe.run
     for name, stage in facts.recipe.pipeline.items():
-        if (
-            stage.kind == "sync"
-            and facts.right("pipeline", name)
-            and facts.right("run")
-            and 0 < steps <= stage.lag
-            and stage.every <= steps
-        ):
-            says = facts.value("run", "steps").with_word(f"the run has {counted(steps, 'step')}")
+        if stage.kind != "sync" or stage.when or not facts.right("pipeline", name) or not facts.right("run"):
+            continue
+        saves = run.checkpoint.every if run.checkpoint else 0
+        cut = saves * -(-stage.every // saves) if saves else run.steps
+        if stage.every <= run.steps < stage.every + stage.lag and cut >= run.steps:
+            says = facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}")
             message = f"`{stage.to}` never gets new weights: what `{name}` sends arrives {counted(stage.lag, 'step')} later"
             yield Diagnostic("MC555", message, facts.value("pipeline", name, "max_staleness"), (says,), severity="warning")
 

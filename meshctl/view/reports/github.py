@@ -7,7 +7,7 @@ A line of a log that begins so is a command, so everything that a recipe says is
 
 from __future__ import annotations
 
-from posixpath import join
+from posixpath import join, normpath
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.view.reports import Findings, is_file
@@ -28,7 +28,7 @@ def annotation(found: Diagnostic, folder: str) -> str:
     span, given = found.primary, {"title": found.code}
     text = [shown(found.message)]
     if span and is_file(span.file):
-        place = {"file": join(folder, span.file), "line": span.line, "col": span.column, "endColumn": span.column + span.width}
+        place = {"file": normpath(join(folder, span.file)), "line": span.line, "col": span.column, "endColumn": span.column + span.width}
         given = {**{key: str(value) for key, value in place.items()}, **given}
     elif span:
         text.append(f"at {_place(span)}")

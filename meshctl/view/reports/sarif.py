@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from posixpath import join
+from posixpath import join, normpath
 from typing import Any
 from urllib.parse import quote
 
@@ -65,7 +65,7 @@ class _Run:
     def uri(self, file: str) -> str:
         if file.startswith("/"):
             return f"file://{quote(os.fsencode(file))}"
-        return quote(os.fsencode(join(self.findings.folder, file) if is_file(file) else file))
+        return quote(os.fsencode(normpath(join(self.findings.folder, file)) if is_file(file) else file))
 
     def result(self, found: Diagnostic, one: Checked) -> dict[str, Any]:
         text = f"{found.message}\nhelp: {found.help}" if found.help else found.message

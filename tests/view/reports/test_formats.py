@@ -136,6 +136,7 @@ def test_a_recipe_gives_no_command_to_github() -> None:
 
 def test_annotations_are_seen_from_the_checkout() -> None:
     assert "file=sub/dir/r.yaml," in drawn("github", one(Diagnostic("MC101", "m", Span("r.yaml", 1, 1)), folder="sub/dir"))
+    assert "file=sub/r.yaml," in drawn("github", one(Diagnostic("MC101", "m", Span("../r.yaml", 1, 1)), folder="sub/dir"))
     assert "file=/abs/r.yaml," in drawn("github", one(Diagnostic("MC101", "m", Span("/abs/r.yaml", 1, 1)), folder="sub"))
     override = drawn("github", one(Diagnostic("MC101", "m", Span("override 2", 1, 4)), folder="sub"))
     assert override.startswith("::error title=MC101::m%0Aat override 2:1:4\n")

@@ -19,7 +19,8 @@ import pytest
 from meshctl.mesh import DeviceMesh, share
 from meshctl.plan.model import Plan
 from meshctl.plan.topology import Topology, carries_samples, topology
-from meshctl.routes import Route, Table, heard_by, shares_for, speakers
+from meshctl.routes import Route, heard_by, speakers
+from meshctl.shares import Table, shares_for
 from meshctl.view.topologies import html, svg
 from tests.view.topologies.plans import ODD, PLANS, everything, hundred_thousand, many, odd, one, program
 

@@ -1,0 +1,288 @@
+"""Which samples go where: from the `Table` of what each speaker of a route holds, the parts that its hearers get.
+
+Speakers and hearers compute the same parts alone, so nobody coordinates. What lies together moves together: parts are lists of `Run`s,
+and ids that are numbered evenly are a `Grid` that nothing lists, so that an even batch costs the same whatever its number of samples.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple, overload
+
+from meshctl.mesh import DeviceMesh, share
+from meshctl.routes import DISPATCH, Dispatch, DispatchMode, Id, RouteError, heard_by, peer_span
+
+
+class Run(NamedTuple):
+    """Neighbours in one speaker's batch."""
+
+    speaker: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Grid(Sequence[Id]):
+    """Ids that count through a box, the last number fastest: (17, 0) (17, 1) (18, 0) (18, 1) is `Grid(17, (2, 2))`."""
+
+    start: int
+    """The first number of the first id; its others are 0."""
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return prod(self.shape)
+
+    @overload
+    def __getitem__(self, index: int) -> Id: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Id, ...]: ...
+    def __getitem__(self, index: int | slice) -> Id | tuple[Id, ...]:
+        if isinstance(index, slice):
+            return tuple(self[each] for each in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        rest, digits = index % len(self), list[int]()
+        for size in reversed(self.shape):
+            rest, digit = divmod(rest, size)
+            digits.append(digit)
+        digits[-1] += self.start
+        return tuple(reversed(digits))
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the speakers of a route hold in one step: the only thing that their hearers must be told."""
+
+    ids: tuple[Sequence[Id], ...]
+    """Per speaker, the ids of its samples, in the order of its batch."""
+    lengths: tuple[Sequence[int], ...] | None = None
+    """Per speaker, the tokens of each sample; only where the dispatch balances."""
+    homes: tuple[Sequence[int], ...] | None = None
+    """Per speaker, the data rank that each sample goes home to; only where the dispatch says `home`."""
+    group_depth: int = 0
+    """How many leading numbers of an id are its `group_id`; 0 where samples belong to no group."""
+
+    @property
+    def total(self) -> int:
+        return sum(map(len, self.ids))
+
+    @cached_property
+    def in_order(self) -> tuple[Run, ...]:
+        """All samples, in sample order."""
+        there = [(speaker, ids) for speaker, ids in enumerate(self.ids) if len(ids)]
+        if all(isinstance(ids, Grid) for _, ids in there) and all(one[-1] < other[0] for (_, one), (_, other) in pairwise(there)):
+            return tuple(Run(speaker, 0, len(ids)) for speaker, ids in there)
+        return tuple(runs(order(self)))
+
+    def ids_of(self, part: Sequence[Run]) -> list[Id]:
+        """The ids of a part, in its order."""
+        return [self.ids[run.speaker][index] for run in part for index in range(run.start, run.stop)]
+
+
+def order(table: Table) -> list[tuple[int, int]]:
+    """(speaker, index in its batch) of every sample, in sample order."""
+    flat = [(id, speaker, index) for speaker, ids in enumerate(table.ids) for index, id in enumerate(ids)]
+    if any(flat[i][0] >= flat[i + 1][0] for i in range(len(flat) - 1)):
+        flat.sort()
+        for before, after in pairwise(flat):
+            if before[0] == after[0]:
+                raise RouteError(f"sample {name_of(after[0])} is there twice")
+    return [(speaker, index) for _, speaker, index in flat]
+
+
+def runs(samples: Sequence[tuple[int, int]]) -> list[Run]:
+    """(speaker, index) of samples, neighbours joined."""
+    joined: list[Run] = []
+    for speaker, index in samples:
+        if joined and joined[-1].speaker == speaker and joined[-1].stop == index:
+            joined[-1] = Run(speaker, joined[-1].start, index + 1)
+        else:
+            joined.append(Run(speaker, index, index + 1))
+    return joined
+
+
+def name_of(id: Id) -> str:
+    """17.3 for (17, 3)."""
+    return ".".join(map(str, id))
+
+
+# Cutting
+
+
+def cut(table: Table, parts: int, dispatch: Dispatch) -> list[list[Run]]:
+    """What each of `parts` shares holds, in sample order.
+
+    Even and contiguous unless the dispatch says `balance` or `home`; samples of one group stay together unless it says
+    `split_groups`. Raises `RouteError` where a share would be empty and may not.
+    """
+    placed, depth = table.in_order, 0 if dispatch.split_groups else table.group_depth
+    alike = (dispatch.home and table.homes) or (dispatch.balance and table.lengths)
+    size = 0 if alike else _unit(table, depth)
+    if size:
+        count = sum(map(len, placed)) // size
+        spans = [share(count, parts, part) for part in range(parts)]
+        shares = [_between(placed, span.start * size, span.stop * size) for span in spans]
+    else:
+        listed = [(run.speaker, index) for run in placed for index in range(run.start, run.stop)]
+        units = _units(table, listed, depth)
+        count = len(units)
+        shares = [runs([listed[position] for position in positions]) for positions in _dealt(table, listed, units, parts, dispatch)]
+    if not dispatch.allow_empty and (empty := sum(not part for part in shares)):
+        what = "groups" if count < table.total else "samples"
+        least = "say dispatch: {allow_empty: true}, or give at least " + str(parts)
+        raise RouteError(f"{count} {what} for {parts} shares: {empty} of them would be empty; {least}")
+    return shares
+
+
+def _unit(table: Table, depth: int) -> int:
+    """The number of samples in each group where all groups are of one size; 1 without groups, 0 where sizes differ."""
+    if not depth:
+        return 1
+    sizes = {prod(ids.shape[depth:]) if isinstance(ids, Grid) else 0 for ids in table.ids if len(ids)}
+    return sizes.pop() if len(sizes) == 1 else 0 if sizes else 1
+
+
+def _between(placed: Sequence[Run], start: int, stop: int) -> list[Run]:
+    """The samples from one position in sample order to another."""
+    found, at = [], 0
+    for run in placed:
+        first, last = max(start - at, 0), min(stop - at, len(run))
+        if first < last:
+            found.append(Run(run.speaker, run.start + first, run.start + last))
+        at += len(run)
+    return found
+
+
+def _units(table: Table, placed: Sequence[tuple[int, int]], depth: int) -> list[range]:
+    """What may not be parted: single samples, or runs of one group (groups lie together in the order of ids)."""
+    if not depth:
+        return [range(position, position + 1) for position in range(len(placed))]
+    units: list[range] = []
+    last: Id | None = None
+    for position, (speaker, index) in enumerate(placed):
+        group = table.ids[speaker][index][:depth]
+        if group == last:
+            units[-1] = range(units[-1].start, position + 1)
+        else:
+            units.append(range(position, position + 1))
+        last = group
+    return units
+
+
+def _dealt(table: Table, placed: Sequence[tuple[int, int]], units: Sequence[range], parts: int, dispatch: Dispatch) -> list[list[int]]:
+    """The positions in sample order that each share gets."""
+    if dispatch.home and table.homes:
+        shares: list[list[int]] = [[] for _ in range(parts)]
+        for position, (speaker, index) in enumerate(placed):
+            home = table.homes[speaker][index]
+            if not 0 <= home < parts:
+                raise RouteError(f"sample {name_of(table.ids[speaker][index])} has no home among {parts} shares")
+            shares[home].append(position)
+        return shares
+    if dispatch.balance and table.lengths:
+        weights = [sum(table.lengths[placed[p][0]][placed[p][1]] for p in unit) for unit in units]
+        return _balanced(units, weights, parts)
+    spans = [share(len(units), parts, part) for part in range(parts)]
+    return [[position for unit in units[span.start : span.stop] for position in unit] for span in spans]
+
+
+def _balanced(units: Sequence[range], weights: Sequence[int], parts: int) -> list[list[int]]:
+    """Longest first, each to the least loaded share: within a few per mille of even for real lengths."""
+    loads = [(0, 0, part) for part in range(parts)]
+    held: list[list[range]] = [[] for _ in range(parts)]
+    for index in sorted(range(len(units)), key=lambda i: (-weights[i], i)):
+        load, count, part = heapq.heappop(loads)
+        held[part].append(units[index])
+        heapq.heappush(loads, (load + weights[index], count + 1, part))
+    return [[position for unit in sorted(mine, key=lambda unit: unit.start) for position in unit] for mine in held]
+
+
+# Who gets which part
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """The parts of a route as far as they do not depend on the samples: who gets which, and which speakers may have some of it."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    """Per part, the ranks of the called component that get it."""
+    speakers: tuple[range, ...]
+    """Per part, the speakers whose samples it may hold, by number."""
+
+    @cached_property
+    def part_of(self) -> Mapping[int, int]:
+        """Rank -> its part; ranks that are not called have none."""
+        return {rank: part for part, ranks in enumerate(self.ranks) for rank in ranks}
+
+    def teller(self, part: int) -> int:
+        """The speaker that tells the table to those who get a part; parts are spread over the speakers as samples are."""
+        heard = self.speakers[part]
+        alike = [other for other in range(len(self.ranks)) if self.speakers[other] == heard]
+        return heard[alike.index(part) * len(heard) // len(alike)]
+
+
+@cache
+def hearing(mesh: DeviceMesh, execute: str, mode: str, speakers: int) -> Hearing:
+    """Of the ranks of a called component, each where it hears the same speakers and gets the same share of their samples."""
+    found: dict[tuple[range, int], list[int]] = {}
+    for rank in range(1 if execute == "first" else mesh.world_size):
+        heard = heard_by(mesh, execute, speakers, rank)
+        found.setdefault((heard, 0 if execute == "first" else DISPATCH[mode].share_of(mesh, rank)), []).append(rank)
+    ordered = sorted(found, key=lambda key: (key[1], key[0].start))
+    return Hearing(tuple(tuple(found[key]) for key in ordered), tuple(heard for heard, _ in ordered))
+
+
+def parts_for(execute: str, dispatch: Dispatch, mesh: DeviceMesh, table: Table) -> list[list[Run]]:
+    """The samples of each part of `hearing`, in sample order."""
+    if execute == "first":
+        return [list(table.in_order)]
+    if execute == "peer":
+        return _peer_parts(DISPATCH[dispatch.mode], dispatch, mesh, table)
+    return cut(table, DISPATCH[dispatch.mode].shares(mesh), dispatch)
+
+
+def _peer_parts(mode: DispatchMode, dispatch: Dispatch, mesh: DeviceMesh, table: Table) -> list[list[Run]]:
+    """Each producer's samples, dispatched over the workers that are its own."""
+    heard = hearing(mesh, "peer", dispatch.mode, len(table.ids))
+    found: list[list[Run]] = [[] for _ in heard.ranks]
+    for speaker in range(len(table.ids)):
+        span = peer_span(mesh.world_size, speaker, len(table.ids))
+        alone = Table(
+            tuple(ids if i == speaker else () for i, ids in enumerate(table.ids)), table.lengths, table.homes, table.group_depth
+        )
+        present = [share for run in mode.among(mesh, span) for share in run]
+        shares = cut(alone, len(present), dispatch)
+        for part in sorted({heard.part_of[rank] for rank in span}):
+            found[part] += shares[present.index(mode.share_of(mesh, heard.ranks[part][0]))]
+    return [_sorted(part, table) for part in found]
+
+
+def _sorted(part: list[Run], table: Table) -> list[Run]:
+    if len({run.speaker for run in part}) < 2:
+        return part
+    samples = [(run.speaker, index) for run in part for index in range(run.start, run.stop)]
+    return runs(sorted(samples, key=lambda at: table.ids[at[0]][at[1]]))
+
+
+def shares_for(execute: str, dispatch: Dispatch, mesh: DeviceMesh, table: Table) -> dict[int, list[tuple[int, int]]]:
+    """Rank of the called component -> the (speaker, index) of its samples, in sample order. Ranks that hear nothing are absent."""
+    heard = hearing(mesh, execute, dispatch.mode, len(table.ids))
+    parts = [[(run.speaker, at) for run in part for at in range(run.start, run.stop)] for part in parts_for(execute, dispatch, mesh, table)]
+    return {rank: parts[part] for rank, part in sorted(heard.part_of.items())}
+
+
+def align(wanted: Sequence[Id], table: Table) -> list[tuple[int, int]]:
+    """Where each wanted sample of another input lies. Raises `RouteError` for an id that one has and the other has not."""
+    where = {id: (speaker, index) for speaker, ids in enumerate(table.ids) for index, id in enumerate(ids)}
+    try:
+        return [where[id] for id in wanted]
+    except KeyError as missing:
+        raise RouteError(f"sample {name_of(missing.args[0])} is missing") from None

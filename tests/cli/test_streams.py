@@ -1,0 +1,121 @@
+"""What every command shares: standard input in place of a recipe, streams that are closed, full or left, and an interrupt at any time."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshctl.cli import main as way_in
+from meshctl.cli.doctor import prepared
+
+ROOT = Path(__file__).parents[2]
+RECIPE = str(ROOT / "tests" / "recipe" / "golden" / "base_of_all.yaml")
+CALL = [sys.executable, "-m", "meshctl"]
+TEXT = "groups: {a: {ranks: 2, device_type: cpu, program: {module: json.tool}}}\n"
+PRINTING = [
+    ["validate", RECIPE],
+    ["validate", RECIPE, "seed=x", "--format", "sarif"],
+    ["config", RECIPE],
+    ["config", RECIPE, "--origins"],
+    ["show-topology", RECIPE],
+    ["launch", RECIPE, "--dry-run"],
+    ["explain"],
+    ["explain", "MC410"],
+    ["schema"],
+    ["completion", "bash"],
+    ["--help"],
+    ["--version"],
+]
+
+
+def called(*words: str, around: str = '"$@"', input: str | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    line = ["sh", "-c", around, "-", *CALL, *words]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(line, cwd=folder, env=environ, input=input, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_without_room_it_says_so_and_is_no_bug(words: list[str]) -> None:
+    done = called(*words, around='"$@" >/dev/full')
+    assert (done.returncode, done.stderr) == (4, "error: not all was written: no space left on device\n")
+
+
+def test_the_list_of_commands_says_all_of_what_it_begins_to_say() -> None:
+    listed = called("--help").stdout
+    assert "doctor " in listed and "..." not in listed.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("words", [words for words in PRINTING if words != ["--help"]], ids=" ".join)  # that one is typer's
+def test_whoever_reads_may_have_gone(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*CALL, *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (int("seed=x" in words), "")
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_a_closed_output_is_no_bug(words: list[str]) -> None:
+    done = called(*words, around='"$@" >&-')
+    assert (done.returncode, done.stderr) == (int("seed=x" in words), "")
+
+
+def test_what_is_wrong_does_not_go_where_what_is_right_belongs() -> None:
+    done = called("validate", "--format", "xml", RECIPE, around='"$@" 2>&-')
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["validate", "-"], "ok: recipe: 1 group, 2 workers; plan "),
+        (["config", "-"], "groups:\n  a:\n    ranks: 3\n"),
+        (["config", "-", "--origins"], "override 1:1:16  (was 2, <stdin>:1:21)\n"),
+        (["show-topology", "-"], "recipe  3 workers on 1 node "),
+        (["launch", "-", "--dry-run"], "recipe: 1 group, 3 workers; plan "),
+    ],
+)
+def test_a_recipe_from_standard_input(words: list[str], says: str, tmp_path: Path) -> None:
+    overrides = [] if words[0] == "validate" else ["groups.a.ranks=3"]
+    done = called(*words, *overrides, input=TEXT, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and says in done.stdout, done.stdout
+
+
+def test_doctor_takes_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    code, _, (text, start) = prepared("-", [])
+    assert (code, text.found, start.state) == (0, "recipe: 1 group, 2 workers", "ok")
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, (text,) = prepared("-", [])
+    assert (code, text.found, text.remedy) == (3, "there is no standard input, it is closed", "meshctl validate -")
+
+
+@pytest.mark.parametrize("command", ["validate", "config", "show-topology", "launch"])
+def test_a_closed_standard_input_is_no_recipe(command: str) -> None:
+    done = called(command, "-", around='"$@" <&-')
+    assert done.returncode == 3 and "error[MC001]: there is no standard input, it is closed\n" in done.stdout + done.stderr
+
+
+def test_what_changes_to_or_from_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(f"name: recipe\n{TEXT}")
+    there = called("show-topology", "r.yaml", "groups.a.ranks=3", "--diff", "-", input=TEXT, folder=tmp_path)
+    back = called("show-topology", "-", "--diff", "groups.a.ranks=3", input=TEXT, folder=tmp_path)
+    both = called("show-topology", "-", "--diff", "- groups.a.ranks=3", input=TEXT, folder=tmp_path)
+    assert (there.returncode, back.returncode, back.stderr) == (0, 0, "") and both.stdout == back.stdout != there.stdout
+
+
+def test_an_interrupt_while_a_command_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(way_in, "_called", interrupted)
+    with pytest.raises(SystemExit) as leaving:
+        way_in.main()
+    assert leaving.value.code == 130

@@ -1,0 +1,94 @@
+"""A large recipe: what it costs to check grows as the recipe does, and nothing is nested as deep as it is long."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from meshctl.recipe.load import Loaded, load
+from meshctl.recipe.rules import batches, components, costs, groups, hardware
+from meshctl.recipe.rules.facts import Facts
+
+CODE = """
+from meshctl import Batch, Component, endpoint
+
+class Source(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch: ...
+
+class Step(Component):
+    @endpoint
+    def run(self, batch: Batch) -> Batch: ...
+"""
+
+
+def loaded(folder: Path, recipe: str) -> Loaded:
+    (folder / "steps.py").write_text(CODE, encoding="utf-8")
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    return load("recipe.yaml", [], folder, environ={}, detect=lambda: "cpu")
+
+
+def sources(count: int) -> str:
+    """So many components, each with its own stage."""
+    own = "".join(f"  c{n}: {{_target_: steps.Source, group: train, parallel: {{dp_size: 2}}}}\n" for n in range(count))
+    stages = "".join(f"  s{n}: {{call: c{n}.next, samples: 4}}\n" for n in range(count))
+    return f"groups: {{train: {{ranks: 2, device_type: cpu}}}}\ncomponents:\n{own}pipeline:\n{stages}run: {{steps: 1}}\n"
+
+
+def chain(count: int) -> str:
+    """So many stages, each of which takes the one before."""
+    stages = "".join(f"  s{n}: {{call: step.run, in: s{n - 1}, samples: 4}}\n" for n in range(1, count))
+    own = "  source: {_target_: steps.Source, group: train}\n  step: {_target_: steps.Step, group: train}\n"
+    pipeline = f"pipeline:\n  s0: {{call: source.next, samples: 4}}\n{stages}"
+    return f"groups: {{train: {{ranks: 2, device_type: cpu}}}}\ncomponents:\n{own}{pipeline}run: {{steps: 1}}\n"
+
+
+def calls_of(rules: tuple[Any, ...], facts: Facts) -> int:
+    """How many Python functions the rules call: the same on every machine."""
+    count = 0
+
+    def heard(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(heard)
+    try:
+        assert not [found for rule in rules for found in rule(facts)]
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("recipe", [sources, chain])
+def test_twice_the_recipe_costs_twice(tmp_path: Path, recipe: Any) -> None:
+    counts = []
+    for size in (40, 80):
+        facts = loaded(tmp_path, recipe(size)).facts
+        assert facts is not None and facts.meshes and facts.classes
+        counts.append(calls_of((*batches.RULES, *components.RULES, *costs.RULES), facts))
+    assert counts[1] < 2.2 * counts[0]
+
+
+def test_groups_are_looked_at_once_each(tmp_path: Path) -> None:
+    """Their pairs are many, what is asked of a pair is little."""
+    some = "".join(
+        f"  g{n}: {{ranks: 2, device_type: cuda, program: steps.py, visible_devices: '{2 * n},{2 * n + 1}'}}\n" for n in range(60)
+    )
+    facts = loaded(tmp_path, f"groups:\n{some}").facts
+    assert facts is not None and facts.placed
+    pairs = 60 * 59 // 2
+    assert calls_of((hardware.same_hardware,), facts) < 20 * pairs
+
+
+def test_a_long_chain_is_no_deep_one(tmp_path: Path) -> None:
+    """Samples are followed to where they begin, however far that is."""
+    facts = loaded(tmp_path, chain(400)).facts
+    assert facts is not None
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(300)
+    try:
+        assert not [found for rule in (*batches.RULES, *groups.RULES) for found in rule(facts)]
+    finally:
+        sys.setrecursionlimit(limit)

@@ -1,0 +1,78 @@
+"""What is told before a recipe is understood: that the file is a plan, what the machine computes on, which letters names may have."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.plan.resolve import resolve
+from meshctl.recipe import load as loading
+from meshctl.recipe.load import Loaded, detected, load
+
+RECIPE = "groups: {train: {ranks: 2, device_type: cpu, program: train.py}}\n"
+
+
+def loaded(folder: Path, recipe: str) -> Loaded:
+    return load(recipe, [], folder, environ={}, detect=lambda: "cpu")
+
+
+def plan_in(folder: Path) -> Diagnostic:
+    """What is said of a plan that lies there."""
+    (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    (folder / "train.py").write_text("", encoding="utf-8")
+    ready = loaded(folder, "recipe.yaml")
+    assert not ready.report.diagnostics
+    (folder / "plan.json").write_text(resolve(ready.recipe, ready.endpoints).to_json(), encoding="utf-8")
+    one = loaded(folder.parent, f"{folder.name}/plan.json")
+    assert not one.readable
+    (found,) = one.report.diagnostics
+    return found
+
+
+def test_a_plan_is_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    found = plan_in(tmp_path / "run")
+    assert (found.code, found.message) == ("MC001", "`run/plan.json` is a plan and no recipe")
+    assert found.help == "name the recipe that it was made from, or the folder of its run, which every command takes"
+
+
+def test_the_plan_of_a_run_has_a_folder_that_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "start.json").write_text("{}", encoding="utf-8")
+    assert plan_in(tmp_path / "run").help == "name the run's folder, `run`, which every command takes"
+
+
+def test_a_recipe_may_be_json(tmp_path: Path) -> None:
+    text = '{"name": "x", "groups": {"train": {"ranks": 2, "device_type": "cpu", "program": "train.py"}}}'
+    (tmp_path / "recipe.json").write_text(text, encoding="utf-8")
+    (tmp_path / "train.py").write_text("", encoding="utf-8")
+    assert not loaded(tmp_path, "recipe.json").report.diagnostics
+
+
+@pytest.mark.parametrize(
+    ("there", "kind"),
+    [
+        ([], "cpu"),
+        (["nvidiactl"], "cuda"),
+        (["davinci_manager"], "npu"),
+        (["kfd", "dri/renderD128"], "cuda"),
+        (["kfd"], "cpu"),
+        (["dri/renderD128", "dri/card0"], "cpu"),
+    ],
+)
+def test_devices_are_told_by_what_the_driver_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], kind: str) -> None:
+    for name in there:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(loading, "DEV", tmp_path)
+    assert detected() == kind
+
+
+def test_a_name_that_no_file_can_have_here_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = "groups: {train: {ranks: 1, device_type: cpu}}\ncomponents: {c: {_target_: häuser.Bau, group: train}}\n"
+    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    (found,) = (one for one in loaded(tmp_path, "recipe.yaml").report.diagnostics if one.code == "MC501")
+    assert found.help == "names of files are ascii here, which has not all its letters: set PYTHONUTF8=1, for the run too"
