@@ -358,7 +358,9 @@ class _Reader(Values):
         self.keys(node, path, model.CALL, "a stage that calls")
         text = self.text(node, (*path, "call"))
         component, dot, method = text.rpartition(".")
-        if text and not (dot and NAME.fullmatch(component) and method.isidentifier()):
+        if ("components", component) in self.wrong:
+            self.wrong.add((*path, "call"))  # its name was said where it is given
+        elif text and not (dot and NAME.fullmatch(component) and method.isidentifier()):
             self.say((*path, "call"), "MC511", f"`{text}` is not COMPONENT.METHOD", span_of(node, ("call",)))
             component = method = ""
         return model.Stage(

@@ -76,3 +76,25 @@ def test_a_name_that_no_file_can_have_here_is_said_to_be_so(tmp_path: Path, monk
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
     (found,) = (one for one in loaded(tmp_path, "recipe.yaml").report.diagnostics if one.code == "MC501")
     assert found.help == "names of files are ascii here, which has not all its letters: set PYTHONUTF8=1, for the run too"
+
+
+def test_one_cause_is_said_once(tmp_path: Path) -> None:
+    """Neither where a wrong value is used again, nor at each component of a module that is missing."""
+    (tmp_path / "pieces.py").write_text((Path(__file__).parent / "launched" / "pieces.py").read_text())
+    (tmp_path / "recipe.yaml").write_text(
+        "seed: x\n"
+        "groups: {a: {ranks: 2, device_type: cpu}}\n"
+        "components:\n"
+        '  "bad name": {_target_: pieces.Source, group: a}\n'
+        '  worker: {_target_: pieces.Worker, group: a, args: {width: "${seed}"}}\n'
+        "  one: {_target_: absent.One, group: a}\n"
+        "  two: {_target_: absent.Two, group: a}\n"
+        "pipeline:\n"
+        "  s: {call: bad name.next, samples: 8}\n"
+        "  t: {call: worker.take, in: s}\n"
+        "  u: {call: one.take, in: s}\n"
+        "  v: {call: two.take, in: s}\n"
+    )
+    errors = loaded(tmp_path, "recipe.yaml").report.errors
+    assert sorted(error.code for error in errors) == ["MC102", "MC106", "MC501"]
+    assert [span.line for error in errors if error.code == "MC501" for span in error.seconds] == [7]

@@ -51,12 +51,17 @@ def right_types(facts: Facts) -> Iterator[Diagnostic]:
     for name, found, takes in _constructors(facts):
         for key, hint in takes.hints.items():
             node = facts.written.node("components", name, "args", key)
-            if node is None or node.from_environment or hint.takes(plain(node)):
+            if node is None or node.from_environment or hint.takes(plain(node)) or _said(facts, node):
                 continue
             message = f"`{key}` of `{found.target}` is {hint.described}, {_kind(node)}"
             seconds = (node.target.with_word("this is its value"),) if node.target else ()
             help = "" if node.target else _meant(node, hint)
             yield Diagnostic("MC508", message, node.span, seconds, help, fixes=_fixes(node, hint) if not node.target else ())
+
+
+def _said(facts: Facts, node: Node) -> bool:
+    """Whether something was said already where its value comes from."""
+    return node.target is not None and any(found.primary == node.target for found in facts.read.found)
 
 
 def _kind(node: Node) -> str:

@@ -12,6 +12,10 @@ from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.words import did_you_mean, listed
 
 
+SHOWN = 4
+"""So many more places of one mistake are shown."""
+
+
 def known_group(facts: Facts) -> Iterator[Diagnostic]:
     for name, component in facts.recipe.components.items():
         if component.group and not facts.names("groups", component.group) and facts.right("components", name, "group"):
@@ -22,12 +26,22 @@ def known_group(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def known_class(facts: Facts) -> Iterator[Diagnostic]:
-    """`_target_` leads to a class that derives from Component."""
+    """`_target_` leads to a class that derives from Component. A module that is missing is said once, with all who name it."""
+    absent: dict[str, list[str]] = {}
+    for name, found in facts.classes.items():
+        if isinstance(found, NotFound) and not found.has_module:
+            absent.setdefault(_missing(facts.recipe.components[name].target, found), []).append(name)
+    for message, (first, *others) in absent.items():
+        target, found = facts.recipe.components[first].target, facts.classes[first]
+        says = tuple(facts.value("components", other, "_target_").with_word("and here") for other in others[:SHOWN])
+        help = _where(facts, target, found) if isinstance(found, NotFound) else ""
+        yield Diagnostic("MC501", message, facts.value("components", first, "_target_"), says, help)
     for name, found in facts.classes.items():
         span = facts.value("components", name, "_target_")
         target = facts.recipe.components[name].target
         if isinstance(found, NotFound):
-            yield Diagnostic("MC502" if found.has_module else "MC501", _missing(target, found), span, help=_where(facts, target, found))
+            if found.has_module:
+                yield Diagnostic("MC502", _missing(target, found), span, help=_where(facts, target, found))
         elif isinstance(found, Unread):
             message = f"`{target}` cannot be {'imported' if found.broken else 'checked'}: {found.why}"
             yield Diagnostic("MC507", message, span) if found.broken else Diagnostic("MC504", message, span, severity="note")
