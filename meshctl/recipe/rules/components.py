@@ -11,7 +11,6 @@ from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.words import did_you_mean, listed
 
-
 SHOWN = 4
 """So many more places of one mistake are shown."""
 
