@@ -164,7 +164,7 @@ class DeviceMesh:
 
     # Sizes
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         return prod(self.shape)
 
@@ -177,7 +177,7 @@ class DeviceMesh:
         joined = join((digits,)) or digits[:1]
         return None if len(joined) > 1 or home.layout.table else joined[0][1] if joined else 1
 
-    @property
+    @cached_property
     def data_size(self) -> int:
         """How many different shares of a batch there are."""
         return self.size("dp") * self.size("fsdp") // self.ulysses_size
@@ -468,8 +468,21 @@ class DeviceMesh:
     def _first(self) -> int:
         return self.layout.at(self.layout.start)
 
+    @cached_property
+    def _found(self) -> dict[tuple[str, ...], tuple[DeviceMesh, tuple[Dim, ...]]]:
+        """What `_dims` has found: a run asks for the same few dims in every step."""
+        return {}
+
     def _dims(self, names: tuple[str, ...]) -> tuple[DeviceMesh, tuple[Dim, ...]]:
         """The mesh that has all these dims, this one or a view, and their digits there."""
+        try:
+            return self._found[names]
+        except (KeyError, TypeError):
+            found = self._look_up(names)
+        self._found[names] = found
+        return found
+
+    def _look_up(self, names: tuple[str, ...]) -> tuple[DeviceMesh, tuple[Dim, ...]]:
         _names(names)
         for home in (self, *(self._views[view] for view, dims in VIEWS.items() if any(dim in dims for dim in names) and self.has_views)):
             if all(dim in home._number or dim in home.absent for dim in names):

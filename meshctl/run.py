@@ -8,14 +8,17 @@
     metrics.jsonl   one object per step
     logs/GROUP/RANK.log
     checkpoints/step-N/COMPONENT/, and `latest`, a link that is renamed into place last
+    recorded/STAGE/step-N/K-of-M.safetensors      what each speaker of a stage gave, where `run.record` says so
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,12 @@ class Start:
     attempt: int = 0
     resume: str = ""
     """The checkpoint folder to continue from; empty for a fresh start."""
+    only: str = ""
+    """The group that runs alone; empty for all of them."""
+    replay: Mapping[str, str] = field(default_factory=dict)
+    """Route -> the folder of its source's recording, where the plan says that it is replayed."""
+    after: int = 0
+    """The step before the first, where a recording begins late."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,15 @@ class RunDir:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
 
+    def recorded(self, stage: str) -> Recorded:
+        return Recorded(self.path / "recorded" / stage)
+
+    def forget_recorded(self, after: int) -> None:
+        """Deletes what was recorded of later steps, before they are run anew: maybe by other ranks."""
+        for stage in (self.path / "recorded").glob("*"):
+            for folder in Recorded(stage).folders(after):
+                shutil.rmtree(folder)
+
     def write_start(self, start: Start) -> None:
         write_whole(self.path / "start.json", json.dumps(asdict(start), indent=2) + "\n")
 
@@ -93,7 +111,9 @@ class RunDir:
         path = self.path / "start.json"
         try:
             data: dict[str, Any] = json.loads(path.read_text())
-            return Start(tuple(data["path"]), int(data["attempt"]), str(data["resume"]))
+            replay = {str(route): str(folder) for route, folder in dict(data.get("replay", {})).items()}
+            only, after = str(data.get("only", "")), int(data.get("after", 0))
+            return Start(tuple(data["path"]), int(data["attempt"]), str(data["resume"]), only, replay, after)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
 
@@ -111,6 +131,35 @@ class RunDir:
         steps = sorted(int(name) for name in names if name.isdigit())
         for old in [other for other in steps if other <= step][:-keep]:
             shutil.rmtree(self.checkpoint(old), ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the speakers of one stage gave: a folder per step, and in it a file per speaker."""
+
+    path: Path
+
+    def file(self, step: int, speaker: int, speakers: int) -> Path:
+        return self.path / f"step-{step}" / f"{speaker}-of-{speakers}.safetensors"
+
+    def files(self, step: int) -> tuple[Path, ...]:
+        """Of a step that all its speakers have written, in their order; none of another."""
+        folder = self.path / f"step-{step}"
+        names = set(os.listdir(folder)) if folder.is_dir() else set[str]()
+        for speakers in sorted({int(found[1]) for name in names if (found := re.fullmatch(r"0-of-(\d{1,7})\.safetensors", name))}):
+            files = tuple(self.file(step, speaker, speakers) for speaker in range(speakers))
+            if all(file.name in names for file in files):
+                return files
+        return ()
+
+    def folders(self, after: int = 0) -> dict[Path, int]:
+        """Those of later steps, and which these are."""
+        numbers = {folder: folder.name.removeprefix("step-") for folder in self.path.glob("step-*")}
+        return {folder: int(number) for folder, number in numbers.items() if re.fullmatch("[0-9]{1,15}", number) and int(number) > after}
+
+    def steps(self) -> list[int]:
+        """Those that all their speakers have written, rising."""
+        return sorted(step for step in self.folders().values() if self.files(step))
 
 
 def write_whole(path: Path, text: str, private: bool = False) -> None:

@@ -40,6 +40,14 @@ class Grid(Sequence[Id]):
     def __len__(self) -> int:
         return prod(self.shape)
 
+    @property
+    def first(self) -> Id:
+        return self.start, *(0 for _ in self.shape[1:])
+
+    @property
+    def last(self) -> Id:
+        return self.start + self.shape[0] - 1, *(size - 1 for size in self.shape[1:])
+
     @overload
     def __getitem__(self, index: int) -> Id: ...
     @overload
@@ -77,14 +85,43 @@ class Table:
     @cached_property
     def in_order(self) -> tuple[Run, ...]:
         """All samples, in sample order."""
-        there = [(speaker, ids) for speaker, ids in enumerate(self.ids) if len(ids)]
-        if all(isinstance(ids, Grid) for _, ids in there) and all(one[-1] < other[0] for (_, one), (_, other) in pairwise(there)):
-            return tuple(Run(speaker, 0, len(ids)) for speaker, ids in there)
+        if self._even:
+            return tuple(Run(speaker, 0, len(ids)) for speaker, ids in enumerate(self.ids) if len(ids))
         return tuple(runs(order(self)))
+
+    @cached_property
+    def _even(self) -> bool:
+        """Whether the speakers hold grids, each after the one before."""
+        there = [ids for ids in self.ids if len(ids)]
+        grids = [ids for ids in there if isinstance(ids, Grid)]
+        return len(grids) == len(there) and all(one.last < other.first for one, other in pairwise(grids))
+
+    @property
+    def outline(self) -> object:
+        """Tables with the same outline are cut alike, whatever their ids; none where that takes a look at the samples."""
+        if not self._even or self.lengths is not None or self.homes is not None:
+            return None
+        return self.group_depth, tuple(ids.shape if isinstance(ids, Grid) else () for ids in self.ids)
 
     def ids_of(self, part: Sequence[Run]) -> list[Id]:
         """The ids of a part, in its order."""
         return [self.ids[run.speaker][index] for run in part for index in range(run.start, run.stop)]
+
+    def key_of(self, part: Sequence[Run]) -> tuple[object, ...]:
+        """Parts with the same key have the same ids; it lists them only where they are not numbered evenly."""
+        inner: set[tuple[int, ...]] = set()
+        spans: list[tuple[int, int]] = []
+        for run in part:
+            ids = self.ids[run.speaker]
+            if not isinstance(ids, Grid):
+                return tuple(self.ids_of(part))
+            first = ids.start * prod(ids.shape[1:])
+            inner.add(ids.shape[1:])
+            if spans and spans[-1][1] == first + run.start:
+                spans[-1] = spans[-1][0], first + run.stop
+            else:
+                spans.append((first + run.start, first + run.stop))
+        return (tuple(inner), *spans) if len(inner) < 2 else tuple(self.ids_of(part))
 
 
 def order(table: Table) -> list[tuple[int, int]]:
@@ -92,10 +129,15 @@ def order(table: Table) -> list[tuple[int, int]]:
     flat = [(id, speaker, index) for speaker, ids in enumerate(table.ids) for index, id in enumerate(ids)]
     if any(flat[i][0] >= flat[i + 1][0] for i in range(len(flat) - 1)):
         flat.sort()
-        for before, after in pairwise(flat):
-            if before[0] == after[0]:
-                raise RouteError(f"sample {name_of(after[0])} is there twice")
-    return [(speaker, index) for _, speaker, index in flat]
+    return _each_once(flat)
+
+
+def _each_once(found: Sequence[tuple[Id, int, int]]) -> list[tuple[int, int]]:
+    """(speaker, index) of samples that are sorted by their ids."""
+    for before, after in pairwise(found):
+        if before[0] == after[0]:
+            raise RouteError(f"sample {name_of(after[0])} is there twice")
+    return [(speaker, index) for _, speaker, index in found]
 
 
 def runs(samples: Sequence[tuple[int, int]]) -> list[Run]:
@@ -222,11 +264,14 @@ class Hearing:
         """Rank -> its part; ranks that are not called have none."""
         return {rank: part for part, ranks in enumerate(self.ranks) for rank in ranks}
 
-    def teller(self, part: int) -> int:
-        """The speaker that tells the table to those who get a part; parts are spread over the speakers as samples are."""
-        heard = self.speakers[part]
-        alike = [other for other in range(len(self.ranks)) if self.speakers[other] == heard]
-        return heard[alike.index(part) * len(heard) // len(alike)]
+    @cached_property
+    def tellers(self) -> tuple[int, ...]:
+        """Per part, the speaker that tells the table to those who get it; parts are spread over the speakers as samples are."""
+        alike: dict[range, list[int]] = {}
+        for part, heard in enumerate(self.speakers):
+            alike.setdefault(heard, []).append(part)
+        told = {part: heard[number * len(heard) // len(parts)] for heard, parts in alike.items() for number, part in enumerate(parts)}
+        return tuple(told[part] for part in range(len(self.ranks)))
 
 
 @cache
@@ -268,8 +313,8 @@ def _peer_parts(mode: DispatchMode, dispatch: Dispatch, mesh: DeviceMesh, table:
 def _sorted(part: list[Run], table: Table) -> list[Run]:
     if len({run.speaker for run in part}) < 2:
         return part
-    samples = [(run.speaker, index) for run in part for index in range(run.start, run.stop)]
-    return runs(sorted(samples, key=lambda at: table.ids[at[0]][at[1]]))
+    found = sorted((table.ids[run.speaker][index], run.speaker, index) for run in part for index in range(run.start, run.stop))
+    return runs(_each_once(found))
 
 
 def shares_for(execute: str, dispatch: Dispatch, mesh: DeviceMesh, table: Table) -> dict[int, list[tuple[int, int]]]:

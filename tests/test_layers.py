@@ -29,6 +29,7 @@ HOMES = {
     "typer": {"cli"},
     "torch": {"runtime", "components", "engines"},
     "numpy": {"runtime", "components"},
+    "msgpack": {"runtime"},
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("mesh", "torch"), ("runtime", "tensordict")}
 """Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and if it need not be there."""

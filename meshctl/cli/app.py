@@ -117,11 +117,17 @@ def launch(
     recipe: Recipe,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and start nothing.")] = False,
+    only: Annotated[str, typer.Option(metavar="GROUP", help="Run this group alone.", show_default=False)] = "",
+    replay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROUTE=DIR", help="With --only: where a run has recorded what the group takes.", show_default=False),
+    ] = None,
 ) -> None:
     """Runs a recipe, or goes on with a run from its last save."""
     from meshctl.cli.launch import launch
+    from meshctl.cli.replay import Asked
 
-    raise typer.Exit(launch(recipe, overrides or [], dry_run))
+    raise typer.Exit(launch(recipe, overrides or [], dry_run, Asked(only, replay or ())))
 
 
 @app.command()

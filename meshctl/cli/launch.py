@@ -7,14 +7,16 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 
 from meshctl.cli.aside import aside
 from meshctl.cli.load import Ready, Unreadable, plan_of
 from meshctl.cli.out import silence, why, write
+from meshctl.cli.replay import Asked, Misused, alone, refuse_alone
 from meshctl.cli.stdin import given
-from meshctl.cli.validate import draw
+from meshctl.cli.validate import USAGE, draw
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.engines import attempt, local
 from meshctl.engines.attempt import Attempt, RunHeld
@@ -28,20 +30,23 @@ from meshctl.run import RunDir, Start
 REFUSED = 4
 
 
-def launch(recipe: str, overrides: list[str], dry_run: bool) -> int:
+def launch(recipe: str, overrides: list[str], dry_run: bool, asked: Asked = Asked()) -> int:
     """The exit code."""
     if dry_run:
-        code, ready = prepare(recipe, overrides)
+        code, ready = prepare(recipe, overrides, asked)
         if ready:
             write(f"{dry(ready)}\n", sys.stdout)
         return code
-    ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides)), import_torch))
+    ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides, asked)), import_torch))
     steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
     if ready.resume and 0 < steps <= saved:
         print(f"{ready.resume.path}: nothing is left to do, its last checkpoint is of step {saved} of {steps}")
         return 0
     try:
         held = attempt.begin(ready.plan, ready.composed, ready.path, ready.resume)
+        if ready.start.only:
+            held.run.write_start(replace(ready.start, attempt=held.start.attempt))
+        held.run.forget_recorded(int(held.start.resume.rpartition("step-")[2] or 0))
     except RunHeld as error:
         return refuse(error)
     except OSError as error:
@@ -49,19 +54,28 @@ def launch(recipe: str, overrides: list[str], dry_run: bool) -> int:
     return run(ready, held)
 
 
-def prepare(recipe: str, overrides: list[str]) -> tuple[int, Ready | None]:
+def prepare(recipe: str, overrides: list[str], asked: Asked = Asked()) -> tuple[int, Ready | None]:
     """Loads, checks and resolves, and compares with the machine; says what is wrong."""
+    notes = list[str]()
     try:
         name, held = given(recipe)
         ready = plan_of(name, overrides, held)
+        if asked:
+            ready, notes = alone(ready, asked)
+        refuse_alone(ready)
         local.preflight(ready.plan, Start(ready.path))
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
         return 1 if isinstance(error, RecipeError) else 3, None
+    except Misused as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE, None
     except CannotStart as error:
         return refuse(error), None
     if ready.report.diagnostics:
         draw(ready.report, sys.stderr)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     return 0, ready
 
 
@@ -75,12 +89,13 @@ def handed(code: int, ready: Ready | None) -> tuple[int, str]:
     if ready is None:
         return code, ""
     run = str(ready.resume.path) if ready.resume else ""
-    return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run])
+    return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run, asdict(ready.start)])
 
 
 def handed_back(text: str) -> Ready:
-    plan, composed, path, run = json.loads(text)
-    return Ready(Plan.from_json(plan), composed, tuple(path), Report(), RunDir(Path(run)) if run else None)
+    plan, composed, path, run, said = json.loads(text)
+    start = Start(**{**said, "path": tuple(path)})
+    return Ready(Plan.from_json(plan), composed, tuple(path), Report(), RunDir(Path(run)) if run else None, start=start)
 
 
 def import_torch() -> None:

@@ -12,7 +12,7 @@ from meshctl.cli.bug import bug
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.recipe.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets
-from meshctl.run import RunDir
+from meshctl.run import RunDir, Start
 
 if TYPE_CHECKING:
     from meshctl.plan.model import Plan
@@ -42,6 +42,8 @@ class Ready:
     """The run that is to be continued."""
     secrets: Secrets = Secrets()
     """What of the recipe is not shown."""
+    start: Start = Start(())
+    """Where one group runs alone: which, and from what recordings."""
 
 
 def plan_of(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> Ready:

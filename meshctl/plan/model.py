@@ -23,6 +23,8 @@ from meshctl.routes import Dispatch, Route
 
 FORMAT = 2
 """Of the JSON; a plan of another format is refused by name."""
+SPARSE = {"sparse": True}
+"""Of a field that is stored only where it says something: plans without it keep their digest."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ class Run:
     """Seconds that a first interrupt gives the run to finish its step and save."""
     show: tuple[str, ...] = ()
     """The metrics (STAGE.NAME) that the display and the summary show; empty for all."""
+    record: tuple[str, ...] = field(default=(), metadata=SPARSE)
+    """The routes, by name, whose values are kept on disk."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,8 @@ class Plan:
     """In the order in which every worker runs those of its group, each step."""
     routes: tuple[Route, ...]
     run: Run
+    replayed: tuple[Route, ...] = field(default=(), metadata=SPARSE)
+    """Where a group runs alone: the routes that come from stages of other groups, whose values are read from recordings."""
 
     # Look-ups
 
@@ -266,9 +272,10 @@ class Plan:
 
 
 def as_data(value: Any) -> Any:
-    """Dataclasses and tuples as plain JSON data, without fields that say `stored: False`."""
+    """Dataclasses and tuples as plain JSON data, without fields that say `stored: False`, and without empty ones that are `SPARSE`."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {part.name: as_data(getattr(value, part.name)) for part in fields(value) if part.metadata.get("stored", True)}
+        said = [(part.metadata, part.name, getattr(value, part.name)) for part in fields(value)]
+        return {name: as_data(item) for how, name, item in said if how.get("stored", not how.get("sparse") or bool(item))}
     if isinstance(value, Mapping):
         return {str(key): as_data(item) for key, item in value.items()}
     return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -40,6 +40,7 @@ def resolve(recipe: said.Recipe, endpoints: Mapping[str, Mapping[str, Words]]) -
     """The plan of a recipe; `endpoints` are component -> method -> what its decorator says."""
     placed = place(recipe)
     stages = tuple(_stage(stage, endpoints) for stage in in_order(recipe))
+    routes = tuple(_routes(stages))
     return Plan(
         name=recipe.name,
         seed=recipe.seed,
@@ -47,8 +48,8 @@ def resolve(recipe: said.Recipe, endpoints: Mapping[str, Mapping[str, Words]]) -
         groups=tuple(_groups(recipe, placed.devices)),
         components=tuple(_component(recipe, component, endpoints.get(component.name, {})) for component in recipe.components.values()),
         stages=stages,
-        routes=tuple(_routes(stages)),
-        run=_run(recipe.run),
+        routes=routes,
+        run=_run(recipe.run, routes),
     )
 
 
@@ -139,12 +140,12 @@ def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
         if stage.kind == "sync":
             yield Route(stage.name, stage.name, stage.name, kind="weights", slots=stage.lag + 2)
         for given in stage.inputs:
-            suffix = f".{given.parameter}" if len(stage.inputs) > 1 else ""
             for source in given.stages:
-                name = f"{source} -> {stage.name}{suffix}"
+                name = said.route_name(source, stage.name, given.parameter if len(stage.inputs) > 1 else "")
                 yield Route(name, source, stage.name, given.parameter, collect=collects[source], dispatch=given.dispatch)
 
 
-def _run(run: said.Run) -> Run:
+def _run(run: said.Run, routes: tuple[Route, ...]) -> Run:
     checkpoint = Checkpoint(run.checkpoint.every, run.checkpoint.keep) if run.checkpoint else None
-    return Run(run.steps, run.epochs, run.dir, checkpoint, run.grace, run.show)
+    record = tuple(route.name for route in routes if {route.name, route.source} & {*run.record})
+    return Run(run.steps, run.epochs, run.dir, checkpoint, run.grace, run.show, record)

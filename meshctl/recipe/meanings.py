@@ -112,6 +112,7 @@ MEANS: Mapping[str, Mapping[str, str]] = {
         "checkpoint": "When a checkpoint is written; false for never.",
         "grace": "Seconds that workers have to end by themselves when the run stops.",
         "show": "Metrics that the display shows, as STAGE.NAME.",
+        "record": "Routes whose values are kept on disk for a replay, as SOURCE -> TARGET, or SOURCE for all of its routes.",
     },
     "checkpoint": {
         "every": "Steps between two checkpoints; 0: only at the end.",

@@ -39,7 +39,7 @@ CALL = ("call", "in", "samples", "sample_bytes", "dispatch", "execute", "collect
 SYNC = ("sync", "to", "every", "max_staleness", "when", "after")
 STAGE = tuple(dict.fromkeys((*CALL, *SYNC)))
 DISPATCH = ("mode", "balance", "home", "allow_empty", "split_groups")
-RUN = ("steps", "epochs", "dir", "checkpoint", "grace", "show")
+RUN = ("steps", "epochs", "dir", "checkpoint", "grace", "show", "record")
 CHECKPOINT = ("every", "keep")
 LATER = {
     ("pipeline", "repeat"): "a loop inside a step",
@@ -206,6 +206,12 @@ class Stage:
         return tuple(dict.fromkeys(stage for given in self.inputs for stage in given.stages))
 
     @property
+    def routes(self) -> tuple[str, ...]:
+        """The names of the routes that lead to it."""
+        several = len(self.inputs) > 1
+        return tuple(route_name(source, self.name, given.parameter if several else "") for given in self.inputs for source in given.stages)
+
+    @property
     def is_source(self) -> bool:
         return self.kind == "call" and not self.inputs
 
@@ -224,6 +230,7 @@ class Run:
     checkpoint: Checkpoint | None = None
     grace: float = 30.0
     show: tuple[str, ...] = ()
+    record: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,6 +246,11 @@ class Recipe:
 
     def components_of(self, group: str) -> tuple[Component, ...]:
         return tuple(component for component in self.components.values() if component.group == group)
+
+
+def route_name(source: str, target: str, parameter: str) -> str:
+    """`SOURCE -> TARGET`, with `.PARAMETER` where the target has several inputs."""
+    return f"{source} -> {target}{'.' if parameter else ''}{parameter}"
 
 
 def is_key(path: Path, root: Node) -> bool:

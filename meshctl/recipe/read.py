@@ -454,6 +454,7 @@ class _Reader(Values):
             checkpoint=self.checkpoint(node),
             grace=self.number(node, ("run", "grace"), 30.0),
             show=self.texts(node, ("run", "show")),
+            record=self.texts(node, ("run", "record")),
         )
 
     def checkpoint(self, run: Node) -> model.Checkpoint | None:

@@ -276,6 +276,7 @@ def _run() -> Mapping[str, Schema]:
         "checkpoint": {"anyOf": [_ref("checkpoint"), {"enum": [False, None]}]},
         "grace": _number() | _default(model.Run, "grace"),
         "show": _texts(),
+        "record": _texts(),
     }
 
 

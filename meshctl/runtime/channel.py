@@ -1,31 +1,37 @@
 """One end of a route: what a worker gives to it, and what it takes from it.
 
-    giver:  the speakers tell each other what they hold (ids, lengths), and each sends every hearer its samples
+    giver:  the speakers tell each other what they hold (ids, lengths), and each writes its samples once for all who get them
     taker:  reads that table from one speaker, and computes with it alone which others it hears
 
-Both ends derive the same links from the same table (`routes.py`), so nobody coordinates and each sample moves once per hearer.
-Plain values (losses, statistics) travel as parts with their weights in the same table, and every taker joins them alone.
+Both ends derive the same parts from the same table (`shares.py`), so nobody coordinates. A part goes once to each node, where those that
+get it read the same memory; what several speakers have of it they write into one frame, laid out by the one that tells the table.
+Plain values (losses, statistics) travel with their weights in the table itself, and every taker joins them alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from meshctl.mesh import DeviceMesh
-from meshctl.routes import COLLECT, DISPATCH, Id, Route, RouteError, heard_by, speakers
+from meshctl.routes import COLLECT, DISPATCH, Id, Route, RouteError, speakers
 from meshctl.runtime.batch import MARK, Batch
-from meshctl.runtime.frames import pack, unpack
+from meshctl.runtime.frames import Frame, unpack
+from meshctl.runtime.parts import fill, grid_of, ids_of, lengths_of, packed, picked, pieces_of, room, schema_of
 from meshctl.runtime.transports import Transport
 from meshctl.runtime.transports.exchange import exchange
-from meshctl.shares import Table, align, name_of, shares_for
+from meshctl.shares import Grid, Hearing, Run, Table, align, hearing, name_of, parts_for
 
-LANES = 3
-"""Per route: values, tables, and the second hop of an alignment."""
+LANES = 5
+"""Per route: values, tables, the second hop of an alignment, frames to be written by several, and what is passed on within a node."""
+TOGETHER = 1 << 16
+"""Bytes of a part from which on several speakers write one frame; what is smaller is joined by those who get it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Party:
     first_place: int
     """The place of its rank 0 in the job."""
     execute: str = "all"
+    node_of: Callable[[int], int] = lambda rank: 0
 
 
 class Ended:
@@ -51,8 +58,53 @@ class Taken:
 
     value: Any
     """A `Batch` in sample order, a joined plain value, or `END`."""
-    table: Table | None = None
+    said: Said | None = None
     """Of a batch: what all speakers held."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the speakers told of one step's batch, and what follows from it."""
+
+    rows: Sequence[Mapping[str, Any]]
+    table: Table
+    parts: Sequence[Sequence[Run]]
+
+    def speakers_of(self, part: int) -> list[int]:
+        """Who has some of a part."""
+        return sorted({run.speaker for run in self.parts[part]})
+
+    @property
+    def most(self) -> int:
+        """The samples of the largest part."""
+        return max((sum(map(len, part)) for part in self.parts), default=0)
+
+    def lengths_of(self, part: int, name: str) -> Tensor:
+        """Of a ragged column, in the order of a part."""
+        return torch.cat([self.rows[run.speaker]["ragged"][name][run.start : run.stop] for run in self.parts[part]])
+
+    def ids_of(self, part: int) -> Tensor:
+        """int64 `[n, depth]`, in the order of a part."""
+        found = []
+        for run in self.parts[part]:
+            ids = self.table.ids[run.speaker]
+            tensor = self.rows[run.speaker]["ids"]
+            found.append(ids_of(ids, run.start, run.stop) if isinstance(ids, Grid) else tensor[run.start : run.stop])
+        return torch.cat(found)
+
+    def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
+        """The columns that all speakers of a part have, if these are the same, and tensors only."""
+        schemas = [self.rows[speaker]["columns"] for speaker in self.speakers_of(part)]
+        alike = all(schema == schemas[0] for schema in schemas) and all(said[0] != "list" for said in schemas[0].values())
+        return schemas[0] if alike else None
+
+    def nbytes_of(self, part: int, schema: Mapping[str, Sequence[Any]]) -> int:
+        """Of the columns of a part."""
+        rows, total = sum(map(len, self.parts[part])), 0
+        for name, (kind, dtype, shape) in schema.items():
+            count = int(self.lengths_of(part, name).sum()) if kind == "ragged" else rows
+            total += count * prod(shape) * getattr(torch, dtype.removeprefix("torch.")).itemsize
+        return total
 
 
 class Channel:
@@ -61,12 +113,43 @@ class Channel:
     def __init__(self, route: Route, giver: Party, taker: Party, transport: Transport, lane: int) -> None:
         self.route = route
         self.sent = 0
-        """Bytes, in the step that is being run."""
+        """Bytes, in the step that is being run; what several read in the same memory counts once."""
         self._giver, self._taker = giver, taker
         self._transport = transport
         self._lane = lane
         self._speakers = speakers(giver.mesh, route.collect, giver.execute)
         self._join = COLLECT[route.collect].join
+        self._sent_to: dict[tuple[int, int], list[list[int]]] = {}
+        self._last: tuple[object, Sequence[Sequence[Run]]] | None = None
+        """The outline of the last table, and its parts: those of the next one are mostly the same."""
+
+    @cached_property
+    def _hearing(self) -> Hearing:
+        return hearing(self._taker.mesh, self._taker.execute, self.route.dispatch.mode, len(self._speakers))
+
+    def _speaking(self, speaker: int) -> int:
+        """The place of a speaker."""
+        return self._giver.first_place + self._speakers[speaker]
+
+    def _hearers(self, part: int, speaker: int) -> list[list[int]]:
+        """The places that a speaker sends a part to, those that share memory together: all of its own node, and one of each other."""
+        found = self._sent_to.get((part, speaker))
+        if found is None:
+            found = self._sent_to[part, speaker] = self._together_by_node(part, speaker)
+        return found
+
+    def _together_by_node(self, part: int, speaker: int) -> list[list[int]]:
+        here = self._giver.node_of(self._speakers[speaker])
+        near, far = list[int](), dict[int, int]()
+        for rank in self._hearing.ranks[part]:
+            node = self._taker.node_of(rank)
+            if node == here:
+                near.append(self._taker.first_place + rank)
+            else:
+                far.setdefault(node, self._taker.first_place + rank)
+        if not all(self._transport.way(place).shares_memory for place in near if place != self._transport.place):
+            return [[place] for place in (*near, *far.values())]
+        return [*([near] if near else []), *([place] for place in far.values())]
 
     # Giving
 
@@ -79,20 +162,16 @@ class Channel:
             return value is END
         me = self._speakers.index(rank)
         places = [self._giver.first_place + speaker for speaker in self._speakers]
-        rows = exchange(self._transport, places, me, self._lane + 1, pack(self._row(value, weight)))
-        said = [unpack(row) for row in rows]
-        table = _table(said)
-        shares = self._shares(table) if table else {}
-        for hearer in range(self._taker.mesh.world_size):
-            heard = heard_by(self._taker.mesh, self._taker.execute, len(self._speakers), hearer)
-            if not heard:
-                continue
-            tells = heard[hearer % len(heard)] == me
-            mine = [index for speaker, index in shares.get(hearer, ()) if speaker == me]
-            if tells or mine:
-                part = value.take(mine) if table and isinstance(value, Batch) else None
-                self._send(self._taker.first_place + hearer, 0, {"rows": rows if tells else None, "part": part})
-        return all(row["kind"] == "end" for row in said)
+        rows = exchange(self._transport, places, me, self._lane + 1, self._row(value, weight))
+        said = self._said(rows)
+        for part in range(len(self._hearing.ranks)):
+            if said is None:
+                if self._hearing.tellers[part] == me:
+                    for places in self._hearers(part, me):
+                        self._send(places, 0, {"rows": rows})
+            else:
+                self._give_part(said, part, value, me)
+        return all(row["kind"] == "end" for row in rows)
 
     def _row(self, value: Any, weight: float) -> dict[str, Any]:
         """What the other speakers and the hearers must know of this part."""
@@ -105,65 +184,159 @@ class Channel:
             return {"kind": "value", "value": value, "weight": weight}
         if self._join in ("mean", "sum"):
             raise RouteError(f"`{self.route.source}` gave a Batch, and collect: {self.route.collect} is for numbers and tensors")
-        row: dict[str, Any] = {"kind": "batch", "ids": value.ids, "groups": value.group_depth}
+        return self._batch_row(value)
+
+    def _batch_row(self, batch: Batch) -> dict[str, Any]:
+        grid = grid_of(batch.ids)
+        ids: Any = [grid.start, *grid.shape] if grid else batch.ids
+        row: dict[str, Any] = {"kind": "batch", "ids": ids, "groups": batch.group_depth, "columns": schema_of(batch)}
+        if len(self._speakers) > 1 and (ragged := lengths_of(batch)):
+            row["ragged"] = ragged
         if self.route.dispatch.balance:
-            row["lengths"] = value.lengths
+            row["lengths"] = batch.lengths
         if home := self.route.dispatch.home:
-            if MARK + "home." + home not in value:
+            if MARK + "home." + home not in batch:
                 raise RouteError(f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there")
-            row["homes"] = value[MARK + "home." + home]
+            row["homes"] = batch[MARK + "home." + home]
         return row
 
-    def _send(self, place: int, lane: int, value: Any) -> None:
-        frame = pack(value)
-        self.sent += len(frame)
-        self._transport.send(place, self._lane + lane, frame)
+    def _send(self, places: Sequence[int], lane: int, value: Any) -> None:
+        frame = Frame(value)
+        self.sent += frame.nbytes
+        self._transport.send(places, self._lane + lane, frame)
+
+    def _give_part(self, said: Said, part: int, value: Batch | Ended, me: int) -> None:
+        """What this speaker has of a part, and the table where it is the one that tells it."""
+        tells, has = self._hearing.tellers[part] == me, said.speakers_of(part)
+        if (schema := self._together(said, part)) and isinstance(value, Batch):
+            self._give_together(said, part, value, me, schema)
+        elif tells or me in has:
+            pieces = pieces_of(said.parts[part], me)
+            own = picked(value, packed(pieces)) if isinstance(value, Batch) else None
+            frame = Frame({"rows": said.rows if tells else None, "part": own})
+            for places in self._hearers(part, me):
+                loan = self._transport.lend(places, self._lane, frame.nbytes)
+                frame.write(loan.frame)
+                if own is not None and len(pieces) > 1 and isinstance(value, Batch):
+                    fill(unpack(loan.frame)["part"], value, packed(pieces))
+                self.sent += frame.nbytes
+                self._transport.deliver(loan)
+
+    def _together(self, said: Said, part: int) -> Mapping[str, Sequence[Any]] | None:
+        """The columns of a part that several speakers write into one frame: where all, and all who get it, share memory."""
+        teller, has = self._hearing.tellers[part], said.speakers_of(part)
+        if len(has) < 2 or said.rows[teller]["kind"] != "batch":
+            return None
+        nodes = {self._giver.node_of(self._speakers[speaker]) for speaker in (teller, *has)}
+        nodes |= {self._taker.node_of(rank) for rank in self._hearing.ranks[part]}
+        places = [*map(self._speaking, (teller, *has)), *(self._taker.first_place + rank for rank in self._hearing.ranks[part])]
+        own = self._transport.place
+        if len(nodes) > 1 or not all(self._transport.way(place).shares_memory for place in places if place != own):
+            return None
+        schema = said.schema_of(part)
+        return schema if schema and said.nbytes_of(part, schema) >= TOGETHER else None
+
+    def _give_together(self, said: Said, part: int, value: Batch, me: int, schema: Mapping[str, Sequence[Any]]) -> None:
+        teller, has = self._hearing.tellers[part], said.speakers_of(part)
+        hearers = [self._taker.first_place + rank for rank in self._hearing.ranks[part]]
+        pieces = pieces_of(said.parts[part], me)
+        if me == teller:
+            lengths = {name: said.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"}
+            whole = room(schema, sum(map(len, said.parts[part])), lengths, said.ids_of(part), said.table.group_depth)
+            frame = Frame({"rows": said.rows, "part": whole})
+            loan = self._transport.lend(hearers, self._lane, frame.nbytes)
+            frame.write(loan.frame)
+            for other in has:
+                if other != me:
+                    self._transport.invite(loan, self._speaking(other), self._lane + 3)
+            self._fill(loan.frame, value, pieces)
+            self._transport.deliver(loan)
+        elif pieces:
+            frame_of_teller = self._transport.receive(self._speaking(teller), self._lane + 3)
+            self._fill(frame_of_teller, value, pieces)
+            self._transport.send(hearers, self._lane, Frame(None))
+
+    def _fill(self, frame: Tensor, value: Batch, pieces: Sequence[Any]) -> None:
+        if pieces:
+            fill(unpack(frame)["part"], value, pieces)
+            self.sent += sum(piece.stop - piece.start for piece in pieces) * len(frame) // max(1, len(unpack(frame)["part"]))
 
     # Taking
 
     def take(self, rank: int) -> Taken:
         """This rank's share of the next value; for a batch, in sample order."""
-        heard = heard_by(self._taker.mesh, self._taker.execute, len(self._speakers), rank)
-        teller = heard[rank % len(heard)]
-        told = self._receive(teller)
-        rows = [unpack(row) for row in told["rows"]]
+        part = self._hearing.part_of[rank]
+        teller = self._hearing.tellers[part]
+        told = self._receive(rank, part, teller)
+        said = self._said(told["rows"])
+        if said is None:
+            kept = [told["rows"][speaker] for speaker in self._hearing.speakers[part]]
+            return Taken(END if kept[0]["kind"] == "end" else join(self._join, [(row["value"], row["weight"]) for row in kept], self.route))
+        others = [speaker for speaker in said.speakers_of(part) if speaker != teller]
+        if self._together(said, part):
+            for speaker in others:
+                self._receive(rank, part, speaker)
+            batch: Batch = told["part"]
+        else:
+            parts = {teller: told["part"], **{speaker: self._receive(rank, part, speaker)["part"] for speaker in others}}
+            batch = _assembled(said.parts[part], parts)
+        batch.most = said.most
+        return Taken(batch, said)
+
+    def _receive(self, rank: int, part: int, speaker: int) -> Any:
+        """What a speaker sent for a part: from it, or from the one on this node that it was sent to."""
+        near = self._giver.node_of(self._speakers[speaker]) == self._taker.node_of(rank)
+        peers = [] if near else self._peers(rank, part)
+        if len(peers) < 2:
+            return unpack(self._transport.receive(self._speaking(speaker), self._lane))
+        if peers[0] != self._transport.place:
+            return unpack(self._transport.receive(peers[0], self._lane + 4))
+        frame = self._transport.receive(self._speaking(speaker), self._lane)
+        loan = self._transport.lend(peers[1:], self._lane + 4, len(frame))
+        loan.frame.copy_(frame)
+        self._transport.deliver(loan)
+        return unpack(frame)
+
+    def _peers(self, rank: int, part: int) -> list[int]:
+        """The places of this node that get a part; the first of them hears those of other nodes, for all."""
+        here = self._taker.node_of(rank)
+        return [self._taker.first_place + other for other in self._hearing.ranks[part] if self._taker.node_of(other) == here]
+
+    def _said(self, rows: Sequence[Mapping[str, Any]]) -> Said | None:
+        """Of a batch; none where the rows are plain values or an end."""
         table = _table(rows)
         if table is None:
-            kept = [rows[speaker] for speaker in heard]
-            return Taken(END if kept[0]["kind"] == "end" else join(self._join, [(row["value"], row["weight"]) for row in kept], self.route))
-        shares = self._shares(table)
-        mine = shares.get(rank, [])
-        parts = {teller: told["part"]}
-        for speaker in sorted({speaker for speaker, _ in mine} - {teller}):
-            parts[speaker] = self._receive(speaker)["part"]
-        batch = _assembled(mine, parts)
-        batch.most = max(map(len, shares.values()))
-        return Taken(batch, table)
-
-    def _receive(self, speaker: int) -> Any:
-        return unpack(self._transport.receive(self._giver.first_place + self._speakers[speaker], self._lane))
-
-    def _shares(self, table: Table) -> dict[int, list[tuple[int, int]]]:
+            return None
+        outline = table.outline
+        if outline is not None and self._last and self._last[0] == outline:
+            return Said(rows, table, self._last[1])
         try:
-            return shares_for(self._taker.execute, self.route.dispatch, self._taker.mesh, table)
+            parts = parts_for(self._taker.execute, self.route.dispatch, self._taker.mesh, table)
         except RouteError as error:
             raise RouteError(f"`{self.route.source}` gives stage `{self.route.target}` {error}") from None
+        self._last = (outline, parts)
+        return Said(rows, table, parts)
 
     # Aligning
 
-    def aligned(self, taken: Taken, wanted: Mapping[int, Sequence[Id]], rank: int) -> Batch:
-        """The batch of this input in the order and the shares of the first one: `wanted` are its ids on every rank.
+    def aligned(self, taken: Taken, wanted: Wanted, rank: int) -> Batch:
+        """The batch of this input in the order and the shares of the first one: `wanted` is what every rank got of that.
 
         Usually they lie there already. Where the first input was balanced or sent home and this one was not, its samples make
         a second hop between the ranks of the called component.
         """
-        assert taken.table is not None
-        held = {r: [taken.table.ids[s][i] for s, i in samples] for r, samples in self._shares(taken.table).items()}
+        assert taken.said is not None
+        held = self.wanted(taken)
+        batch: Batch = taken.value
+        if held.hearing.ranks == wanted.hearing.ranks and held.keys == wanted.keys:
+            return batch
+        return self._realigned(batch, taken.said.table, held.ids, wanted.ids, rank)
+
+    def _realigned(self, batch: Batch, table: Table, held: Mapping[int, list[Id]], wanted: Mapping[int, list[Id]], rank: int) -> Batch:
         everybody = {id for ids in wanted.values() for id in ids}
-        align(sorted(everybody), taken.table)  # says which one is missing
+        align(sorted(everybody), table)  # says which one is missing
         if extra := {id for ids in held.values() for id in ids} - everybody:
             raise RouteError(f"sample {name_of(min(extra))} is missing in the first input")
-        batch: Batch = taken.value
         if all(set(held[r]) == set(wanted[r]) for r in wanted):
             return _ordered(batch, held[rank], wanted[rank])
         if self._taker.execute == "peer":
@@ -176,7 +349,7 @@ class Channel:
         for peer in peers:
             asked = set(wanted[peer])
             if peer != rank and (rows := [index for index, id in enumerate(held[rank]) if id in asked]):
-                self._send(self._taker.first_place + peer, 2, batch.take(rows))
+                self._send([self._taker.first_place + peer], 2, batch.take(rows))
         asked = set(wanted[rank])
         parts = [batch.take([index for index, id in enumerate(held[rank]) if id in asked])]
         for peer in peers:
@@ -185,10 +358,29 @@ class Channel:
         whole = Batch.concat(parts)
         return _ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
 
-    def wanted(self, taken: Taken) -> dict[int, list[Id]]:
-        """The ids that every rank of the called component got of this input."""
-        assert taken.table is not None
-        return {rank: [taken.table.ids[s][i] for s, i in samples] for rank, samples in self._shares(taken.table).items()}
+    def wanted(self, taken: Taken) -> Wanted:
+        """What every rank of the called component got of this input."""
+        assert taken.said is not None
+        return Wanted(self._hearing, taken.said)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which samples every rank of a component has of one input."""
+
+    hearing: Hearing
+    said: Said
+
+    @cached_property
+    def keys(self) -> list[tuple[object, ...]]:
+        """Per part; equal ones mean equal samples in the same order."""
+        return [self.said.table.key_of(part) for part in self.said.parts]
+
+    @cached_property
+    def ids(self) -> dict[int, list[Id]]:
+        """Per rank, in order."""
+        ids = [self.said.table.ids_of(part) for part in self.said.parts]
+        return {rank: ids[part] for rank, part in self.hearing.part_of.items()}
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -197,25 +389,33 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table | None:
     if not batches:
         return None
 
-    def column(name: str) -> tuple[tuple[int, ...], ...] | None:
-        return tuple(tuple(row[name].tolist()) if name in row else () for row in rows) if name in batches[0] else None
+    def column(name: str) -> tuple[Sequence[int], ...] | None:
+        return tuple(row[name].tolist() if name in row else () for row in rows) if name in batches[0] else None
 
-    ids = tuple(tuple(map(tuple, row["ids"].tolist())) if "ids" in row else () for row in rows)
-    return Table(ids, column("lengths"), column("homes"), max(row["groups"] for row in batches))
+    return Table(tuple(_ids(row.get("ids")) for row in rows), column("lengths"), column("homes"), max(row["groups"] for row in batches))
 
 
-def _assembled(samples: Sequence[tuple[int, int]], parts: Mapping[int, Batch | None]) -> Batch:
+def _ids(said: Any) -> Sequence[Id]:
+    if said is None:
+        return ()
+    return Grid(said[0], tuple(said[1:])) if isinstance(said, list) else tuple(map(tuple, said.tolist()))
+
+
+def _assembled(samples: Sequence[Run], parts: Mapping[int, Batch | None]) -> Batch:
     """The speakers' parts in sample order."""
+    if len(parts) == 1 and len(samples) < 2:
+        [only] = parts.values()
+        return only if only is not None else Batch({})
     there = [speaker for speaker in sorted(parts) if parts[speaker] is not None]
     filled = [speaker for speaker in there if len(parts[speaker] or ())]
     whole = Batch.concat([batch for speaker in (filled or there[:1]) if (batch := parts[speaker]) is not None] or [Batch({})])
     starts, at = {}, 0
     for speaker in filled:
         starts[speaker], at = at, at + len(parts[speaker] or ())
-    rows = []
-    for speaker, _ in samples:
-        rows.append(starts[speaker])
-        starts[speaker] += 1
+    rows = list[int]()
+    for run in samples:
+        rows += range(starts[run.speaker], starts[run.speaker] + len(run))
+        starts[run.speaker] += len(run)
     return whole if rows == list(range(len(rows))) else whole.take(rows)
 
 

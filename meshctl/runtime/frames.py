@@ -1,90 +1,172 @@
 """A value as bytes: plain data and tensors in one flat buffer, and back. Never pickle.
 
-    "MSH1" | length of the header | header: JSON | tensor | tensor | ...        each tensor at a multiple of 64 bytes
+    "MSH2" | length of the header | header: msgpack | tensor | tensor | ...        each tensor at a multiple of 64 bytes
 
-`pack` copies each tensor once, into the frame; `unpack` gives views of it. A frame is input: every offset, shape and dtype in it
-is checked before a view is made.
+A `Frame` is laid out first, and then written where it will be read: each tensor is copied once. A tensor on torch's `meta` device is room
+that is left for others to fill. `unpack` gives views. A frame is input: every offset, shape and dtype in it is checked before a view is
+made, and how deep values may lie in one another is bounded.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import struct
 from math import prod
+from reprlib import repr as short
 from typing import Any
 
+import msgpack
 import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, BatchError, Ragged
 
-MAGIC = b"MSH1"
+MAGIC = b"MSH2"
 ALIGN = 64
 _PREFIX = struct.Struct("<4sI")
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-        torch.float32, torch.float64, torch.complex64, torch.complex128,
-    )
-}  # fmt: skip
+_DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
+"""In an order that never changes: a header says the number."""
+_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG = range(1, 6)
+"""msgpack's extension types."""
+_DEPTH = 100
+"""How deep extension types may lie in one another; each level is copied once more on its way."""
+_DIMS = 64
+"""Of a tensor: as many as torch's own operations take."""
 
 
 class FrameError(ValueError):
     """A value that cannot be sent, or bytes that are no frame."""
 
 
-def pack(value: Any) -> Tensor:
-    """uint8 `[n]` of its own memory. Raises `FrameError` for anything but plain data, tensors, `Ragged` and `Batch`."""
-    tensors: list[tuple[Tensor, int]] = []
-    size = 0
+class Frame:
+    """A value laid out: how many bytes it takes, and what goes where. Raises `FrameError` for anything but plain data, tensors,
+    `Ragged` and `Batch`."""
 
-    def place(tensor: Tensor) -> dict[str, Any]:
-        nonlocal size
-        kind = str(tensor.dtype).removeprefix("torch.")
-        if kind not in _DTYPES:
+    def __init__(self, value: Any) -> None:
+        self._tensors: list[tuple[Tensor, int]] = []
+        self._size = self._depth = 0
+        header = self._packed(value)
+        self._head = _PREFIX.pack(MAGIC, len(header)) + header
+        self._start = _aligned(len(self._head))
+        self.nbytes = self._start + self._size
+
+    def write(self, into: Tensor) -> Tensor:
+        """Fills uint8 `[nbytes]` and returns it; room stays as it is."""
+        into[: len(self._head)] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
+        for tensor, at in self._tensors:
+            if tensor.nbytes and not tensor.is_meta:
+                begin = self._start + at
+                into[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return into
+
+    def _packed(self, value: Any) -> bytes:
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise FrameError(f"a value that cannot be sent: more than {_DEPTH} tuples lie in one another")
+        try:
+            data: bytes = msgpack.packb(value, default=self._said, strict_types=True)
+        except FrameError:
+            raise
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise FrameError(f"a value that cannot be sent: {error}") from None
+        self._depth -= 1
+        return data
+
+    def _said(self, value: Any) -> Any:
+        """What msgpack does not know."""
+        match value:
+            case Tensor():
+                return msgpack.ExtType(_TENSOR, self._packed(self._placed(value.detach())))
+            case Ragged():
+                return msgpack.ExtType(_RAGGED, self._packed([value.values, value.offsets]))
+            case Batch():
+                return msgpack.ExtType(_BATCH, self._packed([dict(value.columns), value.ids, value.group_depth, value.most]))
+            case tuple():
+                return msgpack.ExtType(_TUPLE, self._packed(list(value)))
+            case int() if value.bit_length() > 63:
+                return msgpack.ExtType(_LONG, int(value).to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
+            case str() | int() | float() | list() | dict():  # a class of the user's, derived from plain data
+                plain: Any = next(kind for kind in (str, int, float, list, dict) if isinstance(value, kind))
+                return plain(value)
+        raise FrameError(f"a {type(value).__name__} cannot be sent: say it in plain data (numbers, text, lists, dicts) and tensors")
+
+    def _placed(self, tensor: Tensor) -> list[Any]:
+        """`[dtype, offset, shape ...]`."""
+        if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided:
+            kind = str(tensor.dtype if tensor.dtype not in _NUMBERS else tensor.layout).removeprefix("torch.")
             raise FrameError(f"a tensor of {kind} cannot be sent")
-        flat = tensor.detach().cpu().contiguous()
-        at, size = size, size + _aligned(flat.nbytes)
-        tensors.append((flat, at))
-        return {"~t": [kind, list(tensor.shape), at]}
+        if tensor.ndim > _DIMS:
+            raise FrameError(f"a tensor of {tensor.ndim} dims cannot be sent")
+        at, self._size = self._size, self._size + _aligned(tensor.nbytes)
+        self._tensors.append((tensor, at))
+        return [_NUMBERS[tensor.dtype], at, *tensor.shape]
 
-    header = json.dumps(_plain(value, place), separators=(",", ":")).encode()
-    start = _aligned(_PREFIX.size + len(header))
-    frame = torch.empty(start + size, dtype=torch.uint8)
-    text = bytearray(_PREFIX.pack(MAGIC, len(header)) + header)
-    frame[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
-    for tensor, at in tensors:
-        if tensor.nbytes:
-            frame[start + at : start + at + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8)
-    return frame
+
+def pack(value: Any) -> Tensor:
+    """The frame of a value, uint8 `[n]`, in memory of its own."""
+    frame = Frame(value)
+    return frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
 
 
 def unpack(frame: Tensor) -> Any:
-    """The value, its tensors as views of the frame. Raises `FrameError` for anything malformed."""
-    if len(frame) < _PREFIX.size:
-        raise FrameError(f"a frame of {len(frame)} bytes")
+    """The value of a frame, uint8 `[n]`, its tensors as views of it. Raises `FrameError` for anything malformed."""
+    if frame.numel() < _PREFIX.size:
+        raise FrameError(f"a frame of {frame.numel()} bytes")
     magic, length = _PREFIX.unpack(bytes_of(frame[: _PREFIX.size]))
-    if magic != MAGIC or _PREFIX.size + length > len(frame):
+    if magic != MAGIC or _PREFIX.size + length > frame.numel():
         raise FrameError("these bytes are no frame")
-    start = _aligned(_PREFIX.size + length)
+    return _Reader(frame, _aligned(_PREFIX.size + length)).value(bytes_of(frame[_PREFIX.size : _PREFIX.size + length]))
 
-    def view(kind: str, shape: list[int], at: int) -> Tensor:
-        if kind not in _DTYPES or any(type(size) is not int or size < 0 for size in [*shape, at]):
-            raise FrameError(f"a tensor of {kind!r} with shape {shape!r} at {at!r}")
-        dtype, count = _DTYPES[kind], prod(shape)
-        nbytes = count * dtype.itemsize
-        if at % ALIGN or start + at + nbytes > max(len(frame), start):
-            raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {len(frame)}")
+
+class _Reader:
+    def __init__(self, frame: Tensor, start: int) -> None:
+        self._frame, self._start, self._depth = frame, start, 0
+
+    def value(self, header: bytes) -> Any:
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise FrameError(f"a malformed header: more than {_DEPTH} values lie in one another")
+        try:
+            value = msgpack.unpackb(header, ext_hook=self._heard, strict_map_key=False)
+        except FrameError:
+            raise
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, BatchError, msgpack.UnpackException) as error:
+            raise FrameError(f"a malformed header: {short(str(error))}") from None
+        self._depth -= 1
+        return value
+
+    def _heard(self, kind: int, data: bytes) -> Any:
+        if kind == _LONG:
+            return int.from_bytes(data, "big", signed=True)
+        inner = self.value(data)
+        if kind == _TENSOR:
+            return self._view(*inner)
+        if kind == _RAGGED:
+            return _ragged(*inner)
+        if kind == _TUPLE:
+            return tuple(inner)
+        if kind == _BATCH:
+            return _batch(*inner)
+        raise FrameError(f"an unknown kind {kind}")
+
+    def _view(self, kind: int, at: int, *shape: int) -> Tensor:
+        if len(shape) > _DIMS or any(type(number) is not int or not 0 <= number < 1 << 63 for number in (kind, at, *shape)):
+            raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
+        if kind >= len(_DTYPES):
+            raise FrameError(f"a tensor of the unknown kind {kind}")
+        dtype = _DTYPES[kind]
+        if prod(max(1, size) for size in shape) * dtype.itemsize >= 1 << 63:  # also where it has no elements: torch counts its strides
+            raise FrameError(f"a tensor of shape {shape}")
+        nbytes, begin = prod(shape) * dtype.itemsize, self._start + at
+        if at % ALIGN or begin + nbytes > max(len(self._frame), self._start):
+            raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {len(self._frame)}")
         if not nbytes:
             return torch.empty(shape, dtype=dtype)
-        return frame[start + at : start + at + nbytes].view(dtype).view(shape)
-
-    try:
-        return _value(json.loads(bytes_of(frame[_PREFIX.size : _PREFIX.size + length])), view)
-    except (KeyError, TypeError, IndexError, AttributeError, RecursionError, json.JSONDecodeError, UnicodeDecodeError, BatchError) as error:
-        raise FrameError(f"a malformed header: {error}") from error
+        return self._frame[begin : begin + nbytes].view(dtype).view(shape)
 
 
 def bytes_of(tensor: Tensor) -> bytes:
@@ -96,53 +178,21 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
-def _plain(value: Any, place: Any) -> Any:
-    """A value as JSON data, its tensors put in their places. What JSON cannot say is an object with one key that starts with `~`."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Tensor):
-        return place(value)
-    if isinstance(value, Ragged):
-        return {"~r": [place(value.values), place(value.offsets)]}
-    if isinstance(value, Batch):
-        columns = {name: _plain(column, place) for name, column in value.columns.items()}
-        return {"~b": [columns, place(value.ids), value.group_depth, value.most]}
-    if isinstance(value, list):
-        return [_plain(item, place) for item in value]
-    if isinstance(value, tuple):
-        return {"~u": [_plain(item, place) for item in value]}
-    if isinstance(value, dict):
-        if all(isinstance(key, str) and not key.startswith("~") for key in value):
-            return {key: _plain(item, place) for key, item in value.items()}
-        return {"~d": [[_plain(key, place), _plain(item, place)] for key, item in value.items()]}
-    raise FrameError(f"a {type(value).__name__} cannot be sent: say it in plain data (numbers, text, lists, dicts) and tensors")
-
-
-def _value(data: Any, view: Any) -> Any:
-    if isinstance(data, list):
-        return [_value(item, view) for item in data]
-    if not isinstance(data, dict):
-        return data
-    mark = next(iter(data), "")
-    if not mark.startswith("~"):
-        return {key: _value(item, view) for key, item in data.items()}
-    inner = data[mark]
-    if mark == "~t":
-        return view(*inner)
-    if mark == "~r":
-        return _ragged(*(_value(part, view) for part in inner))
-    if mark == "~b":
-        columns, ids, group_depth, most = inner
-        named = {name: _value(column, view) for name, column in columns.items()}
-        return Batch(named, ids=_value(ids, view), group_depth=group_depth, most=most)
-    if mark == "~u":
-        return tuple(_value(item, view) for item in inner)
-    if mark == "~d":
-        return {_value(key, view): _value(item, view) for key, item in inner}
-    raise FrameError(f"an unknown mark {mark!r}")
+def _batch(columns: dict[str, Any], ids: Tensor, group_depth: int, most: int | None) -> Batch:
+    if not all(type(name) is str and isinstance(column, (Tensor, Ragged, list)) for name, column in columns.items()):
+        raise FrameError("a batch whose columns are none")
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.ndim != 2:
+        raise FrameError("a batch whose ids are no numbers")
+    if type(group_depth) is not int or not 0 <= group_depth <= ids.shape[1] or not (most is None or (type(most) is int and most >= 0)):
+        raise FrameError(f"a batch of group depth {short(group_depth)}, the most {short(most)}")
+    return Batch(columns, ids=ids, group_depth=group_depth, most=most)
 
 
 def _ragged(values: Tensor, offsets: Tensor) -> Ragged:
-    if offsets.ndim != 1 or not len(offsets) or offsets[0] != 0 or offsets[-1] != len(values) or bool((offsets.diff() < 0).any()):
+    if not isinstance(values, Tensor) or not isinstance(offsets, Tensor) or offsets.ndim != 1 or not len(offsets):
+        raise FrameError("a ragged column that is none")
+    if offsets.dtype != torch.int64 or not values.ndim:
+        raise FrameError("a ragged column whose offsets are no numbers")
+    if offsets[0] != 0 or offsets[-1] != len(values) or bool((offsets.diff() < 0).any()):
         raise FrameError("a ragged column whose offsets do not fit its values")
     return Ragged(values, offsets)

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,10 +27,12 @@ from meshctl.mesh import share
 from meshctl.plan.model import Component as Placed
 from meshctl.plan.model import Input, Plan, Stage
 from meshctl.routes import COLLECT, DISPATCH, RouteError, voices
+from meshctl.run import Recorded
 from meshctl.runtime.batch import MARK, Batch, BatchError, identify
 from meshctl.runtime.channel import END, LANES, Channel, Party, Taken
 from meshctl.runtime.component import Component
 from meshctl.runtime.frames import FrameError
+from meshctl.runtime.record import Recorder, Replayed
 from meshctl.runtime.transports import Dropped, Transport
 from meshctl.runtime.weights import WeightChannel, weights_of
 
@@ -57,6 +61,16 @@ class Saver:
     save: Callable[[int, Mapping[str, int]], None] = lambda step, given: None
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where this worker stands in a stage: what its mesh says, asked once."""
+
+    data_rank: int
+    number: int | None
+    """Which speaker of the stage's value it is; none where others speak for it."""
+    speakers: int
+
+
 class Loop:
     def __init__(
         self,
@@ -68,14 +82,19 @@ class Loop:
         ending: Ending,
         say: Say,
         saver: Saver = Saver(),
+        recorder: Recorder | None = None,
+        recorded: Mapping[str, Recorded] = MappingProxyType({}),
     ) -> None:
-        """`components` are those of this worker's group, set up; `rank` is its rank in the group."""
+        """`components` are those of this worker's group, set up; `rank` is its rank in the group. `recorded` are the recordings of
+        the routes that the plan replays, by their names."""
         self.at: tuple[str, int] = ("", 0)
         """The stage and the step that are being run: where a fault is."""
         self._plan, self._group, self._rank = plan, group, rank
         self._components = components
         self._transport, self._ending, self._say, self._saver = transport, ending, say, saver
+        self._recorder, self._recorded = recorder, recorded
         self._stages = [stage for stage in plan.stages if self._hosts(stage)]
+        self._seats = {stage.name: self._seat(stage) for stage in self._stages if stage.kind == "call"}
         self._homes = {route.dispatch.home for route in plan.routes if route.dispatch.home}
         self._data: dict[tuple[str, str, str], Channel] = {}
         self._weights: dict[str, WeightChannel] = {}
@@ -117,6 +136,8 @@ class Loop:
         if self._open_ended:
             step = self._ending.settle(step)
             self._close(step)
+        if self._recorder:
+            self._recorder.forget(step)
         self._ending.leave()
         return step
 
@@ -187,7 +208,7 @@ class Loop:
     def _step(self, step: int) -> None:
         begin = time.perf_counter()
         self._clock = Clock()
-        self._now = set()
+        self._now = {source for (source, _, _), channel in self._data.items() if isinstance(channel, Replayed) and channel.has(step)}
         for stage in self._plan.stages:
             if self._due(stage, step) and all(name in self._now for part in stage.inputs for name in part.stages):
                 self._now.add(stage.name)
@@ -250,7 +271,7 @@ class Loop:
         ready = time.perf_counter()
         self._clock.waits[stage.name] = ready - begin
         placed = self._plan.component(stage.component)
-        speaks = self._number(stage) is not None
+        speaks = self._seats[stage.name].number is not None
         if arguments is None:
             value: Any = END
         elif stage.is_source:
@@ -266,19 +287,23 @@ class Loop:
 
     def _give(self, stage: Stage, value: Any, weight: float, speaks: bool) -> None:
         channels = [channel for (source, _, _), channel in self._data.items() if source == stage.name]
-        ends = [channel.give(value, weight, self._rank) for channel in channels if channel.route.target in self._now]
+        now = [channel for channel in channels if channel.route.target in self._now]
+        seat = self._seats[stage.name]
+        if self._recorder and seat.number is not None:
+            self._recorder.keep([channel.route for channel in now], self.at[1], seat.number, seat.speakers, value, weight)
+        ends = [channel.give(value, weight, self._rank) for channel in now]
         if value is END and (not channels or any(ends)):
             self._ended = self._ended or stage.name
-            if stage.is_source and self._number(stage) == 0:
+            if stage.is_source and seat.number == 0:
                 self._ending.ask(f"the data of `{stage.name}` ended", ended=self.at[1])
         elif speaks and not channels and not isinstance(value, Batch) and value is not END:
             self._metric(stage, value, weight)
 
     def _source(self, stage: Stage, placed: Placed, step: int, numbers: range) -> Any:
         """Of a source's next samples, those that are this data rank's; their ids are their numbers."""
-        speakers, number = voices(stage.collect, stage.execute).count(placed.mesh), self._number(stage)
-        assert number is not None  # who does not speak is not called
-        part = share(len(numbers), speakers, number)
+        seat = self._seats[stage.name]
+        assert seat.number is not None  # who does not speak is not called
+        part = share(len(numbers), seat.speakers, seat.number)
         mine = numbers[part.start : part.stop]
         value = self._called(stage, placed, step, [("", mine)])
         if value is None and (total := self._total(stage)) is not None:
@@ -290,12 +315,12 @@ class Loop:
         if len(value) > len(mine):
             raise StageError(f"`{stage.component}.{stage.method}` gave {len(value)} samples, its share is {len(mine)}")
         ids = torch.arange(mine.start, mine.start + len(value))[:, None]
-        most = -(-len(numbers) // speakers)
+        most = -(-len(numbers) // seat.speakers)
         return self._marked(stage, placed, Batch(value.columns, ids=ids, most=most))
 
-    def _number(self, stage: Stage) -> int | None:
-        """Which speaker of a stage this rank is; none where others speak for it."""
-        return voices(stage.collect, stage.execute).number(self._plan.component(stage.component).mesh, self._rank)
+    def _seat(self, stage: Stage) -> Seat:
+        mesh, who = self._plan.component(stage.component).mesh, voices(stage.collect, stage.execute)
+        return Seat(mesh.data_rank(self._rank), who.number(mesh, self._rank), who.count(mesh))
 
     def _numbers(self, stage: Stage) -> range:
         start = self._given[stage.name]
@@ -308,7 +333,7 @@ class Loop:
         place = component.place
         place.step = step
         place.log = lambda values, weight: self._logged(stage, placed, values, weight)
-        seed_all(self._plan.seed, stage.component, stage.name, placed.mesh.data_rank(self._rank), step)
+        seed_all(self._plan.seed, stage.component, stage.name, self._seats[stage.name].data_rank, step, device=place.device.type)
         named = {name: value for name, value in arguments if name}
         self._inside = True
         value = getattr(component, stage.method)(*(value for name, value in arguments if not name), **named)
@@ -321,7 +346,7 @@ class Loop:
         if placed.name in self._versions:
             marks[MARK + "version"] = torch.full((len(batch),), self._versions[placed.name])
         if stage.name in self._homes:
-            marks[MARK + "home." + stage.name] = torch.full((len(batch),), placed.mesh.data_rank(self._rank))
+            marks[MARK + "home." + stage.name] = torch.full((len(batch),), self._seats[stage.name].data_rank)
         return batch.with_columns(**marks) if marks else batch
 
     # Inputs
@@ -476,17 +501,26 @@ class Loop:
             elif self._hosts(source) or self._hosts(target):
                 giver, taker = self._party(source.component, source.execute), self._party(target.component, target.execute)
                 self._data[source.name, target.name, route.parameter] = Channel(route, giver, taker, self._transport, lane)
+        for route in self._plan.replayed:
+            target = self._plan.stage(route.target)
+            taker = self._party(target.component, target.execute)
+            replayed = Replayed(route, taker, self._transport, self._recorded[route.name], lambda: self.at[1])
+            self._data[route.source, route.target, route.parameter] = replayed
 
     def _party(self, component: str, execute: str = "all") -> Party:
         placed = self._plan.component(component)
-        return Party(placed.mesh, self._plan.group(placed.group).first_place, execute)
+        group = self._plan.group(placed.group)
+        return Party(placed.mesh, group.first_place, execute, cache(partial(self._plan.node_of, placed.group)))
 
 
-def seed_all(*words: Any) -> None:
+def seed_all(*words: Any, device: str) -> None:
     """Seeds the generators of torch, random and, where it is loaded, numpy: the same for the same words, on any machine and layout."""
     seed = int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
     random.seed(seed)
-    torch.manual_seed(seed)
+    if device == "cpu":
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device that there is: 0.1 ms
+    else:
+        torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
 

@@ -20,6 +20,7 @@ from meshctl.plan.model import Plan
 from meshctl.runtime.channel import LANES
 from meshctl.runtime.component import Component, Place
 from meshctl.runtime.loop import Loop, Saver
+from meshctl.runtime.transports import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 from meshctl.runtime.world import ranks_by_node
 
@@ -66,7 +67,7 @@ def run(plan: Plan, make: Make, *, saver: Saver | None = None, stop: threading.E
         except Exception as error:
             outcome.faults[place] = error
             for transport in transports.values():
-                transport._fail(error)
+                transport.fail(PeerLost(str(error)))
 
     threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
     for thread in threads:

@@ -3,165 +3,105 @@
     giver    weights() -> (name, tensor or DTensor): what this rank holds, as boxes of the whole parameter
     taker    load_weights(stream of (name, tensor)): what its own weights() holds, or whole parameters where it has none
 
-At the first sync both sides tell each other their boxes; from then on every rank computes the same links alone. A replica is
-read from the holders in turn, pieces travel in buckets, and no rank gathers more than what it asked for.
+At the first sync both sides tell each other their boxes; from then on every rank computes the same links alone (`weight_links.py`).
+Weights travel in buckets. Within a node a bucket is written once for all who take it, by all its givers together, and is read where it
+lies; no rank gathers more than what it asked for.
 
 A sync is exact: in step k the taker loads what was given in step k - lag, never "the newest there is". A cut (a checkpoint, the
 first step) lets it catch up, so that nothing crosses it.
+
+    lag 0       givers and takers meet in the sync. One bucket lies between a giver and those who take from it, and another one is
+                being read (and the one before it, until the reader drops its last tensor). Who does both gives, while it takes, what
+                comes before in the order of all buckets.
+    lag n       givers go on at once, and n + 1 times what the takers want lies in memory that they share, or on the way to them.
+
+Nothing waits in a circle: who waits in a sync waits for somebody who is in an earlier stage, or in the same sync at an earlier bucket.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+import zlib
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Protocol, runtime_checkable
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from meshctl.routes import Route, RouteError
-from meshctl.runtime.channel import Party
-from meshctl.runtime.frames import pack, unpack
-from meshctl.runtime.transports import Transport
+from meshctl.runtime import weight_links
+from meshctl.runtime.channel import TOGETHER, Party
+from meshctl.runtime.frames import Frame, FrameError, unpack
+from meshctl.runtime.transports import Loan, Transport
 from meshctl.runtime.transports.exchange import exchange
+from meshctl.runtime.transports.warm import Warm
+from meshctl.runtime.weight_links import Box, Bucket, Item, Layout, Layouts, Parameter, Sharded, boxes
 
-BUCKET = 32 << 20
-"""Bytes that travel in one frame, at least one piece."""
-
-
-@runtime_checkable
-class Sharded(Protocol):
-    """torch's DTensor by what is used of it: importing the class costs half a second that most workers need not spend."""
-
-    def __create_chunk_list__(self) -> Sequence[Any]: ...
-    def to_local(self) -> Tensor: ...
+Arrived = list[tuple[Box, Tensor]]
+"""What came of one item: parts, or the whole."""
 
 
 @dataclass(frozen=True)
-class Box:
-    """A part of a parameter: where it begins and how large it is, per dim."""
+class Message:
+    """What one giver says of one bucket."""
 
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-
-    def meet(self, other: Box) -> Box | None:
-        """What two boxes share, or none."""
-        start = tuple(map(max, self.start, other.start))
-        stop = [min(a + n, b + m) for a, n, b, m in zip(self.start, self.size, other.start, other.size, strict=True)]
-        size = tuple(end - begin for begin, end in zip(start, stop, strict=True))
-        return None if any(extent <= 0 for extent in size) else Box(start, size)
-
-    def of(self, tensor: Tensor, outer: Box) -> Tensor:
-        """The view of this box in a tensor that holds `outer`."""
-        slices = [slice(at - begin, at - begin + extent) for at, begin, extent in zip(self.start, outer.start, self.size, strict=True)]
-        return tensor[tuple(slices)] if slices else tensor
-
-
-Layout = Mapping[str, Box]
-"""What one rank holds of each parameter."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one giver sends to one taker of one parameter."""
-
-    giver: int
-    name: str
-    box: Box
-
-
-def boxes(weights: Mapping[str, Tensor]) -> dict[str, Box]:
-    """What this rank holds: the shard of a DTensor, or the whole of a plain tensor; an empty shard is left out."""
-    held = {}
-    for name, tensor in weights.items():
-        if isinstance(tensor, Sharded):
-            for chunk in tensor.__create_chunk_list__():
-                if prod(chunk.sizes):
-                    held[name] = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-        else:
-            held[name] = Box((0,) * tensor.ndim, tuple(tensor.shape))
-    return held
-
-
-def pieces(name: str, wanted: Box, givers: Sequence[Layout], taker: int) -> list[Piece]:
-    """From whom a taker gets its box of a parameter. Of several givers that hold the same box, each serves some of the takers."""
-    holders: dict[Box, list[int]] = {}
-    for giver, layout in enumerate(givers):
-        if name in layout:
-            holders.setdefault(layout[name], []).append(giver)
-    found = [Piece(ranks[taker % len(ranks)], name, part) for box, ranks in holders.items() if (part := box.meet(wanted))]
-    if sum(prod(piece.box.size) for piece in found) != prod(wanted.size):
-        raise RouteError(f"the givers hold only a part of `{name}`" if found else f"the givers hold no weights called `{name}`")
-    return found
-
-
-def buckets(sent: Sequence[Piece], sizes: Mapping[str, int]) -> list[list[Piece]]:
-    """Pieces in order, cut into frames; `sizes` are bytes per element."""
-    cut: list[list[Piece]] = []
-    room = 0
-    for piece in sent:
-        nbytes = prod(piece.box.size) * sizes[piece.name]
-        if not cut or nbytes > room:
-            cut.append([])
-            room = BUCKET
-        cut[-1].append(piece)
-        room -= nbytes
-    return cut
-
-
-@dataclass(frozen=True)
-class Layouts:
-    """What all givers hold and all takers want; the same on every rank of both sides."""
-
-    whole: Mapping[str, Box]
-    """Every parameter in full."""
-    sizes: Mapping[str, int]
-    """Bytes per element."""
-    givers: Sequence[Layout]
-    takers: Sequence[Layout]
-
-    def wanted(self, taker: int) -> Layout:
-        return self.takers[taker] or self.whole
-
-    def sent(self, giver: int, taker: int) -> list[Piece]:
-        """What a giver sends to a taker, in order."""
-        wanted = self.wanted(taker).items()
-        return [piece for name, box in wanted for piece in pieces(name, box, self.givers, taker) if piece.giver == giver]
+    step: int
+    sums: Sequence[int]
+    """The checksum of its part of each item; empty where nobody asked for them."""
+    tensors: Sequence[Tensor]
+    """Its parts, or the whole items where several write them together and it lays them out; none where it wrote to another's."""
 
 
 class WeightChannel:
-    """A worker's end, or both ends, of one sync."""
+    """A worker's end, or both ends, of one sync. In its step all givers call `give`, and all takers read `take()` to its end."""
 
-    def __init__(self, route: Route, giver: Party, taker: Party, transport: Transport, lane: int, lag: int) -> None:
+    def __init__(
+        self, route: Route, giver: Party, taker: Party, transport: Transport, lane: int, lag: int, *, checksum: bool = False
+    ) -> None:
+        """`checksum`: givers tell a checksum of every part, and a taker whose part has another one raises `RouteError`."""
         self.route = route
         self.sent = 0
-        """Bytes, in the step that is being run."""
+        """Bytes, in the step that is being run; what several read in the same memory counts once."""
         self.given = -1
         """The last step whose weights were given."""
         self.waited = 0.0
         """Seconds in which a taker had nothing to load."""
         self.version = 0
         """The step whose weights the taker holds; 0 for the first ones."""
+        self._giver, self._taker = giver, taker
         self._givers = [giver.first_place + rank for rank in range(giver.mesh.world_size)]
         self._takers = [taker.first_place + rank for rank in range(taker.mesh.world_size)]
-        self._transport, self._lane, self._lag = transport, lane, lag
-        self._wanted: Layout = {}
-        self._gives: list[list[list[Piece]]] = []
-        """Per taker, in frames, what this rank sends in every sync."""
-        self._takes: list[list[list[Piece]]] = []
-        """Per giver, in frames, what it gets."""
+        self._transport, self._lane, self._lag, self._checksum = transport, lane, lag, checksum
+        self._warm = Warm()
+        self._last: int | None = None
+        """Of the run, where it ended unannounced: what was given later is dropped."""
         self._pending: deque[int] = deque()
+        self._layouts = Layouts({}, (), ())
+        self._buckets: list[Bucket] = []
+        self._gives: list[int] = []
+        """The buckets of which this rank gives a part, by number."""
+        self._takes: dict[str, list[tuple[int, int]]] = {}
+        """Parameter -> (bucket, place in it) of each of its items that this rank takes."""
+        self._begun_by: dict[str, int] = {}
+        """Parameter -> the last bucket that begins with it or one before it."""
+        self._wanted: Layout = {}
+        self._held: Layout = {}
+        self._local: dict[str, Tensor] = {}
+        """What is being given."""
+        self._unsent: deque[int] = deque()
+
+    # Meeting
 
     def meet(self, gives: Mapping[str, Tensor] | None, takes: Mapping[str, Tensor] | None) -> None:
         """Exchanges layouts, once: all ranks of both components call it together.
 
         `gives` are this rank's weights where it gives, `takes` where it takes: empty where it wants every parameter in full.
         """
-        gave = None if gives is None else self._gather(self._givers, pack(_said(gives)))
-        took = None if takes is None else self._gather(self._takers, pack(_said(takes)))
+        gave = None if gives is None else self._gather(self._givers, _said(gives))
+        took = None if takes is None else self._gather(self._takers, _said(takes))
         if took is None and gave is not None:
             self._tell(self._takers, self._givers, gave)
             took = self._hear(self._takers, self._givers)
@@ -169,56 +109,152 @@ class WeightChannel:
             self._tell(self._givers, self._takers, took)
             gave = self._hear(self._givers, self._takers)
         assert gave is not None and took is not None
-        self._link([unpack(row) for row in gave], [unpack(row) for row in took])
+        self._held = {} if gives is None else boxes(gives)
+        self._link(gave, took)
 
-    def _gather(self, places: list[int], row: Tensor) -> list[Tensor]:
+    def _gather(self, places: list[int], row: Any) -> list[Any]:
         return exchange(self._transport, places, places.index(self._transport.place), self._lane + 1, row)
 
-    def _tell(self, theirs: list[int], ours: list[int], rows: list[Tensor]) -> None:
+    def _tell(self, theirs: list[int], ours: list[int], rows: list[Any]) -> None:
         me = ours.index(self._transport.place)
         for index, place in enumerate(theirs):
             if index % len(ours) == me:
-                self._transport.send(place, self._lane + 2, pack(rows))
+                self._transport.send(place, self._lane + 2, Frame(rows))
 
-    def _hear(self, theirs: list[int], ours: list[int]) -> list[Tensor]:
+    def _hear(self, theirs: list[int], ours: list[int]) -> list[Any]:
         teller = theirs[ours.index(self._transport.place) % len(theirs)]
-        rows: list[Tensor] = unpack(self._transport.receive(teller, self._lane + 2))
+        rows = self._unpacked(teller, self._lane + 2)
+        if not isinstance(rows, list) or len(rows) != len(theirs):
+            raise self._malformed(teller, f"no {len(theirs)} layouts")
         return rows
 
     def _link(self, gave: list[Any], took: list[Any]) -> None:
         """Who sends what to whom in every sync from now on."""
-        facts = {name: (shape, size) for row in gave for name, (shape, size, *_) in row.items()}
-        for name, (shape, *_) in (item for row in took for item in row.items()):
-            if name in facts and facts[name][0] != shape:
-                raise RouteError(f"`{name}` has the shape {shape} where it is loaded and {facts[name][0]} where it comes from")
-        layouts = Layouts(
-            {name: Box((0,) * len(shape), tuple(shape)) for name, (shape, _) in facts.items()},
-            {name: size for name, (_, size) in facts.items()},
-            [_heard(row) for row in gave],
-            [_heard(row) for row in took],
-        )
+        held = self._heard(self._givers, gave)
+        wanted = [layout if row else None for row, layout in zip(took, self._heard(self._takers, took), strict=True)]
+        self._layouts = layouts = Layouts(_parameters(gave, took), held, wanted)
+        self._buckets = layouts.buckets(self._taker.node_of, self._far, weight_links.BUCKET, weight_links.FULL)
         me = self._transport.place
         if me in self._givers:
             giver = self._givers.index(me)
-            self._gives = [buckets(layouts.sent(giver, taker), layouts.sizes) for taker in range(len(self._takers))]
+            self._gives = [number for number, bucket in enumerate(self._buckets) if giver in bucket.givers]
         if me in self._takers:
             taker = self._takers.index(me)
             self._wanted = layouts.wanted(taker)
-            self._takes = [buckets(layouts.sent(giver, taker), layouts.sizes) for giver in range(len(self._givers))]
-        most = max(map(len, [*self._gives, *self._takes]), default=1)
-        self._transport.reserve(self._lane, (self._lag + 2) * max(most, 1))
+            for number, bucket in enumerate(self._buckets):
+                for at, item in enumerate(bucket.items if taker in bucket.takers else ()):
+                    self._takes.setdefault(item.name, []).append((number, at))
+            begins = Counter(bucket.items[0].name for bucket in self._buckets)
+            begun = accumulate(begins[name] for name in layouts.parameters)
+            self._begun_by = {name: count - 1 for name, count in zip(layouts.parameters, begun, strict=True)}
+        self._transport.reserve(self._lane, self._slots)
+
+    def _heard(self, places: Sequence[int], rows: Sequence[Any]) -> list[Layout]:
+        """What each place holds or wants."""
+        for place, row in zip(places, rows, strict=True):
+            if not isinstance(row, dict) or not all(isinstance(name, str) and _is_layout(said) for name, said in row.items()):
+                raise self._malformed(place, "no layout")
+        return [{name: Box(tuple(box[0]), tuple(box[1])) for name, (_, _, *box) in row.items() if box} for row in rows]
+
+    @property
+    def _slots(self) -> int:
+        """How many frames of this rank may wait for a taker to come for them."""
+        if not self._lag:
+            return 1
+        frames: defaultdict[int, int] = defaultdict(int)
+        for number in self._gives:
+            for taker in self._buckets[number].takers:
+                frames[taker] += 1
+        return (self._lag + 1) * max(frames.values(), default=1)
+
+    def _far(self, giver: int, takers: tuple[int, ...]) -> int:
+        if len(takers) == 1 and self._givers[giver] == self._takers[takers[0]]:
+            return 0
+        return 1 if self._giver.node_of(giver) == self._taker.node_of(takers[0]) else 2
 
     # Giving
 
     def give(self, weights: Mapping[str, Tensor], step: int) -> None:
-        """Sends this rank's pieces of the weights of `step`; returns as soon as they lie in slots."""
-        local = {name: tensor.to_local() if isinstance(tensor, Sharded) else tensor for name, tensor in weights.items()}
-        held = boxes(weights)
-        for taker, frames in zip(self._takers, self._gives, strict=True):
-            for bucket in frames:
-                frame = pack([step, [piece.box.of(local[piece.name], held[piece.name]) for piece in bucket]])
-                self.sent += len(frame)
-                self._transport.send(taker, self._lane, frame)
+        """Sends this rank's parts of the weights of `step`; where it takes them in the same step, `take` does it.
+
+        The weights must stay as they are until then. Raises `RouteError` where they are not laid out as in the first sync.
+        """
+        if boxes(weights) != self._held:
+            raise RouteError(f"`{self.route.source}` gives other weights, or in other shards, than in the first sync")
+        self._local = {name: tensor.to_local() if isinstance(tensor, Sharded) else tensor for name, tensor in weights.items()}
+        self.given = step
+        self._unsent = deque(self._gives)
+        if self._lag or self._transport.place not in self._takers:
+            self._send_until(len(self._buckets))
+
+    def _send_until(self, number: int) -> None:
+        """Sends what is left up to a bucket."""
+        while self._unsent and self._unsent[0] <= number:
+            self._send(self._buckets[self._unsent.popleft()])
+        if not self._unsent:
+            self._local = {}
+
+    def _send(self, bucket: Bucket) -> None:
+        giver = self._givers.index(self._transport.place)
+        parts = self._parts(bucket, giver)
+        own = [box.of(self._local[item.name], self._held[item.name]) for item, box in zip(bucket.items, parts, strict=True)]
+        sums = [checksum(tensor) for tensor in own] if self._checksum else []
+        self.sent += sum(tensor.nbytes for tensor in own)
+        if not self._is_shared(bucket):
+            frame = Frame([self.given, sums, own])
+            for places in self._hearers(bucket, giver):
+                self._transport.send(places, self._lane, frame)
+        elif bucket.teller == giver:
+            loan = self._begun(bucket, sums)
+            _fill(unpack(loan.frame)[2], bucket.items, parts, own)
+            self._transport.deliver(loan)
+        else:
+            _fill(self._invited(bucket), bucket.items, parts, own)
+            self._transport.send(self._places(bucket), self._lane, Frame([self.given, sums, []]))
+
+    def _begun(self, bucket: Bucket, sums: Sequence[int]) -> Loan:
+        """A bucket laid out, to which the others who give it are invited."""
+        room = [torch.empty(item.box.size, dtype=self._layouts.parameters[item.name].dtype, device="meta") for item in bucket.items]
+        frame = Frame([self.given, sums, room])
+        loan = self._transport.lend(self._places(bucket), self._lane, frame.nbytes)
+        frame.write(loan.frame)
+        for other in bucket.givers:
+            if other != bucket.teller:
+                self._transport.invite(loan, self._givers[other], self._lane + 3)
+        return loan
+
+    def _invited(self, bucket: Bucket) -> Sequence[Tensor]:
+        """Room for the items of a bucket, in the frame of the one who lays it out."""
+        teller = self._givers[bucket.teller]
+        message = self._message(teller, self._lane + 3, self.given)
+        self._check(message, teller, bucket, [item.box for item in bucket.items])
+        return message.tensors
+
+    def _places(self, bucket: Bucket) -> list[int]:
+        return [self._takers[taker] for taker in bucket.takers]
+
+    def _hearers(self, bucket: Bucket, giver: int) -> list[list[int]]:
+        """The takers of a bucket, those that read the same memory together."""
+        places = self._places(bucket)
+        near = self._giver.node_of(giver) == self._taker.node_of(bucket.takers[0])
+        return [places] if near and self._share_memory(places) else [[place] for place in places]
+
+    def _share_memory(self, places: Iterable[int]) -> bool:
+        return all(self._transport.way(place).shares_memory for place in places if place != self._transport.place)
+
+    def _is_shared(self, bucket: Bucket) -> bool:
+        """Whether its givers write a bucket together: where all of them, and its takers, share memory."""
+        if len(bucket.givers) < 2 or bucket.nbytes < TOGETHER:
+            return False
+        node = self._taker.node_of(bucket.takers[0])
+        near = all(self._giver.node_of(giver) == node for giver in bucket.givers)
+        return near and self._share_memory([*self._places(bucket), *(self._givers[giver] for giver in bucket.givers)])
+
+    def _parts(self, bucket: Bucket, giver: int) -> list[Box]:
+        """What a giver gives of each item."""
+        held = self._layouts.givers[giver]
+        parts = [item.box.meet(held[item.name]) for item in bucket.items]
+        return [part for part in parts if part is not None]
 
     # Taking
 
@@ -236,52 +272,162 @@ class WeightChannel:
         return self._pending[0]
 
     def forget(self, last: int) -> None:
-        """Drops what steps after the last were to give."""
+        """Drops what steps after the last were to give. Not all ranks had begun them, so all give once more at the next cut."""
         self._pending = deque(step for step in self._pending if step <= last)
+        self._last, self.given = last, -1
+        self._unsent.clear()
 
     def take(self) -> Iterator[tuple[str, Tensor]]:
-        """The next weights as (name, tensor): views where one giver held the whole piece, of memory that lives until the next name."""
+        """The next weights as (name, tensor), in the givers' order: to be read, not written, and alive as long as somebody has them.
+
+        Memory is used again as tensors die, so who keeps none holds no more than the buckets that are under way, and whole the
+        parameters that are larger than one.
+        """
         self.version = self.next
-        inflow = [self._pieces_from(giver, frames) for giver, frames in zip(self._givers, self._takes, strict=True)]
-        parts: dict[str, list[tuple[int, Piece]]] = {}
-        for giver, frames in enumerate(self._takes):
-            for piece in (piece for bucket in frames for piece in bucket):
-                parts.setdefault(piece.name, []).append((giver, piece))
+        opened: dict[int, list[Arrived]] = {}
         for name, box in self._wanted.items():
-            arrived = [(piece.box, next(inflow[giver])) for giver, piece in parts.get(name, [])]
-            yield name, _assembled(box, arrived)
+            tensors = [self._tensor(name, box, opened)]
+            self._send_until(self._begun_by[name])  # who loads it may wait for the other takers to have it, too
+            yield name, tensors.pop()
+        self._send_until(len(self._buckets))
         self._pending.popleft()
 
-    def _pieces_from(self, giver: int, frames: list[list[Piece]]) -> Iterator[Tensor]:
-        for _ in frames:
+    def _tensor(self, name: str, box: Box, opened: dict[int, list[Arrived]]) -> Tensor:
+        """A parameter: a view where it came in one piece. `opened` are the buckets of which something is left."""
+        whole: Tensor | None = None
+        for number, at in self._takes.get(name, ()):
+            if number not in opened:
+                self._send_until(number)
+                opened[number] = self._open(self._buckets[number])
+            arrived, opened[number][at] = opened[number][at], []
+            if at == len(opened[number]) - 1:
+                del opened[number]
+            if len(arrived) == 1 and arrived[0][0] == box:
+                return arrived[0][1]
+            whole = self._room(name, box) if whole is None else whole
+            for part, tensor in arrived:
+                part.of(whole, box).copy_(tensor)
+        return self._room(name, box) if whole is None else whole
+
+    def _room(self, name: str, box: Box) -> Tensor:
+        dtype = self._layouts.parameters[name].dtype
+        return self._warm.take("weights", box.count * dtype.itemsize).view(dtype).view(box.size)
+
+    def _open(self, bucket: Bucket) -> list[Arrived]:
+        """What came of each item of the next bucket."""
+        shared = self._is_shared(bucket)
+        order = sorted(bucket.givers, key=lambda giver: giver != bucket.teller) if shared else bucket.givers
+        found: list[Arrived] = [[] for _ in bucket.items]
+        for giver in order:
+            place = self._givers[giver]
+            message = self._message(place, self._lane, self.version)
+            parts = self._parts(bucket, giver)
+            if not shared:
+                self._check(message, place, bucket, parts)
+                for arrived, part, tensor in zip(found, parts, message.tensors, strict=True):
+                    arrived.append((part, tensor))
+            elif giver == bucket.teller:
+                whole = [item.box for item in bucket.items]
+                self._check(message, place, bucket, whole)
+                found = [[(box, tensor)] for box, tensor in zip(whole, message.tensors, strict=True)]
+            if self._checksum:
+                self._prove(message, place, bucket, parts, found)
+        return found
+
+    # What came
+
+    def _message(self, place: int, lane: int, step: int) -> Message:
+        """The next message of a giver, which must be of `step`. Raises `RouteError`."""
+        while True:
             begin = time.perf_counter()
-            frame = self._transport.receive(giver, self._lane)
+            said = self._unpacked(place, lane)
             self.waited += time.perf_counter() - begin
-            step, tensors = unpack(frame)
-            if step != self.version:
-                raise RouteError(f"weights of step {step} came where those of step {self.version} were due")
-            yield from tensors
+            if not isinstance(said, list) or [type(part) for part in said] != [int, list, list]:
+                raise self._malformed(place, "no step, sums and tensors")
+            message = Message(*said)
+            if self._last is not None and message.step > self._last:
+                continue  # given in a step that is dropped
+            if message.step != step:
+                who = self._transport.who(place)
+                raise RouteError(f"`{self.route.name}`: weights of step {message.step} came from {who} where those of step {step} were due")
+            return message
+
+    def _unpacked(self, place: int, lane: int) -> Any:
+        try:
+            return unpack(self._transport.receive(place, lane))
+        except FrameError as error:
+            raise self._malformed(place, str(error)) from None
+
+    def _check(self, message: Message, place: int, bucket: Bucket, parts: Sequence[Box]) -> None:
+        if len(message.tensors) != len(parts):
+            raise self._malformed(place, f"{len(message.tensors)} tensors where {len(parts)} were due")
+        for item, part, tensor in zip(bucket.items, parts, message.tensors, strict=True):
+            dtype = self._layouts.parameters[item.name].dtype
+            if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != part.size:
+                raise self._malformed(place, f"`{item.name}` is not the {dtype} of shape {list(part.size)} that was due")
+
+    def _prove(self, message: Message, place: int, bucket: Bucket, parts: Sequence[Box], found: Sequence[Arrived]) -> None:
+        """Compares the checksums of a giver's parts. Raises `RouteError`."""
+        if len(message.sums) != len(parts):
+            raise self._malformed(place, f"{len(message.sums)} checksums where {len(parts)} were due")
+        for item, part, arrived, said in zip(bucket.items, parts, found, message.sums, strict=True):
+            box, tensor = arrived[-1]
+            if checksum(part.of(tensor, box)) != said:
+                who = self._transport.who(place)
+                raise RouteError(f"`{self.route.name}`: `{item.name}` from {who} is not what it gave: its checksum is another one")
+
+    def _malformed(self, place: int, why: str) -> RouteError:
+        return RouteError(f"`{self.route.name}`: {self._transport.who(place)} gave what are no weights: {why}")
+
+
+def checksum(tensor: Tensor) -> int:
+    """CRC-32 of a tensor's elements in their order."""
+    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.nbytes else 0
+
+
+def _fill(room: Sequence[Tensor], items: Sequence[Item], parts: Sequence[Box], own: Sequence[Tensor]) -> None:
+    """Copies a giver's parts to their places in the items."""
+    for target, item, part, tensor in zip(room, items, parts, own, strict=True):
+        part.of(target, item.box).copy_(tensor.detach())
 
 
 def _said(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Parameter -> [shape, dtype, and where this rank holds some of it: start, size]."""
     held = boxes(weights)
     return {
-        name: [list(tensor.shape), tensor.dtype.itemsize, *([list(held[name].start), list(held[name].size)] if name in held else [])]
+        name: [list(tensor.shape), str(tensor.dtype), *([list(held[name].start), list(held[name].size)] if name in held else [])]
         for name, tensor in weights.items()
     }
 
 
-def _heard(row: Mapping[str, Any]) -> Layout:
-    return {name: Box(tuple(box[0]), tuple(box[1])) for name, (_, _, *box) in row.items() if box}
+def _is_layout(said: Any) -> bool:
+    """Whether it is what `_said` says of one parameter."""
+    if not isinstance(said, list) or len(said) not in (2, 4) or not isinstance(said[1], str):
+        return False
+    shape, _, *box = said
+    sizes = all(isinstance(part, list) and all(type(size) is int and size >= 0 for size in part) for part in (shape, *box))
+    return (
+        sizes
+        and all(len(part) == len(shape) for part in box)
+        and isinstance(getattr(torch, said[1].removeprefix("torch."), 0), torch.dtype)
+    )
 
 
-def _assembled(wanted: Box, arrived: Sequence[tuple[Box, Tensor]]) -> Tensor:
-    if len(arrived) == 1:
-        return arrived[0][1]
-    whole = torch.empty(wanted.size, dtype=arrived[0][1].dtype if arrived else torch.float32)
-    for box, part in arrived:
-        box.of(whole, wanted).copy_(part)
-    return whole
+def _parameters(gave: Sequence[Mapping[str, Any]], took: Sequence[Mapping[str, Any]]) -> dict[str, Parameter]:
+    """What the givers hold of, in their order. Raises `RouteError` where ranks do not agree on a shape or dtype."""
+    found: dict[str, Parameter] = {}
+    for row in gave:
+        for name, (shape, said, *_) in row.items():
+            dtype = getattr(torch, said.removeprefix("torch."))
+            parameter = found.setdefault(name, Parameter(tuple(shape), dtype))
+            if parameter != Parameter(tuple(shape), dtype):
+                raise RouteError(f"`{name}` is {list(parameter.shape)} of {parameter.dtype} on one giver, {shape} of {dtype} on another")
+    for row in took:
+        for name, (shape, *_) in row.items():
+            if name in found and list(found[name].shape) != shape:
+                raise RouteError(f"`{name}` has the shape {shape} where it is loaded and {list(found[name].shape)} where it comes from")
+    return found
 
 
 def weights_of(component: object, method: str) -> dict[str, Tensor]:

@@ -28,14 +28,14 @@ from meshctl.events import Journal
 from meshctl.plan.model import Plan
 from meshctl.redaction import hidden, is_telling, literals, secret_places, traced
 from meshctl.references import names
-from meshctl.run import RunDir
+from meshctl.run import Recorded, RunDir
 from meshctl.runtime.channel import LANES
 from meshctl.runtime.component import Component, ComponentError, Place
 from meshctl.runtime.loop import Loop, Saver, StageError, seed_all
+from meshctl.runtime.record import Recorder
 from meshctl.runtime.targets import TargetError, make
 from meshctl.runtime.transports import PeerLost, Transport
-from meshctl.runtime.transports.gloo import GlooTransport
-from meshctl.runtime.world import bridge, connect, crossings, devices_of, join, ranks_by_node
+from meshctl.runtime.world import connect, devices_of, join, ranks_by_node, reach_all
 
 SAID = (StageError, TargetError, ComponentError)
 """Errors whose message stands for itself: no traceback helps."""
@@ -98,9 +98,11 @@ class Worker:
         speaking = [group.first_place + rank for group in plan.groups if not group.program for rank in range(group.workers)]
         ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", ear), place, speaking, transport.wake)
         components = self._components(plan, start.path, ending)
-        step, given = self._resume(plan, components, start.resume) if start.resume else (0, {})
+        step, given = self._resume(plan, components, start.resume) if start.resume else (start.after, given_after(plan, start.after))
         saver = Saver(self._saver(plan, components))
-        self._loop = Loop(plan, told.group, told.rank, components, transport, ending, self._journal.say, saver)
+        recorder = Recorder(plan.run.record, run.recorded) if plan.run.record else None
+        recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
+        self._loop = Loop(plan, told.group, told.rank, components, transport, ending, self._journal.say, saver, recorder, recorded)
         self._doing = "the first sync"
         last = self._loop.run(step, given)
         self._doing = "close"
@@ -111,9 +113,8 @@ class Worker:
         dist.destroy_process_group()
 
     def _transport(self, plan: Plan, place: int, store: dist.Store) -> Transport:
-        mine = [crossing for crossing in crossings(plan) if self._told.group in crossing.groups]
         slots = {number * LANES: route.slots for number, route in enumerate(plan.routes)}
-        return GlooTransport(place, slots, [bridge(plan, crossing, store, place) for crossing in mine])
+        return reach_all(plan, place, store, slots)
 
     def _components(self, plan: Plan, path: tuple[str, ...], ending: Ending) -> dict[str, Component]:
         """The group's components, made and set up in the order of the recipe: the same on all ranks, so their collectives meet."""
@@ -124,7 +125,7 @@ class Worker:
         for placed in plan.components_of(self._told.group):
             self._doing = f"setup of `{placed.name}`"
             methods = [stage.method for stage in plan.stages if stage.kind == "call" and stage.component == placed.name]
-            seed_all(plan.seed, placed.name)  # replicas begin alike
+            seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas begin alike
             component = make(placed, methods, path)
             nodes = partial(ranks_by_node, plan, self._told.group)
             component._place = Place(placed.name, placed.mesh, self._told.rank, devices[0], devices, stop=ending.ask, nodes=nodes)
@@ -188,6 +189,11 @@ def below_us(trace: TracebackType | None) -> TracebackType | None:
     while inner is not None and inner.tb_frame.f_code.co_filename.startswith(ours):
         inner = inner.tb_next
     return inner or trace
+
+
+def given_after(plan: Plan, step: int) -> dict[str, int]:
+    """The samples that sources have given by a step, where a replay begins behind it and nobody has counted them."""
+    return {stage.name: step // stage.every * stage.samples for stage in plan.stages if stage.is_source and not stage.when}
 
 
 @runtime_checkable

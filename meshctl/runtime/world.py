@@ -1,17 +1,22 @@
-"""Process groups: a group's own WORLD, and the bridges between groups, all on the launcher's store.
+"""Who reaches whom: a group's own WORLD, and the ways between the groups, all on the launcher's store.
 
-Each group is a world of its own, so FSDP, DDP and everybody's script see only their group. A bridge is a process group over the
-workers of two groups (or of one), built by hand on the same store, because torch makes subgroups of its own world only. Bridges
-are made in one sorted order everywhere, and begin with a handshake: every member says which routes it thinks the bridge
-carries, and a mismatch or an absence is an error that names the routes or the absent, not a hang.
+Each group is a world of its own, so FSDP, DDP and everybody's script see only their group. Workers of two groups with a route between
+them (or of one) tell one another where they listen, and need nothing else: on unix sockets within a node, on TCP between nodes. Where
+MESHCTL_TRANSPORT says gloo, routes that leave their node go over a bridge instead: a process group over the workers of both groups,
+built by hand on the same store, because torch makes subgroups of its own world only. Bridges are made in one sorted order everywhere.
+All begin with a handshake: every member says which routes it thinks there are, and a mismatch or an absence is an error that names the
+routes or the absent, not a hang.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import cast
 
 import torch
@@ -21,11 +26,15 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 from meshctl.plan.model import Group, Plan
 from meshctl.routes import Route
 from meshctl.runtime.collective import RUNNING
-from meshctl.runtime.transports import PeerLost
-from meshctl.runtime.transports.gloo import Bridge, PointToPoint
+from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.transports.gloo import Bridge, Gloo, PointToPoint
+from meshctl.runtime.transports.local import Address as NodeAddress
+from meshctl.runtime.transports.local import Local
+from meshctl.runtime.transports.tcp import Address, Tcp, address_towards
 
 JOIN = timedelta(seconds=60)
 """How long a worker waits for the others to come."""
+FAR = "other nodes"
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,99 @@ def crossings(plan: Plan) -> Iterator[Crossing]:
         yield Crossing("~".join(pair), pair, tuple(found[pair]))
 
 
+def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) -> Transport:
+    """A transport that reaches every worker that this one has a route to or from; all of them call it.
+
+    Raises `PeerLost` and `ConnectionError` where they do not come or do not agree, and `ValueError` for a transport that there is none of.
+    """
+    chosen = os.environ.get("MESHCTL_TRANSPORT") or next(iter(BETWEEN_NODES))
+    if chosen not in BETWEEN_NODES:
+        raise ValueError(f"MESHCTL_TRANSPORT is {chosen!r}, and frames go between nodes by {' or '.join(BETWEEN_NODES)}")
+    group, rank = plan.at_place(place)
+    node = plan.node_of(group, rank)
+    meeting = Meeting(plan, place, store, tuple(crossing for crossing in crossings(plan) if group in crossing.groups))
+    names = {name for crossing in meeting.crossings for name in crossing.groups}
+    near = {worker.place for name in names for worker in plan.workers(name, node)}
+    far = {worker.place for name in names for worker in plan.workers(name)} - near
+    transport = Transport(place, slots, partial(_name, plan))
+    if len(near) > 1:
+        _reach_near(meeting, transport, near)
+    if far:
+        BETWEEN_NODES[chosen](meeting, transport, far)
+    return transport
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A worker that is about to meet the others."""
+
+    plan: Plan
+    place: int
+    store: Store
+    crossings: tuple[Crossing, ...]
+    """Those that it is a member of."""
+
+    @property
+    def token(self) -> str:
+        """The run's: the same for all."""
+        return self.store.compare_set("token", "", secrets.token_hex(16)).decode()
+
+    def addresses(self, where: str, way: str, own: object, places: Set[int]) -> dict[int, str]:
+        """Tells where this worker listens, and hears where the others do. Raises `PeerLost` and `ConnectionError`."""
+        self.store.set(f"{where}/{self.place}", f"{self.plan.digest} {way} {own}")
+        keys = {other: f"{where}/{other}" for other in sorted(places)}
+        _await(self.plan, self.store, keys, where)
+        found = {}
+        for other, key in keys.items():
+            digest, theirs, found[other] = self.store.get(key).decode().split(" ", 2)
+            routes = [route for crossing in self.crossings for route in crossing.routes]
+            _agree(self.plan, digest, self.plan.digest, other, where, routes)
+            if theirs != way:
+                both = f"{_name(self.plan, other)} goes by {theirs} and {_name(self.plan, self.place)} by {way}"
+                raise ConnectionError(f"{where}: {both}: MESHCTL_TRANSPORT must be the same everywhere")
+        return found
+
+
+def _reach_near(meeting: Meeting, transport: Transport, near: Set[int]) -> None:
+    local = Local(transport, meeting.token)
+    said = meeting.addresses("this node", "local", local.address, near)
+    local.meet({other: NodeAddress.parse(address) for other, address in said.items()})
+
+
+def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int]) -> None:
+    tcp = Tcp(transport, meeting.token, _own_address(meeting.store))
+    try:
+        said = meeting.addresses(FAR, "tcp", tcp.address, far)
+        addresses = {other: Address.parse(address) for other, address in said.items()}
+        for other, address in addresses.items():
+            if address.is_loopback != tcp.address.is_loopback:
+                us, them = (_name(meeting.plan, place) for place in (meeting.place, other))
+                pair = f"{them} listens on {address.host} and {us} on {tcp.address.host}"
+                raise ConnectionError(f"{FAR}: {pair}: the head's address must be one by which every node reaches it")
+    except BaseException:
+        tcp.release()
+        raise
+    tcp.meet(addresses)
+
+
+def _reach_by_gloo(meeting: Meeting, transport: Transport, far: Set[int]) -> None:
+    plan = meeting.plan
+    meeting.addresses(FAR, "gloo", "", far)
+    leaving = [crossing for crossing in meeting.crossings if len({node for name in crossing.groups for node in plan.nodes_of(name)}) > 1]
+    transport.reach(far, Gloo(transport, [bridge(plan, crossing, meeting.store, meeting.place) for crossing in leaving]))
+
+
+BETWEEN_NODES: Mapping[str, Callable[[Meeting, Transport, Set[int]], None]] = {"tcp": _reach_by_tcp, "gloo": _reach_by_gloo}
+"""What MESHCTL_TRANSPORT may say; the first where it says nothing."""
+
+
+def _own_address(store: Store) -> str:
+    """The one by which this worker reaches the launcher; loopback for a store that is not over a network."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return address_towards(store.host, store.port) if isinstance(store, TCPStore) else "127.0.0.1"
+
+
 def bridge(plan: Plan, crossing: Crossing, store: Store, place: int) -> Bridge:
     """This worker's end of a bridge; all its members call it, in the order of `crossings`."""
     placed = [plan.group(name) for name in crossing.groups]
@@ -82,17 +184,29 @@ def bridge(plan: Plan, crossing: Crossing, store: Store, place: int) -> Bridge:
 def _shake_hands(plan: Plan, crossing: Crossing, store: Store, places: tuple[int, ...], rank: int) -> None:
     digest = crossing.digest(plan)
     store.set(f"hello/{rank}", digest)
-    keys = [f"hello/{other}" for other in range(len(places))]
+    keys = {place: f"hello/{other}" for other, place in enumerate(places)}
+    _await(plan, store, keys, f"bridge {crossing.name}")
+    for place, key in keys.items():
+        _agree(plan, store.get(key).decode(), digest, place, f"bridge {crossing.name}", crossing.routes)
+
+
+def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> None:
+    """Waits until the places have said their word. Raises `PeerLost`."""
     try:
-        store.wait(keys, JOIN)
+        store.wait([*keys.values()], JOIN)
     except dist.DistStoreError:
-        absent = [":".join(map(str, plan.at_place(places[other]))) for other, key in enumerate(keys) if not store.check([key])]
-        raise PeerLost(f"bridge {crossing.name}: {', '.join(absent)} did not come within {JOIN.seconds} s") from None
-    for other, key in enumerate(keys):
-        if store.get(key).decode() != digest:
-            names = ", ".join(f"`{route.name}`" for route in crossing.routes)
-            who = ":".join(map(str, plan.at_place(places[other])))
-            raise ConnectionError(f"bridge {crossing.name}: {who} runs another plan of the routes {names}")
+        absent = [_name(plan, place) for place, key in keys.items() if not store.check([key])]
+        raise PeerLost(f"{where}: {', '.join(absent)} did not come within {JOIN.seconds} s") from None
+
+
+def _agree(plan: Plan, theirs: str, ours: str, place: int, where: str, routes: Sequence[Route]) -> None:
+    if theirs != ours:
+        names = ", ".join(f"`{route.name}`" for route in routes)
+        raise ConnectionError(f"{where}: {_name(plan, place)} runs another plan of the routes {names}")
+
+
+def _name(plan: Plan, place: int) -> str:
+    return ":".join(map(str, plan.at_place(place)))
 
 
 def devices_of(group: Group) -> tuple[torch.device, ...]:

@@ -197,9 +197,9 @@ class Watch:
 
 
 def _is_ours(name: str) -> bool:
-    """Modules of what reads a recipe, which load on use."""
+    """Modules of what reads a recipe, which load on use; omegaconf loads `attr`, and Hydra `packaging`."""
     first = name.split(".")[0]
-    return first in ("meshctl", "hydra", "omegaconf", "antlr4", "yaml") or first in sys.stdlib_module_names
+    return first in ("meshctl", "hydra", "omegaconf", "antlr4", "yaml", "attr", "packaging") or first in sys.stdlib_module_names
 
 
 WATCH = Watch()

@@ -1,15 +1,20 @@
+"""Values come back as they were; what is no frame is an error, and no view ever leaves the frame."""
+
 from __future__ import annotations
 
-import struct
+import tracemalloc
 from contextlib import suppress
+from typing import Any
 
+import msgpack
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.runtime.batch import Batch, Ragged
-from meshctl.runtime.frames import FrameError, bytes_of, pack, unpack
+from meshctl.runtime.frames import Frame, FrameError, bytes_of, pack, unpack
+from tests.runtime.hostile import ext, framed, frames, inside, real, tensors_in
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(),
@@ -49,22 +54,118 @@ def test_what_cannot_be_sent_says_so() -> None:
         pack({1, 2})
 
 
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_frame_are_an_error_and_nothing_else(data: bytes) -> None:
-    for text in (data, b"MSH1" + data, struct.pack("<4sI", b"MSH1", len(data)) + data):
-        with suppress(FrameError):
-            unpack(torch.frombuffer(bytearray(text or b" "), dtype=torch.uint8))
+def test_a_row_of_a_gradient_and_a_class_of_the_users_are_plain_when_they_come() -> None:
+    class Name(str):
+        pass
+
+    back = unpack(pack([torch.ones(2, requires_grad=True), Name("x")]))
+    assert not back[0].requires_grad and type(back[1]) is str
+
+
+def test_room_is_left_as_it_is_and_can_be_filled() -> None:
+    frame = Frame({"a": torch.empty(3, device="meta"), "b": torch.ones(2)})
+    memory = frame.write(torch.full((frame.nbytes,), 7, dtype=torch.uint8))
+    unpack(memory)["a"].fill_(5)
+    assert unpack(memory)["a"].tolist() == [5, 5, 5] and unpack(memory)["b"].tolist() == [1, 1]
+
+
+# Hostile frames
+
+
+@settings(max_examples=1500)
+@given(frames)
+def test_bytes_that_are_no_frame_are_an_error_and_nothing_lies_outside(frame: torch.Tensor) -> None:
+    with suppress(FrameError):
+        value = unpack(frame)
+        assert inside(value, frame)
+        for tensor in tensors_in(value):
+            tensor.sum() if tensor.dtype is not torch.bool else tensor.any()
+
+
+def test_a_frame_cut_anywhere_is_an_error() -> None:
+    frame = real()
+    for size in range(len(frame) - 64):  # its last bytes may be room between tensors
+        with pytest.raises(FrameError):
+            unpack(frame[:size])
 
 
 @pytest.mark.parametrize(
-    "inner", ['["int64",[9],0]', '["int64",[1],64]', '["int64",[-1],0]', '["int64",[1],1]', '["object",[1],0]', "[[],[1],0]"]
-)
-def test_offsets_outside_the_frame_are_refused(inner: str) -> None:
-    header = f'{{"~t":{inner}}}'.encode()
-    text = struct.pack("<4sI", b"MSH1", len(header)) + header
-    frame = torch.frombuffer(bytearray(text.ljust(64, b"\0") + bytes(8)), dtype=torch.uint8)
-    with pytest.raises(FrameError):
+    "said",
+    [
+        [9, 0, 1000], [9, 64 * 10**6, 1], [9, -64, 1], [9, 1, 1], [9, 0, -1], [9, 0, -1, -1], [12, 0, 1], [-1, 0, 1], ["float32", 0, 1],
+        [9, 0, 2**62, 2**62], [9, 0, 0, 2**62, 2**62], [9, 0, 0, 2**63 - 1], [9, 2**63 - 1, 1], [9, 0, 2**62], [9, 0, 2**61, 8],
+        [9, 0.0, 1], [True, 0, 1], [9, 0, True], [], [9], [9, 0, *[1] * 65], [9, 0, None], {"a": 1}, None, 3,
+        [9, 0, msgpack.ExtType(5, b"\x7f" * 100_000)],
+    ],
+    ids=lambda said: repr(said)[:40],
+)  # fmt: skip
+def test_a_tensor_that_does_not_lie_in_the_frame_is_refused(said: Any) -> None:
+    with pytest.raises(FrameError) as caught:
+        unpack(framed(msgpack.packb(ext(1, said))))
+    assert len(str(caught.value)) < 300
+
+
+IDS = ext(1, [5, 0, 1, 1])
+
+
+@pytest.mark.parametrize("offsets", [[1, 2], [0, 9], [0, 2, 1, 4], [0, -1, 4], [], [0, 2**62, 4], [-1, 4]])
+def test_offsets_that_do_not_fit_are_refused(offsets: list[int]) -> None:
+    frame = pack(Ragged(torch.arange(4), torch.tensor(offsets, dtype=torch.int64)))
+    with pytest.raises(FrameError, match="ragged"):
         unpack(frame)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [{}, None, 0, None], [[], 0, 0, 0], [{1: [1]}, IDS, 0, None], [{"a": 3}, IDS, 0, None], [{"a": [1]}, ext(1, [8, 0, 1, 1]), 0, None],
+        [{"a": [1]}, ext(1, [5, 0, 1]), 0, None], [{"a": [1]}, IDS, 2, None], [{"a": [1]}, IDS, 0, -1], [{"a": [1, 2]}, IDS, 0, 1],
+        [{"a": [1]}, IDS],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_batch_that_is_none_is_refused(batch: Any) -> None:
+    with pytest.raises(FrameError):
+        unpack(framed(msgpack.packb(ext(3, batch), strict_types=True)))
+
+
+def nested(depth: int) -> bytes:
+    data = msgpack.packb(None)
+    for _ in range(depth):
+        data = msgpack.packb(msgpack.ExtType(4, b"\x91" + data))
+    return data
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\x91" * 100_000, b"\x81\x00" * 100_000, b"\x81\x90\x00", b"\xc1", b"", b"\xd6\xff", nested(101), nested(3000),
+    ],
+    ids=lambda header: f"{header[:6].hex()}-{len(header)}",
+)  # fmt: skip
+def test_counts_and_depths_beyond_reason_take_neither_memory_nor_time(header: bytes) -> None:
+    frame = framed(header)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            unpack(frame)
+        assert tracemalloc.get_traced_memory()[1] < 200 * len(header) + (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_nested_too_deep_is_refused_by_who_sends_it() -> None:
+    value: Any = ()
+    for _ in range(200):
+        value = (value,)
+    with pytest.raises(FrameError, match="more than 100 tuples"):
+        pack(value)
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(FrameError, match="cannot be sent"):
+        pack(circle)
 
 
 def test_bytes_of() -> None:

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from meshctl.runtime.frames import Frame, unpack
 from meshctl.runtime.transports import Dropped, PeerLost
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.runtime.transports.memory import MemoryTransport
@@ -18,8 +19,13 @@ def pair(slots: int = 2) -> tuple[MemoryTransport, MemoryTransport]:
     return one, two
 
 
-def frame(number: int) -> torch.Tensor:
-    return torch.tensor([number], dtype=torch.uint8)
+def frame(number: int) -> Frame:
+    return Frame(number)
+
+
+def number_in(frame: torch.Tensor) -> int:
+    number: int = unpack(frame)
+    return number
 
 
 def in_thread(work: threading.Thread) -> threading.Thread:
@@ -33,7 +39,7 @@ def test_frames_of_a_lane_come_in_order_and_lanes_do_not_mix() -> None:
     for number in (1, 2):
         one.send(1, 7, frame(number))
         one.send(1, 8, frame(number + 10))
-    assert [int(two.receive(0, lane)) for lane in (8, 7, 7, 8)] == [11, 1, 2, 12]
+    assert [number_in(two.receive(0, lane)) for lane in (8, 7, 7, 8)] == [11, 1, 2, 12]
 
 
 def test_a_send_waits_only_while_all_slots_are_full() -> None:
@@ -48,7 +54,7 @@ def test_a_send_waits_only_while_all_slots_are_full() -> None:
     sender = in_thread(threading.Thread(target=send))
     sender.join(0.2)
     assert sent == [0, 1]
-    assert int(two.receive(0, 7)) == 0
+    assert number_in(two.receive(0, 7)) == 0
     sender.join(0.2)
     assert sent == [0, 1, 2]
     two.receive(0, 7)
@@ -67,7 +73,7 @@ def test_a_place_that_sends_to_itself_hands_over() -> None:
     one, _ = pair(slots=1)
     for number in range(5):
         one.send(0, 7, frame(number))
-    assert [int(one.receive(0, 7)) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert [number_in(one.receive(0, 7)) for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("kind", [PeerLost, Dropped])
@@ -87,7 +93,7 @@ def test_who_waits_is_told_of_a_lost_peer_and_of_the_end(kind: type[Exception]) 
     waiter.join(0.05)
     assert not raised
     if kind is PeerLost:
-        one._fail(OSError("connection reset"))
+        one.fail(PeerLost("connection reset"))
     else:
         dropped.set()
         one.wake()
@@ -103,7 +109,7 @@ def test_an_exchange_gives_everybody_every_row_in_order(count: int) -> None:
     rows: dict[int, list[int]] = {}
 
     def work(index: int) -> None:
-        rows[index] = [int(row) for row in exchange(transports[index], places, index, 4, frame(index))]
+        rows[index] = exchange(transports[index], places, index, 4, index)
 
     workers = [in_thread(threading.Thread(target=work, args=(index,))) for index in range(count)]
     for worker in workers:

@@ -164,6 +164,8 @@ def _named(of: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
             yield from _names(of, "pipeline", other_than=name) if path[-1] not in ("dispatch", "mode") else ()
         case ("run", "show"):
             yield from _begun(_names(of, "pipeline"))
+        case ("run", "record"):
+            yield from _names(of, "pipeline")
 
 
 def _begun(names: Iterable[Candidate]) -> Iterator[Candidate]:

@@ -215,6 +215,18 @@ def dims(asked: Asked) -> Iterator[Candidate]:
     return (Candidate(size.removesuffix("_size")) for size in SIZES)
 
 
+def groups(asked: Asked) -> Iterator[Candidate]:
+    return map(Candidate, asked.outline.names("groups"))
+
+
+def recordings(asked: Asked) -> Iterator[Candidate]:
+    """ROUTE=DIR, where the source alone stands for its routes."""
+    route, said, folder = asked.word.partition("=")
+    if said:
+        return (Candidate(f"{route}={one.text}", whole=False) for one in paths(folder, ()))
+    return (Candidate(f"{name}=", whole=False) for name in asked.outline.names("pipeline"))
+
+
 def places(asked: Asked) -> Iterator[Candidate]:
     """GROUP:N"""
     return (Candidate(f"{name}:", whole=False) for name in asked.outline.names("groups"))
@@ -236,6 +248,7 @@ VALUES: Mapping[str, Mapping[str, Source]] = {
         "--samples": nothing,
         "--diff": recipes_and_overrides,
     },
+    "launch": {"--only": groups, "--replay": recordings},
     "doctor": {"--format": words("text", "json"), "-f": words("text", "json")},
     "schema": {"--out": any_file, "-o": any_file},
     "agent": {"--plan": any_file, "--group": nothing, "--node": nothing, "--head": nothing},

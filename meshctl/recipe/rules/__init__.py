@@ -22,12 +22,16 @@ from meshctl.recipe.rules import (
     models,
     moves,
     pipeline,
+    record,
     schedule,
 )
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
-SUBJECTS = (groups, hardware, meshes, models, components, arguments, pipeline, calls, home, batches, schedule, metrics, costs, moves)
+SUBJECTS = (
+    *(groups, hardware, meshes, models, components, arguments),
+    *(pipeline, calls, home, batches, schedule, metrics, record, costs, moves),
+)
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 
 

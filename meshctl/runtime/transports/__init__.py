@@ -1,21 +1,31 @@
-"""How frames get from one worker to another: a seam of two verbs, with one file per way.
+"""How frames get from one worker to another: slots, credits and waiting, over ways of which each is a file of its own.
 
 A transport carries frames (uint8 tensors) between places, in lanes. A lane is a number that both ends know; frames of one lane
-between two places come in order. `send` returns as soon as the frame is in a free slot, whatever its receiver is doing, and
-waits only while all slots of that lane are full; the receiver's `receive` gives the slot back, as a credit. So what a group is
+between two places come in order. `lend` gives memory to write a frame to, as soon as a slot of the lane is free at every place that it
+goes to; `deliver` sends it, whatever its receivers are doing. A receiver's `receive` gives the slot back, as a credit. So what a group is
 ahead of another is bounded, and no order of stages can deadlock.
 
-What all ways share (slots, credits, inbox, waiting) is here; a way says only how a message leaves (`_post`) and calls `_deliver`
-when one has come.
+A `Way` says where that memory is, how a message leaves (`post`), and calls `arrived` when one has come:
+
+    memory    threads of one process              the tensor itself
+    local     processes of one node               a header over a unix socket; the frame lies in memory that both map
+    gloo      processes anywhere                  torch's gloo
 """
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+
+from meshctl.runtime.frames import Frame
 
 SLOTS = 2
 """Of a lane that says nothing else."""
@@ -29,75 +39,216 @@ class Dropped(Exception):
     """The step in which somebody waits is one of those that the end of the run drops."""
 
 
+@dataclass(frozen=True)
+class Loan:
+    """Memory for one frame, until it is delivered."""
+
+    to: tuple[int, ...]
+    lane: int
+    frame: Tensor
+    """uint8 `[n]`."""
+    kept: Any = None
+    """What the way knows of it."""
+
+
+class Way:
+    """How messages reach some places."""
+
+    shares_memory = False
+    """Whether several places may write one frame, each a part of it."""
+
+    def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
+        return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8))
+
+    def own(self, loan: Loan) -> Tensor:
+        """The frame for this place itself, where it is among those that get it."""
+        return loan.frame
+
+    def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
+        """Sends a frame, or a credit where there is none; never waits for the receiver's program. `write`: to be written there."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """After the last frame that anybody sends: all places close together."""
+
+
 class Transport:
-    def __init__(self, place: int, slots: Mapping[int, int]) -> None:
-        """`slots` says for each lane how many frames may be on their way between two places."""
+    def __init__(self, place: int, slots: Mapping[int, int], who: Callable[[int], str] = "place {}".format) -> None:
+        """`slots` says for each lane how many frames may be on their way between two places; `who` names a place."""
         self.place = place
+        self.who = who
         self._slots = dict(slots)
+        self._ways: dict[int, Way] = {}
+        self._alone = Way()
         self._state = threading.Condition()
         self._inbox: defaultdict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], int] = {}
-        self._lost: Exception | None = None
+        self._lost: PeerLost | None = None
+        self._gone: dict[int, str] = {}
+        """Places that have ended, and how."""
+        self._watch: _Watch | None = None
         self.dropped: Callable[[], bool] = lambda: False
         """Asked by whoever waits: whether the step that it waits in is dropped."""
+
+    def reach(self, places: Iterable[int], way: Way) -> None:
+        """Says by which way places are reached; what was said first holds."""
+        self._ways = {**dict.fromkeys(places, way), **self._ways}
 
     def reserve(self, lane: int, slots: int) -> None:
         """Says how many slots a lane has, before its first frame."""
         self._slots[lane] = slots
 
-    def send(self, to: int, lane: int, frame: Tensor) -> None:
-        """Puts a frame into a slot; from then on the transport owns its memory. Raises `PeerLost`, `Dropped`."""
-        if to == self.place:
-            with self._state:
-                self._inbox[to, lane].append(frame)
-            return
+    def way(self, place: int) -> Way:
+        return self._ways.get(place, self._alone)
+
+    # Sending
+
+    def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
+        """Memory for a frame that goes to some places, all by the same way. Waits for their slots. Raises `PeerLost`, `Dropped`."""
+        for place in to:
+            if place != self.place:
+                self._take_slot(place, lane)
+        return self.way(next((place for place in to if place != self.place), self.place)).lend(to, lane, nbytes)
+
+    def deliver(self, loan: Loan) -> None:
+        """Sends what was lent; from then on it belongs to those who get it."""
+        for place in loan.to:
+            if place == self.place:
+                self.arrived(place, loan.lane, self._way_of(loan).own(loan))
+            else:
+                self._way_of(loan).post(place, loan.lane, loan)
+
+    def invite(self, loan: Loan, writer: int, lane: int) -> None:
+        """Lets another place, which `receive`s it on `lane`, write to a frame that is not delivered yet."""
+        self._take_slot(writer, lane)
+        self.way(writer).post(writer, lane, loan, write=True)
+
+    def send(self, to: int | Sequence[int], lane: int, frame: Frame) -> None:
+        loan = self.lend((to,) if isinstance(to, int) else to, lane, frame.nbytes)
+        frame.write(loan.frame)
+        self.deliver(loan)
+
+    def _way_of(self, loan: Loan) -> Way:
+        return self.way(next((place for place in loan.to if place != self.place), self.place))
+
+    def _take_slot(self, to: int, lane: int) -> None:
         with self._state:
             key = (to, lane)
             self._credits.setdefault(key, self._slots.get(lane, SLOTS))
-            self._wait(lambda: self._credits[key] > 0)
+            self._wait(lambda: self._credits[key] > 0, to)
             self._credits[key] -= 1
-        self._post(to, lane, frame)
+
+    # Receiving
 
     def receive(self, source: int, lane: int) -> Tensor:
         """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
         with self._state:
             box = self._inbox[source, lane]
-            self._wait(lambda: bool(box))
+            self._wait(lambda: bool(box), source)
             frame = box.popleft()
         if source != self.place:
-            self._post(source, lane, None)
+            self.way(source).post(source, lane, None)
         return frame
+
+    def arrived(self, source: int, lane: int, frame: Tensor | None) -> None:
+        """A message has come: a frame, or a credit; called by ways, on any thread."""
+        with self._state:
+            if frame is None:
+                self._credits[source, lane] = self._credits.get((source, lane), 0) + 1
+            else:
+                self._inbox[source, lane].append(frame)
+            self._notify()
+
+    # Waiting
+
+    def watch(self, file: int, act: Callable[[], None]) -> None:
+        """Has whoever waits read a file, by `act`, when there is something to read."""
+        self._watch = self._watch or _Watch()
+        self._watch.add(file, act)
+
+    def unwatch(self, file: int) -> None:
+        if self._watch:
+            self._watch.remove(file)
 
     def wake(self) -> None:
         """Makes whoever waits look up: the end of the run was told."""
         with self._state:
-            self._state.notify_all()
+            self._notify()
+
+    def ended(self, place: int, how: str) -> None:
+        """A place is gone: whoever waits for it hears of it."""
+        with self._state:
+            self._gone.setdefault(place, how)
+            self._notify()
+
+    def fail(self, lost: PeerLost) -> None:
+        """Nothing that is waited for can come any more."""
+        with self._state:
+            self._lost = self._lost or lost
+            self._notify()
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """For ways, at the end."""
+        with self._state:
+            self._wait(ready, self.place)
 
     def close(self) -> None:
         """After the last frame that anybody sends: all places close together."""
+        for way in dict.fromkeys(self._ways.values()):
+            way.close()
 
-    def _post(self, to: int, lane: int, frame: Tensor | None) -> None:
-        """Sends a frame, or a credit where there is none; never waits for the receiver's program."""
-        raise NotImplementedError
+    def _notify(self) -> None:
+        self._state.notify_all()
+        if self._watch:
+            self._watch.wake()
 
-    def _deliver(self, source: int, lane: int, frame: Tensor | None) -> None:
-        """A message has come; called on any thread."""
-        with self._state:
-            if frame is None:
-                self._credits[source, lane] += 1
-            else:
-                self._inbox[source, lane].append(frame)
-            self._state.notify_all()
-
-    def _fail(self, lost: Exception) -> None:
-        with self._state:
-            self._lost = self._lost or lost
-            self._state.notify_all()
-
-    def _wait(self, ready: Callable[[], bool]) -> None:
+    def _wait(self, ready: Callable[[], bool], on: int) -> None:
+        """Waits, with the state locked, for something that a place does."""
         while not ready():
             if self.dropped():
                 raise Dropped
             if self._lost:
                 raise PeerLost(str(self._lost)) from self._lost
-            self._state.wait()
+            if on in self._gone:
+                raise PeerLost(f"{self.who(on)} {self._gone[on]}")
+            if self._watch is None:
+                self._state.wait()
+            else:
+                self._state.release()
+                try:
+                    self._watch.look()
+                finally:
+                    self._state.acquire()
+
+
+class _Watch:
+    """Files that whoever waits reads; the waiting thread does all the work, so nothing else takes its time."""
+
+    def __init__(self) -> None:
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._acts: dict[int, Callable[[], None]] = {}
+        self._thread = threading.get_ident()
+        self.add(self._bell, self._heard)
+
+    def add(self, file: int, act: Callable[[], None]) -> None:
+        self._acts[file] = act
+        self._poll.register(file, select.POLLIN)
+
+    def remove(self, file: int) -> None:
+        if self._acts.pop(file, None):
+            self._poll.unregister(file)
+
+    def look(self, seconds: float | None = None) -> None:
+        """Waits for one of the files, and reads those that have something."""
+        for file, _ in self._poll.poll(None if seconds is None else seconds * 1000):
+            if act := self._acts.get(file):
+                act()
+
+    def wake(self) -> None:
+        """From another thread."""
+        if threading.get_ident() != self._thread:
+            os.eventfd_write(self._bell, 1)
+
+    def _heard(self) -> None:
+        os.eventfd_read(self._bell)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from torch import Tensor
-
-from meshctl.runtime.frames import pack, unpack
+from meshctl.runtime.frames import Frame, unpack
 from meshctl.runtime.transports import Transport
 
 
-def exchange(transport: Transport, places: Sequence[int], me: int, lane: int, row: Tensor) -> list[Tensor]:
-    """The rows (frames) of all `places`, in their order; all of them call it, `me` is this one's index.
+def exchange(transport: Transport, places: Sequence[int], me: int, lane: int, row: Any) -> list[Any]:
+    """The rows (plain data and tensors) of all `places`, in their order; all of them call it, `me` is this one's index.
 
     Bruck's algorithm: in each round a place passes all it has to the one that is `distance` before it.
     """
     rows, distance = [row], 1
     while distance < len(places):
         passed = rows[: min(distance, len(places) - distance)]
-        transport.send(places[(me - distance) % len(places)], lane, pack(passed))
+        transport.send(places[(me - distance) % len(places)], lane, Frame(passed))
         rows += unpack(transport.receive(places[(me + distance) % len(places)], lane))
         distance *= 2
     return [rows[(index - me) % len(places)] for index in range(len(places))]

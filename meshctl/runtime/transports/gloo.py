@@ -1,4 +1,4 @@
-"""Frames over gloo: two threads per bridge keep every promise of the seam.
+"""Frames over gloo, where TCP of our own is not wanted: two threads per bridge keep every promise of the seam.
 
 The receiving thread always has a receive posted, from anybody, for a small announcement (lane, size); what is announced it
 receives at once, from whom announced it. The sending thread sends what was posted, in order. So a send completes as soon as
@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.transports import Loan, PeerLost, Transport, Way
+from meshctl.runtime.transports.warm import Warm
 
 _ANNOUNCE, _FRAME = 1, 2
 """gloo's tags."""
@@ -50,29 +51,32 @@ class Bridge:
     """By rank in the bridge."""
 
 
-class GlooTransport(Transport):
-    def __init__(self, place: int, slots: Mapping[int, int], bridges: Sequence[Bridge]) -> None:
-        super().__init__(place, slots)
-        self._lines: dict[int, _Line] = {}
-        self._all = [_Line(self, bridge) for bridge in bridges]
-        for line in self._all:
-            for peer in line.bridge.places:
-                self._lines.setdefault(peer, line)
+class Gloo(Way):
+    """All bridges of a worker."""
 
-    def _post(self, to: int, lane: int, frame: Tensor | None) -> None:
-        self._lines[to].post(to, lane, frame)
+    def __init__(self, transport: Transport, bridges: Sequence[Bridge]) -> None:
+        """`bridges` in the order in which everybody made them; a place is reached by the first that has it."""
+        self._ends = [_End(transport, bridge) for bridge in bridges]
+        self._end_of = {place: end for end in reversed(self._ends) for place in end.bridge.places}
+
+    def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
+        self._end_of[to].post(to, lane, loan.frame if loan else None)
 
     def close(self) -> None:
-        for line in self._all:
-            line.close()
+        """Says goodbye to every peer and waits for theirs: nothing is on its way then."""
+        for end in self._ends:
+            end.leave()
+        for end in self._ends:
+            end.join()
 
 
-class _Line:
+class _End:
     """One bridge's two threads."""
 
-    def __init__(self, transport: GlooTransport, bridge: Bridge) -> None:
+    def __init__(self, transport: Transport, bridge: Bridge) -> None:
         self.bridge = bridge
         self._transport = transport
+        self._warm = Warm()
         self._rank_of = {place: rank for rank, place in enumerate(bridge.places)}
         self._posted: queue.SimpleQueue[tuple[int, int, Tensor | None, int]] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in (self._send_all, self._receive_all)]
@@ -82,12 +86,15 @@ class _Line:
     def post(self, to: int, lane: int, frame: Tensor | None) -> None:
         self._posted.put((self._rank_of[to], lane, frame, _CREDIT if frame is None else len(frame)))
 
-    def close(self) -> None:
-        """Says goodbye to every peer and waits for theirs: nothing is on its way then."""
+    def leave(self) -> None:
+        """After the last frame."""
         for rank, place in enumerate(self.bridge.places):
             if place != self._transport.place:
                 self._posted.put((rank, 0, None, _GOODBYE))
         self._posted.put((-1, 0, None, 0))
+
+    def join(self) -> None:
+        """Waits until everybody has left."""
         for thread in self._threads:
             thread.join()
 
@@ -113,12 +120,12 @@ class _Line:
                 goodbyes += 1
                 continue
             if size >= 0:
-                frame = torch.empty(size, dtype=torch.uint8)
+                frame = self._warm.take((rank, lane), size)
                 self.bridge.group.recv([frame], rank, _FRAME).wait()
-            self._transport._deliver(self.bridge.places[rank], lane, frame)
+            self._transport.arrived(self.bridge.places[rank], lane, frame)
 
     def _guarded(self, loop: Callable[[], None]) -> None:
         try:
             loop()
         except Exception as error:  # the border of a thread: whoever waits for it must hear of it
-            self._transport._fail(PeerLost(f"bridge {self.bridge.name} broke: {(str(error) or repr(error)).splitlines()[0]}"))
+            self._transport.fail(PeerLost(f"bridge {self.bridge.name} broke: {(str(error) or repr(error)).splitlines()[0]}"))

@@ -1,20 +1,28 @@
-"""Frames between threads of one process: the transport of tests and notebooks, with the same slots as every other."""
+"""Frames between threads of one process: the way of tests and notebooks, with the same slots as every other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
-from meshctl.runtime.transports import Transport
+from meshctl.runtime.transports import Loan, Transport, Way
 
 
 class MemoryTransport(Transport):
     def __init__(self, place: int, slots: Mapping[int, int], hub: dict[int, MemoryTransport]) -> None:
         """All transports of one job share the `hub`; each enters itself."""
         super().__init__(place, slots)
-        self._hub = hub
+        self._hub, self._memory = hub, _Memory(place, hub)
         hub[place] = self
 
-    def _post(self, to: int, lane: int, frame: Tensor | None) -> None:
-        self._hub[to]._deliver(self.place, lane, frame)
+    def way(self, place: int) -> Way:
+        return self._memory
+
+
+class _Memory(Way):
+    shares_memory = True
+
+    def __init__(self, place: int, hub: dict[int, MemoryTransport]) -> None:
+        self._place, self._hub = place, hub
+
+    def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
+        self._hub[to].arrived(self._place, lane, loan.frame if loan else None)

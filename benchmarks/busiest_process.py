@@ -1,0 +1,98 @@
+"""How many bytes go through the busiest process in a step: counted, not timed.
+
+    python benchmarks/busiest_process.py [--mib 64]
+
+n ranks give a batch to n others. What a process sends and what it receives is counted where its transport hands frames on, with tables
+and headers. With a central driver, all bytes come in and go out again, whatever n is. Ranks are threads: nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from benchmarks import samples
+from benchmarks.worlds import Taker, even, plan_of
+from meshctl.plan.model import Plan
+from meshctl.runtime.channel import Channel, Party
+from meshctl.runtime.transports import Loan, PeerLost
+from meshctl.runtime.transports.memory import MemoryTransport
+
+RANKS = (4, 16, 64)
+GOAL = 1.05
+"""Times total / ranks: what is above 1 is ids, tables and headers."""
+
+
+class Counting(MemoryTransport):
+    """Counts the bytes of its place."""
+
+    def __init__(self, place: int, slots: Mapping[int, int], hub: dict[int, MemoryTransport]) -> None:
+        super().__init__(place, slots, hub)
+        self.sent = self.received = 0
+
+    def deliver(self, loan: Loan) -> None:
+        self.sent += len(loan.frame) * len(loan.to)
+        super().deliver(loan)
+
+    def receive(self, source: int, lane: int) -> Tensor:
+        frame = super().receive(source, lane)
+        self.received += len(frame)
+        return frame
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mib", type=int, default=64)
+    total = parser.parse_args().mib << 20
+    print(f"{'ranks':>8} {'a driver':>14} {'total / ranks':>14} {'busiest':>14} {'ratio':>7} {'goal':>6}")
+    cases = []
+    for ranks in RANKS:
+        busiest = moved(ranks, total)
+        ratio = busiest / (total / ranks)
+        print(f"{f'{ranks}->{ranks}':>8} {2 * total:>14} {total // ranks:>14} {busiest:>14} {ratio:>7.3f} {GOAL:>6}", flush=True)
+        cases.append({"what": f"busiest / (total / ranks), {ranks} ranks", "value": round(ratio, 4), "goal": GOAL, "bytes": busiest})
+    worst, *others = sorted(cases, key=lambda case: float(case["value"]), reverse=True)
+    print(json.dumps({"name": "busiest_process", **worst, "ok": float(worst["value"]) <= GOAL, "total": total, "others": others}))
+
+
+def moved(ranks: int, total: int) -> int:
+    """Bytes that the busiest process sends or receives, whichever is more, in one step."""
+    plan, hub = plan_of(ranks, ranks), dict[int, MemoryTransport]()
+    transports = [Counting(place, {}, hub) for place in range(plan.places)]
+    faults = list[Exception]()
+    threads = [threading.Thread(target=guarded, args=(plan, transport, total, transports, faults)) for transport in transports]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise faults[0]
+    return max(max(transport.sent, transport.received) for transport in transports)
+
+
+def guarded(plan: Plan, transport: Counting, total: int, everybody: list[Counting], faults: list[Exception]) -> None:
+    try:
+        step(plan, transport, total)
+    except Exception as error:
+        faults.append(error)
+        for other in everybody:
+            other.fail(PeerLost(str(error)))
+
+
+def step(plan: Plan, transport: Counting, total: int) -> None:
+    """One rank's part of one step."""
+    group, rank = plan.at_place(transport.place)
+    giver, taker = (Party(component.mesh, plan.group(component.group).first_place) for component in plan.components)
+    channel, ranks = Channel(plan.routes[0], giver, taker, transport, 0), plan.group(group).workers
+    if group == "one":
+        channel.give(even(total, rank, ranks), 1.0, rank)
+    else:
+        Taker(samples.share(rank, ranks))(channel.take(rank).value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What a step costs that does nothing: two stages in two groups of two workers, and one number a sample between them.
+
+    python benchmarks/empty_step.py [--rounds 7] [--steps 2000] [--peers [PYTHON]]
+
+The whole loop of a worker runs, with its journal. Time is taken in the workers' own loops, from the first step of a round to its last; the
+slowest counts. The CPU time of the busiest worker is told too: it hardly depends on what else runs. With `--peers`, the same stages over
+Ray's ObjectRefs, which only Ray's driver can time, in turns with ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch.distributed import PrefixStore
+
+from benchmarks.peers import Peer, PeerError
+from benchmarks.worlds import Driver, End, World, plan_of
+from meshctl.ending import Ending
+from meshctl.events import Journal
+from meshctl.runtime.batch import Batch
+from meshctl.runtime.channel import LANES
+from meshctl.runtime.component import Component, Place, endpoint
+from meshctl.runtime.loop import Loop
+from meshctl.runtime.world import reach_all
+
+GOAL = 100.0
+"""Microseconds."""
+RAY_GOAL = 15.0
+"""So many times as fast as over Ray."""
+RAY_STEPS = 100
+WIDTH = 2
+"""Workers of each group."""
+
+
+class Turn:
+    """Where a worker stands in its rounds: it waits for the driver before the first step of each, and answers after the last."""
+
+    def __init__(self, driver: Driver, steps: int) -> None:
+        self._driver, self._steps, self._done = driver, steps, 0
+        self._begin = self._cpu = 0.0
+
+    def begin(self) -> None:
+        """Before a step's work."""
+        if not self._done % self._steps:
+            self._driver.asked()
+        if self._done % self._steps == 1:
+            self._begin, self._cpu = time.perf_counter(), time.process_time()
+
+    def end(self) -> None:
+        """After it: all but the round's first step are timed, since that waits for the driver."""
+        self._done += 1
+        if not self._done % self._steps:
+            steps = self._steps - 1
+            self._driver.answer((time.perf_counter() - self._begin) / steps, (time.process_time() - self._cpu) / steps)
+
+
+class Maker(Component):
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        self._turn.begin()
+        batch = Batch({"x": torch.ones(len(samples))})
+        self._turn.end()
+        return batch
+
+
+class Taker(Component):
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    @endpoint(collect="mean")
+    def take(self, batch: Batch) -> None:
+        self._turn.begin()
+        assert len(batch) == 1
+        self._turn.end()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=2000, help="of a round")
+    parser.add_argument("--peers", nargs="?", const=sys.executable, help="an interpreter that has ray")
+    args = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ours, cpu, theirs = measured(args.rounds, args.steps, args.peers)
+    print(f"{'microseconds a step':<24} {'median':>10} {'slowest round':>14}")
+    for name, rounds in (("meshctl", ours), ("of that, CPU", cpu), ("Ray ObjectRefs", theirs)):
+        if rounds:
+            print(f"{name:<24} {statistics.median(rounds):>10.1f} {max(rounds):>14.1f}")
+    value = statistics.median(ours)
+    cases = [{"what": "microseconds", "value": round(value, 1), "goal": GOAL, "ok": value <= GOAL}]
+    if theirs:
+        times = statistics.median(one / other for one, other in zip(theirs, ours, strict=True))
+        cases.append({"what": "Ray's ObjectRefs, times ours", "value": round(times, 1), "goal": RAY_GOAL, "ok": times >= RAY_GOAL})
+    first, *others = cases
+    ok = all(case["ok"] for case in cases)
+    told = {"cpu": round(statistics.median(cpu), 1), "load": os.getloadavg()[0], "others": others}
+    print(json.dumps({"name": "empty_step", **first, "ok": ok, **told}))
+
+
+def measured(rounds: int, steps: int, python: str | None) -> tuple[list[float], list[float], list[float]]:
+    """Microseconds of a step in each round, ours, the CPU's, and Ray's; the first round of each is dropped."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        world = World(plan_of(WIDTH, WIDTH, samples=WIDTH, steps=steps * (rounds + 1)), lambda end: run(end, Path(folder), steps))
+        stack.callback(world.close)
+        peer = ray(stack, python) if python else None
+        ours, cpu, theirs = list[float](), list[float](), list[float]()
+        for _ in range(rounds + 1):
+            _, seconds, used = world.steps(steps)
+            ours.append(seconds * 1e6)
+            cpu.append(max(used) * 1e6)
+            if peer:
+                theirs.append(statistics.median(peer.steps("nothing", RAY_STEPS)) * 1e6)
+    return ours[1:], cpu[1:], theirs[1:]
+
+
+def ray(stack: ExitStack, python: str) -> Peer | None:
+    try:
+        peer = stack.enter_context(Peer("Ray", python))
+        peer.open(WIDTH, WIDTH, 0)
+    except PeerError as error:
+        print(f"Ray is left out: {error}")
+        return None
+    return peer
+
+
+def run(end: End, folder: Path, steps: int) -> None:
+    """A worker's whole run, as `meshctl.runtime.worker` runs it."""
+    store, ear = end.connect(), end.connect()
+    transport = reach_all(end.plan, end.place, store, {number * LANES: route.slots for number, route in enumerate(end.plan.routes)})
+    ending = Ending(PrefixStore("ending", store), PrefixStore("ending", ear), end.place, range(end.plan.places), transport.wake)
+    [placed] = end.plan.components_of(end.group)
+    component = (Maker if end.gives else Taker)(Turn(end.driver, steps))
+    component._place = Place(placed.name, placed.mesh, end.rank)
+    journal = Journal(folder / f"{end.group}-{end.rank}.jsonl", end.group, end.rank)
+    loop = Loop(end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal.say)
+    end.driver.answer(0)
+    loop.run()
+    transport.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: what is left of a plan where one group runs alone, and what it reads.
+
+    ROUTE     a route by which the group takes from another one, `SOURCE -> TARGET`, or SOURCE for all of that stage
+    DIR       a run that has recorded it, or a recording: RUN, RUN/recorded or RUN/recorded/SOURCE
+
+What the words say wrongly is `Misused`, exit code 2; what the recordings lack is `CannotStart`, 4.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from meshctl.cli.load import Ready
+from meshctl.engines.worker import CannotStart
+from meshctl.plan.model import Plan
+from meshctl.plan.only import covered, incoming, only
+from meshctl.recipe.words import counted, did_you_mean, listed
+from meshctl.routes import Route
+from meshctl.run import Recorded, Start
+
+LONGEST = 1 << 26
+"""Bytes of a header, at most."""
+
+
+class Misused(Exception):
+    """Options that do not fit one another, or the recipe. Exit code 2."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command."""
+
+    only: str = ""
+    replay: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.only or self.replay)
+
+
+def alone(ready: Ready, asked: Asked) -> tuple[Ready, list[str]]:
+    """A recipe with one group left, as a new run; and what is to be said of it. Raises `Misused`, `CannotStart`."""
+    plan = ready.plan
+    if not asked.only:
+        raise Misused("--replay needs --only GROUP, the group that is to run")
+    if asked.only not in (names := [group.name for group in plan.groups]):
+        raise Misused(f"there is no group `{asked.only}`; {did_you_mean(asked.only, names)}")
+    folders = _folders(plan, asked)
+    left = only(plan, asked.only, folders)
+    if left.missing:
+        lacking = listed(route.name for route in left.missing)
+        each = "it" if len(left.missing) == 1 else "each"
+        raise Misused(f"group `{asked.only}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}")
+    recorded = {name: _found(folder, route) for name, (route, folder) in folders.items()}
+    start, last = _steps(plan, recorded)
+    steps = min(last, plan.run.steps or last)
+    if recorded and start >= steps:
+        raise CannotStart(f"the recordings begin at step {start + 1}, and the run has {counted(plan.run.steps, 'step')}")
+    placed = replace(left.plan, run=replace(left.plan.run, steps=steps)) if recorded else left.plan
+    said = Start(ready.path, only=asked.only, replay={name: str(one.path) for name, one in recorded.items()}, after=start)
+    return replace(ready, plan=placed, resume=None, start=said), list(_notes(plan, asked.only, left.skipped))
+
+
+def refuse_alone(ready: Ready) -> None:
+    """A run of one group cannot be continued as if it were all of them."""
+    if ready.resume and (group := ready.resume.read_start().only):
+        raise Misused(f"{ready.resume.path} is a run of group `{group}` alone: launch it anew, with --only and --replay")
+
+
+def _notes(plan: Plan, group: str, skipped: Sequence[str]) -> Iterator[str]:
+    away = [route for route in plan.routes if route.kind == "data" and plan.group_of(plan.stage(route.source)) == group]
+    if dropped := [route.name for route in away if plan.group_of(plan.stage(route.target)) != group]:
+        yield f"group `{group}` runs alone, what it gives to others is dropped: {listed(dropped)}"
+    if skipped:
+        yield f"group `{group}` runs alone, no weights are moved to or from others: {listed(skipped)}"
+
+
+# Which recordings
+
+
+def _folders(plan: Plan, asked: Asked) -> dict[str, tuple[Route, Path]]:
+    """Route -> where its recording is said to be."""
+    taken = incoming(plan, asked.only)
+    found: dict[str, tuple[Route, Path]] = {}
+    for word in asked.replay:
+        name, equals, folder = (part.strip() for part in word.partition("="))
+        if not equals or not name or not folder:
+            raise Misused(f"--replay is ROUTE=DIR, not `{word}`")
+        routes = [route for route in taken if name in (route.name, route.source)]
+        if not routes:
+            raise Misused(_strange(plan, asked.only, name, taken))
+        for route in routes:
+            if route.name in found:
+                raise Misused(f"--replay says twice where `{route.name}` comes from")
+            found[route.name] = route, Path(folder)
+    return found
+
+
+def _strange(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
+    options = [word for route in taken for word in (route.name, route.source)]
+    known = any(name in (route.name, route.source) for route in plan.routes)
+    said = f"`{name}` comes from no other group" if known else f"there is no route `{name}`"
+    help = did_you_mean("" if known else name, dict.fromkeys(options)) or f"group `{group}` takes nothing from others"
+    return f"{said}; {help}"
+
+
+def _found(folder: Path, route: Route) -> Recorded:
+    """The recording of a route's source."""
+    if not folder.is_dir():
+        raise CannotStart(f"`{route.name}` cannot be replayed, there is no folder {folder}")
+    for path in (folder / "recorded" / route.source, folder / route.source, folder):
+        if (recorded := Recorded(path.resolve())).folders():
+            return recorded
+    inside = folder / "recorded" if (folder / "recorded").is_dir() else folder
+    there = sorted(path.name for path in inside.iterdir() if Recorded(path).folders())
+    raise CannotStart(
+        f"{folder} has no recording of `{route.source}`"
+        + (f", only of {listed(there)}" if there else f": the run that is to be replayed says run.record=[{route.source}]")
+    )
+
+
+def _steps(plan: Plan, recorded: Mapping[str, Recorded]) -> tuple[int, int]:
+    """The step before the first that can be replayed, and the last."""
+    steps = {name: one.steps() for name, one in recorded.items()}
+    for name, one in recorded.items():
+        if not steps[name]:
+            raise CannotStart(f"the recording of `{name}` in {one.path} has no step that all speakers have written")
+        _compare(plan, name, one, steps[name][0])
+    found = covered(plan, steps)
+    for name, gaps in found.lacking.items():
+        raise CannotStart(f"the recording of `{name}` in {recorded[name].path} lacks step{'s' * (len(gaps) > 1)} {_numbers(gaps)}")
+    if recorded and found.last <= found.after:
+        raise CannotStart(f"the recordings of {listed(recorded)} have no step in common")
+    return found.after, found.last
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    shown = ", ".join(map(str, steps[:5]))
+    return f"{shown} and {len(steps) - 5} more" if len(steps) > 5 else shown
+
+
+def _compare(plan: Plan, name: str, recorded: Recorded, step: int) -> None:
+    """What a recording says of itself, with what the recipe says."""
+    route = next(route for route in plan.routes if route.name == name)
+    file = recorded.files(step)[0]
+    collect = _about(file).get("collect")
+    if collect != route.collect:
+        said = f"`{route.source}` was recorded with collect: {collect}, and the recipe says {route.collect}"
+        raise CannotStart(f"`{name}` cannot be replayed from {recorded.path}: {said}")
+
+
+def _about(file: Path) -> dict[str, str]:
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            head = json.loads(opened.read(min(length, LONGEST)))
+        return {str(key): str(value) for key, value in head["__metadata__"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CannotStart(f"{file} is no recording: {error}") from None

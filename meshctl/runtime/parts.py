@@ -1,0 +1,170 @@
+"""Rows of a batch on their way into a frame: laid out first, then copied once, from where they are to where they will be read.
+
+Several speakers may fill one frame: all know from the table how many rows each of them has, so one of them lays it out and each writes
+its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.runtime.batch import Batch, Column, Ragged
+from meshctl.runtime.frames import FrameError
+from meshctl.shares import Grid, Run
+
+Schema = Mapping[str, tuple[Any, ...]]
+"""Column -> (kind, dtype, shape of a row)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring rows of one batch, and their place in another."""
+
+    at: int
+    start: int
+    stop: int
+
+
+def pieces_of(part: Sequence[Run], speaker: int) -> list[Piece]:
+    """What a speaker has of a part."""
+    found, at = [], 0
+    for run in part:
+        if run.speaker == speaker:
+            found.append(Piece(at, run.start, run.stop))
+        at += len(run)
+    return found
+
+
+def packed(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same rows one after another."""
+    found, at = [], 0
+    for piece in pieces:
+        found.append(Piece(at, piece.start, piece.stop))
+        at += piece.stop - piece.start
+    return found
+
+
+def schema_of(batch: Batch) -> dict[str, list[Any]]:
+    """As plain data: what another process must know to lay the batch's columns out."""
+    said: dict[str, list[Any]] = {}
+    for name, column in batch.columns.items():
+        if isinstance(column, Ragged):
+            said[name] = ["ragged", str(column.values.dtype), list(column.values.shape[1:])]
+        elif isinstance(column, Tensor):
+            said[name] = ["tensor", str(column.dtype), list(column.shape[1:])]
+        else:
+            said[name] = ["list"]
+    return said
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """`torch.float32`, as a schema says it. Raises `FrameError` for what is none."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise FrameError(f"a column of the unknown dtype {name}")
+    return found
+
+
+def lengths_of(batch: Batch) -> dict[str, Tensor]:
+    """Of the ragged columns."""
+    return {name: column.lengths for name, column in batch.columns.items() if isinstance(column, Ragged)}
+
+
+def room(schema: Mapping[str, Sequence[Any]], rows: int, lengths: Mapping[str, Tensor], ids: Tensor, group_depth: int) -> Batch:
+    """A batch of `rows` samples whose columns are room to be filled (tensors on `meta`); offsets and ids are there."""
+    columns: dict[str, Column] = {}
+    for name, (kind, dtype, shape) in schema.items():
+        of = dtype_of(dtype)
+        if kind == "ragged":
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[name].cumsum(0)])
+            columns[name] = Ragged(torch.empty([int(offsets[-1]), *shape], dtype=of, device="meta"), offsets)
+        else:
+            columns[name] = torch.empty([rows, *shape], dtype=of, device="meta")
+    return Batch(columns, ids=ids, group_depth=group_depth)
+
+
+def picked(batch: Batch, pieces: Sequence[Piece]) -> Batch:
+    """Rows of a batch as room for them, with what is no tensor in it already."""
+    rows = [row for piece in pieces for row in range(piece.start, piece.stop)]
+    if len(pieces) == 1 or not rows:
+        return batch.take(rows)  # views: the frame copies them once
+    schema = {name: said for name, said in schema_of(batch).items() if said[0] != "list"}
+    lengths = {name: torch.cat([column[piece.start : piece.stop] for piece in pieces]) for name, column in lengths_of(batch).items()}
+    ids = torch.cat([batch.ids[piece.start : piece.stop] for piece in pieces])
+    made = room(schema, len(rows), lengths, ids, batch.group_depth)
+    plain = {name: [column[row] for row in rows] for name, column in batch.columns.items() if isinstance(column, list)}
+    return Batch({**made.columns, **plain}, ids=ids, group_depth=batch.group_depth, most=batch.most)
+
+
+def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
+    """Copies rows of one batch to their places in another, column by column."""
+    if not pieces:
+        return
+    for name, column in target.columns.items():
+        given = source[name]
+        if isinstance(column, Ragged):
+            _fill_ragged(column, given, pieces)
+        elif isinstance(column, Tensor):
+            _fill_tensor(column, given.detach(), pieces)
+
+
+def _fill_tensor(target: Tensor, source: Tensor, pieces: Sequence[Piece]) -> None:
+    first, rows = pieces[0].at, sum(piece.stop - piece.start for piece in pieces)
+    if len(pieces) > 1 and _together(pieces) and source.device.type == "cpu":
+        index = torch.cat([torch.arange(piece.start, piece.stop) for piece in pieces])
+        torch.index_select(source, 0, index, out=target[first : first + rows])
+        return
+    for piece in pieces:
+        target[piece.at : piece.at + piece.stop - piece.start].copy_(source[piece.start : piece.stop])
+
+
+def _fill_ragged(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> None:
+    into, out = target.offsets.tolist(), source.offsets.tolist()
+    given = [source.values.detach()[out[piece.start] : out[piece.stop]] for piece in pieces]
+    if len(pieces) > 1 and _together(pieces) and source.values.device.type == "cpu":
+        last = pieces[-1]
+        torch.cat(given, out=target.values[into[pieces[0].at] : into[last.at + last.stop - last.start]])
+        return
+    for piece, values in zip(pieces, given, strict=True):
+        target.values[into[piece.at] : into[piece.at + piece.stop - piece.start]].copy_(values)
+
+
+def _together(pieces: Sequence[Piece]) -> bool:
+    """Whether they go to neighbouring places."""
+    return all(one.at + one.stop - one.start == other.at for one, other in pairwise(pieces))
+
+
+# Ids
+
+
+def grid_of(ids: Tensor) -> Grid | None:
+    """int64 `[n, depth]` as a grid, where they are numbered evenly."""
+    if not len(ids):
+        return None
+    if len(ids) == 1:
+        first, *rest = ids[0].tolist()
+        return None if any(rest) else Grid(first, (1, *(1 for _ in rest)))
+    if ids.shape[1] == 1:
+        even = bool((ids[1:] - ids[:-1] == 1).all())
+        return Grid(int(ids[0]), (len(ids),)) if even else None
+    first, last = ids[0].tolist(), ids[-1].tolist()
+    shape = tuple(stop - start + 1 for start, stop in zip(first, last, strict=True))
+    grid = Grid(first[0], shape)
+    if any(first[1:]) or min(shape) < 1 or len(grid) != len(ids) or not torch.equal(ids, ids_of(grid, 0, len(ids))):
+        return None
+    return grid
+
+
+def ids_of(grid: Grid, start: int, stop: int) -> Tensor:
+    """int64 `[stop - start, depth]`: some of a grid's ids."""
+    rest, digits = torch.arange(start, stop), list[Tensor]()
+    for size in reversed(grid.shape[1:]):
+        digits.append(rest % size)
+        rest = rest.div(size, rounding_mode="floor")
+    return torch.stack([rest + grid.start, *reversed(digits)], 1)

@@ -1,0 +1,388 @@
+"""Frames between processes of one node: a header over a unix socket, the frame in memory that both map (`arena.py`).
+
+Who sends opens a connection to who receives, so only places that share samples have one. On it go, from the one that opened it, frames
+and invitations to write one; back come credits, and the blocks whose last view has died. Small frames travel in the message itself.
+A block's file is passed once. Sockets have abstract names that the kernel chose, and ask for the uid; the first word is the run's.
+
+The waiting thread reads all sockets. What a socket does not take at once is sent by a thread of its own, so that nobody waits for
+a receiver's program. A death is the end of a connection without a goodbye, or of the process itself.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from meshctl.runtime.frames import bytes_of
+from meshctl.runtime.transports import Loan, PeerLost, Transport, Way
+from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped
+
+INLINE = 4096
+"""Bytes of a frame that travels in its message."""
+_HEAD = struct.Struct("<Biqqq")
+"""What, lane, block, offset or nothing, bytes."""
+_HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE = range(8)
+_ROOM = _HEAD.size + INLINE
+_PASSED = socket.CMSG_SPACE(4)
+_UID = struct.Struct("3i")
+_ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
+"""What sending to who is gone, or to whom this end has closed, gives."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a place listens."""
+
+    name: bytes
+    """Of its socket, in the abstract namespace."""
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.name.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        pid, _, name = text.partition(" ")
+        return cls(bytes.fromhex(name), int(pid))
+
+
+class _Line:
+    """One connection, with a place."""
+
+    def __init__(self, sock: socket.socket, place: int = -1) -> None:
+        self.sock, self.place = sock, place
+        self.backlog: deque[tuple[bytes, int]] = deque()
+        """What the socket did not take yet: (message, file to pass or -1); the file is the backlog's own."""
+        self.over = False
+        """Whether the other end has said goodbye."""
+
+
+class Local(Way):
+    shares_memory = True
+
+    def __init__(self, transport: Transport, token: str) -> None:
+        """`token` is the run's; who does not know it is not heard."""
+        self._transport, self._token = transport, token.encode()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("")
+        self._listener.listen(4096)
+        self._listener.setblocking(False)
+        self.address = Address(self._listener.getsockname(), os.getpid())
+        self._peers: dict[int, Address] = {}
+        self._to: dict[int, _Line] = {}
+        self._from: dict[int, _Line] = {}
+        self._arena = Arena(self._dropped)
+        self._mapped: dict[tuple[int, int, bool], Mapped] = {}
+        self._queue: deque[tuple[_Line, bytes, int]] = deque()
+        self._sending = threading.Lock()
+        self._pusher: threading.Thread | None = None
+        self._more = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._pids: list[int] = []
+        self._leaving = self._closing = False
+        transport.watch(self._listener.fileno(), self._accept)
+
+    def meet(self, peers: Mapping[int, Address]) -> None:
+        """Tells where the others listen; nobody connects before there is something to say."""
+        for place, address in peers.items():
+            if place == self._transport.place:
+                continue
+            self._peers[place] = address
+            try:
+                file = os.pidfd_open(address.pid)
+            except ProcessLookupError:
+                self._transport.ended(place, "is gone")
+            else:
+                self._pids.append(file)
+                self._transport.watch(file, partial(self._died, place, file))
+        self._transport.reach(peers, self)
+
+    # Memory
+
+    def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
+        if nbytes <= INLINE:
+            return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8))
+        block = self._arena.take((lane, tuple(to)), nbytes, set(to))
+        return Loan(tuple(to), lane, block.memory.view(0, nbytes), block)
+
+    def own(self, loan: Loan) -> Tensor:
+        if not isinstance(loan.kept, Block):
+            return loan.frame
+        release = partial(self._arena.give_back, loan.kept.number, self._transport.place)
+        return loan.kept.memory.view(0, len(loan.frame), release)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks of this process."""
+        return self._arena.nbytes
+
+    # Sending
+
+    def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
+        if loan is None:
+            self._say(self._from[to], _CREDIT, lane)
+        elif isinstance(block := loan.kept, Block):
+            new = (to, write) not in block.known
+            block.known.add((to, write))
+            message = _HEAD.pack(_WRITE if write else _BLOCK, lane, block.number, block.nbytes if new else 0, len(loan.frame))
+            self._push(self._line_to(to), message, block.file if new else -1)
+        else:
+            self._push(self._line_to(to), _HEAD.pack(_INLINE, lane, 0, 0, len(loan.frame)) + bytes_of(loan.frame))
+
+    def _line_to(self, place: int) -> _Line:
+        line = self._to.get(place)
+        if line is None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                sock.connect(self._peers[place].name)
+            except OSError:
+                sock.close()
+                raise PeerLost(f"{self._transport.who(place)} is gone") from None
+            line = self._to[place] = self._opened(sock, place)
+            self._push(line, _HEAD.pack(_HELLO, self._transport.place, 0, 0, 0) + self._token)
+        return line
+
+    def _opened(self, sock: socket.socket, place: int = -1) -> _Line:
+        sock.setblocking(False)
+        line = _Line(sock, place)
+        self._transport.watch(sock.fileno(), partial(self._read, line))
+        return line
+
+    def _say(self, line: _Line, what: int, lane: int = 0, block: int = 0) -> None:
+        self._push(line, _HEAD.pack(what, lane, block, 0, 0))
+
+    def _push(self, line: _Line, message: bytes, file: int = -1) -> None:
+        """Sends in order, from any thread, also from within itself: a view may die, and be given back, at any moment."""
+        self._queue.append((line, message, os.dup(file) if file >= 0 else -1))
+        self._send_queued()
+
+    def _send_queued(self) -> None:
+        """Whoever has had the lock looks once more: others only queue while they cannot get it."""
+        while self._queue and self._sending.acquire(blocking=False):
+            try:
+                while self._queue:
+                    line, message, file = self._queue.popleft()
+                    if line.backlog or not self._sent(line, message, file):
+                        line.backlog.append((message, file))
+                        self._begin_pushing()
+            finally:
+                self._sending.release()
+
+    def _sent(self, line: _Line, message: bytes, file: int) -> bool:
+        """Whether the socket took it, or nobody is there to take it; the file is closed then."""
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file >= 0 else []
+        try:
+            line.sock.sendmsg([message], passed)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _ENDED:  # an end is read, too, and told there
+                self._transport.fail(PeerLost(f"{self._transport.who(line.place)} cannot be sent to: {error.strerror}"))
+        if file >= 0:
+            os.close(file)
+        return True
+
+    def _begin_pushing(self) -> None:
+        """Another line has a backlog."""
+        if self._pusher is None:
+            self._pusher = threading.Thread(target=self._push_all, daemon=True, name="backlog")
+            self._pusher.start()
+        else:
+            os.eventfd_write(self._more, 1)
+
+    def _push_all(self) -> None:
+        """Sends what sockets did not take, as they take it."""
+        while True:
+            with self._sending:
+                lines = self._push_once()
+                if not lines:
+                    self._pusher = None
+            self._send_queued()
+            if not lines:
+                return
+            ready = select.poll()
+            ready.register(self._more, select.POLLIN)
+            for file in lines:
+                ready.register(file, select.POLLOUT)
+            if self._more in dict(ready.poll()):
+                os.eventfd_read(self._more)
+
+    def _push_once(self) -> list[int]:
+        """The sockets that are still full."""
+        for line in (lines := [line for line in (*self._to.values(), *self._from.values()) if line.backlog]):
+            while line.backlog and self._sent(line, *line.backlog[0]):
+                line.backlog.popleft()
+        return [line.sock.fileno() for line in lines if line.backlog]
+
+    # Receiving
+
+    def _accept(self) -> None:
+        """All who have come, and their first words."""
+        with suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                _, uid, _ = _UID.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UID.size))
+                if uid == os.getuid():
+                    self._read(self._opened(sock))
+                else:
+                    sock.close()
+
+    def _read(self, line: _Line) -> None:
+        try:
+            self._read_one(line)
+        except BlockingIOError:
+            return
+
+    def _read_one(self, line: _Line) -> None:
+        """The next message of a line. Raises `BlockingIOError` where there is none yet."""
+        try:
+            message, passed, _, _ = line.sock.recvmsg(_ROOM, _PASSED, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return  # it left some of ours unread; what it said before its end comes next
+        files = _files_of(passed)
+        try:
+            if not message:
+                self._hung_up(line)
+            else:
+                self._heard(line, message, files)
+        except (struct.error, ArenaError, _Malformed) as error:
+            who = self._transport.who(line.place) if line.place >= 0 else "a stranger"
+            self._shut(line)
+            if line.place >= 0:
+                self._transport.fail(PeerLost(f"{who} sent what is no message: {error}"))
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _heard(self, line: _Line, message: bytes, files: Sequence[int]) -> None:
+        what, lane, number, size, nbytes = _HEAD.unpack_from(message)
+        if line.place < 0:
+            self._greeted(line, what, lane, message[_HEAD.size :])
+        elif what == _GOODBYE:
+            line.over = True
+        elif self._to.get(line.place) is line:
+            self._answered(line, what, lane, number)
+        elif what == _INLINE:
+            if len(message) != _HEAD.size + nbytes:
+                raise _Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
+            self._transport.arrived(line.place, lane, torch.frombuffer(bytearray(message), dtype=torch.uint8)[_HEAD.size :].clone())
+        elif what in (_BLOCK, _WRITE):
+            self._lent(line, what == _WRITE, lane, number, size, nbytes, files)
+        elif what == _DROP:
+            for write in (False, True):
+                self._mapped.pop((line.place, number, write), None)
+        else:
+            raise _Malformed(f"kind {what}")
+
+    def _greeted(self, line: _Line, what: int, place: int, token: bytes) -> None:
+        if what != _HELLO or token != self._token or place not in self._peers or place in self._from:
+            raise _Malformed("a wrong greeting")
+        line.place = place
+        self._from[place] = line
+        if self._leaving:
+            self._say(line, _GOODBYE)
+
+    def _answered(self, line: _Line, what: int, lane: int, number: int) -> None:
+        if what == _CREDIT:
+            self._transport.arrived(line.place, lane, None)
+        elif what == _FREE:
+            self._arena.give_back(number, line.place)
+        else:
+            raise _Malformed(f"the answer {what}")
+
+    def _lent(self, line: _Line, write: bool, lane: int, number: int, size: int, nbytes: int, files: Sequence[int]) -> None:
+        key = (line.place, number, write)
+        if files:
+            self._mapped[key] = Mapped(files[0], size, write=write)
+        mapped = self._mapped.get(key)
+        if mapped is None:
+            raise _Malformed(f"the unknown block {number}")
+        gone = None if write else partial(self._release, line, number)
+        self._transport.arrived(line.place, lane, mapped.view(0, nbytes, gone))
+
+    def _release(self, line: _Line, number: int) -> None:
+        """The last view of a block has died: on any thread, in any moment."""
+        if not self._closing:
+            self._say(line, _FREE, block=number)
+
+    def _dropped(self, block: Block) -> None:
+        for place in {place for place, _ in block.known}:
+            self._say(self._to[place], _DROP, block=block.number)
+
+    # Ends
+
+    def _hung_up(self, line: _Line) -> None:
+        self._shut(line)
+        if not line.over and line.place >= 0:
+            self._transport.fail(PeerLost(f"{self._transport.who(line.place)} is gone"))
+
+    def _shut(self, line: _Line) -> None:
+        self._transport.unwatch(line.sock.fileno())
+        line.sock.close()
+
+    def _died(self, place: int, file: int) -> None:
+        """A process has ended; what it said before is heard first, and its connections say how it went."""
+        self._transport.unwatch(file)
+        self._accept()
+        lines = self._lines_of(place)
+        for line in lines:
+            with suppress(BlockingIOError):
+                while line.sock.fileno() >= 0:
+                    self._read_one(line)
+        self._transport.ended(place, "has ended" if any(line.over for line in lines) else "is gone")
+
+    def _lines_of(self, place: int) -> list[_Line]:
+        return [line for line in (self._to.get(place), self._from.get(place)) if line]
+
+    def close(self) -> None:
+        """Says goodbye on every connection, and waits for the other end's: nothing is on its way then. Raises `PeerLost`."""
+        self._accept()
+        self._leaving = True
+        for line in (*self._to.values(), *self._from.values()):
+            self._say(line, _GOODBYE)
+        try:
+            self._transport.wait_until(lambda: all(line.over for line in (*self._to.values(), *self._from.values())))
+            while pusher := self._pusher:
+                pusher.join()
+        finally:
+            self._closing = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for file in (self._listener.fileno(), *self._pids):
+            self._transport.unwatch(file)
+        for line in (*self._to.values(), *self._from.values()):
+            self._shut(line)
+        for file in self._pids:
+            os.close(file)
+        self._listener.close()
+        self._arena.close()
+        self._mapped.clear()
+        if self._pusher is None:
+            os.close(self._more)
+
+
+class _Malformed(ValueError):
+    """A message that no peer sends."""
+
+
+def _files_of(passed: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    files = array.array("i")
+    for level, kind, data in passed:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            files.frombytes(data[: len(data) - len(data) % files.itemsize])
+    return list(files)
+
+

@@ -1,0 +1,214 @@
+"""`run.record`, and `meshctl launch --only GROUP --replay ROUTE=DIR`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAIN = "from meshctl.cli.app import main; main()"
+
+PARTS = """
+import torch
+from meshctl import Batch, Component, Ragged, endpoint
+
+class Maker(Component):
+    def __init__(self) -> None:
+        self.scale = 0
+
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        rows = Ragged.of([torch.full((n % 3,), n) for n in samples])
+        return Batch({"x": torch.rand(len(samples)), "rows": rows, "text": [str(n) for n in samples]})
+
+    @endpoint
+    def made(self, batch: Batch) -> Batch:
+        return batch.repeat(2)
+
+    def load_weights(self, stream) -> None:
+        self.scale = sum(float(tensor) for _, tensor in stream)
+
+class Taker(Component):
+    def __init__(self, mood: str = "") -> None:
+        self.mood, self.sum = mood, torch.zeros(())
+
+    def weights(self):
+        yield "sum", self.sum
+
+    @endpoint
+    def seen(self, batch: Batch) -> Batch:
+        if self.mood == "raises" and self.step == 3:
+            raise ValueError("boom")
+        print("SEEN", self.step, batch.ids.tolist(), batch.group_depth, batch["x"].tolist(), batch["rows"].lengths.tolist(),
+              batch["text"], batch["@version"].tolist(), flush=True)
+        return batch
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        self.sum = self.sum + batch["x"].sum()
+        return {"x": float(batch["x"].mean())}
+"""
+
+RECIPE = """
+name: small
+groups:
+  one: {ranks: 2, device_type: cpu}
+  two: {ranks: 2, device_type: cpu}
+components:
+  maker: {_target_: parts.Maker, group: one}
+  taker: {_target_: parts.Taker, group: two}
+pipeline:
+  batch: {call: maker.next, samples: 4}
+  made: {call: maker.made, in: batch}
+  seen: {call: taker.seen, in: made}
+  loss: {call: taker.update, in: seen}
+  publish: {sync: taker, to: maker}
+run: {steps: 4, dir: runs, record: [made]}
+"""
+
+
+def meshctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+    command = [sys.executable, "-c", MAIN, "launch", *words]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def write(folder: Path) -> Path:
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    return folder
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("runs/small/*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def said(run: Path) -> dict[str, list[str]]:
+    logs = sorted((run / "logs" / "two").glob("[0-9]*.log"))
+    return {log.stem: [line for line in log.read_text().splitlines() if line.startswith("SEEN")] for log in logs}
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, and the run `whole` that has recorded its route."""
+    folder = write(tmp_path_factory.mktemp("recorded"))
+    done = meshctl(folder, "recipe.yaml")
+    assert done.returncode == 0, done.stderr
+    newest(folder).rename(folder / "whole")
+    return folder
+
+
+@pytest.fixture
+def folder(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    shutil.copytree(recorded / "whole", tmp_path / "whole")
+    return write(tmp_path)
+
+
+def test_what_a_run_records(recorded: Path) -> None:
+    files = sorted(str(path.relative_to(recorded / "whole" / "recorded")) for path in (recorded / "whole" / "recorded").rglob("*.*"))
+    assert files == [f"made/step-{step}/{rank}-of-2.safetensors" for step in (1, 2, 3, 4) for rank in (0, 1)]
+
+
+def test_a_group_alone_sees_the_same(folder: Path) -> None:
+    done = meshctl(folder, "recipe.yaml", "--only", "two", "--replay", "made -> seen=whole")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "note: group `two` runs alone, no weights are moved to or from others: `publish`\n"
+    run = newest(folder)
+    assert said(run) == said(folder / "whole") and len(said(run)["1"]) == 4
+    assert metrics(run) == metrics(folder / "whole")
+    assert not (run / "logs" / "one").exists()
+
+
+def test_with_another_number_of_ranks_from_the_recording_itself(folder: Path) -> None:
+    done = meshctl(folder, "recipe.yaml", "groups.two.ranks=1", "run.steps=3", "--only=two", "--replay=made=whole/recorded/made")
+    assert done.returncode == 0, done.stderr
+    whole, alone = metrics(folder / "whole"), metrics(newest(folder))
+    assert [line["step"] for line in alone] == [1, 2, 3]
+    assert [line["loss.x"] for line in alone] == pytest.approx([line["loss.x"] for line in whole[:3]])
+
+
+def test_the_first_group_alone_gives_to_nobody(folder: Path) -> None:
+    done = meshctl(folder, "recipe.yaml", "--only", "one")
+    assert done.returncode == 0, done.stderr
+    assert "note: group `one` runs alone, what it gives to others is dropped: `made -> seen`\n" in done.stderr
+    assert [line["step"] for line in metrics(newest(folder))] == [1, 2, 3, 4]
+
+
+def test_a_run_that_fails_is_replayed_up_to_there_and_from_where_its_recording_begins(folder: Path) -> None:
+    failed = meshctl(folder, "recipe.yaml", "components.taker.args={mood: raises}")
+    assert failed.returncode == 5 and "step 3: ValueError: boom" in failed.stderr
+    run = newest(folder)
+    shutil.rmtree(run / "recorded" / "made" / "step-1")
+    done = meshctl(folder, str(run), "components.taker.args.mood=calm", "--only", "two", "--replay", f"made={run}")
+    assert done.returncode == 0, done.stderr
+    assert newest(folder) != run
+    assert [line["step"] for line in metrics(newest(folder))][:2] == [2, 3]
+    again = meshctl(folder, str(newest(folder)))
+    assert again.returncode == 2 and "is a run of group `two` alone: launch it anew, with --only and --replay" in again.stderr
+
+
+def test_a_dry_run_shows_one_group(folder: Path) -> None:
+    done = meshctl(folder, "recipe.yaml", "--dry-run", "--only", "two", "--replay", "made=whole")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("small: 1 group, 2 workers; plan ") and "--group one" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--replay", "made=whole"], 2, "--replay needs --only GROUP, the group that is to run"),
+        (["--only", "tow"], 2, "there is no group `tow`; did you mean `two`?"),
+        (["--only", "two"], 2, "group `two` takes `made -> seen` from other groups: say --replay ROUTE=DIR for it"),
+        (["--only", "two", "--replay", "made"], 2, "--replay is ROUTE=DIR, not `made`"),
+        (["--only", "two", "--replay", "made -> sen=whole"], 2, "there is no route `made -> sen`; did you mean `made -> seen`?"),
+        (["--only", "two", "--replay", "seen=whole"], 2, "`seen` comes from no other group; there are `made -> seen` and `made`"),
+        (["--only", "one", "--replay", "maid=whole"], 2, "there is no route `maid`; group `one` takes nothing from others"),
+        (["--only", "two", "--replay", "made=a", "--replay", "made -> seen=b"], 2, "--replay says twice where `made -> seen` comes from"),
+        (["--only", "two", "--replay", "made=none"], 4, "`made -> seen` cannot be replayed, there is no folder none"),
+        (["--only", "two", "--replay", "made=."], 4, ". has no recording of `made`: the run that is to be replayed says run.record=[made]"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(folder: Path, words: list[str], code: int, message: str) -> None:
+    for more in ([], ["--dry-run"]):
+        done = meshctl(folder, "recipe.yaml", *words, *more)
+        assert (done.returncode, done.stderr) == (code, f"error: {message}\n")
+    assert not (folder / "runs").exists()
+
+
+def test_recordings_that_do_not_fit(folder: Path) -> None:
+    def refused(*words: str) -> str:
+        done = meshctl(folder, "recipe.yaml", *words, "--dry-run", "--only", "two", "--replay", "made=whole")
+        assert done.returncode == 4
+        return done.stderr
+
+    made = folder / "whole" / "recorded" / "made"
+    assert refused("pipeline.made.collect=first") == (
+        f"error: `made -> seen` cannot be replayed from {made}: `made` was recorded with collect: flatten, and the recipe says first\n"
+    )
+    (made / "step-2" / "1-of-2.safetensors").unlink()
+    assert refused() == f"error: the recording of `made -> seen` in {made} lacks step 2\n"
+    shutil.rmtree(made / "step-1")
+    shutil.rmtree(made / "step-2")
+    assert refused("run.steps=2") == "error: the recordings begin at step 3, and the run has 2 steps\n"
+    (made / "step-3" / "0-of-2.safetensors").write_text("{")
+    assert refused().startswith(f"error: {made}/step-3/0-of-2.safetensors is no recording: ")
+    made.rename(made.with_name("other"))
+    assert refused() == "error: whole has no recording of `made`, only of `other`\n"
+
+
+def test_a_route_that_there_is_not(folder: Path) -> None:
+    done = meshctl(folder, "recipe.yaml", "run.record=[maid, publish, loss]")
+    assert done.returncode == 1
+    for said in ("there is no route `maid`", "did you mean `made`?", "`publish` has no route to record", "`loss` has no route to record"):
+        assert said in done.stderr

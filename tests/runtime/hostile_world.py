@@ -1,0 +1,189 @@
+"""A few real processes that reach one another by the local way: driven by functions, watched, stopped and killed by a test.
+
+    with World(giver, taker) as world:         one function a place; each gets its `Worker`
+        world.kill(0)
+        assert world.ends(1) == ["PeerLost", "place 0 is gone"]
+
+What a function gives is what `gave` returns, as plain data. An `Impostor` is a peer of a test's own process that says what it likes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meshctl.runtime.transports import Transport
+from meshctl.runtime.transports.local import Address, Local
+
+PATIENCE = 30
+"""Seconds that a test waits for anything."""
+
+
+@dataclass
+class Worker:
+    """What a function of a world has in hand."""
+
+    transport: Transport
+    local: Local
+    line: socket.socket
+
+    @property
+    def place(self) -> int:
+        return self.transport.place
+
+    def say(self, value: Any) -> None:
+        """To the test."""
+        self.line.send(json.dumps(value).encode())
+
+    def hear(self) -> Any:
+        """From the test."""
+        return json.loads(self.line.recv(1 << 16) or os._exit(1))
+
+    def look(self, seconds: float = 0.05) -> None:
+        """Reads what has come, without waiting for anything of it."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            assert self.transport._watch
+            self.transport._watch.look(left)
+
+
+Work = Callable[[Worker], Any]
+
+
+class World:
+    def __init__(self, *works: Work, slots: Mapping[int, int] | None = None) -> None:
+        """Forks a process for each function, and tells them of one another."""
+        self.pids: list[int] = []
+        self._lines: list[socket.socket] = []
+        for place, work in enumerate(works):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if pid := os.fork():
+                theirs.close()
+                ours.settimeout(PATIENCE)
+                self._lines.append(ours)
+                self.pids.append(pid)
+                continue
+            try:
+                for line in (ours, *self._lines):
+                    line.close()
+                _live(place, work, theirs, slots or {})
+            finally:
+                os._exit(0)
+        addresses = [self.hear(place) for place in range(len(works))]
+        for place in range(len(works)):
+            self.tell(place, addresses)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place, pid in enumerate(self.pids):
+            if pid:
+                self.kill(place)
+                self.status(place)
+        for line in self._lines:
+            line.close()
+
+    def hear(self, place: int) -> Any:
+        """What a worker says next."""
+        said = self._lines[place].recv(1 << 20)
+        assert said, f"place {place} has ended"
+        return json.loads(said)
+
+    def tell(self, place: int, value: Any = None) -> None:
+        self._lines[place].send(json.dumps(value).encode())
+
+    def kill(self, place: int, signal: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pids[place], signal)
+
+    def status(self, place: int) -> int:
+        """How a process ended: its exit code, or the signal as a negative number."""
+        file = os.pidfd_open(self.pids[place])
+        try:
+            assert select.select([file], [], [], PATIENCE)[0], f"place {place} does not end"
+        finally:
+            os.close(file)
+        _, status = os.waitpid(self.pids[place], 0)
+        self.pids[place] = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def ends(self, place: int) -> list[Any]:
+        """How a function ended: [kind of its error, text], or ["", what it gave], and when it did, on the clock that all share."""
+        return list(self.hear(place))
+
+    def gave(self, *places: int) -> list[Any]:
+        """What functions gave."""
+        ends = {place: self.ends(place) for place in places or range(len(self.pids))}
+        assert all(not kind for kind, _, _ in ends.values()), ends
+        return [given for _, given, _ in ends.values()]
+
+
+def _live(place: int, work: Work, line: socket.socket, slots: Mapping[int, int]) -> None:
+    faulthandler.disable()
+    torch.set_num_threads(1)
+    transport = Transport(place, slots)
+    local = Local(transport, "token")
+    worker = Worker(transport, local, line)
+    worker.say(str(local.address))
+    local.meet({other: Address.parse(text) for other, text in enumerate(worker.hear())})
+    try:
+        end = ["", work(worker)]
+    except BaseException as error:
+        end = [type(error).__name__, str(error)]
+    worker.say([*end, time.monotonic()])
+    line.recv(1)  # until the test has ended: no death but that which it wants
+
+
+class Impostor:
+    """A peer that speaks the messages by hand, to a `Local` that knows it as some place."""
+
+    HEAD = struct.Struct("<Biqqq")
+    HELLO, INLINE, BLOCK, WRITE, CREDIT, FREE, DROP, GOODBYE = range(8)
+
+    def __init__(self, address: Address, place: int = 1, token: str = "token") -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.connect(address.name)
+        self._sock.settimeout(PATIENCE)
+        self.say(self.HELLO, place, more=token.encode())
+
+    def say(self, what: int, lane: int = 0, block: int = 0, size: int = 0, nbytes: int = 0, more: bytes = b"") -> None:
+        self.send(self.HEAD.pack(what, lane, block, size, nbytes) + more)
+
+    def frame(self, lane: int, data: bytes) -> None:
+        self.say(self.INLINE, lane, nbytes=len(data), more=data)
+
+    def send(self, message: bytes, files: Sequence[int] = ()) -> None:
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
+        self._sock.sendmsg([message], passed)
+
+    def hear(self) -> tuple[int, ...]:
+        """(what, lane, block, size, bytes) of the next message."""
+        return self.HEAD.unpack_from(self._sock.recv(1 << 16))
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def files_open() -> list[str]:
+    """What this process has open: memory, sockets, processes; events are its transport's own."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # that of the listing itself
+            continue
+        if "eventfd" not in target:
+            found.append(target.split(":[")[0])
+    return sorted(found)

@@ -1,0 +1,142 @@
+"""How the workers of a plan meet: who listens where, and what they must agree on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from torch.distributed import HashStore, PrefixStore, TCPStore
+
+from meshctl.cluster import Cluster
+from meshctl.plan.model import Plan
+from meshctl.runtime import world
+from meshctl.runtime.frames import Frame, unpack
+from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.transports.gloo import Gloo
+from meshctl.runtime.transports.local import Local
+from meshctl.runtime.transports.tcp import Tcp
+from meshctl.runtime.world import bridge, crossings, reach_all
+from tests.runtime.plans import call, plan
+
+
+def job(samples: int = 2, ranks: int = 1, nodes: int = 1) -> Plan:
+    made = plan(
+        {"a": ranks, "b": ranks},
+        {"source": ("a", {}), "echo": ("b", {})},
+        [call("s", "source.next", samples=samples), call("t", "echo.take", "s")],
+    )
+    return replace(made, cluster=Cluster(nodes=nodes))
+
+
+def apart(samples: int = 2) -> Plan:
+    """Each of two workers on a node of its own."""
+    made = job(samples)
+    groups = [replace(group, device_type="npu", devices=((node, node + 1),)) for node, group in enumerate(made.groups)]
+    return replace(made, groups=tuple(groups), cluster=Cluster.of(2, npu=1))
+
+
+def at_once(*works: Callable[[], object]) -> list[str]:
+    """What each raised, as text; empty for nothing."""
+    errors = [""] * len(works)
+
+    def guarded(number: int) -> None:
+        try:
+            works[number]()
+        except Exception as error:
+            errors[number] = f"{type(error).__name__}: {error}"
+
+    threads = [threading.Thread(target=guarded, args=(number,), daemon=True) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return errors
+
+
+def release(transport: Transport) -> None:
+    """What tests in which no peer says goodbye leave."""
+    for way in {*transport._ways.values()}:
+        if isinstance(way, Tcp):
+            way.release()
+
+
+@pytest.mark.parametrize("between", ["", "tcp", "gloo"])
+def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyPatch, between: str) -> None:
+    """Four workers on two nodes: a:0 and b:0, a:1 and b:1."""
+    monkeypatch.setenv("MESHCTL_TRANSPORT", between)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store, made, seen = HashStore(), job(ranks=2, nodes=2), dict[tuple[int, int], str]()
+
+    def work(place: int) -> None:
+        transport = reach_all(made, place, store, {})
+        others = [other for other in range(4) if other != place]
+        for other in others:
+            seen[place, other] = type(transport.way(other)).__name__
+            transport.send(other, 4, Frame([place, other]))
+        assert [unpack(transport.receive(other, 4)) for other in others] == [[other, place] for other in others]
+        transport.close()
+
+    assert at_once(*(partial(work, place) for place in range(4))) == [""] * 4
+    far = Gloo.__name__ if between == "gloo" else Tcp.__name__
+    near = {(0, 2), (2, 0), (1, 3), (3, 1)}
+    assert seen == {pair: Local.__name__ if pair in near else far for pair in seen} and len(seen) == 12
+
+
+def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHCTL_TRANSPORT", "rdma")
+    [error] = at_once(lambda: reach_all(job(), 0, HashStore(), {}))
+    assert error == "ValueError: MESHCTL_TRANSPORT is 'rdma', and frames go between nodes by tcp or gloo"
+
+
+def test_workers_with_different_transports_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHCTL_TRANSPORT", "gloo")
+    store, made = HashStore(), apart()
+    store.set(f"{world.FAR}/1", f"{made.digest} tcp 127.0.0.1 1")
+    [error] = at_once(lambda: reach_all(made, 0, store, {}))
+    assert error == "ConnectionError: other nodes: b:0 goes by tcp and a:0 by gloo: MESHCTL_TRANSPORT must be the same everywhere"
+
+
+def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
+    store, made = HashStore(), apart()
+    store.set(f"{world.FAR}/1", f"{made.digest} tcp 10.77.0.2 1")
+    [error] = at_once(lambda: reach_all(made, 0, store, {}))
+    which = "b:0 listens on 10.77.0.2 and a:0 on 127.0.0.1"
+    assert error == f"ConnectionError: other nodes: {which}: the head's address must be one by which every node reaches it"
+
+
+def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "JOIN", timedelta(seconds=1))
+    with pytest.raises(PeerLost, match=r"^other nodes: b:0 did not come within 1 s$"):
+        reach_all(apart(), 0, HashStore(), {})
+
+
+def test_another_plan_is_an_error_that_names_the_routes() -> None:
+    store = HashStore()
+    errors = at_once(*(partial(reach_all, apart(2 + place), place, store, {}) for place in (0, 1)))
+    assert errors == [f"ConnectionError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")]
+
+
+def test_a_bridge_of_another_plan_is_an_error_that_names_the_routes() -> None:
+    store, [crossing] = HashStore(), crossings(job())
+    errors = at_once(*(partial(bridge, job(2 + place), crossing, store, place) for place in (0, 1)))
+    assert errors == [f"ConnectionError: bridge a~b: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")]
+
+
+def test_a_place_listens_where_it_reaches_the_head() -> None:
+    head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    clients = [TCPStore("127.0.0.1", head.port, is_master=False) for _ in "12"]
+    made, found = apart(), list[Transport]()
+
+    def work(place: int) -> None:
+        found.append(reach_all(made, place, PrefixStore("run/0", PrefixStore("more", clients[place])), {}))
+
+    assert at_once(partial(work, 0), partial(work, 1)) == ["", ""]
+    for transport in found:
+        way = transport.way(1 - transport.place)
+        assert isinstance(way, Tcp) and way.address.host == "127.0.0.1"
+        release(transport)
