@@ -13,7 +13,7 @@ one rank or one speaker at a time, so that nothing lists the world that need not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Literal
 
@@ -43,6 +43,8 @@ class Dispatch:
     """Fewer samples than shares: empty batches instead of an error."""
     split_groups: bool = False
     """Shares may part samples of one `group_id`."""
+    equal_counts: bool = field(default=False, metadata={"sparse": True})
+    """Where tokens are balanced: counts of what stays together differ by one at most."""
 
 
 @dataclass(frozen=True)

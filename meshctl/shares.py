@@ -231,17 +231,21 @@ def _dealt(table: Table, placed: Sequence[tuple[int, int]], units: Sequence[rang
         return shares
     if dispatch.balance and table.lengths:
         weights = [sum(table.lengths[placed[p][0]][placed[p][1]] for p in unit) for unit in units]
-        return _balanced(units, weights, parts)
+        return _balanced(units, weights, parts, dispatch.equal_counts)
     spans = [share(len(units), parts, part) for part in range(parts)]
     return [[position for unit in units[span.start : span.stop] for position in unit] for span in spans]
 
 
-def _balanced(units: Sequence[range], weights: Sequence[int], parts: int) -> list[list[int]]:
-    """Longest first, each to the least loaded share: within a few per mille of even for real lengths."""
+def _balanced(units: Sequence[range], weights: Sequence[int], parts: int, equal_counts: bool) -> list[list[int]]:
+    """Longest first, each to the least loaded share that has room: within a few per mille of even for real lengths."""
+    least, more = divmod(len(units), parts) if equal_counts else (len(units), 0)
     loads = [(0, 0, part) for part in range(parts)]
     held: list[list[range]] = [[] for _ in range(parts)]
     for index in sorted(range(len(units)), key=lambda i: (-weights[i], i)):
         load, count, part = heapq.heappop(loads)
+        while count >= least + (more > 0):  # full, and it stays so: `more` only falls
+            load, count, part = heapq.heappop(loads)
+        more -= count == least
         held[part].append(units[index])
         heapq.heappush(loads, (load + weights[index], count + 1, part))
     return [[position for unit in sorted(mine, key=lambda unit: unit.start) for position in unit] for mine in held]

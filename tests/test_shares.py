@@ -6,6 +6,7 @@ What is numbered evenly is cut without a look at the samples: whatever is asked,
 from __future__ import annotations
 
 import json
+import random
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from meshctl.mesh import DeviceMesh
 from meshctl.routes import COLLECT, DISPATCH, EXECUTE, Dispatch, Id, RouteError, heard_by, speakers
-from meshctl.shares import Grid, Run, Table, align, hearing, order, parts_for, runs, shares_for
+from meshctl.shares import Grid, Run, Table, align, cut, hearing, order, parts_for, runs, shares_for
 from tests.meshes import MESHES
 
 
@@ -109,6 +110,31 @@ def test_balancing_evens_out_tokens(lengths: list[int]) -> None:
     shares = shares_for("all", Dispatch(balance="tokens"), DeviceMesh.from_sizes(dp_size=4), held)
     loads = [sum(lengths[i] for _, i in mine) for mine in shares.values()]
     assert max(loads) - min(loads) <= max(lengths)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 10**5)), max_size=60), st.integers(1, 9), st.booleans())
+def test_tokens_are_balanced_with_equal_counts(groups: list[tuple[int, int]], parts: int, split: bool) -> None:
+    """What stays together counts as one; each of it is in one share, and whoever asks gets the same."""
+    ids = tuple((group, place) for group, (size, _) in enumerate(groups) for place in range(size))
+    held = Table((ids,), (tuple(groups[group][1] // (1 + place) for group, place in ids),), group_depth=1)
+    dispatch = Dispatch(balance="tokens", allow_empty=True, split_groups=split, equal_counts=True)
+    shares = cut(held, parts, dispatch)
+    units = [{id if split else id[:1] for id in held.ids_of(part)} for part in shares]
+    counts = [len(mine) for mine in units]
+    assert max(counts) - min(counts) <= 1 and sum(counts) == len(set.union(*units))
+    assert sorted(id for part in shares for id in held.ids_of(part)) == list(ids)
+    assert all(held.ids_of(part) == sorted(held.ids_of(part)) for part in shares)
+    assert cut(Table(held.ids, held.lengths, group_depth=1), parts, dispatch) == shares
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_counts_of_real_lengths_have_even_tokens(seed: int) -> None:
+    drawn = random.Random(seed)
+    lengths = tuple(1 + int(drawn.lognormvariate(6, 0.8)) for _ in range(256))
+    held = Table((tuple((n,) for n in range(256)),), (lengths,))
+    shares = [held.ids_of(part) for part in cut(held, 4, Dispatch(balance="tokens", equal_counts=True))]
+    assert [len(mine) for mine in shares] == [64] * 4
+    assert max(sum(lengths[n] for (n,) in mine) for mine in shares) <= 1.01 * sum(lengths) / 4
 
 
 RECORDED = json.loads((Path(__file__).parent / "conformance" / "twinkle_infra.json").read_text())

@@ -5,6 +5,13 @@ A script reads one JSON list a line and answers with one:
     ["open", givers, takers, nbytes]    -> its forms, when the workers stand
     ["steps", form, count]              -> seconds of each step, as its driver sees them
     ["close"]                           -> []; the workers of the last "open" are gone
+
+They get an environment of their own, because Twinkle needs an older numpy than constraints.txt pins; it needs neither meshctl nor its
+constraints, which the environment may name. Ray alone fits beside meshctl: `pip install -e '.[bench]'`, then `--peers` without a path.
+
+    python3.11 -m venv .venv/peers
+    env -u PIP_CONSTRAINT .venv/peers/bin/pip install torch ray twinkle-kit
+    .venv/bin/python benchmarks/data_plane.py --peers .venv/peers/bin/python
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Every engine starts it as `meshctl agent --plan RUN/plan.json --group G --node I
 `run_agent` in a process that it forked. It meets the group's other agents on the launcher's store, orders its workers with
 torchrun's environment, says `started` and `exited` of each, and leaves with 0 when all have ended well, else with 1.
 
-It never restarts anything: with bridges between groups, a new attempt is the launcher's alone. On SIGTERM its workers get
+It never restarts anything: with routes between groups, a new attempt is the launcher's alone. On SIGTERM its workers get
 SIGTERM, and SIGKILL when the grace is over. An orderly end comes as the key `stop` in the store, which only matters to a
 program: it is told by SIGTERM and takes the time that it takes; components agree on a last step by themselves.
 """

@@ -39,6 +39,9 @@ PATIENCE: Mapping[Weight, float] = {Weight.OWN: 0.1, Weight.CODE: 0.3, Weight.LO
 ATTEMPT = "==== meshctl: attempt "
 """The line with which a continued run's log goes on; what stands before it is of another attempt."""
 
+READ_ONLY = " (a received batch is read-only: clone() what is changed)"
+"""Its memory is its giver's, so the kernel ends a component that writes to it."""
+
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote (process|peer) (exited|closed)"
     r"|peer (is gone|has gone|closed)|DistNetworkError|ncclRemoteError|heartbeat|Timed out waiting",
@@ -147,8 +150,13 @@ class Causes:
         after = f" after step {self._steps[who]}" if who in self._steps else ""
         if code == 0:
             return Weight.OWN, f"ended before the run was over, with exit code 0{after}"
-        hint = ", which is often the kernel's when memory runs out" if code == -signal.SIGKILL else ""
-        return Weight.CODE if code == -signal.SIGABRT else Weight.OWN, f"{name_of(code)}{after}{hint}"
+        return Weight.CODE if code == -signal.SIGABRT else Weight.OWN, f"{name_of(code)}{after}{self._hint(who[0], code)}"
+
+    def _hint(self, group: str, code: int) -> str:
+        """What a death by this signal often is."""
+        if code == -signal.SIGKILL:
+            return ", which is often the kernel's when memory runs out"
+        return READ_ONLY if -code in (signal.SIGSEGV, signal.SIGBUS) and group in self._components else ""
 
     def _log(self, event: Event) -> str:
         return "" if event.rank is None else str(self._log_of(event.group, event.rank))

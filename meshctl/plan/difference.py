@@ -207,6 +207,7 @@ def _of_stage(stage: PlacedStage, order: int) -> Facts:
         ("every", ""): stage.every,
         ("when", ""): stage.when,
         ("lag", ""): stage.lag,
+        ("checksum", ""): _yes(stage.checksum),
         ("order", ""): order,
     }
 
@@ -228,6 +229,7 @@ def _of_route(route: Flow) -> Facts:
         ("home", ""): route.dispatch.home,
         ("allow empty", ""): _yes(route.dispatch.allow_empty),
         ("split groups", ""): _yes(route.dispatch.split_groups),
+        ("equal counts", ""): _yes(route.dispatch.equal_counts),
         ("bytes a step", ""): route.bytes,
         ("over", ""): route.over,
     }

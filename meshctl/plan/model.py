@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from types import NoneType, UnionType
@@ -24,7 +24,7 @@ from meshctl.routes import Dispatch, Route
 FORMAT = 2
 """Of the JSON; a plan of another format is refused by name."""
 SPARSE = {"sparse": True}
-"""Of a field that is stored only where it says something: plans without it keep their digest."""
+"""Of a field that is stored only where it says something else than its default: plans without it keep their digest."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ class Stage:
     to_method: str = ""
     lag: int = 0
     """In step k the receiver loads what was sent in step k - lag."""
+    checksum: bool = field(default=False, metadata=SPARSE)
+    """Of a sync: what arrives is held against checksums of what was sent."""
 
     @property
     def is_source(self) -> bool:
@@ -134,6 +136,8 @@ class Run:
     """The metrics (STAGE.NAME) that the display and the summary show; empty for all."""
     record: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The routes, by name, whose values are kept on disk."""
+    patience: float = field(default=3600.0, metadata=SPARSE)
+    """Seconds that a worker waits for another before it ends the run; 0 for ever."""
 
 
 @dataclass(frozen=True)
@@ -272,13 +276,17 @@ class Plan:
 
 
 def as_data(value: Any) -> Any:
-    """Dataclasses and tuples as plain JSON data, without fields that say `stored: False`, and without empty ones that are `SPARSE`."""
+    """Dataclasses and tuples as plain JSON data, without fields that say `stored: False`, and without `SPARSE` ones at their default."""
     if is_dataclass(value) and not isinstance(value, type):
-        said = [(part.metadata, part.name, getattr(value, part.name)) for part in fields(value)]
-        return {name: as_data(item) for how, name, item in said if how.get("stored", not how.get("sparse") or bool(item))}
+        said = [(part, getattr(value, part.name)) for part in fields(value)]
+        return {part.name: as_data(item) for part, item in said if _is_stored(part, item)}
     if isinstance(value, Mapping):
         return {str(key): as_data(item) for key, item in value.items()}
     return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _is_stored(part: Field[Any], item: Any) -> bool:
+    return bool(part.metadata.get("stored", not part.metadata.get("sparse") or item != part.default))
 
 
 def from_data(kind: Any, data: Any) -> Any:

@@ -16,7 +16,7 @@ from meshctl.links import SHOWN, Links, Part, Ranks, along
 from meshctl.mesh import VIEWS, DeviceMesh, share
 from meshctl.nodes import Spread
 from meshctl.plan.model import Component, Plan, Stage, Worker
-from meshctl.plan.topology import FORMAT, PlacedComponent, Topology, ZoomError, carries_samples, ends_of
+from meshctl.plan.topology import FORMAT, Over, PlacedComponent, Topology, ZoomError, carries_samples, ends_of
 from meshctl.recipe.words import did_you_mean
 from meshctl.routes import Route, heard_by, voices
 
@@ -100,6 +100,8 @@ class Exchange:
     ranks: Ranks
     samples: tuple[int, int] | None
     """[start, stop) in sample order; none where no samples move, or it is not known which."""
+    over: Over
+    """How far it is to the farthest of them."""
 
 
 @dataclass(frozen=True)
@@ -323,11 +325,24 @@ def _pair(span: range) -> tuple[int, int] | None:
 
 # Whom it talks to
 
+_Portion = tuple[Ranks, tuple[int, int] | None]
+"""Ranks of the other end, and the samples that each of them gives or gets."""
+
+
+def over(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> Over:
+    """How far it is from a rank to those of another group, or of its own. Where nodes rise with the ranks, their ends tell."""
+    if (group, ranks.count, ranks.first) == (other, 1, (rank,)):
+        return "process"
+    nodes = {plan.node_of(other, each) for each in (*ranks.first, ranks.last)}
+    return "node" if nodes == {plan.node_of(group, rank)} else "nodes"
+
 
 @dataclass(frozen=True)
 class _Way:
-    """A route of samples or values, and what is known of a batch on it."""
+    """A route of samples or values at one rank, and what is known of a batch on it."""
 
+    plan: Plan
+    rank: int
     route: Route
     giver: Component
     taker: Component
@@ -346,10 +361,9 @@ class _Way:
         """Whether it depends on the samples who speaks to whom."""
         return self.carries and self.links.execute == "all" and self.links.shares > 1 and self.links.speakers > 1
 
-    def end(
-        self, gives: bool, partners: int, exchanges: Sequence[Exchange], count: int | None = None, teller: int | None = None
-    ) -> RankRoute:
+    def end(self, gives: bool, partners: int, parts: Sequence[_Portion], count: int | None = None, teller: int | None = None) -> RankRoute:
         mine, other = (self.giver, self.taker) if gives else (self.taker, self.giver)
+        exchanges = [Exchange(ranks, span, over(self.plan, mine.group, self.rank, other.group, ranks)) for ranks, span in parts]
         return RankRoute(
             route=self.route.name,
             kind="data",
@@ -371,22 +385,23 @@ def _on_routes(plan: Plan, group: str, rank: int, samples: int) -> Iterator[Rank
     for route in plan.routes:
         giver, taker = ends_of(plan, route)
         if route.kind == "weights":
-            yield from _weights(route, giver, taker, group)
+            yield from _weights(plan, route, giver, taker, group, rank)
             continue
         links, carries = _links(plan, route, samples), carries_samples(plan, route)
-        way = _Way(route, giver, taker, links, carries, _undecided(route, links) if carries else "")
+        way = _Way(plan, rank, route, giver, taker, links, carries, _undecided(route, links) if carries else "")
         if giver.group == group and (number := links.voices.number(giver.mesh, rank)) is not None:
             yield _given(way, number)
         if taker.group == group and (heard := heard_by(taker.mesh, links.execute, links.speakers, rank)):
-            yield _taken(way, rank, heard)
+            yield _taken(way, heard)
 
 
-def _weights(route: Route, giver: Component, taker: Component, group: str) -> Iterator[RankRoute]:
+def _weights(plan: Plan, route: Route, giver: Component, taker: Component, group: str, rank: int) -> Iterator[RankRoute]:
     """Who holds which shards is the components' business."""
     note = "which shards, both ends tell each other at the first sync"
     for mine, other in ((giver, taker), (taker, giver)):
         if mine.group == group:
-            whole = Exchange(Ranks.run(range(other.mesh.world_size)), None)
+            ranks = Ranks.run(range(other.mesh.world_size))
+            whole = Exchange(ranks, None, over(plan, group, rank, other.group, ranks))
             yield RankRoute(route.name, "weights", mine is giver, mine.name, other.name, other.group, 1, (whole,), note=note)
 
 
@@ -394,23 +409,23 @@ def _given(way: _Way, number: int) -> RankRoute:
     """What a speaker gives, share by share."""
     links = way.links
     if not way.known:
-        return way.end(True, 1, [Exchange(Ranks.run(links.hearing(number)), None)])
+        return way.end(True, 1, [(Ranks.run(links.hearing(number)), None)])
     shares = links.heard_with(number)
     shown = _shown(list(chain.from_iterable(_shown(run) for run in shares)))
-    exchanges = [Exchange(links.ranks_of(number, share), _samples(links.part_for(number, share))) for share in shown]
-    return way.end(True, sum(map(len, shares)), exchanges, len(links.held(number)))
+    parts = [(links.ranks_of(number, share), _samples(links.part_for(number, share))) for share in shown]
+    return way.end(True, sum(map(len, shares)), parts, len(links.held(number)))
 
 
-def _taken(way: _Way, rank: int, heard: range) -> RankRoute:
+def _taken(way: _Way, heard: range) -> RankRoute:
     """What a rank takes, speaker by speaker."""
-    links = way.links
+    links, rank = way.links, way.rank
     teller = links.rank_of(heard[rank % len(heard)])
     if not way.known:
         speakers = Ranks.of(len(heard), lambda index: links.rank_of(heard[index]))
-        return way.end(False, 1, [Exchange(speakers, None)], teller=teller)
+        return way.end(False, 1, [(speakers, None)], teller=teller)
     hears = links.hears(rank)
-    exchanges = [Exchange(Ranks.one(links.rank_of(speaker)), _samples(links.part_of(rank, speaker))) for speaker in _shown(hears)]
-    return way.end(False, len(hears), exchanges, links.samples_of(rank), teller)
+    parts = [(Ranks.one(links.rank_of(speaker)), _samples(links.part_of(rank, speaker))) for speaker in _shown(hears)]
+    return way.end(False, len(hears), parts, links.samples_of(rank), teller)
 
 
 def _samples(part: Part) -> tuple[int, int]:

@@ -114,6 +114,7 @@ def _stage(stage: said.Stage, endpoints: Mapping[str, Mapping[str, Words]]) -> S
             to=stage.to,
             to_method=stage.to_method,
             lag=stage.lag,
+            checksum=stage.checksum,
         )
     words: Words = endpoints.get(stage.component, {}).get(stage.method) or Defaults()
     return Stage(
@@ -148,4 +149,4 @@ def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
 def _run(run: said.Run, routes: tuple[Route, ...]) -> Run:
     checkpoint = Checkpoint(run.checkpoint.every, run.checkpoint.keep) if run.checkpoint else None
     record = tuple(route.name for route in routes if {route.name, route.source} & {*run.record})
-    return Run(run.steps, run.epochs, run.dir, checkpoint, run.grace, run.show, record)
+    return Run(run.steps, run.epochs, run.dir, checkpoint, run.grace, run.show, record, run.patience)

@@ -7,13 +7,14 @@ ranks that fill nodes alike are one `Stretch`, process groups are a count, a siz
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from meshctl.links import Links
 from meshctl.mesh import VIEWS, DeviceMesh
 from meshctl.nodes import Stretch, crossing
-from meshctl.plan.model import Cluster, Component, Group, Plan, Stage
+from meshctl.plan.model import SPARSE, Cluster, Component, Group, Plan, Stage
 from meshctl.redaction import command_line
 from meshctl.routes import COLLECT, Dispatch, Route, hearers, shares, voices
 from meshctl.sizes import drawn
@@ -25,6 +26,9 @@ SHOWN = 8
 
 Reach = Literal["inside", "some", "all"]
 """Of process groups: whether they stay inside a node, or some or all of them cross nodes."""
+
+Over = Literal["process", "node", "nodes"]
+"""What lies between those who give and those who take: nothing, for each takes its own; a node that holds all of them; several nodes."""
 
 
 class ZoomError(ValueError):
@@ -122,6 +126,7 @@ class PlacedStage:
     lag: int
     after: int
     """Its place in the order in which workers run it, from 1."""
+    checksum: bool = field(default=False, metadata=SPARSE)
 
 
 @dataclass(frozen=True)
@@ -149,8 +154,8 @@ class Flow:
     """Per step, where the recipe says it; else 0."""
     bytes: int
     """Per step, each sample counted once, where the recipe says it; else 0."""
-    over: Literal["process", "node", "nodes"]
-    """Both ends in the same processes, on the same nodes, or across nodes."""
+    over: Over
+    """How far it goes at most."""
 
 
 @dataclass(frozen=True)
@@ -369,6 +374,7 @@ def _stage(stage: Stage, after: int) -> PlacedStage:
         when=stage.when,
         lag=stage.lag,
         after=after,
+        checksum=stage.checksum,
     )
 
 
@@ -408,12 +414,26 @@ def _flow(plan: Plan, route: Route) -> Flow:
         shares=cut,
         samples=samples,
         bytes=samples * source.sample_bytes,
-        over=_over(plan, giver, taker),
+        over="process" if _stays(plan, route, giver, taker) else _over(plan, giver, taker),
     )
 
 
-def _over(plan: Plan, giver: Component, taker: Component) -> Literal["process", "node", "nodes"]:
-    if giver.group == taker.group:
-        return "process"
+def _stays(plan: Plan, route: Route, giver: Component, taker: Component) -> bool:
+    """Whether each worker takes what it has given itself, of an even batch."""
+    workers, dispatch = giver.mesh.world_size, route.dispatch
+    if giver.group != taker.group or workers == 1 or route.kind == "weights":
+        return giver.group == taker.group and (workers == 1 or giver.mesh == taker.mesh)
+    source, target = plan.stage(route.source), plan.stage(route.target)
+    links = Links(giver.mesh, taker.mesh, 0, route.collect, source.execute, dispatch.mode, target.execute)
+    if target.execute == "first":
+        return links.speakers == 1 and links.rank_of(0) == 0
+    cut = shares(taker.mesh, target.execute, dispatch.mode, links.speakers)
+    if not links.speakers == cut == workers or dispatch.balance or dispatch.home:
+        return False
+    # Ranks count two dims at most here, dp and fsdp, in one order or the other: where rank 1 is the same at both ends, all are.
+    return links.voices.number(giver.mesh, 1) == (1 if target.execute == "peer" else links.share_of(1))
+
+
+def _over(plan: Plan, giver: Component, taker: Component) -> Over:
     runs = [*plan.node_runs_of(giver.group), *plan.node_runs_of(taker.group)]
     return "node" if max(stop for _, stop in runs) - min(start for start, _ in runs) == 1 else "nodes"

@@ -21,6 +21,7 @@ STAGE = {
     "to": "COMPONENT that loads them; COMPONENT.METHOD calls METHOD in place of `load_weights`.",
     "every": "It runs in steps n, 2n, ...; steps count from 1.",
     "max_staleness": "How many steps old the weights may be. Left out: `every` - 1, which is strictly on-policy for `every: 1`.",
+    "checksum": "Each part that arrives is held against a checksum of what was sent: safer, and slower.",
     "when": "It runs at this time, and not in every step.",
     "after": "Stages that come before it in a step, though it takes nothing from them.",
 }
@@ -100,6 +101,7 @@ MEANS: Mapping[str, Mapping[str, str]] = {
         "home": "An earlier stage of the same group: each sample goes to the data rank that made it there.",
         "allow_empty": "With fewer samples than shares, some workers get an empty batch. Else that is an error.",
         "split_groups": "Samples of one `group_id` may go to different workers.",
+        "equal_counts": "With `balance: tokens`: the shares also have equally many samples (or whole groups), give or take one.",
     },
     "input": {
         "from": "The stage, or the list of stages, that this parameter takes.",
@@ -111,6 +113,7 @@ MEANS: Mapping[str, Mapping[str, str]] = {
         "dir": "The folder of all runs; this one is in NAME/TIME below it.",
         "checkpoint": "When a checkpoint is written; false for never.",
         "grace": "Seconds that workers have to end by themselves when the run stops.",
+        "patience": "Seconds that a worker waits for another before it ends the run with an error that names it; 0: for ever.",
         "show": "Metrics that the display shows, as STAGE.NAME.",
         "record": "Routes whose values are kept on disk for a replay, as SOURCE -> TARGET, or SOURCE for all of its routes.",
     },

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from meshctl.cluster import ACCELERATORS as ACCELERATORS
 from meshctl.cluster import DEVICE_ALIASES as DEVICE_ALIASES
@@ -36,10 +36,10 @@ PARALLEL = (*SIZES, "sequence_parallel", "order")
 MODEL_SIZES = ("num_heads", "num_kv_heads", "hidden_size", "vocab_size", "num_layers", "num_experts", "sequence_length")
 MODEL = ("config", *MODEL_SIZES)
 CALL = ("call", "in", "samples", "sample_bytes", "dispatch", "execute", "collect", "every", "when", "after")
-SYNC = ("sync", "to", "every", "max_staleness", "when", "after")
+SYNC = ("sync", "to", "every", "max_staleness", "checksum", "when", "after")
 STAGE = tuple(dict.fromkeys((*CALL, *SYNC)))
-DISPATCH = ("mode", "balance", "home", "allow_empty", "split_groups")
-RUN = ("steps", "epochs", "dir", "checkpoint", "grace", "show", "record")
+DISPATCH = ("mode", "balance", "home", "allow_empty", "split_groups", "equal_counts")
+RUN = ("steps", "epochs", "dir", "checkpoint", "grace", "patience", "show", "record")
 CHECKPOINT = ("every", "keep")
 LATER = {
     ("pipeline", "repeat"): "a loop inside a step",
@@ -156,9 +156,11 @@ class DispatchWords:
     home: str = ""
     allow_empty: bool = False
     split_groups: bool = False
+    equal_counts: bool = False
 
     def with_default(self, mode: str) -> Dispatch:
-        return Dispatch(self.mode or mode, "tokens" if self.balance else "", self.home, self.allow_empty, self.split_groups)
+        balance: Literal["", "tokens"] = "tokens" if self.balance else ""
+        return Dispatch(self.mode or mode, balance, self.home, self.allow_empty, self.split_groups, self.equal_counts)
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,8 @@ class Stage:
     to_method: str = ""
     max_staleness: int | None = None
     """Of a sync, in steps; None for `every` - 1."""
+    checksum: bool = False
+    """Of a sync."""
 
     @property
     def lag(self) -> int:
@@ -231,6 +235,7 @@ class Run:
     grace: float = 30.0
     show: tuple[str, ...] = ()
     record: tuple[str, ...] = ()
+    patience: float = 3600.0
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,8 @@ def _in_force(facts: Facts, tree: Node, cwd: File) -> Iterator[Origin]:
     yield _default(("run", "dir"), recipe.run.dir)
     if recipe.run.checkpoint is not None:
         yield _default(("run", "checkpoint", "keep"), recipe.run.checkpoint.keep)
-    grace = recipe.run.grace
-    yield _default(("run", "grace"), int(grace) if grace == int(grace) else grace)
+    for key, seconds in (("grace", recipe.run.grace), ("patience", recipe.run.patience)):
+        yield _default(("run", key), int(seconds) if seconds == int(seconds) else seconds)
 
 
 def _default(path: Path, value: Any) -> Origin:

@@ -396,6 +396,7 @@ class _Reader(Values):
             to=target,
             to_method=loader or f"load_{part or 'weights'}",
             max_staleness=staleness,
+            checksum=self.boolean(node, (*path, "checksum")),
         )
 
     def inputs(self, node: Node, path: Path) -> tuple[model.Input, ...]:
@@ -438,6 +439,7 @@ class _Reader(Values):
             home=self.text(node, (*path, "home")),
             allow_empty=self.boolean(node, (*path, "allow_empty")),
             split_groups=self.boolean(node, (*path, "split_groups")),
+            equal_counts=self.boolean(node, (*path, "equal_counts")),
         )
 
     # The run
@@ -455,6 +457,7 @@ class _Reader(Values):
             grace=self.number(node, ("run", "grace"), 30.0),
             show=self.texts(node, ("run", "show")),
             record=self.texts(node, ("run", "record")),
+            patience=self.number(node, ("run", "patience"), 3600.0),
         )
 
     def checkpoint(self, run: Node) -> model.Checkpoint | None:

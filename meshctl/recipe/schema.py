@@ -244,6 +244,7 @@ def _stage() -> Mapping[str, Schema]:
         "to": _text(),
         "every": _whole(1) | _default(model.Stage, "every"),
         "max_staleness": _whole(),
+        "checksum": _boolean(),
         "when": _words(model.WHEN, meanings.WHEN),
         "after": _texts(),
     }
@@ -261,6 +262,7 @@ def _dispatch() -> Mapping[str, Schema]:
         "home": _text(),
         "allow_empty": _boolean(),
         "split_groups": _boolean(),
+        "equal_counts": _boolean(),
     }
 
 
@@ -275,6 +277,7 @@ def _run() -> Mapping[str, Schema]:
         "dir": _text() | _default(model.Run, "dir"),
         "checkpoint": {"anyOf": [_ref("checkpoint"), {"enum": [False, None]}]},
         "grace": _number() | _default(model.Run, "grace"),
+        "patience": _number() | _default(model.Run, "patience"),
         "show": _texts(),
         "record": _texts(),
     }

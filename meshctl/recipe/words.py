@@ -161,6 +161,8 @@ ELSEWHERE = {
     "checkpointing": "checkpoint",
     "ckpt": "checkpoint",
     "grace_period": "grace",
+    "timeout": "patience",
+    "timeout_seconds": "patience",
     "run_name": "name",
     "experiment_name": "name",
     "random_seed": "seed",
@@ -192,6 +194,7 @@ ELSEWHERE = {
     "allow_padding": "allow_empty",
     "balance_tokens": "balance",
     "balance_batch": "balance",
+    "equal_size": "equal_counts",
 }
 """Another system's word -> the key that means the same here."""
 ALIKE = {

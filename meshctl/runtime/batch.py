@@ -61,11 +61,15 @@ class Ragged:
         """`[n, longest, ...]`, for a model that wants it so."""
         return torch.nn.utils.rnn.pad_sequence(self.rows(), batch_first=True, padding_value=fill) if len(self) else self.values[None][:0]
 
+    def between(self, start: int, stop: int) -> Ragged:
+        """Neighbouring rows, whose values are a view."""
+        offsets = self.offsets[start : stop + 1]
+        return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+
     def take(self, indices: Sequence[int]) -> Ragged:
         first, last = (indices[0], indices[-1]) if indices else (0, -1)
-        if list(indices) == list(range(first, last + 1)):  # neighbours: a view, nothing is copied
-            offsets = self.offsets[first : last + 2]
-            return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+        if list(indices) == list(range(first, last + 1)):
+            return self.between(first, last + 1)
         taken = [self[index] for index in indices]
         return Ragged.of(taken) if taken else Ragged(self.values[:0], self.offsets[:1] * 0)
 
@@ -89,10 +93,12 @@ class Batch:
         for name, column in self._columns.items():
             if isinstance(column, Tensor) and not column.ndim:
                 raise BatchError(f"column {name!r} has no sample dim")
-        sizes = {name: len(column) for name, column in self._columns.items()}
+        sizes = {name: column.shape[0] if isinstance(column, Tensor) else len(column) for name, column in self._columns.items()}
         if ids is not None:
-            ids = ids[:, None] if ids.ndim == 1 else ids
-            sizes["ids"] = len(ids)
+            if ids.dtype.is_floating_point or ids.dtype.is_complex:
+                raise BatchError(f"ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
+            ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
+            sizes["ids"] = ids.shape[0]
         if len(set(sizes.values())) > 1:
             raise BatchError("columns differ in their number of samples: " + ", ".join(f"{name} {size}" for name, size in sizes.items()))
         self._length = next(iter(sizes.values()), 0)
@@ -179,6 +185,12 @@ class Batch:
         """These rows, in this order; neighbours are views of this batch's memory."""
         rows = indices.tolist() if isinstance(indices, Tensor) else list(indices)
         return self._with({name: _take(column, rows) for name, column in self._columns.items()}, _take_tensor(self.ids, rows))
+
+    def between(self, start: int, stop: int) -> Batch:
+        """These neighbouring rows, as views of this batch's memory."""
+        if (start, stop) == (0, len(self)):
+            return self
+        return self._with({name: _between(column, start, stop) for name, column in self._columns.items()}, self.ids[start:stop])
 
     def where(self, mask: Tensor | Sequence[bool]) -> Batch:
         """The samples whose mask is true; the others are dropped."""
@@ -291,6 +303,10 @@ def identify(result: Batch, given: Batch | None) -> Batch:
     except KeyError:
         return result  # samples of the endpoint's own making come from nowhere
     return result.with_columns(**{name: _take(given[name], rows) for name in missing})
+
+
+def _between(column: Column, start: int, stop: int) -> Column:
+    return column.between(start, stop) if isinstance(column, Ragged) else column[start:stop]
 
 
 def _take(column: Column, rows: list[int]) -> Column:

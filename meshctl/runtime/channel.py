@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -23,10 +22,11 @@ from meshctl.mesh import DeviceMesh
 from meshctl.routes import COLLECT, DISPATCH, Id, Route, RouteError, speakers
 from meshctl.runtime.batch import MARK, Batch
 from meshctl.runtime.frames import Frame, unpack
-from meshctl.runtime.parts import fill, grid_of, ids_of, lengths_of, packed, picked, pieces_of, room, schema_of
-from meshctl.runtime.transports import Transport
+from meshctl.runtime.parts import fill, packed, picked, pieces_of, room
+from meshctl.runtime.said import Said, batch_row, is_row, is_told, table_of
+from meshctl.runtime.transports import Held, PeerLost, Transport
 from meshctl.runtime.transports.exchange import exchange
-from meshctl.shares import Grid, Hearing, Run, Table, align, hearing, name_of, parts_for
+from meshctl.shares import Hearing, Run, Table, align, hearing, name_of, parts_for
 
 LANES = 5
 """Per route: values, tables, the second hop of an alignment, frames to be written by several, and what is passed on within a node."""
@@ -60,51 +60,6 @@ class Taken:
     """A `Batch` in sample order, a joined plain value, or `END`."""
     said: Said | None = None
     """Of a batch: what all speakers held."""
-
-
-@dataclass(frozen=True)
-class Said:
-    """What the speakers told of one step's batch, and what follows from it."""
-
-    rows: Sequence[Mapping[str, Any]]
-    table: Table
-    parts: Sequence[Sequence[Run]]
-
-    def speakers_of(self, part: int) -> list[int]:
-        """Who has some of a part."""
-        return sorted({run.speaker for run in self.parts[part]})
-
-    @property
-    def most(self) -> int:
-        """The samples of the largest part."""
-        return max((sum(map(len, part)) for part in self.parts), default=0)
-
-    def lengths_of(self, part: int, name: str) -> Tensor:
-        """Of a ragged column, in the order of a part."""
-        return torch.cat([self.rows[run.speaker]["ragged"][name][run.start : run.stop] for run in self.parts[part]])
-
-    def ids_of(self, part: int) -> Tensor:
-        """int64 `[n, depth]`, in the order of a part."""
-        found = []
-        for run in self.parts[part]:
-            ids = self.table.ids[run.speaker]
-            tensor = self.rows[run.speaker]["ids"]
-            found.append(ids_of(ids, run.start, run.stop) if isinstance(ids, Grid) else tensor[run.start : run.stop])
-        return torch.cat(found)
-
-    def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
-        """The columns that all speakers of a part have, if these are the same, and tensors only."""
-        schemas = [self.rows[speaker]["columns"] for speaker in self.speakers_of(part)]
-        alike = all(schema == schemas[0] for schema in schemas) and all(said[0] != "list" for said in schemas[0].values())
-        return schemas[0] if alike else None
-
-    def nbytes_of(self, part: int, schema: Mapping[str, Sequence[Any]]) -> int:
-        """Of the columns of a part."""
-        rows, total = sum(map(len, self.parts[part])), 0
-        for name, (kind, dtype, shape) in schema.items():
-            count = int(self.lengths_of(part, name).sum()) if kind == "ragged" else rows
-            total += count * prod(shape) * getattr(torch, dtype.removeprefix("torch.")).itemsize
-        return total
 
 
 class Channel:
@@ -163,14 +118,19 @@ class Channel:
         me = self._speakers.index(rank)
         places = [self._giver.first_place + speaker for speaker in self._speakers]
         rows = exchange(self._transport, places, me, self._lane + 1, self._row(value, weight))
+        for speaker, row in enumerate(rows):
+            if speaker != me and not is_row(row):
+                raise self._strange(speaker, "no row of a table")
         said = self._said(rows)
-        for part in range(len(self._hearing.ranks)):
-            if said is None:
-                if self._hearing.tellers[part] == me:
+        try:
+            for part in range(len(self._hearing.ranks)):
+                if said is not None:
+                    self._give_part(said, part, value, me)
+                elif self._hearing.tellers[part] == me:
                     for places in self._hearers(part, me):
                         self._send(places, 0, {"rows": rows})
-            else:
-                self._give_part(said, part, value, me)
+        except Held as held:
+            raise RouteError(f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept") from None
         return all(row["kind"] == "end" for row in rows)
 
     def _row(self, value: Any, weight: float) -> dict[str, Any]:
@@ -184,21 +144,9 @@ class Channel:
             return {"kind": "value", "value": value, "weight": weight}
         if self._join in ("mean", "sum"):
             raise RouteError(f"`{self.route.source}` gave a Batch, and collect: {self.route.collect} is for numbers and tensors")
-        return self._batch_row(value)
-
-    def _batch_row(self, batch: Batch) -> dict[str, Any]:
-        grid = grid_of(batch.ids)
-        ids: Any = [grid.start, *grid.shape] if grid else batch.ids
-        row: dict[str, Any] = {"kind": "batch", "ids": ids, "groups": batch.group_depth, "columns": schema_of(batch)}
-        if len(self._speakers) > 1 and (ragged := lengths_of(batch)):
-            row["ragged"] = ragged
-        if self.route.dispatch.balance:
-            row["lengths"] = batch.lengths
-        if home := self.route.dispatch.home:
-            if MARK + "home." + home not in batch:
-                raise RouteError(f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there")
-            row["homes"] = batch[MARK + "home." + home]
-        return row
+        if (home := self.route.dispatch.home) and MARK + "home." + home not in value:
+            raise RouteError(f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there")
+        return batch_row(value, self.route.dispatch, alone=len(self._speakers) == 1)
 
     def _send(self, places: Sequence[int], lane: int, value: Any) -> None:
         frame = Frame(value)
@@ -268,6 +216,8 @@ class Channel:
         part = self._hearing.part_of[rank]
         teller = self._hearing.tellers[part]
         told = self._receive(rank, part, teller)
+        if not is_told(told, len(self._speakers)):
+            raise self._strange(teller, "no table")
         said = self._said(told["rows"])
         if said is None:
             kept = [told["rows"][speaker] for speaker in self._hearing.speakers[part]]
@@ -276,21 +226,34 @@ class Channel:
         if self._together(said, part):
             for speaker in others:
                 self._receive(rank, part, speaker)
-            batch: Batch = told["part"]
+            batch = self._checked(told, said, part, None, teller)
         else:
-            parts = {teller: told["part"], **{speaker: self._receive(rank, part, speaker)["part"] for speaker in others}}
-            batch = _assembled(said.parts[part], parts)
+            parts = {teller: self._checked(told, said, part, teller, teller)} if teller in said.speakers_of(part) else {}
+            for speaker in others:
+                parts[speaker] = self._checked(self._receive(rank, part, speaker), said, part, speaker, speaker)
+            batch = _assembled(said.parts[part], parts or {teller: told["part"]})
         batch.most = said.most
         return Taken(batch, said)
+
+    def _checked(self, told: Any, said: Said, part: int, speaker: int | None, sender: int) -> Batch:
+        """The batch that came for a part: of one speaker, or of all together. It has the rows that the table says."""
+        batch = told.get("part") if isinstance(told, dict) else None
+        count = sum(len(run) for run in said.parts[part] if speaker in (None, run.speaker))
+        if not isinstance(batch, Batch) or len(batch) != count:
+            raise self._strange(sender, f"no batch of {count} samples")
+        return batch
+
+    def _strange(self, speaker: int, what: str) -> PeerLost:
+        return PeerLost(f"{self._transport.who(self._speaking(speaker))} sent {what} on `{self.route.name}`")
 
     def _receive(self, rank: int, part: int, speaker: int) -> Any:
         """What a speaker sent for a part: from it, or from the one on this node that it was sent to."""
         near = self._giver.node_of(self._speakers[speaker]) == self._taker.node_of(rank)
         peers = [] if near else self._peers(rank, part)
         if len(peers) < 2:
-            return unpack(self._transport.receive(self._speaking(speaker), self._lane))
+            return self._transport.hear(self._speaking(speaker), self._lane)
         if peers[0] != self._transport.place:
-            return unpack(self._transport.receive(peers[0], self._lane + 4))
+            return self._transport.hear(peers[0], self._lane + 4)
         frame = self._transport.receive(self._speaking(speaker), self._lane)
         loan = self._transport.lend(peers[1:], self._lane + 4, len(frame))
         loan.frame.copy_(frame)
@@ -304,7 +267,7 @@ class Channel:
 
     def _said(self, rows: Sequence[Mapping[str, Any]]) -> Said | None:
         """Of a batch; none where the rows are plain values or an end."""
-        table = _table(rows)
+        table = table_of(rows)
         if table is None:
             return None
         outline = table.outline
@@ -354,7 +317,7 @@ class Channel:
         parts = [batch.take([index for index, id in enumerate(held[rank]) if id in asked])]
         for peer in peers:
             if peer != rank and not asked.isdisjoint(held[peer]):
-                parts.append(unpack(self._transport.receive(self._taker.first_place + peer, self._lane + 2)))
+                parts.append(self._transport.hear(self._taker.first_place + peer, self._lane + 2))
         whole = Batch.concat(parts)
         return _ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
 
@@ -381,24 +344,6 @@ class Wanted:
         """Per rank, in order."""
         ids = [self.said.table.ids_of(part) for part in self.said.parts]
         return {rank: ids[part] for rank, part in self.hearing.part_of.items()}
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table | None:
-    """The table of a batch, or none where the rows are plain values or an end. A speaker whose stream ended has no samples."""
-    batches = [row for row in rows if row["kind"] == "batch"]
-    if not batches:
-        return None
-
-    def column(name: str) -> tuple[Sequence[int], ...] | None:
-        return tuple(row[name].tolist() if name in row else () for row in rows) if name in batches[0] else None
-
-    return Table(tuple(_ids(row.get("ids")) for row in rows), column("lengths"), column("homes"), max(row["groups"] for row in batches))
-
-
-def _ids(said: Any) -> Sequence[Id]:
-    if said is None:
-        return ()
-    return Grid(said[0], tuple(said[1:])) if isinstance(said, list) else tuple(map(tuple, said.tolist()))
 
 
 def _assembled(samples: Sequence[Run], parts: Mapping[int, Batch | None]) -> Batch:

@@ -162,7 +162,7 @@ class _Reader:
         if prod(max(1, size) for size in shape) * dtype.itemsize >= 1 << 63:  # also where it has no elements: torch counts its strides
             raise FrameError(f"a tensor of shape {shape}")
         nbytes, begin = prod(shape) * dtype.itemsize, self._start + at
-        if at % ALIGN or begin + nbytes > max(len(self._frame), self._start):
+        if at % ALIGN or begin + nbytes > max(self._frame.shape[0], self._start):
             raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {len(self._frame)}")
         if not nbytes:
             return torch.empty(shape, dtype=dtype)

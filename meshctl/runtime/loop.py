@@ -497,7 +497,9 @@ class Loop:
             if route.kind == "weights":
                 if self._hosts(source):
                     giver, taker = self._party(source.component), self._party(source.to)
-                    self._weights[source.name] = WeightChannel(route, giver, taker, self._transport, lane, source.lag)
+                    self._weights[source.name] = WeightChannel(
+                        route, giver, taker, self._transport, lane, source.lag, checksum=source.checksum
+                    )
             elif self._hosts(source) or self._hosts(target):
                 giver, taker = self._party(source.component, source.execute), self._party(target.component, target.execute)
                 self._data[source.name, target.name, route.parameter] = Channel(route, giver, taker, self._transport, lane)

@@ -91,9 +91,9 @@ def room(schema: Mapping[str, Sequence[Any]], rows: int, lengths: Mapping[str, T
 
 def picked(batch: Batch, pieces: Sequence[Piece]) -> Batch:
     """Rows of a batch as room for them, with what is no tensor in it already."""
+    if len(pieces) < 2:  # views: the frame copies them once
+        return batch.between(pieces[0].start, pieces[0].stop) if pieces else batch.between(0, 0)
     rows = [row for piece in pieces for row in range(piece.start, piece.stop)]
-    if len(pieces) == 1 or not rows:
-        return batch.take(rows)  # views: the frame copies them once
     schema = {name: said for name, said in schema_of(batch).items() if said[0] != "list"}
     lengths = {name: torch.cat([column[piece.start : piece.stop] for piece in pieces]) for name, column in lengths_of(batch).items()}
     ids = torch.cat([batch.ids[piece.start : piece.stop] for piece in pieces])

@@ -35,7 +35,7 @@ from meshctl.routes import Route, RouteError
 from meshctl.runtime import weight_links
 from meshctl.runtime.channel import TOGETHER, Party
 from meshctl.runtime.frames import Frame, FrameError, unpack
-from meshctl.runtime.transports import Loan, Transport
+from meshctl.runtime.transports import Held, Loan, Transport
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.runtime.transports.warm import Warm
 from meshctl.runtime.weight_links import Box, Bucket, Item, Layout, Layouts, Parameter, Sharded, boxes
@@ -189,8 +189,11 @@ class WeightChannel:
 
     def _send_until(self, number: int) -> None:
         """Sends what is left up to a bucket."""
-        while self._unsent and self._unsent[0] <= number:
-            self._send(self._buckets[self._unsent.popleft()])
+        try:
+            while self._unsent and self._unsent[0] <= number:
+                self._send(self._buckets[self._unsent.popleft()])
+        except Held as held:
+            raise RouteError(f"`{self.route.name}`: {held}; weights are lent while they are loaded: clone() what is kept") from None
         if not self._unsent:
             self._local = {}
 

@@ -8,6 +8,7 @@ and step; the traceback goes to the log, too.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
@@ -95,6 +96,7 @@ class Worker:
         store, ear = connect(told.head, told.attempt), connect(told.head, told.attempt)
         join(store, group, told.rank)
         transport: Transport = self._transport(plan, place, store)
+        transport.patience = plan.run.patience
         speaking = [group.first_place + rank for group in plan.groups if not group.program for rank in range(group.workers)]
         ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", ear), place, speaking, transport.wake)
         components = self._components(plan, start.path, ending)
@@ -167,8 +169,9 @@ class Worker:
         stage, step = self._loop.at if self._loop else ("", None)
         known = secrets_of(self._plan, self._told.group, os.environ) if self._plan else ()
         sys.stderr.write(traced("".join(traceback.format_exception(error)), known))
-        text = "" if isinstance(error, SAID) else "".join(traceback.format_exception(error.with_traceback(below_us(error.__traceback__))))
-        line = str(error) if isinstance(error, (*SAID, PeerLost)) else f"{type(error).__name__}: {error}"
+        said = isinstance(error, (*SAID, PeerLost))
+        text = "" if said else "".join(traceback.format_exception(error.with_traceback(below_us(error.__traceback__))))
+        line = str(error) if said else f"{type(error).__name__}: {error}"
         line, text = hidden(line, known), traced(text, known)
         doing = "" if stage else self._doing
         self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing)
@@ -218,6 +221,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # as the fork server does for the workers that it calls
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -64,7 +64,7 @@ def join(store: Store, group: Group, rank: int) -> None:
 
 
 def crossings(plan: Plan) -> Iterator[Crossing]:
-    """All bridges of a plan, in the order in which everybody makes them."""
+    """Of a plan, in the same order for everybody."""
     found: dict[tuple[str, ...], list[Route]] = {}
     for route in plan.routes:
         source, target = plan.stage(route.source), plan.stage(route.target)
@@ -73,7 +73,7 @@ def crossings(plan: Plan) -> Iterator[Crossing]:
         for pair in {tuple(sorted({giver, taker})), (giver,), (taker,)}:
             if sum(plan.group(name).workers for name in pair) > 1:
                 found.setdefault(pair, []).append(route)
-    for pair in sorted(found, key=lambda pair: (len(pair), pair)):  # within a group its own bridge comes first
+    for pair in sorted(found, key=lambda pair: (len(pair), pair)):  # what is within a group comes first
         yield Crossing("~".join(pair), pair, tuple(found[pair]))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.cause import ATTEMPT, Cause, Causes, Weight, last_words
+from meshctl.engines.cause import ATTEMPT, READ_ONLY, Cause, Causes, Weight, last_words
 from meshctl.events import Event
 
 RAISED = Event("fault", "train", 1, 3, "metrics", {"error": "ValueError: boom", "traceback": "Traceback...", "lost": False})
@@ -33,11 +33,13 @@ def verdict(tmp_path: Path, *heard: tuple[float, Event], log: str = "", at: floa
     [
         ([(1, LOST), (1.5, RAISED)], "train:1 failed in stage metrics, step 3: ValueError: boom"),
         ([(1, LOST), (1.9, exited(1, -9))], "train:1 failed: killed by SIGKILL, which is often the kernel's when memory runs out"),
-        ([(1, exited(0, 3)), (1.1, exited(1, -11))], "train:1 failed: killed by SIGSEGV"),
-        ([(1, exited(0, -6)), (1.1, exited(1, -11))], "train:1 failed: killed by SIGSEGV"),
-        ([(1, exited(1, -11)), (1.1, RAISED)], "train:1 failed: killed by SIGSEGV"),
+        ([(1, exited(0, 3)), (1.1, exited(1, -11))], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
+        ([(1, exited(0, -6)), (1.1, exited(1, -11))], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
+        ([(1, exited(1, -11)), (1.1, RAISED)], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
         ([(1, RAISED), (1.1, exited(1, 1))], "train:1 failed in stage metrics, step 3: ValueError: boom"),
-        ([(1, Event("step", "train", 1, 7)), (2, exited(1, -11))], "train:1 failed: killed by SIGSEGV after step 7"),
+        ([(1, Event("step", "train", 1, 7)), (2, exited(1, -11))], f"train:1 failed: killed by SIGSEGV after step 7{READ_ONLY}"),
+        ([(1, exited(1, -7))], f"train:1 failed: killed by SIGBUS{READ_ONLY}"),
+        ([(1, exited(1, -11, group="program"))], "program:1 failed: killed by SIGSEGV"),
         ([(1, exited(1, 0))], "train:1 failed: ended before the run was over, with exit code 0"),
         ([(1, exited(1, 7))], "train:1 failed: exit code 7"),
         ([(1, LOST)], "rollout:0 failed in stage batch, step 3: a peer is gone"),

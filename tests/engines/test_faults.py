@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from processes import Launch, Launched, alive, family, plan_of, wait
 
+from meshctl.engines.cause import READ_ONLY
+
 GONE = 10.0
 """Seconds; three on a quiet machine."""
 
@@ -28,7 +30,7 @@ def going(launch: Launch, folder: Path, mode: str = "forever") -> tuple[Launched
     [
         ("raise", "error: two:1 failed in stage sum, step 2: ValueError: boom\nTraceback: boom\nlog: "),
         ("vanish", "error: two:1 failed: ended before the run was over, with exit code 0 after step 1"),
-        ("segfault", "error: two:1 failed: killed by SIGSEGV after step 1\nFatal Python error: Segmentation fault"),
+        ("segfault", f"error: two:1 failed: killed by SIGSEGV after step 1{READ_ONLY}\nFatal Python error: Segmentation fault"),
         ("early", "error: two:1 failed: ImportError: no such thing"),
     ],
 )

@@ -92,6 +92,17 @@ def test_what_is_new_and_what_is_gone() -> None:
     assert {change.mark for change in new} == {"added"} and facts(new[2]) == {"call": (None, "actor.update")}
 
 
+def test_words_that_are_seldom_said() -> None:
+    before = job()
+    *stages, publish = before.stages
+    even, synced = before.routes
+    shared = replace(even, dispatch=replace(even.dispatch, balance="tokens", equal_counts=True))
+    changes = found(before, replace(before, stages=(*stages, replace(publish, checksum=True)), routes=(shared, synced)))
+    assert facts(changes["stages", "publish"]) == {"checksum": ("no", "yes")}
+    assert facts(changes["routes", "rollouts -> metrics"]) == {"balance": ("", "tokens"), "equal counts": ("no", "yes")}
+    assert len(changes) == 2
+
+
 def test_a_component_that_moves() -> None:
     before = job()
     moved = replace(before, components=(before.components[0], replace(before.components[1], group="rollout")))

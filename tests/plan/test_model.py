@@ -40,6 +40,13 @@ def test_it_comes_back_from_json_as_it_was() -> None:
     assert plan().to_json() == plan().to_json()
 
 
+def test_what_is_at_its_default_may_be_left_out_and_then_the_digest_stays() -> None:
+    assert not {"patience", "record"} & {*json.loads(plan().to_json())["run"]}
+    assert "checksum" not in plan().to_json() and "equal_counts" not in plan().to_json()
+    said = replace(plan(), run=Run(steps=3, patience=0.0, record=("s -> t",)))
+    assert Plan.from_json(said.to_json()) == said and said.digest != plan().digest
+
+
 def test_the_digest_tells_any_change() -> None:
     assert plan().digest != replace(plan(), seed=2).digest
     changed = json.loads(plan().to_json()) | {"seed": 5}

@@ -71,6 +71,16 @@ def test_the_recipe_of_the_design(tmp_path: Path) -> None:
     assert plan.run.checkpoint == Checkpoint(50, 3) and plan.run.steps == 200
 
 
+def test_what_is_seldom_said_arrives_and_leaves_no_trace_where_it_is_not(tmp_path: Path) -> None:
+    keys = ("pipeline.publish.checksum", "pipeline.scored.dispatch.equal_counts", "run.patience")
+    plan = plan_of(tmp_path, IN_DESIGN, *(f"{key}={value}" for key, value in zip(keys, ("true", "true", "0.5"), strict=True)))
+    assert plan.stage("publish").checksum and plan.run.patience == 0.5
+    assert [route.dispatch for route in plan.routes if route.dispatch.equal_counts] == [Dispatch(balance="tokens", equal_counts=True)]
+    assert Plan.from_json(plan.to_json()) == plan
+    said = [f"{key}={value}" for key, value in zip(keys, ("false", "false", "3600"), strict=True)]
+    assert plan_of(tmp_path, IN_DESIGN, *said).digest == plan_of(tmp_path, IN_DESIGN).digest != plan.digest
+
+
 def test_views_and_sizes_of_samples_arrive(tmp_path: Path) -> None:
     train = ["groups.train={ranks: 8, device_type: cpu}", "pipeline.rollouts.sample_bytes=4096"]
     sizes = ["fsdp_size=auto", "pp_size=2", "ep_size=2", "etp_size=2", "vpp_size=3", "ulysses_size=2", "sequence_parallel=true"]

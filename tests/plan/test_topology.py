@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
+from meshctl.links import Links
 from meshctl.mesh import DeviceMesh
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage, as_data
 from meshctl.plan.resolve import resolve
@@ -171,7 +174,7 @@ def test_where_a_route_leads() -> None:
     words = ("flatten", "all", "all", "slice_dp")
     assert [route.over for route in topology(route_plan(*words, nodes=2)).routes] == ["nodes", "nodes"]
     assert {route.name: route.over for route in small().routes} == {
-        "batch -> rollouts": "process",
+        "batch -> rollouts": "node",
         "rollouts -> scored": "nodes",
         "scored -> advantages.batch": "process",
         "rollouts -> advantages.other": "nodes",
@@ -180,6 +183,34 @@ def test_where_a_route_leads() -> None:
         "rollouts -> baseline": "node",
         "publish": "nodes",
     }
+
+
+FSDP_FIRST = ("pp", "fsdp", "dp", "cp", "tp")
+MESHES = [
+    DeviceMesh.from_sizes(dp_size=6),
+    DeviceMesh.from_sizes(fsdp_size=6),
+    DeviceMesh.from_sizes(dp_size=2, fsdp_size=3),
+    DeviceMesh.from_sizes(dp_size=2, fsdp_size=3, order=FSDP_FIRST),
+    DeviceMesh.from_sizes(dp_size=3, fsdp_size=2, order=FSDP_FIRST),
+    DeviceMesh.from_sizes(dp_size=3, tp_size=2),
+    DeviceMesh.from_sizes(fsdp_size=6, ulysses_size=2),
+    DeviceMesh.from_sizes(pp_size=6),
+]
+
+
+@pytest.mark.parametrize("execute", ["all", "first", "peer"])
+@pytest.mark.parametrize("mode", ["slice_dp", "slice", "all"])
+@pytest.mark.parametrize("collect", ["flatten", "first", "none", "last_pp_first"])
+def test_a_route_stays_in_its_processes_where_every_link_leads_from_a_rank_to_itself(collect: str, mode: str, execute: str) -> None:
+    for giver, taker in product(MESHES, MESHES):
+        across = route_plan(collect, "all", execute, mode)
+        sizes = {"x": giver, "y": taker}
+        components = tuple(Component(one.name, one.target, "a", sizes[one.name]) for one in across.components)
+        flow, weights = topology(replace(across, groups=(Group("a", "cpu", 6, 0),), components=components)).routes
+        links = Links(giver, taker, 36, collect, "all", mode, execute)
+        pairs = {(links.rank_of(speaker), rank) for rank in range(6) for speaker in links.hears(rank)}
+        assert (flow.over == "process") == all(source == target for source, target in pairs), (giver, taker)
+        assert (weights.over == "process") == (giver == taker)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,23 @@ def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
             check_giver(zoom.routes[0], {taking: mine[rank] for taking, mine in heard.items() if rank in mine})
 
 
+@settings(max_examples=60)
+@given(routed())
+def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(plan: Plan) -> None:
+    together = replace(plan, groups=plan.groups[:1], components=tuple(replace(each, group="a") for each in plan.components))
+    plans = [plan, together] if plan.component("x").mesh.world_size == plan.component("y").mesh.world_size else [plan]
+    for each in plans:
+        drawn = topology(each)
+        for group in each.groups:
+            for rank in range(group.workers):
+                for route in of_rank(each, drawn, group.name, rank).routes:
+                    for exchange in (one for one in route.exchanges if one.ranks.whole):
+                        others = {(route.other_group, other) for other in exchange.ranks.first}
+                        nodes = {each.node_of(*other) for other in others} | {each.node_of(group.name, rank)}
+                        far = "process" if others == {(group.name, rank)} else "node" if len(nodes) == 1 else "nodes"
+                        assert exchange.over == far
+
+
 def check_taker(zoom: RankZoom, mine: dict[int, list[int]]) -> None:
     numbers = sorted(n for samples in mine.values() for n in samples)
     (stage,) = zoom.stages

@@ -181,6 +181,7 @@ def test_what_nobody_wrote() -> None:
     said = {path: (origin.value, origin.kind) for path, origin in found.items() if origin.span is None}
     assert said["seed"] == (0, "default")
     assert said["run.grace"] == (30, "default") and said["run.dir"] == ("runs", "default")
+    assert said["run.patience"] == (3600, "default")
     assert said["cluster.nodes"] == (1, "inferred")
     assert said["components.sampler.parallel.dp_size"] == (2, "inferred")
     assert said["pipeline.publish.max_staleness"] == (0, "default")

@@ -32,11 +32,11 @@ components:
 pipeline:
   source: {call: x.next, samples: 8, sample_bytes: 4096, every: 2, when: start}
   one: {call: y.f, in: source, dispatch: slice, execute: peer, collect: sum}
-  two: {call: y.f, in: [source, one], dispatch: {balance: tokens, allow_empty: true, split_groups: true}, after: one}
+  two: {call: y.f, in: [source, one], dispatch: {balance: tokens, allow_empty: true, split_groups: true, equal_counts: true}, after: one}
   three: {call: y.f, in: {a: source, b: {from: one, dispatch: all}, c: {from: [one, two], dispatch: {home: source}}}, after: [one, two]}
-  sync: {sync: x, to: y, every: 4, max_staleness: 5}
+  sync: {sync: x, to: y, every: 4, max_staleness: 5, checksum: true}
   part: {sync: x.adapter, to: y}
-run: {steps: 10, epochs: 2, dir: out, checkpoint: {every: 5, keep: 1}, grace: 2.5, show: [one.loss]}
+run: {steps: 10, epochs: 2, dir: out, checkpoint: {every: 5, keep: 1}, grace: 2.5, patience: 90, show: [one.loss]}
 """
 
 
@@ -63,7 +63,7 @@ def test_everything_a_recipe_can_say_arrives() -> None:
     assert stages["source"] == model.Stage("source", "call", "x", "next", samples=8, sample_bytes=4096, every=2, when="start")
     assert stages["one"].dispatch == words("slice") and (stages["one"].execute, stages["one"].collect) == ("peer", "sum")
     assert stages["two"].inputs == (model.Input(("source", "one")),)
-    assert stages["two"].dispatch == words(None, "tokens", "", True, True) and stages["two"].after == ("one",)
+    assert stages["two"].dispatch == words(None, "tokens", "", True, True, True) and stages["two"].after == ("one",)
     assert stages["three"].inputs == (
         model.Input(("source",), "a"),
         model.Input(("one",), "b", words("all")),
@@ -71,7 +71,8 @@ def test_everything_a_recipe_can_say_arrives() -> None:
     )
     assert (stages["sync"].method, stages["sync"].to_method, stages["sync"].lag) == ("weights", "load_weights", 2)
     assert (stages["part"].method, stages["part"].to_method, stages["part"].lag) == ("adapter", "load_adapter", 0)
-    assert recipe.run == model.Run(10, 2, "out", model.Checkpoint(5, 1), 2.5, ("one.loss",))
+    assert (stages["sync"].checksum, stages["part"].checksum) == (True, False)
+    assert recipe.run == model.Run(10, 2, "out", model.Checkpoint(5, 1), 2.5, ("one.loss",), (), 90.0)
 
 
 def test_what_is_left_out_has_its_default() -> None:

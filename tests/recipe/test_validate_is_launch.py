@@ -106,7 +106,8 @@ def pipelines(draw: st.DrawFn, groups: list[str], wild: bool, saves: bool) -> di
     givers = draw(st.permutations(groups))
     for number in range(draw(st.integers(0, 2 if wild else min(1, len(groups) - 1)))):
         giver, taker = (draw(where), draw(where)) if wild else givers[:2]
-        more = draw(st.sampled_from([{}, {"max_staleness": 1}, {"every": 2}, *([{"every": 2, "max_staleness": 0}] if wild else [])]))
+        late = [{"every": 2, "max_staleness": 0}] if wild else []
+        more = draw(st.sampled_from([{}, {"max_staleness": 1}, {"every": 2}, {"checksum": True}, *late]))
         stages[f"sync{number}"] = {"sync": f"worker_{giver}", "to": f"worker_{taker}", **more}
     return stages
 
@@ -119,8 +120,9 @@ def modes(draw: st.DrawFn, stages: list[str], wild: bool) -> dict[str, Any]:
             "mode": draw(st.sampled_from(["slice_dp", "slice", "all"])),
             "allow_empty": not wild or draw(st.booleans()),
         }
+        even = {"balance": "tokens", "equal_counts": True}
         homes = [{"home": draw(st.sampled_from(stages or ["s0"]))}] if wild or draw(st.integers(0, 3)) == 0 else []
-        more: dict[str, Any] = draw(st.sampled_from([{}, {"balance": "tokens"}, {"split_groups": True}, *homes]))
+        more: dict[str, Any] = draw(st.sampled_from([{}, {"balance": "tokens"}, even, {"split_groups": True}, *homes]))
         said["dispatch"] = {**dispatch, **more}
     if draw(st.integers(0, 3)) == 0:
         said["execute"] = draw(st.sampled_from(["first", "peer"]))

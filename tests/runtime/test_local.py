@@ -53,7 +53,7 @@ def test_frames_of_all_sizes_come_as_they_were_to_all_who_get_them(takers: int) 
     def giver(worker: Worker) -> int:
         for step in range(steps):
             give(worker, range(1, 1 + takers), pattern(SIZES[step % len(SIZES)], step))
-        worker.local.close()
+        worker.transport.close()
         return worker.local.nbytes
 
     def taker(worker: Worker) -> bool:
@@ -62,7 +62,7 @@ def test_frames_of_all_sizes_come_as_they_were_to_all_who_get_them(takers: int) 
             kept.append((step, worker.transport.receive(0, LANE)))
             assert all(torch.equal(frame, pattern(SIZES[number % len(SIZES)], number)) for number, frame in kept)
         kept.clear()
-        worker.local.close()
+        worker.transport.close()
         return True
 
     with World(giver, *[taker] * takers) as world:
@@ -217,7 +217,7 @@ def test_the_garbage_collector_may_run_in_the_middle_of_anything() -> None:
             assert torch.equal(own, pattern(SIZES[step % len(SIZES)], step))
             Keeper(own)
             Keeper(worker.transport.receive(1, BACK))
-        worker.local.close()
+        worker.transport.close()
         return worker.local.nbytes == 0
 
     def taker(worker: Worker) -> bool:
@@ -227,7 +227,7 @@ def test_the_garbage_collector_may_run_in_the_middle_of_anything() -> None:
             assert torch.equal(frame, pattern(SIZES[step % len(SIZES)], step))
             Keeper(frame)
             give(worker, (0,), pattern(INLINE + 1 + step, step), BACK)
-        worker.local.close()
+        worker.transport.close()
         return True
 
     with World(giver, taker) as world:
@@ -247,7 +247,7 @@ def test_a_peer_that_does_not_read_stops_neither_who_sends_to_it_nor_the_frames_
             give(worker, (2,), torch.tensor([number % 251], dtype=torch.uint8))
         give(worker, (2,), pattern(GRAIN, 0), BACK)
         worker.say("sent to 2")
-        worker.local.close()
+        worker.transport.close()
         return took
 
     def taker(worker: Worker) -> bool:
@@ -257,7 +257,7 @@ def test_a_peer_that_does_not_read_stops_neither_who_sends_to_it_nor_the_frames_
         worker.say("got all")
         if worker.place == 2:
             assert torch.equal(worker.transport.receive(0, BACK), pattern(GRAIN, 0))
-        worker.local.close()
+        worker.transport.close()
         return True
 
     with World(giver, taker, taker, slots={LANE: count}) as world:
@@ -312,7 +312,7 @@ def test_nothing_stays_open_and_nothing_has_a_name() -> None:
         steps(worker, 60, 500)
         gc.collect()
         assert len(files_open()) <= len(opened), (opened, files_open())
-        worker.local.close()
+        worker.transport.close()
         gc.collect()
         left = files_open()
         for one in fresh:
@@ -362,7 +362,7 @@ def test_frames_of_a_peer_that_has_ended_in_order_are_still_received(reads: bool
         got += [int(worker.transport.receive(1, LANE)[0]) for _ in range(frames - 1)]
         with pytest.raises(PeerLost, match="place 1 has ended"):
             worker.transport.receive(1, LANE)
-        worker.local.close()
+        worker.transport.close()
         return got
 
     with World(taker, leaving(frames, reads=False)) as world:
@@ -394,12 +394,12 @@ def test_who_connected_and_was_not_heard_before_the_end_hears_goodbye() -> None:
     def giver(worker: Worker) -> bool:
         give(worker, (1,), pattern(10, 0))
         worker.say("sent")
-        worker.local.close()
+        worker.transport.close()
         return True
 
     def closer(worker: Worker) -> bool:
         worker.hear()
-        worker.local.close()
+        worker.transport.close()
         return True
 
     with World(giver, closer) as world:
@@ -416,14 +416,14 @@ def test_a_stopped_peer_goes_on() -> None:
             give(worker, (1,), pattern(SIZES[step % 8], step))
             if step == 10:
                 worker.say("begun")
-        worker.local.close()
+        worker.transport.close()
         return True
 
     def taker(worker: Worker) -> bool:
         for step in range(steps):
             frame = worker.transport.receive(0, LANE)
             assert step % 50 or torch.equal(frame, pattern(SIZES[step % 8], step))
-        worker.local.close()
+        worker.transport.close()
         return True
 
     with World(giver, taker) as world:

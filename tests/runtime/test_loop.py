@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from meshctl.routes import Dispatch
-from meshctl.runtime import threads
+from meshctl.runtime import threads, weights
 from meshctl.runtime.batch import Batch, BatchError
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.loop import StageError
@@ -425,6 +426,20 @@ def test_a_sync_is_exact(lag: int, every: int) -> None:
     assert [value for _, value in seen] == [0, *(step for step in range(every, 8 - lag) if step % every == 0)]
     versions = [event.value["values"]["version"] for event in outcome.events if event.name == "metric"]
     assert versions == [max(0, (step - 1 - lag) // every * every) for step in range(1, 8)]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_a_sync_moves_is_held_against_checksums_where_the_recipe_says_so(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = itertools.count()
+    monkeypatch.setattr(weights, "checksum", lambda tensor: next(sums))
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", checksum=asked)],
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Weights([]))
+    assert bool(outcome.faults) == asked
+    assert not asked or "`publish`: `w` from " in str(outcome.faults[0])
 
 
 def test_a_checkpoint_lets_weights_catch_up() -> None:

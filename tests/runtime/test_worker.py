@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PARTS = '''
+import time
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -81,6 +83,19 @@ class Broken(Trainer):
     def update(self, batch: Batch):
         if self.step == 2 and self.rank == 1:
             raise KeyError("nothing there")
+        return {}
+
+
+class Sleeper(Trainer):
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        time.sleep(600)
+
+
+class Scribbler(Trainer):
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        batch["x"][0] = 0.0
         return {}
 '''
 RECIPE = """
@@ -205,3 +220,20 @@ def test_an_endpoint_that_raises_is_named_once_with_its_traceback(where: Path) -
     assert ran.err.count("train:1 failed in stage learnt, step 2: KeyError: 'nothing there'") == 1
     assert ran.err.count("Traceback") == 1 and "parts.py" in ran.err and "meshctl/runtime" not in ran.err
     assert "log: " in ran.err
+
+
+def test_who_waits_longer_than_the_recipes_patience_ends_the_run_and_names_whom_it_waits_for(where: Path) -> None:
+    ran = launch(where, "recipe.yaml", "name=sleeper", "components.actor._target_=parts.Sleeper", "run.patience=5")
+    assert ran.code == 5
+    assert re.search(r"rollout:\d failed in stage publish, step 1: train:\d did not send for 5 s, which is `run.patience`", ran.err)
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("env", ["{}", "{OMP_NUM_THREADS: '2'}"], ids=["forked", "executed"])
+def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_told_to_clone(where: Path, env: str) -> None:
+    words = ("pipeline.batch.samples=4096", "components.actor._target_=parts.Scribbler", f"+groups.train.env={env}")
+    ran = launch(where, "recipe.yaml", "name=scribbler", *words)
+    assert ran.code == 5
+    assert "failed: killed by SIGSEGV (a received batch is read-only: clone() what is changed)" in ran.err
+    line = PARTS.splitlines().index('        batch["x"][0] = 0.0') + 1
+    assert f'parts.py", line {line} in update' in ran.err

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.mesh import DeviceMesh
-from meshctl.recipe.model import Input, Sizes, Stage
+from meshctl.recipe.model import DispatchWords, Input, Sizes, Stage
 from meshctl.recipe.rules.calls import REDUCED
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.models import proposals
@@ -377,11 +377,19 @@ def words_with_effect(facts: Facts) -> Iterator[Diagnostic]:
             path = ("pipeline", stage.name, "in", given.parameter, "dispatch") if given.dispatch else ("pipeline", stage.name, "dispatch")
             words, mode = given.dispatch or stage.dispatch, dispatch_of(facts, stage, given).mode
             one_share = "`execute: first` calls one worker" if execute == "first" else "`all` cuts no shares" if mode == "all" else ""
-            for key, said in (("balance", words.balance), ("home", words.home), ("split_groups", words.split_groups)):
+            for key, said in _shaping(words):
                 if said and one_share and (key != "home" or execute == "first"):
                     yield _idle(facts, f"`{key}` changes nothing: {one_share}", *path, key)
-            if words.balance and words.home and not one_share:
-                yield _idle(facts, "`balance` changes nothing: `home` says where each sample goes", *path, "balance")
+            if words.home and not one_share:
+                for key in (key for key, said in _shaping(words) if said and key in ("balance", "equal_counts")):
+                    yield _idle(facts, f"`{key}` changes nothing: `home` says where each sample goes", *path, key)
+            elif words.equal_counts and not words.balance and not one_share:
+                yield _idle(facts, "`equal_counts` changes nothing: without `balance` counts are equal already", *path, "equal_counts")
+
+
+def _shaping(words: DispatchWords) -> Iterator[tuple[str, object]]:
+    """The words of a dispatch that say how shares are cut, with what is said."""
+    return ((key, getattr(words, key)) for key in ("balance", "home", "split_groups", "equal_counts"))
 
 
 def _of_a_source(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
@@ -389,7 +397,7 @@ def _of_a_source(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     node = facts.written.node(*path)
     if node is not None and not node.is_mapping:
         yield _idle(facts, f"`dispatch` changes nothing: stage `{stage.name}` takes nothing", *path)
-    for key, said in (("mode", words.mode), ("balance", words.balance), ("home", words.home), ("split_groups", words.split_groups)):
+    for key, said in (("mode", words.mode), *_shaping(words)):
         if node is not None and node.is_mapping and said:
             yield _idle(facts, f"`{key}` changes nothing: stage `{stage.name}` takes nothing", *path, key)
     if stage.execute == "peer":

@@ -182,7 +182,7 @@ def of_components(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     if recipe.components or recipe.pipeline or not recipe.groups or not facts.right("components") or not facts.right("pipeline"):
         return
-    for key in ("steps", "epochs", "checkpoint", "show", "record"):
+    for key in ("steps", "epochs", "checkpoint", "patience", "show", "record"):
         node = facts.written.node("run", key)
         if node is not None and node.value not in (0, None, False) and facts.right("run", key):
             message = f"`{key}` changes nothing: every group runs a program, which ends and saves by itself"

@@ -9,7 +9,8 @@ A `Way` says where that memory is, how a message leaves (`post`), and calls `arr
 
     memory    threads of one process              the tensor itself
     local     processes of one node               a header over a unix socket; the frame lies in memory that both map
-    gloo      processes anywhere                  torch's gloo
+    tcp       processes of different nodes        the bytes over a connection, into memory that was touched before
+    gloo      the same                            torch's gloo
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.frames import Frame
+from meshctl.runtime.frames import Frame, FrameError, unpack
 
 SLOTS = 2
 """Of a lane that says nothing else."""
@@ -37,6 +39,10 @@ class PeerLost(ConnectionError):
 
 class Dropped(Exception):
     """The step in which somebody waits is one of those that the end of the run drops."""
+
+
+class Held(Exception):
+    """A receiver keeps the memory of what it was sent, and gives nothing back."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,11 @@ class Way:
         """Sends a frame, or a credit where there is none; never waits for the receiver's program. `write`: to be written there."""
         raise NotImplementedError
 
+    def leave(self) -> None:
+        """After the last frame that anybody sends: says goodbye, and waits for nobody."""
+
     def close(self) -> None:
-        """After the last frame that anybody sends: all places close together."""
+        """After `leave`, which all places call together: waits for everybody's goodbye, and lets go of everything."""
 
 
 class Transport:
@@ -87,6 +96,8 @@ class Transport:
         self._gone: dict[int, str] = {}
         """Places that have ended, and how."""
         self._watch: _Watch | None = None
+        self.patience = 0.0
+        """Seconds to wait for one place before it counts as lost; 0 for ever."""
         self.dropped: Callable[[], bool] = lambda: False
         """Asked by whoever waits: whether the step that it waits in is dropped."""
 
@@ -95,8 +106,12 @@ class Transport:
         self._ways = {**dict.fromkeys(places, way), **self._ways}
 
     def reserve(self, lane: int, slots: int) -> None:
-        """Says how many slots a lane has, before its first frame."""
+        """Says how many slots a lane has, before its first frame; 0 where both ends take turns, so that nothing needs a bound."""
         self._slots[lane] = slots
+
+    def slots(self, lane: int) -> int:
+        """How many frames of a lane may be on their way between two places."""
+        return self._slots.get(lane, SLOTS)
 
     def way(self, place: int) -> Way:
         return self._ways.get(place, self._alone)
@@ -132,23 +147,39 @@ class Transport:
         return self.way(next((place for place in loan.to if place != self.place), self.place))
 
     def _take_slot(self, to: int, lane: int) -> None:
+        slots = self.slots(lane)
+        if not slots:
+            return
         with self._state:
             key = (to, lane)
-            self._credits.setdefault(key, self._slots.get(lane, SLOTS))
-            self._wait(lambda: self._credits[key] > 0, to)
+            self._credits.setdefault(key, slots)
+            self._wait(lambda: self._credits[key] > 0, to, "take what it was sent")
             self._credits[key] -= 1
 
     # Receiving
 
-    def receive(self, source: int, lane: int) -> Tensor:
-        """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
+    def receive(self, source: int, lane: int, *, credit: bool = True) -> Tensor:
+        """The next frame of a lane; `credit` false: its slot is given back later, by `credit`. Raises `PeerLost`, `Dropped`."""
         with self._state:
             box = self._inbox[source, lane]
-            self._wait(lambda: bool(box), source)
+            self._wait(lambda: bool(box), source, "send")
             frame = box.popleft()
-        if source != self.place:
-            self.way(source).post(source, lane, None)
+        if credit:
+            self.credit(source, lane)
         return frame
+
+    def credit(self, source: int, lane: int) -> None:
+        """Gives a slot of a lane back."""
+        if source != self.place and self.slots(lane):
+            self.way(source).post(source, lane, None)
+
+    def hear(self, source: int, lane: int, *, credit: bool = True) -> Any:
+        """The next value of a lane. Raises `PeerLost`, also where what came is no value, and `Dropped`."""
+        frame = self.receive(source, lane, credit=credit)
+        try:
+            return unpack(frame)
+        except FrameError as error:
+            raise PeerLost(f"{self.who(source)} sent what is no frame: {error}") from None
 
     def arrived(self, source: int, lane: int, frame: Tensor | None) -> None:
         """A message has come: a frame, or a credit; called by ways, on any thread."""
@@ -170,6 +201,11 @@ class Transport:
         if self._watch:
             self._watch.remove(file)
 
+    def look(self, seconds: float = 0.0) -> None:
+        """Hears what has come; where that is nothing, waits so long for something."""
+        if self._watch:
+            self._watch.look(seconds)
+
     def wake(self) -> None:
         """Makes whoever waits look up: the end of the run was told."""
         with self._state:
@@ -190,20 +226,28 @@ class Transport:
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """For ways, at the end."""
         with self._state:
-            self._wait(ready, self.place)
+            self._wait(ready, self.place, "")
 
     def close(self) -> None:
         """After the last frame that anybody sends: all places close together."""
-        for way in dict.fromkeys(self._ways.values()):
+        ways = [*dict.fromkeys(self._ways.values())]
+        for way in ways:
+            way.leave()
+        for way in ways:
             way.close()
+        with self._state:
+            watch, self._watch = self._watch, None
+        if watch:
+            watch.close()
 
     def _notify(self) -> None:
         self._state.notify_all()
         if self._watch:
             self._watch.wake()
 
-    def _wait(self, ready: Callable[[], bool], on: int) -> None:
+    def _wait(self, ready: Callable[[], bool], on: int, act: str) -> None:
         """Waits, with the state locked, for something that a place does."""
+        until = time.monotonic() + self.patience if self.patience and on != self.place else None
         while not ready():
             if self.dropped():
                 raise Dropped
@@ -211,12 +255,15 @@ class Transport:
                 raise PeerLost(str(self._lost)) from self._lost
             if on in self._gone:
                 raise PeerLost(f"{self.who(on)} {self._gone[on]}")
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise PeerLost(f"{self.who(on)} did not {act} for {self.patience:.0f} s, which is `run.patience`")
             if self._watch is None:
-                self._state.wait()
+                self._state.wait(left)
             else:
                 self._state.release()
                 try:
-                    self._watch.look()
+                    self._watch.look(left)
                 finally:
                     self._state.acquire()
 
@@ -249,6 +296,9 @@ class _Watch:
         """From another thread."""
         if threading.get_ident() != self._thread:
             os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        os.close(self._bell)
 
     def _heard(self) -> None:
         os.eventfd_read(self._bell)

@@ -65,14 +65,25 @@ class Arena:
         with self._taking:
             self._settle()
             free = self._free[use]
-            block = free.pop() if free else None
-            if block is not None and block.nbytes < nbytes:
-                self._forget(block)
-                block = None
-            if block is None:
+            block = next((block for block in reversed(free) if block.nbytes >= nbytes), None)
+            if block is not None:
+                free.remove(block)
+            else:
+                if free:
+                    self._forget(free.pop())  # a larger one takes its place
                 block = self._make(use, nbytes + nbytes // 4)
             block.holders = set(holders)
             return block
+
+    def has(self, use: Hashable, nbytes: int) -> bool:
+        """Whether a block is free."""
+        with self._taking:
+            self._settle()
+            return any(block.nbytes >= nbytes for block in self._free[use])
+
+    def count(self, use: Hashable) -> int:
+        """How many blocks of one use there are."""
+        return sum(block.use == use for block in [*self._blocks.values()])
 
     def give_back(self, number: int, holder: int) -> None:
         """A holder needs a block no more: said on any thread, also by the garbage collector in the middle of a `take`."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshctl.runtime.frames import Frame, unpack
+from meshctl.runtime.frames import Frame
 from meshctl.runtime.transports import Transport
 
 
 def exchange(transport: Transport, places: Sequence[int], me: int, lane: int, row: Any) -> list[Any]:
     """The rows (plain data and tensors) of all `places`, in their order; all of them call it, `me` is this one's index.
 
-    Bruck's algorithm: in each round a place passes all it has to the one that is `distance` before it.
+    Bruck's algorithm: in each round a place passes all it has to the one that is `distance` before it. Nobody ends an exchange before
+    everybody has begun it, so at most two of them are under way, and the lane needs no credits.
     """
+    transport.reserve(lane, 0)
     rows, distance = [row], 1
     while distance < len(places):
         passed = rows[: min(distance, len(places) - distance)]
         transport.send(places[(me - distance) % len(places)], lane, Frame(passed))
-        rows += unpack(transport.receive(places[(me + distance) % len(places)], lane))
+        rows += transport.hear(places[(me + distance) % len(places)], lane)
         distance *= 2
     return [rows[(index - me) % len(places)] for index in range(len(places))]

@@ -62,10 +62,13 @@ class Gloo(Way):
     def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
         self._end_of[to].post(to, lane, loan.frame if loan else None)
 
-    def close(self) -> None:
-        """Says goodbye to every peer and waits for theirs: nothing is on its way then."""
+    def leave(self) -> None:
+        """Says goodbye to every peer."""
         for end in self._ends:
             end.leave()
+
+    def close(self) -> None:
+        """Waits for theirs: nothing is on its way then."""
         for end in self._ends:
             end.join()
 

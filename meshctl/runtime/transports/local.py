@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import array
 import errno
+import hmac
 import os
 import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,11 +29,15 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.frames import bytes_of
-from meshctl.runtime.transports import Loan, PeerLost, Transport, Way
+from meshctl.runtime.transports import Held, Loan, PeerLost, Transport, Way
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped
 
 INLINE = 4096
 """Bytes of a frame that travels in its message."""
+SOON = 0.25
+"""Seconds to wait for a block to come back, where there is one for each slot and one that is read, before there is another one."""
+HELD = 8
+"""Blocks that a receiver may hold beside those that are under way to it."""
 _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, offset or nothing, bytes."""
 _HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE = range(8)
@@ -114,8 +120,26 @@ class Local(Way):
     def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
         if nbytes <= INLINE:
             return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8))
-        block = self._arena.take((lane, tuple(to)), nbytes, set(to))
+        use = (lane, tuple(to))
+        if not self._arena.has(use, nbytes):
+            self._await_block(use, nbytes)
+        block = self._arena.take(use, nbytes, set(to))
         return Loan(tuple(to), lane, block.memory.view(0, nbytes), block)
+
+    def _await_block(self, use: tuple[int, tuple[int, ...]], nbytes: int) -> None:
+        """One may be about to come back, and fresh memory is many times slower. Raises `Held`."""
+        lane, to = use
+        count = self._arena.count(use)
+        enough = count > self._transport.slots(lane)
+        until = time.monotonic() + (SOON if enough else 0.0)
+        while True:
+            self._transport.look(max(0.0, until - time.monotonic()))
+            if self._arena.has(use, 0 if enough else nbytes):  # one that is too small is replaced
+                return
+            if time.monotonic() >= until:
+                break
+        if count >= self._transport.slots(lane) + HELD:
+            raise Held(f"{' or '.join(self._transport.who(place) for place in to)} still holds {count} of them")
 
     def own(self, loan: Loan) -> Tensor:
         if not isinstance(loan.kept, Block):
@@ -277,7 +301,7 @@ class Local(Way):
         elif what == _INLINE:
             if len(message) != _HEAD.size + nbytes:
                 raise _Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
-            self._transport.arrived(line.place, lane, torch.frombuffer(bytearray(message), dtype=torch.uint8)[_HEAD.size :].clone())
+            self._transport.arrived(line.place, lane, _tensor_of(message[_HEAD.size :]))
         elif what in (_BLOCK, _WRITE):
             self._lent(line, what == _WRITE, lane, number, size, nbytes, files)
         elif what == _DROP:
@@ -287,7 +311,7 @@ class Local(Way):
             raise _Malformed(f"kind {what}")
 
     def _greeted(self, line: _Line, what: int, place: int, token: bytes) -> None:
-        if what != _HELLO or token != self._token or place not in self._peers or place in self._from:
+        if what != _HELLO or not hmac.compare_digest(token, self._token) or place not in self._peers or place in self._from:
             raise _Malformed("a wrong greeting")
         line.place = place
         self._from[place] = line
@@ -346,12 +370,15 @@ class Local(Way):
     def _lines_of(self, place: int) -> list[_Line]:
         return [line for line in (self._to.get(place), self._from.get(place)) if line]
 
-    def close(self) -> None:
-        """Says goodbye on every connection, and waits for the other end's: nothing is on its way then. Raises `PeerLost`."""
+    def leave(self) -> None:
+        """Says goodbye on every connection."""
         self._accept()
         self._leaving = True
         for line in (*self._to.values(), *self._from.values()):
             self._say(line, _GOODBYE)
+
+    def close(self) -> None:
+        """Waits for the other ends' goodbye: nothing is on its way then. Raises `PeerLost`."""
         try:
             self._transport.wait_until(lambda: all(line.over for line in (*self._to.values(), *self._from.values())))
             while pusher := self._pusher:
@@ -376,6 +403,10 @@ class Local(Way):
 
 class _Malformed(ValueError):
     """A message that no peer sends."""
+
+
+def _tensor_of(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def _files_of(passed: Iterable[tuple[int, int, bytes]]) -> list[int]:

@@ -226,11 +226,14 @@ class Tcp(Way):
     def _broke(self, error: Exception) -> None:
         self._transport.fail(PeerLost(f"the connections to other nodes broke: {error!r}"))
 
-    def close(self) -> None:
-        """Says goodbye on every connection, and waits for the other end's: nothing is on its way then. Raises `PeerLost`."""
+    def leave(self) -> None:
+        """Says goodbye on every connection."""
         self._closing = True
         for line in self._lines:
             self._push(line, _GOODBYE)
+
+    def close(self) -> None:
+        """Waits for the other ends' goodbye: nothing is on its way then. Raises `PeerLost`."""
         try:
             self._transport.wait_until(lambda: all(line.over and not line.busy for line in self._lines))
         finally:

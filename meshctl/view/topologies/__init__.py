@@ -26,6 +26,9 @@ class Format:
     """Whether it draws the whole with the part chosen."""
 
 
+OVER: Mapping[str, str] = {"process": "in process", "node": "shared memory", "nodes": "tcp"}
+"""By which way a route's samples travel, from how far it goes. Between nodes they go once to each node, and on there in shared memory."""
+
 FORMATS: Mapping[str, Format] = {
     "text": Format((".txt",), "text.picture", zoom="text.zoomed", difference="text.diff"),
     "json": Format((".json",), "json", zoom="json", difference="json"),

@@ -19,6 +19,7 @@ from typing import Any
 
 from meshctl.plan.model import as_data
 from meshctl.plan.topology import Topology
+from meshctl.view.topologies import OVER
 from meshctl.view.topologies.drawn.colours import HUES, tokens
 from meshctl.view.topologies.drawn.pipeline import pipeline
 from meshctl.view.topologies.drawn.shapes import escaped, style
@@ -57,7 +58,7 @@ def _read(name: str) -> str:
 
 
 def _script() -> str:
-    return "\n".join(['"use strict";', f"const HUES = {len(HUES)};", *map(_read, SCRIPTS), "begin();"])
+    return "\n".join(['"use strict";', f"const HUES = {len(HUES)}, OVER = {_json(OVER)};", *map(_read, SCRIPTS), "begin();"])
 
 
 def _style() -> str:

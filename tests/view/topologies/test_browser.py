@@ -22,6 +22,7 @@ from meshctl.plan.topology import Topology, carries_samples, topology
 from meshctl.routes import Route, heard_by, speakers
 from meshctl.shares import Table, shares_for
 from meshctl.view.topologies import html, svg
+from tests.view.topologies.jobs import sixteen
 from tests.view.topologies.plans import ODD, PLANS, everything, hundred_thousand, many, odd, one, program
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -273,6 +274,20 @@ def test_a_route_marks_its_partners(opened: Open) -> None:
     _, takes = exchanged(plan, plan.routes[number], drawn.routes[number].samples)
     assert roles(page, "peer") == {f"rollout:{rank}" for rank in takes[2]} - {"rollout:2"}
     assert page.locator(f'.wide [data-route="{number}"].on').count() == 2
+
+
+def test_a_route_says_by_which_way_it_reaches_its_partners(opened: Open) -> None:
+    drawn = topology(sixteen())
+    ways = {
+        "judge:2": {"rollouts -> scored": "tcp", "scored -> compared.scored": "in process"},
+        "rollout:1": {"batch -> rollouts": "shared memory", "publish: actor to sampler": "tcp"},
+        "critic:3": {"rollouts -> baseline": "shared memory"},
+    }
+    for worker, told in ways.items():
+        page = opened(drawn, f"#{worker}")
+        for name, way in told.items():
+            routes = page.locator("#worker .route").filter(has_text=name)
+            assert routes.first.locator(".reach").inner_text() == way, (worker, name)
 
 
 def test_hovering_previews(opened: Open) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from meshctl.plan.topology import Flow, PlacedStage, Topology
 from meshctl.view.figures import count, size
+from meshctl.view.topologies import OVER
 from meshctl.view.topologies.drawn.colours import HUES
 from meshctl.view.topologies.drawn.shapes import Picture, escaped
 
@@ -32,7 +33,6 @@ GAP = 20.0
 """Between rows."""
 TRACK = 11.0
 """Between routes beside one another."""
-OVER = {"process": "in process", "node": "in node", "nodes": "across nodes"}
 LINE = 15.0
 """Height of a small line."""
 

@@ -113,11 +113,9 @@ function buildPipeline() {
   if (drawn) drawn.style.minWidth = `${0.78 * drawn.getAttribute("width")}px`;
   const left = facts.routes.length - ROUTES;
   find("#pipeline details").hidden = !facts.routes.length;
-  fill(find("#routes"), heads(["Route", "From", "To", "Ranks", "Collect", "Dispatch", "Bytes a step", "How far"]),
+  fill(find("#routes"), heads(["Route", "From", "To", "Ranks", "Collect", "Dispatch", "Bytes a step", "By way of"]),
     make("tbody", {}, ...facts.routes.slice(0, ROUTES).map(routeRow), left > 0 && row(`and ${many(left, "more route")}`, [])));
 }
-
-const OVER = {process: "in process", node: "in node", nodes: "across nodes"};
 
 function routeRow({name, giver, taker, speakers, hearers, kind, collect, dispatch, bytes, over}) {
   const how = [dispatch.mode, dispatch.balance && `by ${dispatch.balance}`, dispatch.home && `home of ${dispatch.home}`];

@@ -91,10 +91,18 @@ function rankButtons(group, ranks, self, aside = "", first = 0) {
 function routePart(worker, route) {
   const {link: {flow, weights}, at, role, partner, ranks} = route;
   const name = weights ? `${flow.name}: ${flow.giver} to ${flow.taker}` : flow.name;
-  const whom = make("span", {class: "muted"}, `${role === "gives" ? "to" : "from"} ${partner}`);
+  const whom = make("span", {class: "muted"}, `${role === "gives" ? "to" : "from"} ${partner}`), way = wayTo(worker, route);
   return make("div", {class: "route"}, radio(["route", at, role], `${role} `), make("span", {class: "name"}, name),
     make("p", {class: "note"}, role === "gives" ? given(route, worker) : taken(route)),
-    ranks.count > 0 && make("div", {class: "ranks"}, whom, ...rankButtons(partner, ranks, worker).childNodes));
+    ranks.count > 0 && make("div", {class: "ranks"}, whom, ...rankButtons(partner, ranks, worker, way).childNodes));
+}
+
+/** By which way it reaches all of them; of very many, by which way all of the route go. */
+function wayTo(worker, {link: {flow}, partner, ranks}) {
+  if (ranks.count > FOLLOWED) return OVER[flow.over];
+  const others = some(ranks, FOLLOWED).map((rank) => ({group: partner, rank})), node = topology.placed(worker).node;
+  if (others.every((other) => same(other, worker))) return OVER.process;
+  return others.every((other) => topology.placed(other).node === node) ? OVER.node : OVER.nodes;
 }
 
 const BY = {tokens: "which ones, the tokens of the batch decide", home: "those that were made there"};

@@ -17,8 +17,8 @@ from functools import partial
 from meshctl.mesh import DIMS
 from meshctl.plan.difference import Change, Difference, Fact, Subject, Value
 from meshctl.view.figures import count, size
+from meshctl.view.topologies import OVER
 from meshctl.view.topologies.text.fitting import Level, Section, fitted
-from meshctl.view.topologies.text.flow import OVER
 from meshctl.view.topologies.text.grid import REACHES
 from meshctl.view.topologies.text.ink import Ink, Line, clip, fit, ink, joined, line, padded, printed, width_of, wrapped
 

@@ -5,24 +5,26 @@ pipeline         ranks  collect  dispatch   samples
  2  ╰┬  rollouts = B sampler.sample(batch)
      │    batch     4 -> 4  flatten  slice_dp   64   12 kB  in process
  3   ╰  scored = C judge.score(rollouts)
-          rollouts  4 -> 2  flatten  slice_dp by tokens    512  2.1 MB  in node
+          rollouts  4 -> 2  flatten  slice_dp by tokens    512  2.1 MB  shared memory
  4      publish: D actor => B sampler
-          weights   4 -> 4  fsdp 2 x tp 2 => dp 4   in node
+          weights   4 -> 4  fsdp 2 x tp 2 => dp 4   shared memory
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from meshctl.plan.topology import Flow, PlacedStage, Topology
 from meshctl.view.figures import count, size
-from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, clip, columns, fit, ink, joined, line, padded, width_of
+from meshctl.view.topologies import OVER
+from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, clip, columns, fit, ink, joined, line, padded, wants, width_of
 from meshctl.view.topologies.text.marks import Marks
 from meshctl.view.topologies.text.rails import Rails, rails
 
-OVER = {"process": "in process", "node": "in node", "nodes": "across nodes"}
+SHORT = {**OVER, "node": "shm"}
+"""Where there is little room."""
 LEAST = 8
 """Columns of the name of who gives, where there is little room."""
 INPUTS = 5
@@ -143,8 +145,8 @@ class Pipeline:
         """Only where some ranks get the same."""
         return line(f"{route.shares} share{'s' * (route.shares > 1)}") if route.kind == "data" and route.shares != route.hearers else ()
 
-    def over(self, route: Flow) -> Line:
-        return line(ink(OVER[route.over], "faint"))
+    def over(self, route: Flow, words: Mapping[str, str]) -> Line:
+        return line(ink(words[route.over], "faint"))
 
     def bytes(self, route: Flow) -> Line:
         return line(size(route.bytes)) if route.bytes else ()
@@ -203,25 +205,27 @@ def _routes(pipeline: Pipeline, routes: Sequence[Flow], width: int) -> list[Line
     wide = max(map(width_of, ends), default=0)
     shape = (Column(), Column(), Column(spare=2), Column(right=True), Column(spare=1))
     data, room = [route for route in routes if route.kind == "data"], width - wide - 2
-    ways = dict(zip((route.name for route in data), columns([_way(pipeline, each) for each in data], shape, room), strict=True))
+    words = SHORT if wants([_way(pipeline, each, OVER) for each in data], shape) > room else OVER
+    drawn = columns([_way(pipeline, each, words) for each in data], shape, room)
+    ways = dict(zip((route.name for route in data), drawn, strict=True))
     for route in routes:
         if route.kind == "weights":
-            ways[route.name] = _resharded(pipeline, route, room)
+            ways[route.name] = _resharded(pipeline, route, words, room)
     return [line(padded(end, wide), "  ", ways[route.name]) for end, route in zip(ends, routes, strict=True)]
 
 
-def _resharded(pipeline: Pipeline, route: Flow, room: int) -> Line:
-    full = joined([each for each in (pipeline.layouts(route), pipeline.bytes(route), pipeline.over(route)) if each], "  ")
-    return full if width_of(full) <= room else fit(line("re-sharded, ", OVER[route.over]), room)
+def _resharded(pipeline: Pipeline, route: Flow, words: Mapping[str, str], room: int) -> Line:
+    full = joined([each for each in (pipeline.layouts(route), pipeline.bytes(route), pipeline.over(route, words)) if each], "  ")
+    return full if width_of(full) <= room else fit(line("re-sharded, ", words[route.over]), room)
 
 
-def _way(pipeline: Pipeline, route: Flow) -> tuple[Line, ...]:
+def _way(pipeline: Pipeline, route: Flow, words: Mapping[str, str]) -> tuple[Line, ...]:
     return (
         line(route.collect),
         pipeline.dispatch(route),
         pipeline.shares(route),
         pipeline.bytes(route),
-        pipeline.over(route),
+        pipeline.over(route, words),
     )
 
 

@@ -193,9 +193,14 @@ class Column:
     """Whether it is cut between words: a part of a number is another number."""
 
 
+def wants(rows: Sequence[Sequence[Line]], shape: Sequence[Column]) -> int:
+    """How wide the rows are where nothing has to be cut or left out."""
+    return _total(_kept(rows, shape))
+
+
 def columns(rows: Sequence[Sequence[Line]], shape: Sequence[Column], width: int) -> list[Line]:
     """The rows, aligned. A row may have fewer cells; a column without any text takes no room."""
-    kept = [(column, texts) for column, texts in zip(shape, zip_longest(*rows, fillvalue=()), strict=False) if any(texts)]
+    kept = _kept(rows, shape)
     while _total(kept) > width and any(column.spare for column, _ in kept) and _narrowest(kept) > width:
         kept.remove(max(kept, key=lambda each: each[0].spare))
     widths = _widths(kept, width)
@@ -203,6 +208,10 @@ def columns(rows: Sequence[Sequence[Line]], shape: Sequence[Column], width: int)
 
 
 Kept = list[tuple[Column, tuple[Line, ...]]]
+
+
+def _kept(rows: Sequence[Sequence[Line]], shape: Sequence[Column]) -> Kept:
+    return [(column, texts) for column, texts in zip(shape, zip_longest(*rows, fillvalue=()), strict=False) if any(texts)]
 
 
 def _total(kept: Kept) -> int:

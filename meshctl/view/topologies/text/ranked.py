@@ -10,7 +10,7 @@ E actor  fsdp 1 of 3, tp 1 of 2
   tp        1  2 3    inside
 
 takes
-  scored -> metrics  from judge 0 1 2  samples 171-341 (171 of 512)
+  scored -> metrics  from judge 0 1 2  samples 171-341 (171)  shared memory
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshctl.plan.rank_zoom import Neighbours, Peers, RankInMesh, RankRoute, RankStage, RankZoom
-from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, columns, cut, ink, line, width_of, words_of, wrapped
+from meshctl.view.topologies import OVER
+from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, columns, cut, ink, line, wants, width_of, words_of, wrapped
 from meshctl.view.topologies.text.sheet import Sheet, folded, headed, ranks_of, run_of
 
 NAME = 24
@@ -125,28 +126,35 @@ def _noted(drawn: Sequence[Line], notes: Sequence[str], width: int) -> list[Line
 
 
 def _routes(sheet: Sheet, routes: Sequence[RankRoute]) -> list[Line]:
-    rows, notes = list[tuple[Line, ...]](), list[str]()
+    """With the ways in a column of their own, or below where that would cut what else is said."""
+    rows = [row for route in routes for row in _exchanges(route)]
+    shape = (Column(least=12), Column(least=12, words=True), Column(least=8), Column())
+    beside = wants(rows, shape) <= sheet.width
+    notes = list[str]()
     for route in routes:
-        word = ("to" if route.gives else "from") + " some of" * route.some
-        for place, exchange in enumerate(route.exchanges):
-            if place and place == len(route.exchanges) - 1 and route.partners > len(route.exchanges):
-                rows.append((line(), line(f"{ELLIPSIS} {route.partners - len(route.exchanges)} more")))
-                notes.append("")
-            name = line("  ", ink(route.route, "bold")) if place == 0 else line()
-            whom = line(f"{word} {cut(route.other_group, NAME)} {ranks_of(exchange.ranks)}")
-            rows.append((name, whom, line(_samples(exchange.samples, None, 0))))
-            notes.append("")
-        if not route.exchanges:
-            rows.append((line("  ", ink(route.route, "bold")), line(f"{word} nobody")))
-            notes.append("")
-        notes[-1] = "; ".join(_remarks(route))
-    return _noted(columns(rows, (Column(least=12), Column(least=12, words=True), Column(least=8)), sheet.width), notes, sheet.width)
+        notes += [""] * (len(list(_exchanges(route))) - 1) + ["; ".join(_remarks(route, ways=not beside))]
+    return _noted(columns(rows, shape if beside else shape[:-1], sheet.width), notes, sheet.width)
 
 
-def _remarks(route: RankRoute) -> Iterator[str]:
+def _exchanges(route: RankRoute) -> Iterator[tuple[Line, ...]]:
+    word = ("to" if route.gives else "from") + " some of" * route.some
+    name = line("  ", ink(route.route, "bold"))
+    for place, exchange in enumerate(route.exchanges):
+        if place and place == len(route.exchanges) - 1 and route.partners > len(route.exchanges):
+            yield line(), line(f"{ELLIPSIS} {route.partners - len(route.exchanges)} more"), line(), line()
+        whom = line(f"{word} {cut(route.other_group, NAME)} {ranks_of(exchange.ranks)}")
+        way = line(ink(OVER[exchange.over], "faint"))
+        yield line() if place else name, whom, line(_samples(exchange.samples, None, 0)), way
+    if not route.exchanges:
+        yield name, line(f"{word} nobody"), line(), line()
+
+
+def _remarks(route: RankRoute, ways: bool) -> Iterator[str]:
     if route.count is not None:
         yield f"{route.count} of {route.total} samples"
     if route.teller is not None and route.kind == "data":
         yield f"{route.other_group} {route.teller} tells what all of them hold"
     if route.note:
         yield route.note
+    if ways and route.exchanges:
+        yield " and ".join(dict.fromkeys(OVER[exchange.over] for exchange in route.exchanges))
