@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.runtime import tensordicts
+
 
 class BatchError(ValueError):
     """Columns that do not make a batch, or rows that cannot be told apart; the runtime adds stage and step."""
@@ -76,6 +78,8 @@ class Ragged:
 
 Column = Tensor | Ragged | list[Any]
 MARK = "@"
+IDS, DEPTH, MOST = MARK + "ids", MARK + "group_depth", MARK + "most"
+"""How a TensorDict carries what a batch knows beside its columns."""
 
 
 class Batch:
@@ -243,6 +247,47 @@ class Batch:
             cut.most = min(size, self.most)
             yield cut
             start = stop
+
+    # TensorDict
+
+    @classmethod
+    def from_tensordict(cls, td: Any) -> Batch:
+        """The entries of a TensorDict as columns that share its memory; the first dim of its `batch_size` is the sample dim.
+
+        Nested entries get names that are joined by `.`, jagged nested tensors become `Ragged`, NonTensorData lists.
+        """
+        try:
+            entries, notes = tensordicts.read(td, (DEPTH, MOST))
+        except ValueError as error:
+            raise BatchError(str(error)) from error
+        ids = entries.pop(IDS, None)
+        if not isinstance(ids, Tensor | None):
+            raise BatchError(f"entry {IDS!r} is not a tensor")
+        samples = td.batch_size[0]
+        columns: dict[str, Column] = {name: Ragged(*entry) if isinstance(entry, tuple) else entry for name, entry in entries.items()}
+        most = max(notes[MOST], samples) if MOST in notes else None
+        batch = cls(columns, ids=ids, group_depth=notes.get(DEPTH, 0), most=most)
+        if len(batch) != samples:
+            raise BatchError(f"a TensorDict of {samples} samples without entries")
+        return batch
+
+    def to_tensordict(self) -> Any:
+        """A TensorDict of `batch_size` `[n]` that shares this batch's memory: the way back of `from_tensordict`.
+
+        Ids and marks go with it, as entries whose names begin with `@`: what is selected, cut or sorted there is known here again.
+        """
+        entries: dict[str, tensordicts.Entry] = {
+            name: (column.values, column.offsets) if isinstance(column, Ragged) else column for name, column in self._columns.items()
+        }
+        if self._ids is not None:
+            entries[IDS] = self._ids
+        notes = {DEPTH: self.group_depth} if self.group_depth else {}
+        if self._most is not None:
+            notes[MOST] = self._most
+        try:
+            return tensordicts.write(entries, notes, len(self), MARK)
+        except ValueError as error:
+            raise BatchError(str(error)) from error
 
     # Joining
 

@@ -33,6 +33,7 @@ from meshctl.runtime.channel import END, LANES, Channel, Party, Taken
 from meshctl.runtime.component import Component
 from meshctl.runtime.frames import FrameError
 from meshctl.runtime.record import Recorder, Replayed
+from meshctl.runtime.tensordicts import is_tensordict
 from meshctl.runtime.transports import Dropped, Transport
 from meshctl.runtime.weights import WeightChannel, weights_of
 
@@ -338,7 +339,7 @@ class Loop:
         self._inside = True
         value = getattr(component, stage.method)(*(value for name, value in arguments if not name), **named)
         self._inside = False
-        return value
+        return Batch.from_tensordict(value) if is_tensordict(value) else value
 
     def _marked(self, stage: Stage, placed: Placed, batch: Batch) -> Batch:
         """Samples carry the version of the weights that made them, and their home where a later stage sends them back to it."""
