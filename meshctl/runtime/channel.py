@@ -21,9 +21,9 @@ from torch import Tensor
 from meshctl.mesh import DeviceMesh
 from meshctl.routes import COLLECT, DISPATCH, Id, Route, RouteError, speakers
 from meshctl.runtime.batch import MARK, Batch
-from meshctl.runtime.frames import Frame, unpack
+from meshctl.runtime.frames import Frame, pack, unpack
 from meshctl.runtime.parts import fill, packed, picked, pieces_of, room
-from meshctl.runtime.said import Said, batch_row, is_row, is_told, table_of
+from meshctl.runtime.said import Said, batch_row, is_row, rows_in, table_of
 from meshctl.runtime.transports import Held, PeerLost, Transport
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.shares import Hearing, Run, Table, align, hearing, name_of, parts_for
@@ -121,14 +121,14 @@ class Channel:
         for speaker, row in enumerate(rows):
             if speaker != me and not is_row(row):
                 raise self._strange(speaker, "no row of a table")
-        said = self._said(rows)
+        said, table = self._said(rows), pack(rows) if me in self._hearing.tellers else None
         try:
             for part in range(len(self._hearing.ranks)):
                 if said is not None:
-                    self._give_part(said, part, value, me)
+                    self._give_part(said, table, part, value, me)
                 elif self._hearing.tellers[part] == me:
                     for places in self._hearers(part, me):
-                        self._send(places, 0, {"rows": rows})
+                        self._send(places, 0, {"table": table})
         except Held as held:
             raise RouteError(f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept") from None
         return all(row["kind"] == "end" for row in rows)
@@ -153,22 +153,24 @@ class Channel:
         self.sent += frame.nbytes
         self._transport.send(places, self._lane + lane, frame)
 
-    def _give_part(self, said: Said, part: int, value: Batch | Ended, me: int) -> None:
+    def _give_part(self, said: Said, table: Tensor | None, part: int, value: Batch | Ended, me: int) -> None:
         """What this speaker has of a part, and the table where it is the one that tells it."""
         tells, has = self._hearing.tellers[part] == me, said.speakers_of(part)
+        if not tells and me not in has:
+            return
         if (schema := self._together(said, part)) and isinstance(value, Batch):
-            self._give_together(said, part, value, me, schema)
-        elif tells or me in has:
-            pieces = pieces_of(said.parts[part], me)
-            own = picked(value, packed(pieces)) if isinstance(value, Batch) else None
-            frame = Frame({"rows": said.rows if tells else None, "part": own})
-            for places in self._hearers(part, me):
-                loan = self._transport.lend(places, self._lane, frame.nbytes)
-                frame.write(loan.frame)
-                if own is not None and len(pieces) > 1 and isinstance(value, Batch):
-                    fill(unpack(loan.frame)["part"], value, packed(pieces))
-                self.sent += frame.nbytes
-                self._transport.deliver(loan)
+            self._give_together(said, table, part, value, me, schema)
+            return
+        pieces = pieces_of(said.parts[part], me)
+        own = picked(value, packed(pieces)) if isinstance(value, Batch) else None
+        frame = Frame({"table": table if tells else None, "part": own})
+        for places in self._hearers(part, me):
+            loan = self._transport.lend(places, self._lane, frame.nbytes)
+            frame.write(loan.frame)
+            if own is not None and len(pieces) > 1 and isinstance(value, Batch):
+                fill(unpack(loan.frame)["part"], value, packed(pieces))
+            self.sent += frame.nbytes
+            self._transport.deliver(loan)
 
     def _together(self, said: Said, part: int) -> Mapping[str, Sequence[Any]] | None:
         """The columns of a part that several speakers write into one frame: where all, and all who get it, share memory."""
@@ -184,14 +186,16 @@ class Channel:
         schema = said.schema_of(part)
         return schema if schema and said.nbytes_of(part, schema) >= TOGETHER else None
 
-    def _give_together(self, said: Said, part: int, value: Batch, me: int, schema: Mapping[str, Sequence[Any]]) -> None:
+    def _give_together(
+        self, said: Said, table: Tensor | None, part: int, value: Batch, me: int, schema: Mapping[str, Sequence[Any]]
+    ) -> None:
         teller, has = self._hearing.tellers[part], said.speakers_of(part)
         hearers = [self._taker.first_place + rank for rank in self._hearing.ranks[part]]
         pieces = pieces_of(said.parts[part], me)
         if me == teller:
             lengths = {name: said.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"}
             whole = room(schema, sum(map(len, said.parts[part])), lengths, said.ids_of(part), said.table.group_depth)
-            frame = Frame({"rows": said.rows, "part": whole})
+            frame = Frame({"table": table, "part": whole})
             loan = self._transport.lend(hearers, self._lane, frame.nbytes)
             frame.write(loan.frame)
             for other in has:
@@ -206,8 +210,9 @@ class Channel:
 
     def _fill(self, frame: Tensor, value: Batch, pieces: Sequence[Any]) -> None:
         if pieces:
-            fill(unpack(frame)["part"], value, pieces)
-            self.sent += sum(piece.stop - piece.start for piece in pieces) * len(frame) // max(1, len(unpack(frame)["part"]))
+            whole: Batch = unpack(frame)["part"]
+            fill(whole, value, pieces)
+            self.sent += sum(piece.stop - piece.start for piece in pieces) * len(frame) // max(1, len(whole))
 
     # Taking
 
@@ -216,11 +221,12 @@ class Channel:
         part = self._hearing.part_of[rank]
         teller = self._hearing.tellers[part]
         told = self._receive(rank, part, teller)
-        if not is_told(told, len(self._speakers)):
+        rows = rows_in(told, len(self._speakers))
+        if rows is None:
             raise self._strange(teller, "no table")
-        said = self._said(told["rows"])
+        said = self._said(rows)
         if said is None:
-            kept = [told["rows"][speaker] for speaker in self._hearing.speakers[part]]
+            kept = [rows[speaker] for speaker in self._hearing.speakers[part]]
             return Taken(END if kept[0]["kind"] == "end" else join(self._join, [(row["value"], row["weight"]) for row in kept], self.route))
         others = [speaker for speaker in said.speakers_of(part) if speaker != teller]
         if self._together(said, part):

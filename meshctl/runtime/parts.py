@@ -106,19 +106,20 @@ def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
     """Copies rows of one batch to their places in another, column by column."""
     if not pieces:
         return
+    scattered = len(pieces) > 1 and _together(pieces)
+    rows = torch.tensor([row for piece in pieces for row in range(piece.start, piece.stop)]) if scattered else None
     for name, column in target.columns.items():
         given = source[name]
         if isinstance(column, Ragged):
             _fill_ragged(column, given, pieces)
         elif isinstance(column, Tensor):
-            _fill_tensor(column, given.detach(), pieces)
+            _fill_tensor(column, given.detach(), pieces, rows)
 
 
-def _fill_tensor(target: Tensor, source: Tensor, pieces: Sequence[Piece]) -> None:
-    first, rows = pieces[0].at, sum(piece.stop - piece.start for piece in pieces)
-    if len(pieces) > 1 and _together(pieces) and source.device.type == "cpu":
-        index = torch.cat([torch.arange(piece.start, piece.stop) for piece in pieces])
-        torch.index_select(source, 0, index, out=target[first : first + rows])
+def _fill_tensor(target: Tensor, source: Tensor, pieces: Sequence[Piece], rows: Tensor | None) -> None:
+    """`rows` are those of the source where they go to neighbouring places."""
+    if rows is not None and source.device.type == "cpu":
+        torch.index_select(source, 0, rows, out=target[pieces[0].at : pieces[0].at + len(rows)])
         return
     for piece in pieces:
         target[piece.at : piece.at + piece.stop - piece.start].copy_(source[piece.start : piece.stop])

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -19,10 +21,13 @@ from torch import Tensor
 
 from meshctl.routes import Dispatch, Id
 from meshctl.runtime.batch import MARK, Batch
+from meshctl.runtime.frames import FrameError, unpack
 from meshctl.runtime.parts import dtype_of, grid_of, ids_of, lengths_of, schema_of
 from meshctl.shares import Grid, Run, Table
 
 Row = Mapping[str, Any]
+FEW = 4
+"""Runs that are joined one by one; of more, rows are picked by an index."""
 
 
 def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool) -> dict[str, Any]:
@@ -39,10 +44,16 @@ def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool) -> dict[str, Any
     return row
 
 
-def is_told(told: Any, speakers: int) -> bool:
-    """Whether this is what a teller sends: a row of each speaker, and perhaps a part."""
-    rows = told.get("rows") if isinstance(told, dict) else None
-    return isinstance(rows, list) and len(rows) == speakers and all(map(is_row, rows))
+def rows_in(told: Any, speakers: int) -> list[Row] | None:
+    """The rows of all speakers, out of what a teller sends: `{"table": their frame, ...}`. None where it is anything else."""
+    table = told.get("table") if isinstance(told, dict) else None
+    if not isinstance(table, Tensor) or table.dtype != torch.uint8 or table.ndim != 1:
+        return None
+    try:
+        rows = unpack(table)
+    except FrameError:
+        return None
+    return rows if isinstance(rows, list) and len(rows) == speakers and all(map(is_row, rows)) else None
 
 
 def is_row(row: Any) -> bool:
@@ -116,9 +127,13 @@ class Said:
     table: Table
     parts: Sequence[Sequence[Run]]
 
-    def speakers_of(self, part: int) -> list[int]:
+    def speakers_of(self, part: int) -> tuple[int, ...]:
         """Who has some of a part."""
-        return sorted({run.speaker for run in self.parts[part]})
+        return self._speakers[part]
+
+    @cached_property
+    def _speakers(self) -> list[tuple[int, ...]]:
+        return [tuple(sorted({run.speaker for run in part})) for part in self.parts]
 
     @property
     def most(self) -> int:
@@ -127,16 +142,29 @@ class Said:
 
     def lengths_of(self, part: int, name: str) -> Tensor:
         """Of a ragged column, in the order of a part."""
-        return torch.cat([self.rows[run.speaker]["ragged"][name][run.start : run.stop] for run in self.parts[part]])
+        nothing = torch.empty(0, dtype=torch.int64)
+        return self._rows_of(part, [row["ragged"][name] if "ragged" in row else nothing for row in self.rows])
 
     def ids_of(self, part: int) -> Tensor:
         """int64 `[n, depth]`, in the order of a part."""
+        return self._rows_of(part, self._ids)
+
+    @cached_property
+    def _ids(self) -> list[Tensor]:
+        """Per speaker; `[0]` where it has no samples."""
         found = []
-        for run in self.parts[part]:
-            ids = self.table.ids[run.speaker]
-            tensor = self.rows[run.speaker]["ids"]
-            found.append(ids_of(ids, run.start, run.stop) if isinstance(ids, Grid) else tensor[run.start : run.stop])
-        return torch.cat(found)
+        for ids, row in zip(self.table.ids, self.rows, strict=True):
+            found.append(ids_of(ids, 0, len(ids)) if isinstance(ids, Grid) else row["ids"] if len(ids) else torch.empty(0))
+        return found
+
+    def _rows_of(self, part: int, tensors: Sequence[Tensor]) -> Tensor:
+        """The rows of a part, in its order, of a tensor that each speaker has."""
+        if len(self.parts[part]) <= FEW:
+            return torch.cat([tensors[run.speaker][run.start : run.stop] for run in self.parts[part]])
+        has = self.speakers_of(part)
+        starts = dict(zip(has, accumulate((len(self.table.ids[speaker]) for speaker in has), initial=0), strict=False))
+        rows = [starts[run.speaker] + index for run in self.parts[part] for index in range(run.start, run.stop)]
+        return torch.cat([tensors[speaker] for speaker in has])[torch.tensor(rows)]
 
     def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
         """The columns that all speakers of a part have, if these are the same, and tensors only."""
