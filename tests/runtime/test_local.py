@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,9 @@ from meshctl.mesh import DeviceMesh
 from meshctl.routes import Dispatch, Route
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.channel import Channel, Party
-from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, local
 from meshctl.runtime.transports.arena import GRAIN
-from meshctl.runtime.transports.local import INLINE, Address, Local
+from meshctl.runtime.transports.local import HELD, INLINE, Address, Local
 from tests.runtime.hostile_world import Impostor, Worker, World, files_open
 
 pytestmark = pytest.mark.slow
@@ -90,6 +91,26 @@ def test_a_write_into_a_frame_that_was_received_ends_the_writer_and_no_other(nby
         assert world.status(1) == -signal.SIGSEGV
         world.tell(2)
         assert world.gave(2) == [True]
+
+
+def test_a_receiver_that_gives_nothing_back_is_named_and_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "SOON", 0.01)
+
+    def giver(worker: Worker) -> list[Any]:
+        try:
+            for step in range(100):
+                give(worker, (1,), pattern(GRAIN, step))
+        except Held as held:
+            return [str(held), worker.local.nbytes <= 2 * GRAIN * (SLOTS + HELD + 1)]
+        return []
+
+    def keeper(worker: Worker) -> None:
+        kept = []
+        while True:
+            kept.append(worker.transport.receive(0, LANE))
+
+    with World(giver, keeper) as world:
+        assert world.gave(0) == [[f"place 1 still holds {SLOTS + HELD} of them", True]]
 
 
 def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it() -> None:

@@ -1,4 +1,4 @@
-"""What every transport promises; gloo's part of it is in test_gloo.py."""
+"""What every transport promises; what each way does of it is in test_local, test_tcp and test_ways."""
 
 from __future__ import annotations
 
