@@ -38,8 +38,8 @@ class Counting(MemoryTransport):
         self.sent += len(loan.frame) * len(loan.to)
         super().deliver(loan)
 
-    def receive(self, source: int, lane: int, *, credit: bool = True) -> Tensor:
-        frame = super().receive(source, lane, credit=credit)
+    def receive(self, source: int, lane: int) -> Tensor:
+        frame = super().receive(source, lane)
         self.received += len(frame)
         return frame
 

@@ -123,7 +123,7 @@ def launch(
         typer.Option(metavar="ROUTE=DIR", help="With --only: where a run has recorded what the group takes.", show_default=False),
     ] = None,
 ) -> None:
-    """Runs a recipe, or goes on with a run from its last save."""
+    """Runs a recipe, or goes on from a run's checkpoint."""
     from meshctl.cli.launch import launch
     from meshctl.cli.replay import Asked
 
@@ -166,7 +166,7 @@ def schema(
 def completion(
     shell: Annotated[str, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; what SHELL says.", show_default=False)] = "",
 ) -> None:
-    """Prints what makes a shell complete words. These are commands, recipes and overrides."""
+    """Prints the script by which a shell completes. It knows commands, recipes and overrides."""
     from meshctl.cli.completion.shells import script
 
     raise typer.Exit(script(shell))

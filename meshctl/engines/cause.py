@@ -156,7 +156,9 @@ class Causes:
         """What a death by this signal often is."""
         if code == -signal.SIGKILL:
             return ", which is often the kernel's when memory runs out"
-        return READ_ONLY if -code in (signal.SIGSEGV, signal.SIGBUS) and group in self._components else ""
+        if code == -signal.SIGBUS:
+            return ", which is often shared memory that is full"
+        return READ_ONLY if code == -signal.SIGSEGV and group in self._components else ""
 
     def _log(self, event: Event) -> str:
         return "" if event.rank is None else str(self._log_of(event.group, event.rank))

@@ -81,7 +81,7 @@ class Class:
     """The methods that are `async`."""
     made: frozenset[str] = frozenset()
     """What is assigned in the class, `go = other`: it may be anything."""
-    library: str = ""
+    foreign_base: str = ""
     """A base of it that a library has, if it has one."""
 
 
@@ -337,7 +337,7 @@ class Code:
             unwritten=abstract,
             awaited=awaited,
             made=frozenset(members) - methods.keys() - awaited,
-            library=libraries[0].removeprefix("builtins.") if libraries else "",
+            foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
         )
 
     def _is_own(self, dotted: str) -> bool:

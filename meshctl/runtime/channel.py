@@ -28,8 +28,10 @@ from meshctl.runtime.transports import Held, PeerLost, Transport
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.shares import Hearing, Run, Table, align, hearing, name_of, parts_for
 
+VALUES, TABLES, HOPS, WRITTEN, PASSED = range(5)
+"""The lanes of a route: values; tables within a side; a hop beside the values (an alignment's second, layouts of weights); frames that
+several write; what is passed on within a node."""
 LANES = 5
-"""Per route: values, tables, the second hop of an alignment, frames to be written by several, and what is passed on within a node."""
 TOGETHER = 1 << 16
 """Bytes of a part from which on several speakers write one frame; what is smaller is joined by those who get it."""
 
@@ -117,7 +119,7 @@ class Channel:
             return value is END
         me = self._speakers.index(rank)
         places = [self._giver.first_place + speaker for speaker in self._speakers]
-        rows = exchange(self._transport, places, me, self._lane + 1, self._row(value, weight))
+        rows = exchange(self._transport, places, me, self._lane + TABLES, self._row(value, weight))
         for speaker, row in enumerate(rows):
             if speaker != me and not is_row(row):
                 raise self._strange(speaker, "no row of a table")
@@ -128,7 +130,7 @@ class Channel:
                     self._give_part(said, table, part, value, me)
                 elif self._hearing.tellers[part] == me:
                     for places in self._hearers(part, me):
-                        self._send(places, 0, {"table": table})
+                        self._send(places, VALUES, {"table": table})
         except Held as held:
             raise RouteError(f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept") from None
         return all(row["kind"] == "end" for row in rows)
@@ -200,11 +202,11 @@ class Channel:
             frame.write(loan.frame)
             for other in has:
                 if other != me:
-                    self._transport.invite(loan, self._speaking(other), self._lane + 3)
+                    self._transport.invite(loan, self._speaking(other), self._lane + WRITTEN)
             self._fill(loan.frame, value, pieces)
             self._transport.deliver(loan)
         elif pieces:
-            frame_of_teller = self._transport.receive(self._speaking(teller), self._lane + 3)
+            frame_of_teller = self._transport.receive(self._speaking(teller), self._lane + WRITTEN)
             self._fill(frame_of_teller, value, pieces)
             self._transport.send(hearers, self._lane, Frame(None))
 
@@ -259,9 +261,9 @@ class Channel:
         if len(peers) < 2:
             return self._transport.hear(self._speaking(speaker), self._lane)
         if peers[0] != self._transport.place:
-            return self._transport.hear(peers[0], self._lane + 4)
+            return self._transport.hear(peers[0], self._lane + PASSED)
         frame = self._transport.receive(self._speaking(speaker), self._lane)
-        loan = self._transport.lend(peers[1:], self._lane + 4, len(frame))
+        loan = self._transport.lend(peers[1:], self._lane + PASSED, len(frame))
         loan.frame.copy_(frame)
         self._transport.deliver(loan)
         return unpack(frame)
@@ -318,12 +320,12 @@ class Channel:
         for peer in peers:
             asked = set(wanted[peer])
             if peer != rank and (rows := [index for index, id in enumerate(held[rank]) if id in asked]):
-                self._send([self._taker.first_place + peer], 2, batch.take(rows))
+                self._send([self._taker.first_place + peer], HOPS, batch.take(rows))
         asked = set(wanted[rank])
         parts = [batch.take([index for index, id in enumerate(held[rank]) if id in asked])]
         for peer in peers:
             if peer != rank and not asked.isdisjoint(held[peer]):
-                parts.append(self._transport.hear(self._taker.first_place + peer, self._lane + 2))
+                parts.append(self._transport.hear(self._taker.first_place + peer, self._lane + HOPS))
         whole = Batch.concat(parts)
         return _ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
 

@@ -146,7 +146,7 @@ class _Reader:
         if kind == _TENSOR:
             return self._view(*inner)
         if kind == _RAGGED:
-            return _ragged(*inner)
+            return ragged(*inner)
         if kind == _TUPLE:
             return tuple(inner)
         if kind == _BATCH:
@@ -188,7 +188,8 @@ def _batch(columns: dict[str, Any], ids: Tensor, group_depth: int, most: int | N
     return Batch(columns, ids=ids, group_depth=group_depth, most=most)
 
 
-def _ragged(values: Tensor, offsets: Tensor) -> Ragged:
+def ragged(values: Tensor, offsets: Tensor) -> Ragged:
+    """Of a column's parts, which are input. Raises `FrameError` where they do not fit."""
     if not isinstance(values, Tensor) or not isinstance(offsets, Tensor) or offsets.ndim != 1 or not len(offsets):
         raise FrameError("a ragged column that is none")
     if offsets.dtype != torch.int64 or not values.ndim:

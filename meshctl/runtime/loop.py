@@ -3,7 +3,8 @@
     for each step: for each stage that is due: take the inputs, call, give the value
 
 A give never waits for its receiver's place in its program, so groups overlap as far as the slots of their routes reach, and no
-order of stages can deadlock. How the run ends is agreed by all (`ending.py`); a checkpoint is a cut between two steps.
+order of stages can deadlock. In a sync without staleness both ends meet (`weights.py` says why that cannot deadlock either). How the
+run ends is agreed by all (`ending.py`); a checkpoint is a cut between two steps.
 """
 
 from __future__ import annotations

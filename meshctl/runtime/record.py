@@ -36,7 +36,7 @@ from meshctl.routes import Id, Route, RouteError
 from meshctl.run import Recorded
 from meshctl.runtime.batch import Batch, BatchError, Column, Ragged
 from meshctl.runtime.channel import END, Channel, Party, Taken, join
-from meshctl.runtime.frames import FrameError, bytes_of, pack, unpack
+from meshctl.runtime.frames import FrameError, bytes_of, pack, ragged, unpack
 from meshctl.runtime.transports import Transport
 
 DTYPES = {
@@ -178,11 +178,7 @@ def _value(tensors: Mapping[str, Tensor]) -> tuple[Any, float]:
 def _column(tensors: Mapping[str, Tensor], name: str) -> Column:
     if (plain := tensors.get(f"tensor:{name}")) is not None:
         return plain
-    values, offsets = tensors[f"values:{name}"], tensors[f"offsets:{name}"]
-    fits = offsets.dtype is torch.int64 and offsets.ndim == 1 and len(offsets) and values.ndim
-    if not fits or offsets[0] != 0 or offsets[-1] != len(values) or bool((offsets.diff() < 0).any()):
-        raise FrameError(f"the offsets of column `{name}` do not fit its values")
-    return Ragged(values, offsets)
+    return ragged(tensors[f"values:{name}"], tensors[f"offsets:{name}"])
 
 
 class Replayed(Channel):

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from meshctl.routes import Route, RouteError
 from meshctl.runtime import weight_links
-from meshctl.runtime.channel import TOGETHER, Party
+from meshctl.runtime.channel import HOPS, TABLES, TOGETHER, WRITTEN, Party
 from meshctl.runtime.frames import Frame, FrameError, unpack
 from meshctl.runtime.transports import Held, Loan, Transport
 from meshctl.runtime.transports.exchange import exchange
@@ -113,17 +113,17 @@ class WeightChannel:
         self._link(gave, took)
 
     def _gather(self, places: list[int], row: Any) -> list[Any]:
-        return exchange(self._transport, places, places.index(self._transport.place), self._lane + 1, row)
+        return exchange(self._transport, places, places.index(self._transport.place), self._lane + TABLES, row)
 
     def _tell(self, theirs: list[int], ours: list[int], rows: list[Any]) -> None:
         me = ours.index(self._transport.place)
         for index, place in enumerate(theirs):
             if index % len(ours) == me:
-                self._transport.send(place, self._lane + 2, Frame(rows))
+                self._transport.send(place, self._lane + HOPS, Frame(rows))
 
     def _hear(self, theirs: list[int], ours: list[int]) -> list[Any]:
         teller = theirs[ours.index(self._transport.place) % len(theirs)]
-        rows = self._unpacked(teller, self._lane + 2)
+        rows = self._unpacked(teller, self._lane + HOPS)
         if not isinstance(rows, list) or len(rows) != len(theirs):
             raise self._malformed(teller, f"no {len(theirs)} layouts")
         return rows
@@ -223,13 +223,13 @@ class WeightChannel:
         frame.write(loan.frame)
         for other in bucket.givers:
             if other != bucket.teller:
-                self._transport.invite(loan, self._givers[other], self._lane + 3)
+                self._transport.invite(loan, self._givers[other], self._lane + WRITTEN)
         return loan
 
     def _invited(self, bucket: Bucket) -> Sequence[Tensor]:
         """Room for the items of a bucket, in the frame of the one who lays it out."""
         teller = self._givers[bucket.teller]
-        message = self._message(teller, self._lane + 3, self.given)
+        message = self._message(teller, self._lane + WRITTEN, self.given)
         self._check(message, teller, bucket, [item.box for item in bucket.items])
         return message.tensors
 

@@ -35,10 +35,10 @@ from meshctl.runtime.component import Component, ComponentError, Place
 from meshctl.runtime.loop import Loop, Saver, StageError, seed_all
 from meshctl.runtime.record import Recorder
 from meshctl.runtime.targets import TargetError, make
-from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.transports import PeerLost, Transport, WayError
 from meshctl.runtime.world import connect, devices_of, join, ranks_by_node, reach_all
 
-SAID = (StageError, TargetError, ComponentError)
+SAID = (StageError, TargetError, ComponentError, WayError)
 """Errors whose message stands for itself: no traceback helps."""
 LOST = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
 """Errors of a victim: the fault is elsewhere."""

@@ -26,7 +26,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 from meshctl.plan.model import Group, Plan
 from meshctl.routes import Route
 from meshctl.runtime.collective import RUNNING
-from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.transports import PeerLost, Transport, WayError
 from meshctl.runtime.transports.gloo import Bridge, Gloo, PointToPoint
 from meshctl.runtime.transports.local import Address as NodeAddress
 from meshctl.runtime.transports.local import Local
@@ -80,11 +80,11 @@ def crossings(plan: Plan) -> Iterator[Crossing]:
 def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) -> Transport:
     """A transport that reaches every worker that this one has a route to or from; all of them call it.
 
-    Raises `PeerLost` and `ConnectionError` where they do not come or do not agree, and `ValueError` for a transport that there is none of.
+    Raises `PeerLost` where they do not come, and `WayError` where they do not agree or there is no such transport.
     """
     chosen = os.environ.get("MESHCTL_TRANSPORT") or next(iter(BETWEEN_NODES))
     if chosen not in BETWEEN_NODES:
-        raise ValueError(f"MESHCTL_TRANSPORT is {chosen!r}, and frames go between nodes by {' or '.join(BETWEEN_NODES)}")
+        raise WayError(f"MESHCTL_TRANSPORT is {chosen!r}, and frames go between nodes by {' or '.join(BETWEEN_NODES)}")
     group, rank = plan.at_place(place)
     node = plan.node_of(group, rank)
     meeting = Meeting(plan, place, store, tuple(crossing for crossing in crossings(plan) if group in crossing.groups))
@@ -115,7 +115,7 @@ class Meeting:
         return self.store.compare_set("token", "", secrets.token_hex(16)).decode()
 
     def addresses(self, where: str, way: str, own: object, places: Set[int]) -> dict[int, str]:
-        """Tells where this worker listens, and hears where the others do. Raises `PeerLost` and `ConnectionError`."""
+        """Tells where this worker listens, and hears where the others do. Raises `PeerLost`, `WayError`."""
         self.store.set(f"{where}/{self.place}", f"{self.plan.digest} {way} {own}")
         keys = {other: f"{where}/{other}" for other in sorted(places)}
         _await(self.plan, self.store, keys, where)
@@ -126,7 +126,7 @@ class Meeting:
             _agree(self.plan, digest, self.plan.digest, other, where, routes)
             if theirs != way:
                 both = f"{_name(self.plan, other)} goes by {theirs} and {_name(self.plan, self.place)} by {way}"
-                raise ConnectionError(f"{where}: {both}: MESHCTL_TRANSPORT must be the same everywhere")
+                raise WayError(f"{where}: {both}: MESHCTL_TRANSPORT must be the same everywhere")
         return found
 
 
@@ -145,7 +145,7 @@ def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int]) -> None
             if address.is_loopback != tcp.address.is_loopback:
                 us, them = (_name(meeting.plan, place) for place in (meeting.place, other))
                 pair = f"{them} listens on {address.host} and {us} on {tcp.address.host}"
-                raise ConnectionError(f"{FAR}: {pair}: the head's address must be one by which every node reaches it")
+                raise WayError(f"{FAR}: {pair}: the head's address must be one by which every node reaches it")
     except BaseException:
         tcp.release()
         raise
@@ -202,7 +202,7 @@ def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> Non
 def _agree(plan: Plan, theirs: str, ours: str, place: int, where: str, routes: Sequence[Route]) -> None:
     if theirs != ours:
         names = ", ".join(f"`{route.name}`" for route in routes)
-        raise ConnectionError(f"{where}: {_name(plan, place)} runs another plan of the routes {names}")
+        raise WayError(f"{where}: {_name(plan, place)} runs another plan of the routes {names}")
 
 
 def _name(plan: Plan, place: int) -> str:

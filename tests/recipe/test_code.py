@@ -126,7 +126,7 @@ def test_what_is_no_component_is_told_from_what_cannot_be_told(code: Code) -> No
 def test_a_class_of_a_library_is_no_component(code: Code, name: str) -> None:
     """Whether or not the library is there: a recipe is judged alike on every machine."""
     found = code.find(f"net.{name}")
-    assert isinstance(found, Class) and found.is_component is False and found.library == "torch.nn.Module"
+    assert isinstance(found, Class) and found.is_component is False and found.foreign_base == "torch.nn.Module"
 
 
 @pytest.mark.parametrize("target", ["farther.Farther", "net.Threads", "built.Mapping", "built.Wrong", "built.Plain"])

@@ -90,7 +90,7 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
 def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHCTL_TRANSPORT", "rdma")
     [error] = at_once(lambda: reach_all(job(), 0, HashStore(), {}))
-    assert error == "ValueError: MESHCTL_TRANSPORT is 'rdma', and frames go between nodes by tcp or gloo"
+    assert error == "WayError: MESHCTL_TRANSPORT is 'rdma', and frames go between nodes by tcp or gloo"
 
 
 def test_workers_with_different_transports_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_workers_with_different_transports_are_told(monkeypatch: pytest.MonkeyPa
     store, made = HashStore(), apart()
     store.set(f"{world.FAR}/1", f"{made.digest} tcp 127.0.0.1 1")
     [error] = at_once(lambda: reach_all(made, 0, store, {}))
-    assert error == "ConnectionError: other nodes: b:0 goes by tcp and a:0 by gloo: MESHCTL_TRANSPORT must be the same everywhere"
+    assert error == "WayError: other nodes: b:0 goes by tcp and a:0 by gloo: MESHCTL_TRANSPORT must be the same everywhere"
 
 
 def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
@@ -106,7 +106,7 @@ def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
     store.set(f"{world.FAR}/1", f"{made.digest} tcp 10.77.0.2 1")
     [error] = at_once(lambda: reach_all(made, 0, store, {}))
     which = "b:0 listens on 10.77.0.2 and a:0 on 127.0.0.1"
-    assert error == f"ConnectionError: other nodes: {which}: the head's address must be one by which every node reaches it"
+    assert error == f"WayError: other nodes: {which}: the head's address must be one by which every node reaches it"
 
 
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,13 +118,13 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_plan_is_an_error_that_names_the_routes() -> None:
     store = HashStore()
     errors = at_once(*(partial(reach_all, apart(2 + place), place, store, {}) for place in (0, 1)))
-    assert errors == [f"ConnectionError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")]
+    assert errors == [f"WayError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")]
 
 
 def test_a_bridge_of_another_plan_is_an_error_that_names_the_routes() -> None:
     store, [crossing] = HashStore(), crossings(job())
     errors = at_once(*(partial(bridge, job(2 + place), crossing, store, place) for place in (0, 1)))
-    assert errors == [f"ConnectionError: bridge a~b: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")]
+    assert errors == [f"WayError: bridge a~b: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")]
 
 
 def test_a_place_listens_where_it_reaches_the_head() -> None:

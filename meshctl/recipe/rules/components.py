@@ -52,8 +52,8 @@ def known_class(facts: Facts) -> Iterator[Diagnostic]:
             message = f"`{target}` is abstract: {listed(found.unwritten)} {'is' if len(found.unwritten) == 1 else 'are'} not written"
             yield Diagnostic("MC509", message, span, help="name a class that derives from it and writes them")
         elif found.is_component is False:
-            what = f"derives from {found.library}, and not from" if found.library else "does not derive from"
-            help = "write a Component that has one" if found.library else "derive it from meshctl.Component"
+            what = f"derives from {found.foreign_base}, and not from" if found.foreign_base else "does not derive from"
+            help = "write a Component that has one" if found.foreign_base else "derive it from meshctl.Component"
             yield Diagnostic("MC503", f"`{target}` {what} meshctl.Component", span, help=help)
         elif found.is_component is None:
             message = f"`{target}` cannot be checked: a base of it is not on the path as source"

@@ -37,6 +37,10 @@ class PeerLost(ConnectionError):
     """A peer is gone, or never came: the fault is elsewhere."""
 
 
+class WayError(ConnectionError):
+    """Workers that cannot reach one another as they were started; the message says what to change."""
+
+
 class Dropped(Exception):
     """The step in which somebody waits is one of those that the end of the run drops."""
 
@@ -158,24 +162,19 @@ class Transport:
 
     # Receiving
 
-    def receive(self, source: int, lane: int, *, credit: bool = True) -> Tensor:
-        """The next frame of a lane; `credit` false: its slot is given back later, by `credit`. Raises `PeerLost`, `Dropped`."""
+    def receive(self, source: int, lane: int) -> Tensor:
+        """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
         with self._state:
             box = self._inbox[source, lane]
             self._wait(lambda: bool(box), source, "send")
             frame = box.popleft()
-        if credit:
-            self.credit(source, lane)
-        return frame
-
-    def credit(self, source: int, lane: int) -> None:
-        """Gives a slot of a lane back."""
         if source != self.place and self.slots(lane):
             self.way(source).post(source, lane, None)
+        return frame
 
-    def hear(self, source: int, lane: int, *, credit: bool = True) -> Any:
+    def hear(self, source: int, lane: int) -> Any:
         """The next value of a lane. Raises `PeerLost`, also where what came is no value, and `Dropped`."""
-        frame = self.receive(source, lane, credit=credit)
+        frame = self.receive(source, lane)
         try:
             return unpack(frame)
         except FrameError as error:
