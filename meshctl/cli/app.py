@@ -117,7 +117,7 @@ def launch(
     recipe: Recipe,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and start nothing.")] = False,
-    only: Annotated[str, typer.Option(metavar="GROUP", help="Run this group alone.", show_default=False)] = "",
+    only: Annotated[str | None, typer.Option(metavar="GROUP", help="Run this group alone.", show_default=False)] = None,
     replay: Annotated[
         list[str] | None,
         typer.Option(metavar="ROUTE=DIR", help="With --only: where a run has recorded what the group takes.", show_default=False),

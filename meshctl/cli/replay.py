@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshctl.cli.load import Ready
+from meshctl.cli.out import why
 from meshctl.engines.worker import CannotStart
 from meshctl.plan.model import Plan
 from meshctl.plan.only import covered, incoming, only
+from meshctl.recipe.folders import is_dir
 from meshctl.recipe.words import counted, did_you_mean, listed
 from meshctl.routes import Route
 from meshctl.run import Recorded, Start
@@ -33,21 +35,21 @@ class Misused(Exception):
 class Asked:
     """The options of the command."""
 
-    only: str = ""
+    only: str | None = None
     replay: Sequence[str] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.only or self.replay)
+        return self.only is not None or bool(self.replay)
 
 
 def alone(ready: Ready, asked: Asked) -> tuple[Ready, list[str]]:
     """A recipe with one group left, as a new run; and what is to be said of it. Raises `Misused`, `CannotStart`."""
     plan = ready.plan
-    if not asked.only:
+    if asked.only is None:
         raise Misused("--replay needs --only GROUP, the group that is to run")
     if asked.only not in (names := [group.name for group in plan.groups]):
         raise Misused(f"there is no group `{asked.only}`; {did_you_mean(asked.only, names)}")
-    folders = _folders(plan, asked)
+    folders = _folders(plan, asked.only, asked.replay)
     left = only(plan, asked.only, folders)
     if left.missing:
         lacking = listed(route.name for route in left.missing)
@@ -80,17 +82,17 @@ def _notes(plan: Plan, group: str, skipped: Sequence[str]) -> Iterator[str]:
 # Which recordings
 
 
-def _folders(plan: Plan, asked: Asked) -> dict[str, tuple[Route, Path]]:
+def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Route, Path]]:
     """Route -> where its recording is said to be."""
-    taken = incoming(plan, asked.only)
+    taken = incoming(plan, group)
     found: dict[str, tuple[Route, Path]] = {}
-    for word in asked.replay:
+    for word in words:
         name, equals, folder = (part.strip() for part in word.partition("="))
         if not equals or not name or not folder:
             raise Misused(f"--replay is ROUTE=DIR, not `{word}`")
         routes = [route for route in taken if name in (route.name, route.source)]
         if not routes:
-            raise Misused(_strange(plan, asked.only, name, taken))
+            raise Misused(_strange(plan, group, name, taken))
         for route in routes:
             if route.name in found:
                 raise Misused(f"--replay says twice where `{route.name}` comes from")
@@ -108,8 +110,15 @@ def _strange(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
 
 def _found(folder: Path, route: Route) -> Recorded:
     """The recording of a route's source."""
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise CannotStart(f"`{route.name}` cannot be replayed, there is no folder {folder}")
+    try:
+        return _recorded(folder, route)
+    except OSError as error:
+        raise CannotStart(f"`{route.name}` cannot be replayed, {folder} cannot be read: {why(error)}") from None
+
+
+def _recorded(folder: Path, route: Route) -> Recorded:
     for path in (folder / "recorded" / route.source, folder / route.source, folder):
         if (recorded := Recorded(path.resolve())).folders():
             return recorded
@@ -157,5 +166,7 @@ def _about(file: Path) -> dict[str, str]:
             length = int.from_bytes(opened.read(8), "little")
             head = json.loads(opened.read(min(length, LONGEST)))
         return {str(key): str(value) for key, value in head["__metadata__"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CannotStart(f"{file} is no recording: {error}") from None
+    except OSError as error:
+        raise CannotStart(f"{file} cannot be read: {why(error)}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CannotStart(f"{file} is no recording: it does not begin with the header of one") from None

@@ -169,6 +169,7 @@ def test_a_dry_run_shows_one_group(folder: Path) -> None:
     [
         (["--replay", "made=whole"], 2, "--replay needs --only GROUP, the group that is to run"),
         (["--only", "tow"], 2, "there is no group `tow`; did you mean `two`?"),
+        (["--only", ""], 2, "there is no group ``; there are `one` and `two`"),
         (["--only", "two"], 2, "group `two` takes `made -> seen` from other groups: say --replay ROUTE=DIR for it"),
         (["--only", "two", "--replay", "made"], 2, "--replay is ROUTE=DIR, not `made`"),
         (["--only", "two", "--replay", "made -> sen=whole"], 2, "there is no route `made -> sen`; did you mean `made -> seen`?"),
@@ -176,6 +177,7 @@ def test_a_dry_run_shows_one_group(folder: Path) -> None:
         (["--only", "one", "--replay", "maid=whole"], 2, "there is no route `maid`; group `one` takes nothing from others"),
         (["--only", "two", "--replay", "made=a", "--replay", "made -> seen=b"], 2, "--replay says twice where `made -> seen` comes from"),
         (["--only", "two", "--replay", "made=none"], 4, "`made -> seen` cannot be replayed, there is no folder none"),
+        (["--only", "two", "--replay", f"made={'n' * 300}"], 4, f"`made -> seen` cannot be replayed, there is no folder {'n' * 300}"),
         (["--only", "two", "--replay", "made=."], 4, ". has no recording of `made`: the run that is to be replayed says run.record=[made]"),
     ],
 )  # fmt: skip
@@ -202,7 +204,7 @@ def test_recordings_that_do_not_fit(folder: Path) -> None:
     shutil.rmtree(made / "step-2")
     assert refused("run.steps=2") == "error: the recordings begin at step 3, and the run has 2 steps\n"
     (made / "step-3" / "0-of-2.safetensors").write_text("{")
-    assert refused().startswith(f"error: {made}/step-3/0-of-2.safetensors is no recording: ")
+    assert refused() == f"error: {made}/step-3/0-of-2.safetensors is no recording: it does not begin with the header of one\n"
     made.rename(made.with_name("other"))
     assert refused() == "error: whole has no recording of `made`, only of `other`\n"
 
