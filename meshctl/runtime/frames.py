@@ -3,7 +3,8 @@
     "MSH2" | length of the header | header: msgpack | tensor | tensor | ...        each tensor at a multiple of 64 bytes
 
 A `Frame` is laid out first, and then written where it will be read: each tensor is copied once. A tensor on torch's `meta` device is room
-that is left for others to fill. `unpack` gives views. A frame is input: every offset, shape and dtype in it is checked before a view is
+that is left for others to fill; one that is read where it lies already, or that travels by a way of its own, stays beside the frame, whose
+header says which it is. `unpack` gives views. A frame is input: every offset, shape and dtype in it is checked before a view is
 made, and how deep values may lie in one another is bounded.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable, Sequence
 from math import prod
 from reprlib import repr as short
 from typing import Any
@@ -30,7 +32,7 @@ _DTYPES = (
 )  # fmt: skip
 """In an order that never changes: a header says the number."""
 _NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
-_TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG = range(1, 6)
+_TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG, _BESIDE = range(1, 7)
 """msgpack's extension types."""
 _DEPTH = 100
 """How deep extension types may lie in one another; each level is copied once more on its way."""
@@ -46,7 +48,11 @@ class Frame:
     """A value laid out: how many bytes it takes, and what goes where. Raises `FrameError` for anything but plain data, tensors,
     `Ragged` and `Batch`."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, beside: Callable[[Tensor], bool] = lambda tensor: False) -> None:
+        """`beside` says which tensors are not copied into it."""
+        self.beside: list[Tensor] = []
+        """They travel with the frame, in this order."""
+        self._stays = beside
         self._tensors: list[tuple[Tensor, int]] = []
         self._size = self._depth = 0
         header = self._packed(value)
@@ -80,7 +86,9 @@ class Frame:
         """What msgpack does not know."""
         match value:
             case Tensor():
-                return msgpack.ExtType(_TENSOR, self._packed(self._placed(value.detach())))
+                tensor = value.detach()
+                kind, place = (_BESIDE, self._left) if self._stays(tensor) else (_TENSOR, self._placed)
+                return msgpack.ExtType(kind, self._packed(place(tensor)))
             case Ragged():
                 return msgpack.ExtType(_RAGGED, self._packed([value.values, value.offsets]))
             case Batch():
@@ -94,16 +102,26 @@ class Frame:
                 return plain(value)
         raise FrameError(f"a {type(value).__name__} cannot be sent: say it in plain data (numbers, text, lists, dicts) and tensors")
 
+    def _left(self, tensor: Tensor) -> list[Any]:
+        """`[dtype, number, shape ...]` of one that stays beside the frame."""
+        self._check(tensor)
+        self.beside.append(tensor)
+        return [_NUMBERS[tensor.dtype], len(self.beside) - 1, *tensor.shape]
+
     def _placed(self, tensor: Tensor) -> list[Any]:
         """`[dtype, offset, shape ...]`."""
+        self._check(tensor)
+        at, self._size = self._size, self._size + _aligned(tensor.nbytes)
+        self._tensors.append((tensor, at))
+        return [_NUMBERS[tensor.dtype], at, *tensor.shape]
+
+    @staticmethod
+    def _check(tensor: Tensor) -> None:
         if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided:
             kind = str(tensor.dtype if tensor.dtype not in _NUMBERS else tensor.layout).removeprefix("torch.")
             raise FrameError(f"a tensor of {kind} cannot be sent")
         if tensor.ndim > _DIMS:
             raise FrameError(f"a tensor of {tensor.ndim} dims cannot be sent")
-        at, self._size = self._size, self._size + _aligned(tensor.nbytes)
-        self._tensors.append((tensor, at))
-        return [_NUMBERS[tensor.dtype], at, *tensor.shape]
 
 
 def pack(value: Any) -> Tensor:
@@ -112,19 +130,20 @@ def pack(value: Any) -> Tensor:
     return frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
 
 
-def unpack(frame: Tensor) -> Any:
-    """The value of a frame, uint8 `[n]`, its tensors as views of it. Raises `FrameError` for anything malformed."""
+def unpack(frame: Tensor, beside: Sequence[Tensor] = ()) -> Any:
+    """The value of a frame, uint8 `[n]`, its tensors as views of it and of what came beside it, each uint8 `[n]` too. Raises `FrameError`
+    for anything malformed."""
     if frame.numel() < _PREFIX.size:
         raise FrameError(f"a frame of {frame.numel()} bytes")
     magic, length = _PREFIX.unpack(bytes_of(frame[: _PREFIX.size]))
     if magic != MAGIC or _PREFIX.size + length > frame.numel():
         raise FrameError("these bytes are no frame")
-    return _Reader(frame, _aligned(_PREFIX.size + length)).value(bytes_of(frame[_PREFIX.size : _PREFIX.size + length]))
+    return _Reader(frame, _aligned(_PREFIX.size + length), beside).value(bytes_of(frame[_PREFIX.size : _PREFIX.size + length]))
 
 
 class _Reader:
-    def __init__(self, frame: Tensor, start: int) -> None:
-        self._frame, self._start, self._depth = frame, start, 0
+    def __init__(self, frame: Tensor, start: int, beside: Sequence[Tensor]) -> None:
+        self._frame, self._start, self._beside, self._depth = frame, start, beside, 0
 
     def value(self, header: bytes) -> Any:
         self._depth += 1
@@ -145,6 +164,8 @@ class _Reader:
         inner = self.value(data)
         if kind == _TENSOR:
             return self._view(*inner)
+        if kind == _BESIDE:
+            return self._seen(*inner)
         if kind == _RAGGED:
             return ragged(*inner)
         if kind == _TUPLE:
@@ -154,6 +175,23 @@ class _Reader:
         raise FrameError(f"an unknown kind {kind}")
 
     def _view(self, kind: int, at: int, *shape: int) -> Tensor:
+        dtype, nbytes = self._checked(kind, at, shape)
+        begin = self._start + at
+        if at % ALIGN or begin + nbytes > max(self._frame.shape[0], self._start):
+            raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {len(self._frame)}")
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
+        return self._frame[begin : begin + nbytes].view(dtype).view(shape)
+
+    def _seen(self, kind: int, number: int, *shape: int) -> Tensor:
+        dtype, nbytes = self._checked(kind, number, shape)
+        if number >= len(self._beside) or self._beside[number].nbytes != nbytes:
+            raise FrameError(f"a tensor of {nbytes} bytes beside the frame, as number {number}, where {len(self._beside)} came")
+        return self._beside[number].view(dtype).view(shape)
+
+    @staticmethod
+    def _checked(kind: int, at: int, shape: Sequence[int]) -> tuple[torch.dtype, int]:
+        """The dtype, and how many bytes that is."""
         if len(shape) > _DIMS or any(type(number) is not int or not 0 <= number < 1 << 63 for number in (kind, at, *shape)):
             raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
         if kind >= len(_DTYPES):
@@ -161,12 +199,7 @@ class _Reader:
         dtype = _DTYPES[kind]
         if prod(max(1, size) for size in shape) * dtype.itemsize >= 1 << 63:  # also where it has no elements: torch counts its strides
             raise FrameError(f"a tensor of shape {shape}")
-        nbytes, begin = prod(shape) * dtype.itemsize, self._start + at
-        if at % ALIGN or begin + nbytes > max(self._frame.shape[0], self._start):
-            raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {len(self._frame)}")
-        if not nbytes:
-            return torch.empty(shape, dtype=dtype)
-        return self._frame[begin : begin + nbytes].view(dtype).view(shape)
+        return dtype, prod(shape) * dtype.itemsize
 
 
 def bytes_of(tensor: Tensor) -> bytes:

@@ -170,3 +170,19 @@ def test_what_is_nested_too_deep_is_refused_by_who_sends_it() -> None:
 
 def test_bytes_of() -> None:
     assert bytes_of(torch.tensor([1, 2, 255], dtype=torch.uint8)) == b"\x01\x02\xff"
+
+
+def test_a_tensor_beside_a_frame_is_found_again():
+    near, far = torch.arange(6, dtype=torch.int64).view(2, 3), torch.randn(4)
+    frame = Frame(Batch({"near": near[:, :1], "far": far[:2]}), lambda tensor: tensor.dtype == torch.float32)
+    assert [tensor.tolist() for tensor in frame.beside] == [far[:2].tolist()]
+    whole = frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
+    found = unpack(whole, [far[:2].view(torch.uint8)])
+    assert torch.equal(found["near"], near[:, :1]) and torch.equal(found["far"], far[:2])
+
+
+@pytest.mark.parametrize("came", [(), (torch.zeros(15, dtype=torch.uint8),), (torch.zeros(17, dtype=torch.uint8),)])
+def test_what_came_beside_a_frame_is_what_its_header_says(came):
+    frame = Frame(torch.zeros(4), lambda tensor: True)
+    with pytest.raises(FrameError, match="16 bytes beside the frame"):
+        unpack(frame.write(torch.empty(frame.nbytes, dtype=torch.uint8)), came)
