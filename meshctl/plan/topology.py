@@ -17,7 +17,6 @@ from meshctl.nodes import Stretch, crossing
 from meshctl.plan.model import SPARSE, Cluster, Component, Group, Plan, Stage
 from meshctl.redaction import command_line
 from meshctl.routes import COLLECT, Dispatch, Route, hearers, shares, voices
-from meshctl.sizes import drawn
 
 FORMAT = 1
 """Of the JSON."""
@@ -335,10 +334,15 @@ def placed_component(plan: Plan, component: Component, letter: str) -> PlacedCom
         target=component.target,
         frozen=component.frozen,
         mesh=mesh,
-        layout=drawn({dim: mesh.size(dim) for dim in mesh.mesh_dim_names}),
+        layout=layout_of(mesh),
         data_size=mesh.data_size,
         process_groups=tuple(process_groups(mesh, dim, stretches) for dim in dims_of(mesh)),
     )
+
+
+def layout_of(mesh: DeviceMesh) -> str:
+    """In the mesh's own order, which need not be the usual one."""
+    return " x ".join(f"{dim} {size}" for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True) if size > 1) or "one rank"
 
 
 def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:

@@ -112,6 +112,12 @@ def test_letters_go_on_after_z() -> None:
     assert len(set(letters)) == 703 and drawn.components[0].layout == "one rank"
 
 
+def test_a_layout_is_said_in_the_order_of_the_mesh() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=3, tp_size=4, order=["tp", "dp", "fsdp", "cp", "pp"])
+    plan = Plan("p", 0, Cluster(), (Group("g", "cpu", 24, 0),), (Component("c", "m.C", "g", mesh),), (), (), Run())
+    assert topology(plan).components[0].layout == "tp 4 x dp 3 x pp 2"
+
+
 def test_process_groups_are_those_above_1_and_of_views_that_say_more() -> None:
     mesh = DeviceMesh.from_sizes(pp_size=2, fsdp_size=4, tp_size=2, ulysses_size=2, ep_size=4, etp_size=2)
     plan = Plan("p", 0, Cluster.of(2, cuda=8), (Group("g", "cuda", 16, 0, ((0, 16),)),), (Component("c", "m.C", "g", mesh),), (), (), Run())

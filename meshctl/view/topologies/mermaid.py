@@ -4,11 +4,11 @@
       subgraph g0["rollout: 4 workers on cuda"]
         s1["B rollouts<br>sampler.sample<br>dp 2 x tp 2"]
       end
-      s0 -->|"4 → 2<br>flatten, slice_dp"| s1
+      s0 -->|"4 → 2<br>flatten, slice_dp<br>8.19 MB, tcp"| s1
 
-A subgraph is a device group, a box a stage that its workers run, an arrow a route with how many ranks speak and hear; a dotted
-one moves weights. A group's components that no stage calls, and programs, are boxes without arrows. Ids are numbers and every name is
-quoted with its odd characters as codes, so no name can be taken for Mermaid's own words.
+A subgraph is a device group, a box a stage that its workers run, an arrow a route with how many ranks speak and hear, and by which
+way; a dotted one moves weights. A group's components that no stage calls, and programs, are boxes without arrows. Ids are numbers and
+every name is quoted with its odd characters as codes, so no name can be taken for Mermaid's own words.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from meshctl.plan.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
 from meshctl.view.figures import size
+from meshctl.view.topologies import OVER
 from meshctl.view.topologies.drawn.colours import COLOURS, HUES, marks_of
 from meshctl.view.topologies.drawn.pipeline import how
 from meshctl.view.topologies.text.ink import cut
@@ -101,9 +102,9 @@ def _flows(topology: Topology, stages: list[tuple[int, PlacedStage]], groups: di
 def _label(flow: Flow) -> list[str]:
     counts = f"{flow.speakers:,} → {flow.hearers:,}"
     if flow.kind == "weights":
-        return [f"weights {counts}"]
+        return [f"weights {counts}", OVER[flow.over]]
     parameter = [_name(flow.parameter)] if flow.parameter else []
-    return [*parameter, counts, _name(how(flow)), *([size(flow.bytes)] if flow.bytes else [])]
+    return [*parameter, counts, _name(how(flow)), ", ".join([*([size(flow.bytes)] if flow.bytes else []), OVER[flow.over]])]
 
 
 def _call(component: str, method: str) -> str:

@@ -76,7 +76,6 @@ class Pages:
         context.on("request", self._asked)
         return context
 
-
     def _asked(self, request: Any) -> None:
         if not (request.is_navigation_request() or request.url.startswith("data:")):
             self.noted.append(f"request: {request.url}")
@@ -252,6 +251,11 @@ def test_a_click_chooses_and_escape_clears(opened: Open) -> None:
     assert "#" not in address(page) and page.locator("#said").inner_text() == "Nothing selected" and not roles(page, "self")
 
 
+def test_what_the_hardware_calls_the_devices_of_a_worker(opened: Open) -> None:
+    page = opened(topology(everything()), "#digits:1")
+    assert re.search(r"hardware\s+7\s", page.locator("#worker").inner_text())
+
+
 def test_a_dim_marks_its_peers(opened: Open) -> None:
     plan = everything()
     page = opened(topology(plan), "#train:5")
@@ -404,7 +408,7 @@ def test_odd_names_are_text(opened: Open) -> None:
     assert page.title() == f"{drawn.name} · meshctl"
     assert page.locator("h1").inner_text() == drawn.name
     assert page.evaluate("document.querySelectorAll('script').length") == 3
-    assert page.locator("#warnings li").inner_text().startswith("MC320<img src=x onerror=alert(1)> code is idle")
+    assert page.locator("#warnings li").inner_text().startswith("MC320 <img src=x onerror=alert(1)> code is idle")
     for group in drawn.groups:
         if "\ud800" not in group.name:
             page.evaluate("(name) => choose(topology.worker(name))", f"{group.name}:0")

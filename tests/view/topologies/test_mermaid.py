@@ -30,9 +30,9 @@ def test_groups_stages_and_routes() -> None:
     drawn = draw(topology(everything()))
     assert 'subgraph g2["train: 16 workers on cuda, 3 nodes"]' in drawn
     assert '    s1["B rollouts<br>sampler.sample<br>dp 2 x tp 2"]:::h1' in drawn
-    assert '  s1 -->|"2 → 7<br>flatten, slice_dp by tokens<br>8.39 MB"| s3' in drawn
+    assert '  s1 -->|"2 → 7<br>flatten, slice_dp by tokens<br>8.39 MB, tcp"| s3' in drawn
     assert "home of rollouts" in drawn
-    assert re.search(r'  s\d+ -\.->\|"weights 16 → 4"\| t\d+', drawn)
+    assert re.search(r'  s\d+ -\.->\|"weights 16 → 4<br>tcp"\| t\d+', drawn)
     assert '    c3["D extra<br>dp 4"]:::h3' in drawn, "a component that no stage calls"
     assert drawn.count("\n  subgraph ") == drawn.count("\n  end\n") == 5
 

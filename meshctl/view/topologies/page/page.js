@@ -79,8 +79,8 @@ function buildWarnings(all = false) {
   section.hidden = !facts.warnings.length;
   fill(find("#warnings-title"), many(facts.warnings.length, "warning"));
   fill(section.querySelector("ul"), ...shown.map(({code, message, where, help}) => make("li", {},
-    make("span", {class: "code"}, code), ...quoted(message),
-    where && make("code", {class: "muted where"}, where), help && make("span", {class: "help"}, ...quoted(help)))),
+    make("span", {class: "code"}, code), " ", ...quoted(message), " ",
+    where && make("code", {class: "muted where"}, where), " ", help && make("span", {class: "help"}, ...quoted(help)))),
   left > 0 && make("li", {}, button(`Show ${digitsOf(left)} more`, () => buildWarnings(true))));
 }
 

@@ -117,9 +117,14 @@ def _words(text: Line) -> list[Line]:
 
 def _facts(change: Change) -> list[Line]:
     if change.mark == "changed":
-        return [_changed(fact) for fact in change.facts if not (fact.dim in DIMS and _says(change, "layout") and fact.what == "size")]
+        said = _says(change, "layout")
+        return [_changed(fact) for fact in change.facts if not (said and _in_layout(fact))]
     told = [fact.before if change.mark == "removed" else fact.after for fact in change.facts]
     return [line(_told(fact.what, value)) for fact, value in zip(change.facts, told, strict=True)]
+
+
+def _in_layout(fact: Fact) -> bool:
+    return fact.what == "order of dims" or (fact.what == "size" and fact.dim in DIMS)
 
 
 def _says(change: Change, what: str) -> bool:

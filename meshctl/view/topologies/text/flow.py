@@ -19,7 +19,7 @@ from functools import cached_property
 from meshctl.plan.topology import Flow, PlacedStage, Topology
 from meshctl.view.figures import count, size
 from meshctl.view.topologies import OVER
-from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, clip, columns, fit, ink, joined, line, padded, wants, width_of
+from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, clip, columns, fit, ink, joined, line, padded, wants, width_of, wrapped
 from meshctl.view.topologies.text.marks import Marks
 from meshctl.view.topologies.text.rails import Rails, rails
 
@@ -165,8 +165,8 @@ def _few(words: Sequence[Line], named: int) -> list[Line]:
 # Two lines a stage and more
 
 
-def in_full(pipeline: Pipeline, width: int) -> list[Line]:
-    """A line a stage, and one for each route below the stage that takes."""
+def in_full(pipeline: Pipeline, width: int, wraps: bool = True) -> list[Line]:
+    """A line a stage, and one for each route below the stage that takes, or more where one is too short and it `wraps`."""
     stages = pipeline.shown
     number, rail = len(str(len(pipeline.topology.stages))), pipeline.rails.width + 1 if pipeline.rails else 0
     room = width - number - 4 - rail
@@ -174,13 +174,12 @@ def in_full(pipeline: Pipeline, width: int) -> list[Line]:
     calls = [pipeline.call(stage, room - width_of(fact) - 3) for stage, fact in zip(stages, facts, strict=True)]
     least = room - max(map(width_of, facts)) - 3
     heads = _heads(calls, facts, max((width_of(call) for call in calls if width_of(call) <= least), default=0), room)
-    shown = [route for stage in stages for route in pipeline.drawn[stage.name]]
-    routes = dict(zip((route.name for route in shown), _routes(pipeline, shown, width - number - 4 - rail - 2), strict=True))
+    routes = _routes(pipeline, [route for stage in stages for route in pipeline.drawn[stage.name]], room - 2, wraps)
     made: list[Line] = []
     for stage, head in zip(stages, heads, strict=True):
         made.append(line(f"  {stage.after:>{number}}  ", _rail(pipeline, stage.name), head))
-        for route in pipeline.drawn[stage.name]:
-            made.append(line(" " * (number + 4), _rail(pipeline, stage.name, below=True), "  ", routes[route.name]))
+        below = line(" " * (number + 4), _rail(pipeline, stage.name, below=True), "  ")
+        made += [line(below, each) for route in pipeline.drawn[stage.name] for each in routes[route.name]]
     return made
 
 
@@ -197,21 +196,41 @@ def _rail(pipeline: Pipeline, stage: str, below: bool = False) -> Line:
     return line((pipeline.rails.below if below else pipeline.rails.stages)[stage], " ")
 
 
-def _routes(pipeline: Pipeline, routes: Sequence[Flow], width: int) -> list[Line]:
-    """Who gives and from how many to how many, in columns for all; then what happens on the way."""
+WAY = (Column(), Column(), Column(spare=2), Column(right=True), Column(spare=1))
+"""What `_way` says; who shares may be left out before anything is wrapped."""
+
+
+def _routes(pipeline: Pipeline, routes: Sequence[Flow], width: int, wraps: bool) -> dict[str, list[Line]]:
+    """Who gives and from how many to how many, in columns for all, then what happens on the way; in words where that is too wide."""
     rows = [(pipeline.source(route), pipeline.ranks(route)) for route in routes]
     most = max(width // 2, LEAST + 2 + max((width_of(ranks) for _, ranks in rows), default=0))
     ends = columns(rows, (Column(least=LEAST), Column()), most)
     wide = max(map(width_of, ends), default=0)
-    shape = (Column(), Column(), Column(spare=2), Column(right=True), Column(spare=1))
     data, room = [route for route in routes if route.kind == "data"], width - wide - 2
-    words = SHORT if wants([_way(pipeline, each, OVER) for each in data], shape) > room else OVER
-    drawn = columns([_way(pipeline, each, words) for each in data], shape, room)
-    ways = dict(zip((route.name for route in data), drawn, strict=True))
-    for route in routes:
-        if route.kind == "weights":
-            ways[route.name] = _resharded(pipeline, route, words, room)
-    return [line(padded(end, wide), "  ", ways[route.name]) for end, route in zip(ends, routes, strict=True)]
+    words = SHORT if wants([_way(pipeline, each, OVER) for each in data], WAY) > room else OVER
+    apart = wraps and wants([_way(pipeline, each, words, shares=False) for each in data], WAY) > room
+    drawn = columns([_way(pipeline, each, words) for each in data], WAY, room)
+    ways = {} if apart else dict(zip((route.name for route in data), drawn, strict=True))
+    said = [ways[route.name] if route.name in ways else joined(_how(pipeline, route, words, room), "  ") for route in routes]
+    made = [line(padded(end, wide), "  ", each) for end, each in zip(ends, said, strict=True)]
+    if apart and max(map(width_of, made)) > width:
+        return {route.name: _in_words(pipeline, route, words, width) for route in routes}
+    return {route.name: [each] for route, each in zip(routes, made, strict=True)}
+
+
+def _in_words(pipeline: Pipeline, route: Flow, words: Mapping[str, str], width: int) -> list[Line]:
+    """On as many lines as it needs, the first of which stands out."""
+    said = [pipeline.source(route), pipeline.ranks(route), *_how(pipeline, route, words, width - 2)]
+    if len(wrapped(said, width)) == 1:
+        return wrapped(said, width)
+    first, *rest = wrapped(said, width - 2)
+    return [first, *(line("  ", each) for each in rest)]
+
+
+def _how(pipeline: Pipeline, route: Flow, words: Mapping[str, str], room: int) -> list[Line]:
+    if route.kind == "weights":
+        return [_resharded(pipeline, route, words, room)]
+    return [each for each in _way(pipeline, route, words, shares=False) if each]
 
 
 def _resharded(pipeline: Pipeline, route: Flow, words: Mapping[str, str], room: int) -> Line:
@@ -219,11 +238,11 @@ def _resharded(pipeline: Pipeline, route: Flow, words: Mapping[str, str], room: 
     return full if width_of(full) <= room else fit(line("re-sharded, ", words[route.over]), room)
 
 
-def _way(pipeline: Pipeline, route: Flow, words: Mapping[str, str]) -> tuple[Line, ...]:
+def _way(pipeline: Pipeline, route: Flow, words: Mapping[str, str], shares: bool = True) -> tuple[Line, ...]:
     return (
         line(route.collect),
         pipeline.dispatch(route),
-        pipeline.shares(route),
+        pipeline.shares(route) if shares else (),
         pipeline.bytes(route),
         pipeline.over(route, words),
     )

@@ -136,7 +136,7 @@ def _cells(places: Sequence[int | None], said: Callable[[int], str], wide: int, 
 def process_groups(found: Sequence[ProcessGroups], width: int) -> list[Line]:
     """A row for each dim, with a heading; a single one is a sentence."""
     if len(found) < 2:
-        return [sentence(each) for each in found]
+        return [full if width_of(full := sentence(each)) <= width else in_short(each) for each in found]
     shape = (Column(), Column(right=True), Column(right=True), Column(least=5, words=True), Column())
     heading = tuple(line(ink(word, "faint")) for word in ("dim", "groups", "stride", "first", "nodes"))
     return columns([heading, *map(_facts, found)], shape, width)
@@ -159,6 +159,12 @@ def sentence(groups: ProcessGroups) -> Line:
     words += [] if groups.stride is None else [f"stride {groups.stride}"]
     words.append(("first " if groups.count > 1 else "") + example(groups))
     return line(ink(groups.dim, "bold"), "  ", ", ".join(words), ", ", reach(groups), " a node" if groups.reach == "inside" else " nodes")
+
+
+def in_short(groups: ProcessGroups) -> Line:
+    """tp  2 x 4, stride 1, 0 1 2 3, inside"""
+    words = [f"{groups.count} x {groups.size}", *([] if groups.stride is None else [f"stride {groups.stride}"]), example(groups)]
+    return line(ink(groups.dim, "bold"), "  ", ", ".join(words), ", ", reach(groups))
 
 
 def example(groups: ProcessGroups) -> str:

@@ -48,10 +48,13 @@ def title(topology: Topology, width: int) -> Line:
     """The name, how much of what, and the plan's digest where there is room."""
     groups = f" in {count(len(topology.groups), 'group')}" if len(topology.groups) > 1 else ""
     idle = f", {count(topology.idle, 'device')} idle" if topology.idle else ""
-    facts = f"{count(topology.workers, 'worker')}{groups} on {count(topology.cluster.nodes, 'node')}{idle}"
-    said, digest = line(ink(topology.name, "bold"), "  ", facts), line(ink(f"plan {topology.digest}", "faint"))
+    workers, nodes = count(topology.workers, "worker"), count(topology.cluster.nodes, "node")
+    said, short = (line(ink(topology.name, "bold"), "  ", f"{workers}{also} on {nodes}{idle}") for also in (groups, ""))
+    digest = line(ink(f"plan {topology.digest}", "faint"))
     room = width - width_of(digest)
-    return line(padded(said, room), digest) if topology.digest and width_of(said) + 2 <= room else fit(said, width)
+    if topology.digest and width_of(said) + 2 <= room:
+        return line(padded(said, room), digest)
+    return said if width_of(said) <= width else fit(short, width)
 
 
 def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]:
@@ -76,7 +79,7 @@ def _groups(topology: Topology, marks: Marks, width: int) -> Section:
     groups, least = Groups(topology, marks), len(topology.groups) + len(topology.components)
     levels = (
         *(Level(loss, partial(with_meshes, groups, width, rows), least) for rows, loss in ROWS.items()),
-        Level(44, partial(in_short, groups, width), least),
+        Level(60, partial(in_short, groups, width), least),
         Level(80, partial(in_lines, groups, width), least),
         Level(100, partial(components_alone, groups, width)),
     )
@@ -85,26 +88,31 @@ def _groups(topology: Topology, marks: Marks, width: int) -> Section:
 
 def _pipeline(topology: Topology, marks: Marks, width: int) -> Section:
     pipeline, least = Pipeline(topology, marks), len(topology.stages) + len(topology.routes)
-    levels = (Level(0, partial(flow.in_full, pipeline, width), least), Level(32, partial(flow.in_lines, pipeline, width)))
+    levels = (
+        Level(0, partial(flow.in_full, pipeline, width), least),
+        Level(26, partial(flow.in_full, pipeline, width, wraps=False), least),
+        Level(64, partial(flow.in_lines, pipeline, width)),
+    )
     return Section("pipeline", levels, lambda left: f"... and {count(left, 'more stage')}: --component NAME")
 
 
 def _warnings(warnings: Sequence[Warning], width: int) -> Section:
     levels = (
         Level(0, partial(_told, warnings, width), len(warnings)),
+        Level(10, partial(_told, warnings, width, helps=False), len(warnings)),
         Level(20, partial(_briefly, warnings), len(warnings)),
         Level(45, partial(_by_code, warnings)),
     )
     return Section("warnings", levels, lambda left: f"... and {left} more: meshctl validate")
 
 
-def _told(warnings: Sequence[Warning], width: int) -> list[Line]:
-    """With where it is and what helps."""
+def _told(warnings: Sequence[Warning], width: int, helps: bool = True) -> list[Line]:
+    """In full; with where it is and what helps, or without."""
     made: list[Line] = []
     for warning in warnings:
         indent = len(warning.code) + 4
-        words = wrapped([*words_of(warning.message), *words_of(warning.where, "faint")], width - indent, " ")
-        if warning.help:
+        words = wrapped([*words_of(warning.message), *words_of(warning.where if helps else "", "faint")], width - indent, " ")
+        if warning.help and helps:
             words += wrapped(words_of(f"help: {warning.help}", "faint"), width - indent, " ")
         made.append(line("  ", ink(warning.code, "warning"), "  ", *words[:1]))
         made += [line(" " * indent, each) for each in words[1:]]

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from meshctl.cluster import Cluster
 from meshctl.mesh import DeviceMesh
 from meshctl.plan.model import Component, Group, Plan, Stage
-from meshctl.plan.topology import topology
+from meshctl.plan.topology import Warning, topology
+from meshctl.view.figures import size
+from meshctl.view.topologies import OVER
+from meshctl.view.topologies.text.flow import SHORT
 from meshctl.view.topologies.text.ink import in_encoding, width_of
 from meshctl.view.topologies.text.picture import draw
 from tests.view.conftest import Pinned
@@ -65,6 +68,48 @@ def test_where_there_is_little_room_stages_and_counts_stay() -> None:
         assert f"{route.speakers} -> {route.hearers}" in text, route.name
     for stage in made.stages:
         assert re.search(rf"^ +{stage.after} .* {stage.name[:3]}", text, re.MULTILINE), stage.name
+
+
+@pytest.mark.parametrize("name", ["8", "16", "64", "100000"])
+@pytest.mark.parametrize("width", [48, 80, 200])
+def test_every_route_says_what_it_does_and_by_which_way(name: str, width: int) -> None:
+    made = drawn(name)
+    text = draw(made, width, lines=200)
+    pipeline = " ".join(
+        word for word in text[text.index("\npipeline\n") : text.index("4 -> 2 ranks") if width > 60 else None].split() if word != "│"
+    )
+    for route in made.routes:
+        said = rf"{route.speakers} -> {route.hearers} .*?({SHORT[route.over]}|{OVER[route.over]})"
+        how = route.collect + " " + route.dispatch.mode if route.kind == "data" else ""
+        assert re.search(said.replace(".*?", f"{how}.*?"), pipeline), (route.name, pipeline)
+        assert not route.bytes or size(route.bytes) in pipeline, route.name
+
+
+def test_strides_and_examples_stay_beside_warnings() -> None:
+    """A job of 100,000 devices with warnings keeps the stride and the example of each dim."""
+    made = topology(
+        JOBS["100000"](), [Warning("MC421", "all 896 ep groups of `actor` cross nodes", "recipe.yaml:11:152", "ep 8 x etp 1")] * 3
+    )
+    text = draw(made)
+    assert fits(text, 80, 60)
+    assert re.search(r"ep +896 x 64 +2 +0 2 … 126 +cross", text)
+
+
+def test_what_is_said_in_words_is_said_in_short_before_it_is_cut() -> None:
+    text = draw(drawn("64"), 48, lines=100)
+    assert text.startswith("grpo-64  46 workers on 8 nodes, 8 devices idle\n")
+    assert "dp  1 x 6, stride 1, 0 1 … 5, cross\n" in text
+
+
+def test_warnings_are_whole_before_they_are_cut() -> None:
+    found = Warning(
+        "MC538", "each of the data ranks gives all samples, so each of them comes as often as there are data ranks", "a.yaml:1:1", "why"
+    )
+    made = topology(JOBS["8"](), [found] * 2)
+    whole, without, brief = (draw(made, lines=lines) for lines in (60, 34, 28))
+    assert "help: why" in whole
+    assert "help: why" not in without and "data ranks\n" in without
+    assert "help: why" not in brief and re.search("MC538 .*…\n", brief)
 
 
 def test_every_row_of_nodes_says_what_devices_it_has() -> None:
