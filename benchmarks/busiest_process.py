@@ -13,13 +13,11 @@ import json
 import threading
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from benchmarks import samples
 from benchmarks.worlds import Taker, even, plan_of
 from meshctl.plan.model import Plan
 from meshctl.runtime.channel import Channel, Party
-from meshctl.runtime.transports import Loan, PeerLost
+from meshctl.runtime.transports import Delivery, Loan, PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 
 RANKS = (4, 16, 64)
@@ -38,10 +36,10 @@ class Counting(MemoryTransport):
         self.sent += len(loan.frame) * len(loan.to)
         super().deliver(loan)
 
-    def receive(self, source: int, lane: int) -> Tensor:
-        frame = super().receive(source, lane)
-        self.received += len(frame)
-        return frame
+    def receive(self, source: int, lane: int) -> Delivery:
+        came = super().receive(source, lane)
+        self.received += len(came.frame)
+        return came
 
 
 def main() -> None:

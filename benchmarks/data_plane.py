@@ -8,6 +8,7 @@ arrive are checked once before any time is taken, and takers then read both ends
 
     memcpy      the same bytes, by one thread of one process
     even        meshctl, 256 samples of one length
+    in place    the same, made in memory of `alloc`: nothing is copied, and there is nothing to compare it with
     ragged      meshctl, 256 samples of log-normal lengths, evened out by tokens
     gloo        point to point, all columns of a link in one buffer
 
@@ -149,9 +150,13 @@ def contenders(shape: Shape, nbytes: int) -> Sequence[Contender]:
     def by_tokens(end: End) -> Step:
         return meshctl(end, partial(ragged, nbytes), Taker())
 
+    def in_place(end: End) -> Step:
+        return meshctl(end, partial(even, nbytes), Taker(expected(end)), in_place=True)
+
     found: list[Contender] = [
         ("memcpy", partial(memcpy, nbytes), Dispatch()),
         ("even", evenly, Dispatch()),
+        ("in place", in_place, Dispatch()),
         ("gloo", partial(gloo, shape, nbytes), Dispatch()),
     ]
     return found if shape.replicas > 1 else [*found, ("ragged", by_tokens, Dispatch(balance="tokens"))]

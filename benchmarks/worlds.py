@@ -23,6 +23,7 @@ from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stag
 from meshctl.routes import Dispatch, Route
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.channel import Channel, Party
+from meshctl.runtime.transports import Transport
 from meshctl.runtime.world import reach_all
 
 
@@ -88,15 +89,26 @@ Begin = Callable[[End], Step | None]
 """Makes a worker's step; none where it has answered the driver itself, to the end."""
 
 
-def meshctl(end: End, make: Callable[[int, int], Batch], use: Callable[[Batch], Any]) -> Step:
-    """A step over the product's own channel: a giver gives the same batch each time, `make(rank, givers)`."""
+def meshctl(end: End, make: Callable[[int, int], Batch], use: Callable[[Batch], Any], *, in_place: bool = False) -> Step:
+    """A step over the product's own channel: a giver gives the same batch each time, `make(rank, givers)`. `in_place`: made in memory
+    that is read as it lies."""
+    transport = reach_all(end.plan, end.place, end.connect(), {0: end.plan.routes[0].slots})
     batch = make(end.rank, end.plan.group("one").workers) if end.gives else Batch({})
-    return moving(end, lambda: batch, use)
+    if in_place:
+        batch = batch.with_columns(**{name: _placed(transport, batch[name]) for name in batch.names})
+    return _step(end, transport, lambda: batch, use)
+
+
+def _placed(transport: Transport, column: torch.Tensor) -> torch.Tensor:
+    return transport.alloc(column.nbytes).view(column.dtype).view(column.shape).copy_(column)
 
 
 def moving(end: End, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
     """A step over the product's own channel, with another batch each time."""
-    transport = reach_all(end.plan, end.place, end.connect(), {0: end.plan.routes[0].slots})
+    return _step(end, reach_all(end.plan, end.place, end.connect(), {0: end.plan.routes[0].slots}), next, use)
+
+
+def _step(end: End, transport: Transport, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
     channel = Channel(end.plan.routes[0], end.party("maker"), end.party("taker"), transport, 0)
 
     def give() -> int:

@@ -165,13 +165,13 @@ class Channel:
             return
         pieces = pieces_of(said.parts[part], me)
         own = picked(value, packed(pieces)) if isinstance(value, Batch) else None
-        frame = Frame({"table": table if tells else None, "part": own})
         for places in self._hearers(part, me):
-            loan = self._transport.lend(places, self._lane, frame.nbytes)
+            frame = self._transport.frame(places, {"table": table if tells else None, "part": own})
+            loan = self._transport.lend(places, self._lane, frame.nbytes, frame.beside)
             frame.write(loan.frame)
             if own is not None and len(pieces) > 1 and isinstance(value, Batch):
                 fill(unpack(loan.frame)["part"], value, packed(pieces))
-            self.sent += frame.nbytes
+            self.sent += frame.moved
             self._transport.deliver(loan)
 
     def _together(self, said: Said, part: int) -> Mapping[str, Sequence[Any]] | None:
@@ -206,7 +206,7 @@ class Channel:
             self._fill(loan.frame, value, pieces)
             self._transport.deliver(loan)
         elif pieces:
-            frame_of_teller = self._transport.receive(self._speaking(teller), self._lane + WRITTEN)
+            frame_of_teller, _ = self._transport.receive(self._speaking(teller), self._lane + WRITTEN)
             self._fill(frame_of_teller, value, pieces)
             self._transport.send(hearers, self._lane, Frame(None))
 
@@ -262,11 +262,11 @@ class Channel:
             return self._transport.hear(self._speaking(speaker), self._lane)
         if peers[0] != self._transport.place:
             return self._transport.hear(peers[0], self._lane + PASSED)
-        frame = self._transport.receive(self._speaking(speaker), self._lane)
-        loan = self._transport.lend(peers[1:], self._lane + PASSED, len(frame))
-        loan.frame.copy_(frame)
+        came = self._transport.receive(self._speaking(speaker), self._lane)
+        loan = self._transport.lend(peers[1:], self._lane + PASSED, len(came.frame))
+        loan.frame.copy_(came.frame)
         self._transport.deliver(loan)
-        return unpack(frame)
+        return came.value()
 
     def _peers(self, rank: int, part: int) -> list[int]:
         """The places of this node that get a part; the first of them hears those of other nodes, for all."""

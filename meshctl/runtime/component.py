@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -75,6 +76,8 @@ class Place:
     step: int = 0
     log: Callable[[Mapping[str, float], float], None] = lambda values, weight: None
     stop: Callable[[str], None] = lambda reason: None
+    alloc: Callable[[int], torch.Tensor] = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)
+    """Gives uint8 `[nbytes]` where other workers can read it."""
     nodes: Callable[[], Iterable[Sequence[int]]] | None = None
     """Gives the group's ranks by node; where there is none, all are on one."""
 
@@ -174,6 +177,18 @@ class Component:
     def stop(self, reason: str) -> None:
         """Asks for the end of the run: all workers agree on a last step, and end after it."""
         self.place.stop(reason)
+
+    def alloc(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Memory for what an endpoint gives, like `torch.empty` on the CPU: where its takers can read it as it lies, it is not copied.
+
+            tokens = self.alloc(len(batch), 128, dtype=torch.int64)
+            ...
+            return batch.with_columns(tokens=tokens)
+
+        What was given is lent to those who take it, and is not written any more; when nobody holds it, it is used again.
+        """
+        nbytes = prod(shape) * dtype.itemsize
+        return self.place.alloc(nbytes).view(dtype).view(shape) if nbytes else torch.empty(shape, dtype=dtype)
 
     def micro_batches(self, batch: Batch, size: int) -> Iterator[Batch]:
         """Cuts of at most `size` samples in order; as many on every data rank, empty ones where it must."""

@@ -60,6 +60,11 @@ class Frame:
         self._start = _aligned(len(self._head))
         self.nbytes = self._start + self._size
 
+    @property
+    def moved(self) -> int:
+        """Bytes, with those that stay beside it."""
+        return self.nbytes + sum(tensor.nbytes for tensor in self.beside)
+
     def write(self, into: Tensor) -> Tensor:
         """Fills uint8 `[nbytes]` and returns it; room stays as it is."""
         into[: len(self._head)] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)

@@ -204,9 +204,8 @@ class WeightChannel:
         sums = [checksum(tensor) for tensor in own] if self._checksum else []
         self.sent += sum(tensor.nbytes for tensor in own)
         if not self._is_shared(bucket):
-            frame = Frame([self.given, sums, own])
             for places in self._hearers(bucket, giver):
-                self._transport.send(places, self._lane, frame)
+                self._transport.send(places, self._lane, self._transport.frame(places, [self.given, sums, own]))
         elif bucket.teller == giver:
             loan = self._begun(bucket, sums)
             _fill(unpack(loan.frame)[2], bucket.items, parts, own)
@@ -357,7 +356,7 @@ class WeightChannel:
 
     def _unpacked(self, place: int, lane: int) -> Any:
         try:
-            return unpack(self._transport.receive(place, lane))
+            return self._transport.receive(place, lane).value()
         except FrameError as error:
             raise self._malformed(place, str(error)) from None
 

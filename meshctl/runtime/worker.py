@@ -99,7 +99,7 @@ class Worker:
         transport.patience = plan.run.patience
         speaking = [group.first_place + rank for group in plan.groups if not group.program for rank in range(group.workers)]
         ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", ear), place, speaking, transport.wake)
-        components = self._components(plan, start.path, ending)
+        components = self._components(plan, start.path, ending, transport)
         step, given = self._resume(plan, components, start.resume) if start.resume else (start.after, given_after(plan, start.after))
         saver = Saver(self._saver(plan, components))
         recorder = Recorder(plan.run.record, run.recorded) if plan.run.record else None
@@ -118,7 +118,7 @@ class Worker:
         slots = {number * LANES: route.slots for number, route in enumerate(plan.routes)}
         return reach_all(plan, place, store, slots)
 
-    def _components(self, plan: Plan, path: tuple[str, ...], ending: Ending) -> dict[str, Component]:
+    def _components(self, plan: Plan, path: tuple[str, ...], ending: Ending, transport: Transport) -> dict[str, Component]:
         """The group's components, made and set up in the order of the recipe: the same on all ranks, so their collectives meet."""
         made = {}
         devices = devices_of(plan.group(self._told.group))
@@ -130,7 +130,9 @@ class Worker:
             seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas begin alike
             component = make(placed, methods, path)
             nodes = partial(ranks_by_node, plan, self._told.group)
-            component._place = Place(placed.name, placed.mesh, self._told.rank, devices[0], devices, stop=ending.ask, nodes=nodes)
+            component._place = Place(
+                placed.name, placed.mesh, self._told.rank, devices[0], devices, stop=ending.ask, nodes=nodes, alloc=transport.alloc
+            )
             component.setup()
             made[placed.name] = component
         return made

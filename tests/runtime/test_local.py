@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+import struct
 import threading
 import time
 from collections import deque
@@ -60,7 +61,7 @@ def test_frames_of_all_sizes_come_as_they_were_to_all_who_get_them(takers: int) 
     def taker(worker: Worker) -> bool:
         kept: deque[tuple[int, Tensor]] = deque(maxlen=3)  # a frame stays as it is while the next ones come
         for step in range(steps):
-            kept.append((step, worker.transport.receive(0, LANE)))
+            kept.append((step, worker.transport.receive(0, LANE).frame))
             assert all(torch.equal(frame, pattern(SIZES[number % len(SIZES)], number)) for number, frame in kept)
         kept.clear()
         worker.transport.close()
@@ -77,12 +78,12 @@ def test_a_write_into_a_frame_that_was_received_ends_the_writer_and_no_other(nby
         worker.hear()
 
     def vandal(worker: Worker) -> None:
-        frame = worker.transport.receive(0, LANE)
+        frame = worker.transport.receive(0, LANE).frame
         worker.say("reads")
         frame[len(frame) // 2] = 1
 
     def reader(worker: Worker) -> bool:
-        frame = worker.transport.receive(0, LANE)
+        frame = worker.transport.receive(0, LANE).frame
         worker.hear()
         return torch.equal(frame, pattern(nbytes, 0))
 
@@ -107,7 +108,7 @@ def test_a_receiver_that_gives_nothing_back_is_named_and_memory_stays_bounded(mo
     def keeper(worker: Worker) -> None:
         kept = []
         while True:
-            kept.append(worker.transport.receive(0, LANE))
+            kept.append(worker.transport.receive(0, LANE).frame)
 
     with World(giver, keeper) as world:
         assert world.gave(0) == [[f"place 1 still holds {SLOTS + HELD} of them", True]]
@@ -129,7 +130,7 @@ def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it(
     def writer(index: int) -> Callable[[Worker], bool]:
         def work(worker: Worker) -> bool:
             for step in range(20):
-                frame = worker.transport.receive(0, BACK)
+                frame = worker.transport.receive(0, BACK).frame
                 frame[index * part : (index + 1) * part] = pattern(part, step + index)
                 for place in takers:
                     give(worker, (place,), torch.zeros(1, dtype=torch.uint8), LANE + 2 + index)
@@ -140,7 +141,7 @@ def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it(
         return work
 
     def right(worker: Worker, step: int) -> bool:
-        frame = worker.transport.receive(0, LANE)
+        frame = worker.transport.receive(0, LANE).frame
         for place, index in ((1, 1), (4, 2)):
             worker.transport.receive(place, LANE + 2 + index)
         return all(torch.equal(frame[index * part : (index + 1) * part], pattern(part, step + index)) for index in range(3))
@@ -193,7 +194,7 @@ def test_a_block_comes_back_after_the_last_derived_view_on_every_replica() -> No
         return numbers
 
     def taker(worker: Worker) -> None:
-        first = worker.transport.receive(0, LANE)
+        first = worker.transport.receive(0, LANE).frame
         view, array = first[3:5], first.numpy()[7:]
         del first
         worker.say("took")
@@ -223,6 +224,126 @@ def test_a_block_comes_back_after_the_last_derived_view_on_every_replica() -> No
     assert numbers[1] != numbers[0] and numbers[2] == numbers[1], "the first block is held, the second came back"
 
 
+# Memory that is read where it was made
+
+
+def made(worker: Worker, rows: int, seed: int) -> Batch:
+    """Two columns in memory of `alloc`, one of them ragged, and one that is not; ids from 100."""
+    x = worker.transport.alloc(rows * 4096).view(rows, 4096)
+    x.copy_(pattern(rows * 4096, seed).view(rows, 4096))
+    values = worker.transport.alloc(rows * 8192).view(torch.int64)
+    values.copy_(torch.arange(len(values)) + seed)
+    tokens = Ragged(values, torch.arange(rows + 1) * 1024)
+    return Batch({"x": x, "tokens": tokens, "y": torch.arange(rows) + seed}, ids=torch.arange(100, 100 + rows))
+
+
+def is_made(batch: Batch, first: int, seed: int, rows: int) -> bool:
+    """Whether a batch has the rows from `first` on of one that was `made`."""
+    count = len(batch)
+    x = pattern(rows * 4096, seed).view(rows, 4096)[first : first + count]
+    values = torch.arange(first * 1024, (first + count) * 1024) + seed
+    tokens = batch["tokens"]
+    assert torch.equal(batch["x"], x) and torch.equal(tokens.values, values) and torch.equal(tokens.lengths, torch.full((count,), 1024))
+    return batch["y"].tolist() == [*range(first + seed, first + seed + count)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
+    rows, steps, places = 32, 40, 1 + 2 * replicas
+
+    def channel_to(worker: Worker) -> Channel:
+        taker = Party(DeviceMesh.from_sizes(dp_size=2, tp_size=replicas), 1)
+        return Channel(Route("a -> b", "a", "b"), Party(DeviceMesh.from_sizes(), 0), taker, worker.transport, 0)
+
+    def giver(worker: Worker) -> list[int]:
+        channel, blocks = channel_to(worker), 0
+        for step in range(steps):
+            batch = made(worker, rows, step)
+            channel.give(batch, rows, 0)
+            blocks = max(blocks, len(worker.local._arena._blocks))
+        worker.transport.close()
+        return [blocks, len(worker.local._rooms), worker.local.nbytes]
+
+    def taker(worker: Worker) -> bool:
+        channel, rank = channel_to(worker), worker.place - 1
+        for step in range(steps):
+            batch = channel.take(rank).value
+            assert len(batch) == rows // 2 and is_made(batch, rank // replicas * rows // 2, step, rows)
+        worker.transport.close()
+        return True
+
+    with World(giver, *[taker] * (places - 1)) as world:
+        blocks, rooms, left = world.gave()[0]
+    assert 4 <= blocks <= 2 * (SLOTS + 2 + HELD) and rooms == left == 0
+
+
+def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> None:
+    def giver(worker: Worker) -> str:
+        try:
+            for step in range(100):
+                room = worker.transport.alloc(GRAIN)
+                room.fill_(step)
+                worker.transport.send((1,), LANE, worker.transport.frame((1,), room[step : step + 2 * INLINE]))
+        except Held as held:
+            return str(held)
+        return ""
+
+    def taker(worker: Worker) -> int:
+        kept = []
+        with suppress(PeerLost):
+            for _ in range(100):
+                kept.append(worker.transport.hear(0, LANE))
+                assert all(bool((room == number).all()) and len(room) == 2 * INLINE for number, room in enumerate(kept))
+        return len(kept)
+
+    with World(giver, taker) as world:
+        [said] = world.gave(0)
+        world.kill(0)
+        assert said == f"place 1 still holds {SLOTS + HELD} of them"
+        assert world.gave(1) == [SLOTS + HELD]
+
+
+def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
+    def giver(worker: Worker) -> list[int]:
+        room = worker.transport.alloc(GRAIN)
+        room.fill_(7)
+        for lane in (LANE, BACK):
+            worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), room))
+        own = [worker.transport.hear(0, lane) for lane in (LANE, BACK)]
+        assert all(torch.equal(tensor, room) for tensor in own)
+        [block] = worker.local._rooms.values()
+        held = []
+        for drop in (lambda: own.pop(), lambda: own.pop(), lambda: worker.say("dropped"), lambda: worker.say("dropped")):
+            drop()
+            worker.hear()
+            worker.look()
+            worker.local._arena._settle()
+            held.append(sum(block.holders.values()))
+        del room
+        worker.local._arena._settle()
+        return [*held, sum(block.holders.values()), worker.transport.alloc(GRAIN).data_ptr() == block.memory.address]
+
+    def taker(worker: Worker) -> None:
+        kept = [worker.transport.hear(0, lane) for lane in (LANE, BACK)]
+        assert all(tensor.tolist() == [7] * GRAIN for tensor in kept)
+        worker.say("took")
+        for _ in range(2):
+            worker.hear()
+            kept.pop()
+            worker.say("dropped")
+
+    with World(giver, taker) as world:
+        assert world.hear(1) == "took"
+        for _ in range(2):
+            world.tell(0)
+        for _ in range(2):
+            assert world.hear(0) == "dropped"
+            world.tell(1)
+            assert world.hear(1) == "dropped"
+            world.tell(0)
+        assert world.gave(0) == [[4, 3, 2, 1, 0, True]]
+
+
 def test_the_garbage_collector_may_run_in_the_middle_of_anything() -> None:
     steps = 80
 
@@ -234,17 +355,17 @@ def test_the_garbage_collector_may_run_in_the_middle_of_anything() -> None:
         gc.set_threshold(3, 1, 1)
         for step in range(steps):
             give(worker, (0, 1), pattern(SIZES[step % len(SIZES)], step))
-            own = worker.transport.receive(0, LANE)
+            own = worker.transport.receive(0, LANE).frame
             assert torch.equal(own, pattern(SIZES[step % len(SIZES)], step))
             Keeper(own)
-            Keeper(worker.transport.receive(1, BACK))
+            Keeper(worker.transport.receive(1, BACK).frame)
         worker.transport.close()
         return worker.local.nbytes == 0
 
     def taker(worker: Worker) -> bool:
         gc.set_threshold(3, 1, 1)
         for step in range(steps):
-            frame = worker.transport.receive(0, LANE)
+            frame = worker.transport.receive(0, LANE).frame
             assert torch.equal(frame, pattern(SIZES[step % len(SIZES)], step))
             Keeper(frame)
             give(worker, (0,), pattern(INLINE + 1 + step, step), BACK)
@@ -274,10 +395,10 @@ def test_a_peer_that_does_not_read_stops_neither_who_sends_to_it_nor_the_frames_
     def taker(worker: Worker) -> bool:
         worker.hear()
         for number in range(count):
-            assert worker.transport.receive(0, LANE).tolist() == [number % 251]
+            assert worker.transport.receive(0, LANE).frame.tolist() == [number % 251]
         worker.say("got all")
         if worker.place == 2:
-            assert torch.equal(worker.transport.receive(0, BACK), pattern(GRAIN, 0))
+            assert torch.equal(worker.transport.receive(0, BACK).frame, pattern(GRAIN, 0))
         worker.transport.close()
         return True
 
@@ -298,13 +419,13 @@ def test_what_is_said_while_a_backlog_is_sent_is_not_forgotten() -> None:
         for step in range(steps):
             for number in range(count):
                 give(worker, (1,), torch.tensor([number % 251], dtype=torch.uint8))
-            assert worker.transport.receive(1, BACK).tolist() == [step]
+            assert worker.transport.receive(1, BACK).frame.tolist() == [step]
         return True
 
     def taker(worker: Worker) -> bool:
         for step in range(steps):
             for number in range(count):
-                assert worker.transport.receive(0, LANE).tolist() == [number % 251]
+                assert worker.transport.receive(0, LANE).frame.tolist() == [number % 251]
             give(worker, (0,), torch.tensor([step], dtype=torch.uint8), BACK)
         return True
 
@@ -315,11 +436,11 @@ def test_what_is_said_while_a_backlog_is_sent_is_not_forgotten() -> None:
 def test_nothing_stays_open_and_nothing_has_a_name() -> None:
     before = sorted(os.listdir("/dev/shm"))
 
-    def steps(worker: Worker, first: int, count: int) -> None:
-        for step in range(first, first + count):
+    def steps(worker: Worker, count: int) -> None:
+        for step in range(count):
             nbytes = 1 + step % 50 * 3000 + step * 40
             if worker.place:
-                frame = worker.transport.receive(0, LANE)
+                frame = worker.transport.receive(0, LANE).frame
                 assert frame[-1] == step % 251
                 give(worker, (0,), frame[:1].clone(), BACK)
             else:
@@ -328,11 +449,10 @@ def test_nothing_stays_open_and_nothing_has_a_name() -> None:
 
     def work(worker: Worker) -> list[int]:
         fresh = files_open()
-        steps(worker, 0, 60)
-        opened = files_open()
-        steps(worker, 60, 500)
+        steps(worker, 560)
         gc.collect()
-        assert len(files_open()) <= len(opened), (opened, files_open())
+        # of both lanes, as many blocks as a slow machine may ever need, ours and those of the other; their sockets, too
+        assert len(files_open()) - len(fresh) <= 4 * (SLOTS + HELD), files_open()
         worker.transport.close()
         gc.collect()
         left = files_open()
@@ -374,13 +494,13 @@ def test_frames_of_a_peer_that_has_ended_in_order_are_still_received(reads: bool
     frames = 6
 
     def taker(worker: Worker) -> list[int]:
-        got = [int(worker.transport.receive(1, LANE)[0])]
+        got = [int(worker.transport.receive(1, LANE).frame[0])]
         if not reads:
             worker.local._say(worker.local._from[1], Impostor.CREDIT, LANE)  # stays unread: its end comes as a reset
         worker.say("took one")
         if late:
             worker.hear()
-        got += [int(worker.transport.receive(1, LANE)[0]) for _ in range(frames - 1)]
+        got += [int(worker.transport.receive(1, LANE).frame[0]) for _ in range(frames - 1)]
         with pytest.raises(PeerLost, match="place 1 has ended"):
             worker.transport.receive(1, LANE)
         worker.transport.close()
@@ -442,7 +562,7 @@ def test_a_stopped_peer_goes_on() -> None:
 
     def taker(worker: Worker) -> bool:
         for step in range(steps):
-            frame = worker.transport.receive(0, LANE)
+            frame = worker.transport.receive(0, LANE).frame
             assert step % 50 or torch.equal(frame, pattern(SIZES[step % 8], step))
         worker.transport.close()
         return True
@@ -557,8 +677,9 @@ def hears(transport: Transport) -> str:
     for _ in range(6):
         transport._watch.look(0)
     for box in transport._inbox.values():
-        for frame in box:
-            frame.sum()
+        for came in box:
+            for tensor in (came.frame, *came.beside):
+                tensor.sum()
     return str(transport._lost or "")
 
 
@@ -566,7 +687,8 @@ whats = st.integers(0, 9) | st.just(255)
 sizes = st.sampled_from([0, 1, -1, 64, INLINE, GRAIN - 1, GRAIN, GRAIN + 1, 2**31, 2**62, 2**63 - 1, -(2**63)])
 lanes = st.sampled_from([LANE, 0, -1, 2**31 - 1, -(2**31)])
 kinds = st.sampled_from(["none", "sealed", "sealed", "open", "pipe"])
-messages = st.tuples(st.builds(Impostor.HEAD.pack, whats, lanes, st.integers(0, 2) | sizes, sizes, sizes), st.binary(max_size=80), kinds)
+more = st.binary(max_size=80) | sizes.map(struct.Struct("<q").pack)
+messages = st.tuples(st.builds(Impostor.HEAD.pack, whats, lanes, st.integers(0, 2) | sizes, sizes, sizes), more, kinds)
 
 
 def file_of(kind: str) -> list[int]:
@@ -603,7 +725,7 @@ def test_who_does_not_know_the_token_is_not_heard_and_disturbs_nobody(token: str
         stranger = Impostor(transport.way(1).address, token=token)  # type: ignore[attr-defined]
         stranger.frame(LANE, b"evil")
         impostor.frame(LANE, b"good")
-        assert hears(transport) == "" and [bytes(frame.numpy()) for frame in transport._inbox[1, LANE]] == [b"good"]
+        assert hears(transport) == "" and [bytes(came.frame.numpy()) for came in transport._inbox[1, LANE]] == [b"good"]
         with pytest.raises(ConnectionError):
             stranger.frame(LANE, b"evil")
         stranger.close()

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from meshctl.cluster import Cluster
-from meshctl.runtime.frames import Frame, unpack
+from meshctl.runtime.frames import Frame
 from meshctl.runtime.transports import PeerLost, Transport, tcp
 from meshctl.runtime.transports.line import HEAD
 from meshctl.runtime.transports.tcp import Address, Tcp, address_towards
@@ -116,9 +116,9 @@ def test_frames_of_every_size_come_in_order_and_whole(worlds: Worlds) -> None:
     sender = in_thread(send)
     for number, tensor in enumerate(tensors):
         for transport in transports[1:]:
-            got, value = unpack(transport.receive(0, 4))
+            got, value = transport.receive(0, 4).value()
             assert got == number and torch.equal(value, tensor)
-        assert unpack(transports[1].receive(0, 5)) == number
+        assert transports[1].receive(0, 5).value() == number
     sender.join(20)
     close_all(transports)
 
@@ -132,7 +132,7 @@ def test_frames_come_while_the_program_does_something_else(worlds: Worlds) -> No
         assert time.monotonic() < end
         time.sleep(0.01)
     for number in range(2):
-        got, value = unpack(two.receive(0, 4))
+        got, value = two.receive(0, 4).value()
         assert got == number and torch.equal(value, LARGE)
     close_all([one, two])
 
@@ -142,7 +142,7 @@ def test_a_frame_stays_what_it_is_while_somebody_looks_at_it(worlds: Worlds) -> 
     kept: list[Tensor] = []
     for number in range(6):
         one.send(1, 4, Frame(torch.full((1 << 16,), number)))
-        value = unpack(two.receive(0, 4))
+        value = two.receive(0, 4).value()
         if number % 2:
             kept.append(value[3:5])
     assert [tensor.tolist() for tensor in kept] == [[1, 1], [3, 3], [5, 5]]
@@ -166,7 +166,7 @@ def test_a_place_may_speak_for_the_first_time_while_the_other_leaves(worlds: Wor
     """Of a step that the end of the run dropped."""
     (one, _), (two, _) = worlds(2)
     one.send(1, 4, Frame("heard"))
-    assert unpack(two.receive(0, 4)) == "heard"
+    assert two.receive(0, 4).value() == "heard"
     leaving = in_thread(one.close)
     leaving.join(0.2)
     two.send(0, 4, Frame("dropped"))
@@ -184,7 +184,7 @@ def test_nothing_is_left_of_what_was_closed(worlds: Worlds) -> None:
     transports = [transport for transport, _ in worlds(3)]
     for one, other in permutations(transports, 2):
         one.send(other.place, 4, Frame(one.place))
-        assert unpack(other.receive(one.place, 4)) == one.place
+        assert other.receive(one.place, 4).value() == one.place
     assert left()[0] > before[0]
     close_all(transports)
     assert left() == before
@@ -251,11 +251,11 @@ def test_a_stranger_is_closed_and_disturbs_nobody(worlds: Worlds, message: bytes
     with connected(way, message) as sock:
         assert is_closed(sock)
     two.send(0, 4, Frame("still here"))
-    assert unpack(one.receive(1, 4)) == "still here"
+    assert one.receive(1, 4).value() == "still here"
     with connected(way, hello(1)) as sock:  # who is there already is not there twice
         assert is_closed(sock)
     two.send(0, 4, Frame("and now"))
-    assert unpack(one.receive(1, 4)) == "and now"
+    assert one.receive(1, 4).value() == "and now"
     close_all([one, two])
 
 
@@ -265,7 +265,7 @@ def test_those_who_never_say_hello_do_not_pile_up(worlds: Worlds, monkeypatch: p
     silent = [connected(way, hello(1)[:5]) for _ in range(6)]
     assert [is_closed(sock) for sock in silent[:3]] == [True] * 3
     two.send(0, 4, Frame("still here"))
-    assert unpack(one.receive(1, 4)) == "still here"
+    assert one.receive(1, 4).value() == "still here"
     close_all([one, two])
     for sock in silent:
         sock.close()
@@ -278,7 +278,7 @@ def test_a_peer_in_small_pieces_is_a_peer(worlds: Worlds) -> None:
     with connected(way) as sock:
         for byte in hello(1) + HEAD.pack(FRAME, 4, len(body)) + body:
             sock.sendall(bytes([byte]))
-        assert unpack(one.receive(1, 4))[0] == "slowly"
+        assert one.receive(1, 4).value()[0] == "slowly"
 
 
 HOSTILE = {
@@ -323,7 +323,7 @@ def test_no_bytes_break_more_than_their_peer(pieces: list[bytes], known: bool) -
     with connected(way, hello(1) * known + b"".join(pieces)):
         pass
     with connected(way, hello(2) + HEAD.pack(FRAME, 4, 2) + b"ok"), suppress(PeerLost):
-        assert bytes(one.receive(2, 4).tolist()) == b"ok"
+        assert bytes(one.receive(2, 4).frame.tolist()) == b"ok"
     assert way._receiver._thread.is_alive()
     way.release()
 
@@ -361,7 +361,7 @@ def test_a_giver_that_is_killed_is_named(listen: Listen, size: int, after: int) 
     with giver(way, size) as pid:
         way.meet({1: way.address})
         for number in range(after):
-            assert unpack(transport.receive(1, 4))[0] == number
+            assert transport.receive(1, 4).value()[0] == number
         if not after:
             transport.receive(1, 4)
         os.kill(pid, signal.SIGKILL)
@@ -387,7 +387,7 @@ def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
             mine = Tcp(other, TOKEN)
             mine.meet({0: way.address})
             theirs.send(str(mine.address).encode())
-            unpack(other.receive(0, 4))
+            other.receive(0, 4).value()
             theirs.send(b"taken")
             time.sleep(60)
         os._exit(0)
@@ -510,7 +510,7 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         transport.send(1, 4, Frame(LARGE))
         way = transport.way(1)
         assert isinstance(way, Tcp)
-        unpack(transport.receive(1, 5))
+        transport.receive(1, 5).value()
         told.send(b"!")
         told.recv(1)
         transport.send(1, 4, Frame(LARGE))  # to a node that is not there any more
@@ -520,7 +520,7 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         transport = reached(1)
         way = transport.way(0)
         assert isinstance(way, Tcp)
-        assert torch.equal(unpack(transport.receive(0, 4)), LARGE)
+        assert torch.equal(transport.receive(0, 4).value(), LARGE)
         transport.send(0, 5, Frame("thanks"))
         return f"{way.address.host}: {said_to(lambda: transport.receive(0, 4))}"
 

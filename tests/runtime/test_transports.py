@@ -39,7 +39,7 @@ def test_frames_of_a_lane_come_in_order_and_lanes_do_not_mix() -> None:
     for number in (1, 2):
         one.send(1, 7, frame(number))
         one.send(1, 8, frame(number + 10))
-    assert [number_in(two.receive(0, lane)) for lane in (8, 7, 7, 8)] == [11, 1, 2, 12]
+    assert [number_in(two.receive(0, lane).frame) for lane in (8, 7, 7, 8)] == [11, 1, 2, 12]
 
 
 def test_a_send_waits_only_while_all_slots_are_full() -> None:
@@ -54,7 +54,7 @@ def test_a_send_waits_only_while_all_slots_are_full() -> None:
     sender = in_thread(threading.Thread(target=send))
     sender.join(0.2)
     assert sent == [0, 1]
-    assert number_in(two.receive(0, 7)) == 0
+    assert number_in(two.receive(0, 7).frame) == 0
     sender.join(0.2)
     assert sent == [0, 1, 2]
     two.receive(0, 7)
@@ -73,7 +73,7 @@ def test_a_place_that_sends_to_itself_hands_over() -> None:
     one, _ = pair(slots=1)
     for number in range(5):
         one.send(0, 7, frame(number))
-    assert [number_in(one.receive(0, 7)) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert [number_in(one.receive(0, 7).frame) for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("kind", [PeerLost, Dropped])

@@ -14,7 +14,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 from meshctl.cluster import Cluster
 from meshctl.plan.model import Plan
 from meshctl.runtime import world
-from meshctl.runtime.frames import Frame, unpack
+from meshctl.runtime.frames import Frame
 from meshctl.runtime.transports import PeerLost, Transport
 from meshctl.runtime.transports.gloo import Gloo
 from meshctl.runtime.transports.local import Local
@@ -78,7 +78,7 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
         for other in others:
             seen[place, other] = type(transport.way(other)).__name__
             transport.send(other, 4, Frame([place, other]))
-        assert [unpack(transport.receive(other, 4)) for other in others] == [[other, place] for other in others]
+        assert [transport.receive(other, 4).value() for other in others] == [[other, place] for other in others]
         transport.close()
 
     assert at_once(*(partial(work, place) for place in range(4))) == [""] * 4

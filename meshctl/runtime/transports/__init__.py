@@ -5,6 +5,8 @@ between two places come in order. `lend` gives memory to write a frame to, as so
 goes to; `deliver` sends it, whatever its receivers are doing. A receiver's `receive` gives the slot back, as a credit. So what a group is
 ahead of another is bounded, and no order of stages can deadlock.
 
+Tensors that lie already where they will be read need no place in a frame: they go beside it, as `hands_over` says.
+
 A `Way` says where that memory is, how a message leaves (`post`), and calls `arrived` when one has come:
 
     memory    threads of one process              the tensor itself
@@ -22,7 +24,8 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,8 +60,23 @@ class Loan:
     lane: int
     frame: Tensor
     """uint8 `[n]`."""
+    beside: Sequence[Tensor] = ()
+    """What goes with it as it lies."""
     kept: Any = None
     """What the way knows of it."""
+
+
+class Delivery(NamedTuple):
+    """What came: a frame, and what came beside it."""
+
+    frame: Tensor
+    """uint8 `[n]`."""
+    beside: Sequence[Tensor] = ()
+    """uint8 `[n]` each."""
+
+    def value(self) -> Any:
+        """Raises `FrameError`."""
+        return unpack(self.frame, self.beside)
 
 
 class Way:
@@ -67,12 +85,21 @@ class Way:
     shares_memory = False
     """Whether several places may write one frame, each a part of it."""
 
-    def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
-        return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8))
+    def alloc(self, nbytes: int) -> Tensor | None:
+        """uint8 `[nbytes]` which others can read where it lies; none where there is no such memory."""
+        return None
 
-    def own(self, loan: Loan) -> Tensor:
-        """The frame for this place itself, where it is among those that get it."""
-        return loan.frame
+    def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
+        """Whether a tensor can go to some places as it lies, beside a frame."""
+        return False
+
+    def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
+        """`beside` are tensors that it hands over."""
+        return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside)
+
+    def own(self, loan: Loan) -> Delivery:
+        """What this place itself gets, where it is among those that get it."""
+        return Delivery(loan.frame, loan.beside)
 
     def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
         """Sends a frame, or a credit where there is none; never waits for the receiver's program. `write`: to be written there."""
@@ -94,7 +121,7 @@ class Transport:
         self._ways: dict[int, Way] = {}
         self._alone = Way()
         self._state = threading.Condition()
-        self._inbox: defaultdict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], int] = {}
         self._lost: PeerLost | None = None
         self._gone: dict[int, str] = {}
@@ -122,20 +149,31 @@ class Transport:
 
     # Sending
 
-    def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
+    def alloc(self, nbytes: int) -> Tensor:
+        """uint8 `[nbytes]` of any content: what is written to it is not copied when it is given to who can read it where it lies."""
+        rooms = (room for way in dict.fromkeys(self._ways.values()) if (room := way.alloc(nbytes)) is not None)
+        room = next(rooms, None)
+        return torch.empty(nbytes, dtype=torch.uint8) if room is None else room
+
+    def frame(self, to: Sequence[int], value: Any) -> Frame:
+        """A value laid out for some places, all by the same way. Raises `FrameError`."""
+        return Frame(value, partial(self._way_to(to).hands_over, to))
+
+    def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
         """Memory for a frame that goes to some places, all by the same way. Waits for their slots. Raises `PeerLost`, `Dropped`."""
         for place in to:
             if place != self.place:
                 self._take_slot(place, lane)
-        return self.way(next((place for place in to if place != self.place), self.place)).lend(to, lane, nbytes)
+        return self._way_to(to).lend(to, lane, nbytes, beside)
 
     def deliver(self, loan: Loan) -> None:
         """Sends what was lent; from then on it belongs to those who get it."""
+        way = self._way_to(loan.to)
         for place in loan.to:
             if place == self.place:
-                self.arrived(place, loan.lane, self._way_of(loan).own(loan))
+                self.arrived(place, loan.lane, *way.own(loan))
             else:
-                self._way_of(loan).post(place, loan.lane, loan)
+                way.post(place, loan.lane, loan)
 
     def invite(self, loan: Loan, writer: int, lane: int) -> None:
         """Lets another place, which `receive`s it on `lane`, write to a frame that is not delivered yet."""
@@ -143,12 +181,12 @@ class Transport:
         self.way(writer).post(writer, lane, loan, write=True)
 
     def send(self, to: int | Sequence[int], lane: int, frame: Frame) -> None:
-        loan = self.lend((to,) if isinstance(to, int) else to, lane, frame.nbytes)
+        loan = self.lend((to,) if isinstance(to, int) else to, lane, frame.nbytes, frame.beside)
         frame.write(loan.frame)
         self.deliver(loan)
 
-    def _way_of(self, loan: Loan) -> Way:
-        return self.way(next((place for place in loan.to if place != self.place), self.place))
+    def _way_to(self, places: Sequence[int]) -> Way:
+        return self.way(next((place for place in places if place != self.place), self.place))
 
     def _take_slot(self, to: int, lane: int) -> None:
         slots = self.slots(lane)
@@ -162,31 +200,31 @@ class Transport:
 
     # Receiving
 
-    def receive(self, source: int, lane: int) -> Tensor:
+    def receive(self, source: int, lane: int) -> Delivery:
         """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
         with self._state:
             box = self._inbox[source, lane]
             self._wait(lambda: bool(box), source, "send")
-            frame = box.popleft()
+            came = box.popleft()
         if source != self.place and self.slots(lane):
             self.way(source).post(source, lane, None)
-        return frame
+        return came
 
     def hear(self, source: int, lane: int) -> Any:
         """The next value of a lane. Raises `PeerLost`, also where what came is no value, and `Dropped`."""
-        frame = self.receive(source, lane)
+        came = self.receive(source, lane)
         try:
-            return unpack(frame)
+            return came.value()
         except FrameError as error:
             raise PeerLost(f"{self.who(source)} sent what is no frame: {error}") from None
 
-    def arrived(self, source: int, lane: int, frame: Tensor | None) -> None:
+    def arrived(self, source: int, lane: int, frame: Tensor | None, beside: Sequence[Tensor] = ()) -> None:
         """A message has come: a frame, or a credit; called by ways, on any thread."""
         with self._state:
             if frame is None:
                 self._credits[source, lane] = self._credits.get((source, lane), 0) + 1
             else:
-                self._inbox[source, lane].append(frame)
+                self._inbox[source, lane].append(Delivery(frame, beside))
             self._notify()
 
     # Waiting

@@ -13,8 +13,8 @@ import mmap
 import os
 import threading
 import weakref
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy
@@ -38,8 +38,8 @@ class Block:
     file: int
     memory: Mapped
     use: Hashable
-    holders: set[int] = field(default_factory=set)
-    """The places that have not given it back."""
+    holders: Counter[int] = field(default_factory=Counter)
+    """The places that have not given it back, and how often each of them will."""
     known: set[tuple[int, bool]] = field(default_factory=set)
     """The places that have been given the file, to read and to write."""
 
@@ -60,7 +60,7 @@ class Arena:
         self._drop = drop
         self._made = 0
 
-    def take(self, use: Hashable, nbytes: int, holders: set[int]) -> Block:
+    def take(self, use: Hashable, nbytes: int, holders: Iterable[int]) -> Block:
         """A free block of at least that many bytes, the one that was used last; a new one where none is free."""
         with self._taking:
             self._settle()
@@ -72,8 +72,19 @@ class Arena:
                 if free:
                     self._forget(free.pop())  # a larger one takes its place
                 block = self._make(use, nbytes + nbytes // 4)
-            block.holders = set(holders)
+            block.holders = Counter(holders)
             return block
+
+    def share(self, block: Block, holders: Iterable[int]) -> None:
+        """Lends a block that somebody holds to others, too."""
+        with self._taking:
+            block.holders.update(holders)
+
+    def held(self, blocks: Iterable[Block], holder: int) -> int:
+        """How often a holder still has to give one of these back."""
+        with self._taking:
+            self._settle()
+            return sum(block.holders.get(holder, 0) for block in blocks)
 
     def has(self, use: Hashable, nbytes: int) -> bool:
         """Whether a block is free."""
@@ -95,7 +106,9 @@ class Arena:
             number, holder = self._returned.popleft()
             block = self._blocks.get(number)
             if block is not None and holder in block.holders:
-                block.holders.discard(holder)
+                block.holders.subtract((holder,))
+                if not block.holders[holder]:
+                    del block.holders[holder]
                 if not block.holders:
                     self._free[block.use].append(block)
 
@@ -136,9 +149,9 @@ class Mapped:
         except OSError as error:  # no memory at all, or none that can be mapped
             raise ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
         self.nbytes = nbytes
-        address = numpy.frombuffer(self._pages, numpy.uint8).ctypes.data
+        self.address: int = numpy.frombuffer(self._pages, numpy.uint8).ctypes.data
         # by its address: a tensor of a read-only buffer makes torch warn, and the pages themselves refuse to be written
-        self._bytes = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
+        self._bytes = memoryview((ctypes.c_uint8 * nbytes).from_address(self.address))
 
     def view(self, at: int, nbytes: int, gone: Callable[[], None] | None = None) -> Tensor:
         """uint8 `[nbytes]`. `gone` is called when the last tensor that was derived from it dies, on any thread."""

@@ -2,7 +2,8 @@
 
 Who sends opens a connection to who receives, so only places that share samples have one. On it go, from the one that opened it, frames
 and invitations to write one; back come credits, and the blocks whose last view has died. Small frames travel in the message itself.
-A block's file is passed once. Sockets have abstract names that the kernel chose, and ask for the uid; the first word is the run's.
+What an endpoint made in memory of `alloc` is not copied at all: a message before its frame says where it lies. A block's file is passed
+once. Sockets have abstract names that the kernel chose, and ask for the uid; the first word is the run's.
 
 The waiting thread reads all sockets. What a socket does not take at once is sent by a thread of its own, so that nobody waits for
 a receiver's program. A death is the end of a connection without a goodbye, or of the process itself.
@@ -19,7 +20,7 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.frames import bytes_of
-from meshctl.runtime.transports import Held, Loan, PeerLost, Transport, Way
+from meshctl.runtime.transports import Delivery, Held, Loan, PeerLost, Transport, Way
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped
 
 INLINE = 4096
@@ -38,9 +39,13 @@ SOON = 0.25
 """Seconds to wait for a block to come back, where there is one for each slot and one that is read, before there is another one."""
 HELD = 8
 """Blocks that a receiver may hold beside those that are under way to it."""
+BESIDE = 1 << 12
+"""Tensors beside one frame, at most."""
 _HEAD = struct.Struct("<Biqqq")
-"""What, lane, block, offset or nothing, bytes."""
-_HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE = range(8)
+"""What, lane, block, the block's bytes where its file comes with the message, bytes."""
+_AT = struct.Struct("<q")
+"""Where a tensor beside a frame begins in its block."""
+_HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE = range(9)
 _ROOM = _HEAD.size + INLINE
 _PASSED = socket.CMSG_SPACE(4)
 _UID = struct.Struct("3i")
@@ -74,6 +79,15 @@ class _Line:
         """What the socket did not take yet: (message, file to pass or -1); the file is the backlog's own."""
         self.over = False
         """Whether the other end has said goodbye."""
+        self.beside: defaultdict[int, list[Tensor]] = defaultdict(list)
+        """By lane, what came before the frame that it belongs to."""
+
+
+@dataclass(frozen=True)
+class _Room:
+    """The use of a block that an endpoint writes to."""
+
+    nbytes: int
 
 
 class Local(Way):
@@ -91,6 +105,10 @@ class Local(Way):
         self._to: dict[int, _Line] = {}
         self._from: dict[int, _Line] = {}
         self._arena = Arena(self._dropped)
+        self._rooms: dict[int, Block] = {}
+        """By their addresses."""
+        self._most = 0
+        """Tensors that went beside one frame."""
         self._mapped: dict[tuple[int, int, bool], Mapped] = {}
         self._queue: deque[tuple[_Line, bytes, int]] = deque()
         self._sending = threading.Lock()
@@ -117,14 +135,31 @@ class Local(Way):
 
     # Memory
 
-    def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
+    def alloc(self, nbytes: int) -> Tensor | None:
         if nbytes <= INLINE:
-            return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8))
+            return None
+        size = 1 << (nbytes - 1).bit_length()  # so that there are few kinds; pages that nobody touches take no memory
+        block = self._arena.take(_Room(size), size, [self._transport.place])
+        self._rooms[block.memory.address] = block
+        return self._own(block, 0, nbytes)
+
+    def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
+        if not self._rooms or tensor.is_meta or tensor.nbytes <= INLINE:
+            return False
+        return tensor.is_contiguous() and tensor.untyped_storage().data_ptr() in self._rooms
+
+    def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
+        if beside:
+            self._await_rooms(to, lane, len(beside))
+            for tensor in beside:
+                self._arena.share(self._where(tensor)[0], to)
+        if nbytes <= INLINE:
+            return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside)
         use = (lane, tuple(to))
         if not self._arena.has(use, nbytes):
             self._await_block(use, nbytes)
         block = self._arena.take(use, nbytes, set(to))
-        return Loan(tuple(to), lane, block.memory.view(0, nbytes), block)
+        return Loan(tuple(to), lane, block.memory.view(0, nbytes), beside, block)
 
     def _await_block(self, use: tuple[int, tuple[int, ...]], nbytes: int) -> None:
         """One may be about to come back, and fresh memory is many times slower. Raises `Held`."""
@@ -141,11 +176,28 @@ class Local(Way):
         if count >= self._transport.slots(lane) + HELD:
             raise Held(f"{' or '.join(self._transport.who(place) for place in to)} still holds {count} of them")
 
-    def own(self, loan: Loan) -> Tensor:
-        if not isinstance(loan.kept, Block):
-            return loan.frame
-        release = partial(self._arena.give_back, loan.kept.number, self._transport.place)
-        return loan.kept.memory.view(0, len(loan.frame), release)
+    def _await_rooms(self, to: Sequence[int], lane: int, count: int) -> None:
+        """Whoever is given tensors beside frames gives them back. Raises `Held`."""
+        self._most = max(self._most, count)
+        until = time.monotonic() + SOON
+        for place in to:
+            while (held := self._arena.held(self._rooms.values(), place)) >= (self._transport.slots(lane) + HELD) * self._most:
+                if time.monotonic() >= until:
+                    raise Held(f"{self._transport.who(place)} still holds {held} of them")
+                self._transport.look(until - time.monotonic())
+
+    def own(self, loan: Loan) -> Delivery:
+        frame = self._own(loan.kept, 0, len(loan.frame)) if isinstance(loan.kept, Block) else loan.frame
+        return Delivery(frame, [self._own(*self._where(tensor), tensor.nbytes) for tensor in loan.beside])
+
+    def _own(self, block: Block, at: int, nbytes: int) -> Tensor:
+        """Some of a block, for this place itself."""
+        return block.memory.view(at, nbytes, partial(self._arena.give_back, block.number, self._transport.place))
+
+    def _where(self, tensor: Tensor) -> tuple[Block, int]:
+        """The block of a tensor that is handed over, and where it begins there."""
+        block = self._rooms[tensor.untyped_storage().data_ptr()]
+        return block, tensor.data_ptr() - block.memory.address
 
     @property
     def nbytes(self) -> int:
@@ -157,13 +209,22 @@ class Local(Way):
     def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
         if loan is None:
             self._say(self._from[to], _CREDIT, lane)
-        elif isinstance(block := loan.kept, Block):
-            new = (to, write) not in block.known
-            block.known.add((to, write))
-            message = _HEAD.pack(_WRITE if write else _BLOCK, lane, block.number, block.nbytes if new else 0, len(loan.frame))
-            self._push(self._line_to(to), message, block.file if new else -1)
+            return
+        line = self._line_to(to)
+        for tensor in loan.beside:
+            block, at = self._where(tensor)
+            self._say_block(line, _BESIDE, lane, block, tensor.nbytes, _AT.pack(at))
+        if isinstance(loan.kept, Block):
+            self._say_block(line, _WRITE if write else _BLOCK, lane, loan.kept, len(loan.frame))
         else:
-            self._push(self._line_to(to), _HEAD.pack(_INLINE, lane, 0, 0, len(loan.frame)) + bytes_of(loan.frame))
+            self._push(line, _HEAD.pack(_INLINE, lane, 0, 0, len(loan.frame)) + bytes_of(loan.frame))
+
+    def _say_block(self, line: _Line, what: int, lane: int, block: Block, nbytes: int, more: bytes = b"") -> None:
+        """Something lies in a block, whose file goes with the first message about it."""
+        knows = line.place, what == _WRITE
+        new = knows not in block.known
+        block.known.add(knows)
+        self._push(line, _HEAD.pack(what, lane, block.number, block.nbytes if new else 0, nbytes) + more, block.file if new else -1)
 
     def _line_to(self, place: int) -> _Line:
         line = self._to.get(place)
@@ -301,9 +362,12 @@ class Local(Way):
         elif what == _INLINE:
             if len(message) != _HEAD.size + nbytes:
                 raise _Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
-            self._transport.arrived(line.place, lane, _tensor_of(message[_HEAD.size :]))
+            self._came(line, lane, _tensor_of(message[_HEAD.size :]))
         elif what in (_BLOCK, _WRITE):
-            self._lent(line, what == _WRITE, lane, number, size, nbytes, files)
+            self._came(line, lane, self._lent(line, what == _WRITE, number, size, 0, nbytes, files))
+        elif what == _BESIDE and len(line.beside[lane]) < BESIDE:
+            [at] = _AT.unpack(message[_HEAD.size :])
+            line.beside[lane].append(self._lent(line, False, number, size, at, nbytes, files))
         elif what == _DROP:
             for write in (False, True):
                 self._mapped.pop((line.place, number, write), None)
@@ -326,15 +390,18 @@ class Local(Way):
         else:
             raise _Malformed(f"the answer {what}")
 
-    def _lent(self, line: _Line, write: bool, lane: int, number: int, size: int, nbytes: int, files: Sequence[int]) -> None:
+    def _came(self, line: _Line, lane: int, frame: Tensor) -> None:
+        self._transport.arrived(line.place, lane, frame, line.beside.pop(lane, ()))
+
+    def _lent(self, line: _Line, write: bool, number: int, size: int, at: int, nbytes: int, files: Sequence[int]) -> Tensor:
+        """A view of somebody else's block."""
         key = (line.place, number, write)
         if files:
             self._mapped[key] = Mapped(files[0], size, write=write)
         mapped = self._mapped.get(key)
         if mapped is None:
             raise _Malformed(f"the unknown block {number}")
-        gone = None if write else partial(self._release, line, number)
-        self._transport.arrived(line.place, lane, mapped.view(0, nbytes, gone))
+        return mapped.view(at, nbytes, None if write else partial(self._release, line, number))
 
     def _release(self, line: _Line, number: int) -> None:
         """The last view of a block has died: on any thread, in any moment."""
@@ -342,6 +409,7 @@ class Local(Way):
             self._say(line, _FREE, block=number)
 
     def _dropped(self, block: Block) -> None:
+        self._rooms.pop(block.memory.address, None)
         for place in {place for place, _ in block.known}:
             self._say(self._to[place], _DROP, block=block.number)
 

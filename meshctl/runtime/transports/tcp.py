@@ -95,8 +95,8 @@ class Tcp(Way):
 
     # Memory
 
-    def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
-        return Loan(tuple(to), lane, self._warm.take((tuple(to), lane), nbytes))
+    def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
+        return Loan(tuple(to), lane, self._warm.take((tuple(to), lane), nbytes), beside)
 
     def _room(self, line: Line, what: int, lane: int, nbytes: int) -> Tensor:
         """Where the bytes of a message go; only a frame and a hello have any."""
