@@ -252,7 +252,7 @@ class Channel:
         return batch
 
     def _strange(self, speaker: int, what: str) -> PeerLost:
-        return PeerLost(f"{self._transport.who(self._speaking(speaker))} sent {what} on `{self.route.name}`")
+        return self._transport.lost(self._speaking(speaker), f"sent {what} on `{self.route.name}`")
 
     def _receive(self, rank: int, part: int, speaker: int) -> Any:
         """What a speaker sent for a part: from it, or from the one on this node that it was sent to."""

@@ -83,6 +83,7 @@ class Worker:
     def __init__(self, told: Told, run: RunDir, journal: Journal) -> None:
         self._told, self._run, self._journal = told, run, journal
         self._loop: Loop | None = None
+        self._transport: Transport | None = None
         self._plan: Plan | None = None
         self._doing = "setup"
 
@@ -95,7 +96,7 @@ class Worker:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         store, ear = connect(told.head, told.attempt), connect(told.head, told.attempt)
         join(store, group, told.rank)
-        transport: Transport = self._transport(plan, place, store)
+        transport = self._transport = self._reached(plan, place, store)
         transport.patience = plan.run.patience
         speaking = [group.first_place + rank for group in plan.groups if not group.program for rank in range(group.workers)]
         ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", ear), place, speaking, transport.wake)
@@ -114,7 +115,8 @@ class Worker:
         transport.close()
         dist.destroy_process_group()
 
-    def _transport(self, plan: Plan, place: int, store: dist.Store) -> Transport:
+    @staticmethod
+    def _reached(plan: Plan, place: int, store: dist.Store) -> Transport:
         slots = {number * LANES: route.slots for number, route in enumerate(plan.routes)}
         return reach_all(plan, place, store, slots)
 
@@ -177,6 +179,8 @@ class Worker:
         line, text = hidden(line, known), traced(text, known)
         doing = "" if stage else self._doing
         self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing)
+        if self._transport and isinstance(error, PeerLost):
+            self._transport.tell(error)
 
 
 def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:

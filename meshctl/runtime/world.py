@@ -25,6 +25,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from meshctl.plan.model import Group, Plan
 from meshctl.routes import Route
+from meshctl.runtime.channel import LANES
 from meshctl.runtime.collective import RUNNING
 from meshctl.runtime.transports import PeerLost, Transport, WayError
 from meshctl.runtime.transports.gloo import Bridge, Gloo, PointToPoint
@@ -91,7 +92,7 @@ def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) ->
     names = {name for crossing in meeting.crossings for name in crossing.groups}
     near = {worker.place for name in names for worker in plan.workers(name, node)}
     far = {worker.place for name in names for worker in plan.workers(name)} - near
-    transport = Transport(place, slots, partial(_name, plan))
+    transport = Transport(place, slots, partial(_name, plan), partial(_route_of, plan))
     if len(near) > 1:
         _reach_near(meeting, transport, near)
     if far:
@@ -206,7 +207,11 @@ def _agree(plan: Plan, theirs: str, ours: str, place: int, where: str, routes: S
 
 
 def _name(plan: Plan, place: int) -> str:
-    return ":".join(map(str, plan.at_place(place)))
+    return ":".join(map(str, plan.at_place(place))) if 0 <= place < plan.places else f"place {place}"
+
+
+def _route_of(plan: Plan, lane: int) -> str:
+    return plan.routes[lane // LANES].name if 0 <= lane < len(plan.routes) * LANES else ""
 
 
 def devices_of(group: Group) -> tuple[torch.device, ...]:

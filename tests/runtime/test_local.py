@@ -549,6 +549,36 @@ def test_who_connected_and_was_not_heard_before_the_end_hears_goodbye() -> None:
         assert world.gave() == [True, True]
 
 
+def test_who_waits_for_one_that_has_lost_a_peer_hears_who_that_is() -> None:
+    """Places wait in a chain: 2 for 1, which waits for 0; only 1 has a connection to 0."""
+
+    def dies(worker: Worker) -> None:
+        give(worker, (1,), pattern(10, 0))
+        worker.hear()
+
+    def between(worker: Worker) -> None:
+        worker.transport._route = "lane {}".format
+        worker.transport.receive(0, LANE)
+        give(worker, (2,), pattern(10, 0))
+        worker.say("given")
+        try:
+            worker.transport.receive(0, LANE)
+        except PeerLost as lost:
+            worker.transport.tell(lost)
+            raise
+
+    def last(worker: Worker) -> None:
+        worker.transport._route = "lane {}".format
+        worker.transport.receive(1, BACK - 1)
+        worker.transport.receive(1, BACK)
+
+    with World(dies, between, last) as world:
+        assert world.hear(1) == "given"
+        world.kill(0)
+        assert world.ends(1)[:2] == ["PeerLost", f"place 0 is gone, and `lane {LANE}` waits for it"]
+        assert world.ends(2)[:2] == ["PeerLost", f"place 0 is lost, as place 1 says, and `lane {BACK}` waits for it"]
+
+
 def test_a_stopped_peer_goes_on() -> None:
     steps = 2000
 
@@ -714,7 +744,7 @@ def test_a_malformed_message_is_an_error_that_names_the_peer_and_nothing_else(sa
                 impostor.send((head + more)[: cut or None] or b"x", files)
             for file in files:
                 os.close(file)
-            assert hears(transport) == "" or hears(transport).startswith("place 1 ")
+            assert hears(transport) == "" or hears(transport).startswith("place 1 ") or hears(transport).endswith("as place 1 says")
     transport._inbox.clear()
     assert files_open() == before
 

@@ -534,7 +534,7 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         for pipe in (*pipes, ready, told):
             pipe.close()
         for text, who in zip(said, ("10.77.0.1: b:0", "10.77.0.2: a:0"), strict=True):
-            assert text in (f"{who} has not answered for 2 s", f"{who} is gone")
+            assert text in (f"{who} has not answered for 2 s, and `s -> t` waits for it", f"{who} is gone, and `s -> t` waits for it")
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

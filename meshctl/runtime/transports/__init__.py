@@ -39,6 +39,11 @@ SLOTS = 2
 class PeerLost(ConnectionError):
     """A peer is gone, or never came: the fault is elsewhere."""
 
+    def __init__(self, how: str, place: int | None = None, route: str = "") -> None:
+        """`place` is the peer's, `route` the one on which it was waited for, where these are known."""
+        super().__init__(f"{how}, and `{route}` waits for it" if route else how)
+        self.how, self.place = how, place
+
 
 class WayError(ConnectionError):
     """Workers that cannot reach one another as they were started; the message says what to change."""
@@ -105,6 +110,9 @@ class Way:
         """Sends a frame, or a credit where there is none; never waits for the receiver's program. `write`: to be written there."""
         raise NotImplementedError
 
+    def tell(self, lost: int) -> None:
+        """Says to all who are connected that a place is lost; waits for nobody."""
+
     def leave(self) -> None:
         """After the last frame that anybody sends: says goodbye, and waits for nobody."""
 
@@ -113,10 +121,18 @@ class Way:
 
 
 class Transport:
-    def __init__(self, place: int, slots: Mapping[int, int], who: Callable[[int], str] = "place {}".format) -> None:
-        """`slots` says for each lane how many frames may be on their way between two places; `who` names a place."""
+    def __init__(
+        self,
+        place: int,
+        slots: Mapping[int, int],
+        who: Callable[[int], str] = "place {}".format,
+        route: Callable[[int], str] = lambda lane: "",
+    ) -> None:
+        """`slots` says for each lane how many frames may be on their way between two places; `who` names places, `route` the routes of
+        lanes."""
         self.place = place
         self.who = who
+        self._route = route
         self._slots = dict(slots)
         self._ways: dict[int, Way] = {}
         self._alone = Way()
@@ -195,7 +211,7 @@ class Transport:
         with self._state:
             key = (to, lane)
             self._credits.setdefault(key, slots)
-            self._wait(lambda: self._credits[key] > 0, to, "take what it was sent")
+            self._wait(lambda: self._credits[key] > 0, to, "take what it was sent", lane)
             self._credits[key] -= 1
 
     # Receiving
@@ -204,7 +220,7 @@ class Transport:
         """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
         with self._state:
             box = self._inbox[source, lane]
-            self._wait(lambda: bool(box), source, "send")
+            self._wait(lambda: bool(box), source, "send", lane)
             came = box.popleft()
         if source != self.place and self.slots(lane):
             self.way(source).post(source, lane, None)
@@ -216,7 +232,7 @@ class Transport:
         try:
             return came.value()
         except FrameError as error:
-            raise PeerLost(f"{self.who(source)} sent what is no frame: {error}") from None
+            raise self.lost(source, f"sent what is no frame: {error}") from None
 
     def arrived(self, source: int, lane: int, frame: Tensor | None, beside: Sequence[Tensor] = ()) -> None:
         """A message has come: a frame, or a credit; called by ways, on any thread."""
@@ -260,10 +276,24 @@ class Transport:
             self._lost = self._lost or lost
             self._notify()
 
+    def tell(self, lost: PeerLost) -> None:
+        """This place ends because another one is lost: those who wait for it are told who that is."""
+        if lost.place is not None:
+            for way in dict.fromkeys(self._ways.values()):
+                way.tell(lost.place)
+
+    def told(self, lost: int, teller: int) -> None:
+        """A place that ends says why."""
+        self.fail(self.lost(lost, f"is lost, as {self.who(teller)} says"))
+
+    def lost(self, place: int, how: str, lane: int = -1) -> PeerLost:
+        """The error that says so; `lane` is the one in which it was waited for."""
+        return PeerLost(f"{self.who(place)} {how}", place, self._route(lane))
+
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """For ways, at the end."""
         with self._state:
-            self._wait(ready, self.place, "")
+            self._wait(ready, self.place, "", -1)
 
     def close(self) -> None:
         """After the last frame that anybody sends: all places close together."""
@@ -282,19 +312,19 @@ class Transport:
         if self._watch:
             self._watch.wake()
 
-    def _wait(self, ready: Callable[[], bool], on: int, act: str) -> None:
-        """Waits, with the state locked, for something that a place does."""
+    def _wait(self, ready: Callable[[], bool], on: int, act: str, lane: int) -> None:
+        """Waits, with the state locked, for something that a place does in a lane."""
         until = time.monotonic() + self.patience if self.patience and on != self.place else None
         while not ready():
             if self.dropped():
                 raise Dropped
             if self._lost:
-                raise PeerLost(str(self._lost)) from self._lost
+                raise PeerLost(self._lost.how, self._lost.place, self._route(lane)) from self._lost
             if on in self._gone:
-                raise PeerLost(f"{self.who(on)} {self._gone[on]}")
+                raise self.lost(on, self._gone[on], lane)
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
-                raise PeerLost(f"{self.who(on)} did not {act} for {self.patience:.0f} s, which is `run.patience`")
+                raise self.lost(on, f"did not {act} for {self.patience:.0f} s, which is `run.patience`", lane)
             if self._watch is None:
                 self._state.wait(left)
             else:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.frames import bytes_of
-from meshctl.runtime.transports import Delivery, Held, Loan, PeerLost, Transport, Way
+from meshctl.runtime.transports import Delivery, Held, Loan, Transport, Way
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped
 
 INLINE = 4096
@@ -45,7 +45,7 @@ _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, the block's bytes where its file comes with the message, bytes."""
 _AT = struct.Struct("<q")
 """Where a tensor beside a frame begins in its block."""
-_HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE = range(9)
+_HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE, _LOST = range(10)
 _ROOM = _HEAD.size + INLINE
 _PASSED = socket.CMSG_SPACE(4)
 _UID = struct.Struct("3i")
@@ -234,7 +234,7 @@ class Local(Way):
                 sock.connect(self._peers[place].name)
             except OSError:
                 sock.close()
-                raise PeerLost(f"{self._transport.who(place)} is gone") from None
+                raise self._transport.lost(place, "is gone") from None
             line = self._to[place] = self._opened(sock, place)
             self._push(line, _HEAD.pack(_HELLO, self._transport.place, 0, 0, 0) + self._token)
         return line
@@ -274,7 +274,7 @@ class Local(Way):
             return False
         except OSError as error:
             if error.errno not in _ENDED:  # an end is read, too, and told there
-                self._transport.fail(PeerLost(f"{self._transport.who(line.place)} cannot be sent to: {error.strerror}"))
+                self._transport.fail(self._transport.lost(line.place, f"cannot be sent to: {error.strerror}"))
         if file >= 0:
             os.close(file)
         return True
@@ -343,10 +343,9 @@ class Local(Way):
             else:
                 self._heard(line, message, files)
         except (struct.error, ArenaError, _Malformed) as error:
-            who = self._transport.who(line.place) if line.place >= 0 else "a stranger"
             self._shut(line)
             if line.place >= 0:
-                self._transport.fail(PeerLost(f"{who} sent what is no message: {error}"))
+                self._transport.fail(self._transport.lost(line.place, f"sent what is no message: {error}"))
         finally:
             for file in files:
                 os.close(file)
@@ -357,6 +356,8 @@ class Local(Way):
             self._greeted(line, what, lane, message[_HEAD.size :])
         elif what == _GOODBYE:
             line.over = True
+        elif what == _LOST:
+            self._transport.told(lane, line.place)
         elif self._to.get(line.place) is line:
             self._answered(line, what, lane, number)
         elif what == _INLINE:
@@ -418,7 +419,7 @@ class Local(Way):
     def _hung_up(self, line: _Line) -> None:
         self._shut(line)
         if not line.over and line.place >= 0:
-            self._transport.fail(PeerLost(f"{self._transport.who(line.place)} is gone"))
+            self._transport.fail(self._transport.lost(line.place, "is gone"))
 
     def _shut(self, line: _Line) -> None:
         self._transport.unwatch(line.sock.fileno())
@@ -434,6 +435,11 @@ class Local(Way):
                 while line.sock.fileno() >= 0:
                     self._read_one(line)
         self._transport.ended(place, "has ended" if any(line.over for line in lines) else "is gone")
+
+    def tell(self, lost: int) -> None:
+        self._accept()
+        for line in (*self._to.values(), *self._from.values()):
+            self._say(line, _LOST, lost)
 
     def _lines_of(self, place: int) -> list[_Line]:
         return [line for line in (self._to.get(place), self._from.get(place)) if line]

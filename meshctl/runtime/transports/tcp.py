@@ -42,7 +42,7 @@ _CALLS = 8
 """Of the system, for one line before the next has its turn."""
 _MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Bytes of a frame that could ever be received here."""
-_HELLO, _FRAME, _CREDIT, _GOODBYE = range(4)
+_HELLO, _FRAME, _CREDIT, _GOODBYE, _LOST = range(5)
 _UNANSWERED = struct.Struct("=2xBB52xI")
 """Of the kernel's `tcp_info`: repetitions and probes without an answer, milliseconds since the last acknowledgement."""
 
@@ -107,7 +107,7 @@ class Tcp(Way):
             if not 0 <= nbytes <= _MOST or lane < 0:
                 raise Malformed(f"a frame of {nbytes} bytes in lane {lane}")
             return self._warm.take((line.place, lane), nbytes)
-        elif nbytes or not (what == _GOODBYE or (what == _CREDIT and self._to.get(line.place) is line)):
+        elif nbytes or not (what in (_GOODBYE, _LOST) or (what == _CREDIT and self._to.get(line.place) is line)):
             raise Malformed(f"kind {what} with {nbytes} bytes")
         return torch.empty(nbytes, dtype=torch.uint8)
 
@@ -137,7 +137,7 @@ class Tcp(Way):
         try:
             sock = socket.create_connection((address.host, address.port), SILENCE)
         except OSError as error:
-            raise PeerLost(f"{self._transport.who(place)} cannot be reached at {address.host}:{address.port}: {error}") from None
+            raise self._transport.lost(place, f"cannot be reached at {address.host}:{address.port}: {error}") from None
         line = self._to[place] = self._opened(sock, place)
         token = torch.frombuffer(bytearray(self._token), dtype=torch.uint8)
         self._push(line, _HELLO, self._transport.place, token)
@@ -174,7 +174,7 @@ class Tcp(Way):
         except (Malformed, MemoryError) as error:
             self._shut(line)
             if line.place >= 0:
-                self._transport.fail(PeerLost(f"{self._transport.who(line.place)} sent what is no message: {error}"))
+                self._transport.fail(self._transport.lost(line.place, f"sent what is no message: {error}"))
 
     def _heard(self, line: Line, message: Message) -> None:
         if message.what == _FRAME:
@@ -184,6 +184,8 @@ class Tcp(Way):
         elif message.what == _GOODBYE:
             line.over = True
             self._transport.wake()
+        elif message.what == _LOST:
+            self._transport.told(message.lane, line.place)
         else:
             self._greeted(line, message.lane, bytes_of(message.memory))
 
@@ -201,7 +203,7 @@ class Tcp(Way):
     def _hung_up(self, line: Line, how: str) -> None:
         self._shut(line)
         if not line.over and line.place >= 0:
-            self._transport.fail(PeerLost(f"{self._transport.who(line.place)} {how}"))
+            self._transport.fail(self._transport.lost(line.place, how))
 
     def _shut(self, line: Line) -> None:
         """No more is read. A peer's socket keeps its number until the end: the other thread may be about to use it."""
@@ -225,6 +227,10 @@ class Tcp(Way):
 
     def _broke(self, error: Exception) -> None:
         self._transport.fail(PeerLost(f"the connections to other nodes broke: {error!r}"))
+
+    def tell(self, lost: int) -> None:
+        for line in self._lines:
+            self._push(line, _LOST, lost)
 
     def leave(self) -> None:
         """Says goodbye on every connection."""
