@@ -77,6 +77,8 @@ class DeviceMesh:
 
     def __post_init__(self) -> None:
         names = _names(self.mesh_dim_names)
+        if not isinstance(self.shape, (tuple, list)):
+            raise MeshError(f"a shape is a size for each dim, (2, 4), not {self.shape!r}")
         if len(self.shape) != len(names):
             raise MeshError(f"{len(self.shape)} sizes {self.shape} for {len(names)} dims {', '.join(names)}")
         if not isinstance(self.device_type, str) or not self.device_type:
@@ -93,6 +95,8 @@ class DeviceMesh:
             raise MeshError(f"ulysses_size {self.ulysses_size} is carved out of dp x fsdp and does not divide {data}")
         if self.world_size % (sizes.get("pp", 1) * self.ep_size * self.etp_size):
             raise MeshError(f"ep {self.ep_size} x etp {self.etp_size} does not divide the ranks of a pipeline stage")
+        if self.vpp_size > 1 and sizes.get("pp", 1) == 1:
+            raise MeshError(f"vpp_size {self.vpp_size} is stages per pp rank, and there is no pp")
 
     @classmethod
     def from_sizes(
@@ -130,14 +134,13 @@ class DeviceMesh:
             "ep_fsdp_size": ep_fsdp_size,
             "vpp_size": vpp_size,
         }
-        if sorted(order) != sorted(DIMS):
-            raise MeshError(f"the order of dims must name {', '.join(DIMS)}, each once; it says {', '.join(map(str, order))}")
+        order = _order(order)
         settled = settle(said, world_size, sequence_parallel)
         if settled.misfits:
             raise MeshError(settled.misfits[0].text)
         held = settled.sizes
         return cls(
-            tuple(order),
+            order,
             tuple(held[dim] for dim in order),
             held["ulysses"],
             held["ep"],
@@ -279,22 +282,28 @@ class DeviceMesh:
         """All groups along `dims`, in one order for every rank; together they hold each rank once."""
         names = _names(dims)
         home, digits = self._dims(names)
-        others = [home.layout.dims[number] for dim, number in home._number.items() if dim not in names]
+        layout = home.layout
+        others = [layout.dims[number] for dim, number in home._number.items() if dim not in names]
         along = offsets(digits)
-        for corner in offsets(others):
-            yield tuple(home.layout.at(home.layout.start + corner + step) for step in along)
+        return (tuple(layout.at(layout.start + corner + step) for step in along) for corner in offsets(others))
 
     def representative(self, data_rank: int) -> int:
-        """Who speaks for a data rank: the first of its peers in the last pp stage."""
+        """Who speaks for a data rank: the smallest of its peers in the last pp stage."""
         number = whole(data_rank)
         if number is None or not 0 <= number < self.data_size:
             raise MeshError(f"there are the data ranks 0 to {self.data_size - 1}, not {data_rank!r}")
-        dp, fsdp = divmod(number * self.ulysses_size, self.size("fsdp"))
-        return self.rank({"pp": self.size("pp") - 1, "dp": dp, "fsdp": fsdp})
+        last, fsdp = self.size("pp") - 1, self.size("fsdp")
+        shares = range(number * self.ulysses_size, (number + 1) * self.ulysses_size)
+        if not self.layout.table:  # ranks rise along each dim: only the first of the next row of fsdp may be smaller than the first of all
+            shares = range(shares.start, shares.stop, -shares.start % fsdp or self.ulysses_size)[:2]
+        firsts = [self.rank({"pp": last, "dp": index // fsdp, "fsdp": index % fsdp}) for index in shares]
+        return min(min(self.ranks_along(self._peer_dims, first)) if self._peer_dims else first for first in firsts)
 
     def collect_ranks(self) -> tuple[int, ...]:
         """One representative per data rank, by data rank."""
-        return self.ranks_along(("dp", "fsdp"), self.representative(0))[:: self.ulysses_size]
+        ranks = self.ranks_along(("dp", "fsdp", *self._peer_dims), self.rank({"pp": self.size("pp") - 1}))
+        each = len(ranks) // self.data_size
+        return tuple(min(ranks[start : start + each]) for start in range(0, len(ranks), each)) if each > 1 else ranks
 
     # Meshes of the same ranks
 
@@ -346,6 +355,8 @@ class DeviceMesh:
         """The inverse: a dim, or one of a view, parted into several, the last one the fastest. For attention that is split by heads and
         in a ring: `mesh.unflatten("ulysses", {"ring": ulysses // heads, "heads": heads})`."""
         home, (digits,) = self._dims((dim,))
+        if not isinstance(sizes, Mapping):
+            raise MeshError(f"the parts of {dim} are names with sizes, {{'ring': 2, 'heads': 4}}; they are {sizes!r}")
         parts = {name: _size(f"the size of {name}", size) for name, size in sizes.items()}
         if not parts or prod(parts.values()) != size_of(digits):
             said = " x ".join(f"{name} {size}" for name, size in parts.items()) or "no part"
@@ -358,7 +369,7 @@ class DeviceMesh:
 
     def view(self, name: str) -> DeviceMesh:
         """The same ranks by other dims: "data" (pp, data, ulysses, cp, tp) or "expert" (pp, ep_fsdp, ep, etp)."""
-        if name not in VIEWS:
+        if not isinstance(name, str) or name not in VIEWS:
             raise MeshError(f"there is no view {name!r}, there are {' and '.join(VIEWS)}")
         if not self.has_views:
             raise MeshError(f"a mesh of {', '.join(self.mesh_dim_names)} has no views: ask the mesh that it was made of")
@@ -464,6 +475,11 @@ class DeviceMesh:
         """Of its own dims, those that ulysses is carved out of."""
         return tuple(dim for dim in ("dp", "fsdp") if dim in self._number)
 
+    @cached_property
+    def _peer_dims(self) -> tuple[str, ...]:
+        """Along which a data rank's peers are looked at, for the smallest; where ranks rise along each dim, that is at index 0."""
+        return tuple(dim for dim in self.mesh_dim_names if dim not in ("pp", "dp", "fsdp")) if self.layout.table else ()
+
     @property
     def _first(self) -> int:
         return self.layout.at(self.layout.start)
@@ -520,6 +536,14 @@ def _names(dims: object) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise MeshError(f"a dim is named once, {name} is named {names.count(name)} times")
     return names
+
+
+def _order(dims: object) -> tuple[str, ...]:
+    """All dims, outermost first."""
+    order = tuple(dims) if isinstance(dims, Iterable) and not isinstance(dims, str) else (dims,)
+    if len(order) != len(DIMS) or any(dim not in order for dim in DIMS):
+        raise MeshError(f"the order of dims must name {', '.join(DIMS)}, each once; it says {', '.join(map(str, order))}")
+    return order
 
 
 def _size(what: str, size: object) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import isqrt, prod
+from math import isfinite, isqrt, prod
 from operator import index
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 """Every dim of a mesh, in the standard order, outermost first."""
 EXPERT_DIMS = ("ep_fsdp", "ep", "etp")
 """The dims of a pipeline stage for experts, outermost first."""
+CARVED = ("ulysses", "vpp", *EXPERT_DIMS)
+"""What is no dim of its own, but makes rules for the dims."""
 SIZES = (*(f"{dim}_size" for dim in DIMS), "ulysses_size", "ep_size", "etp_size", "ep_fsdp_size", "vpp_size")
 """The sizes that may be said."""
 MAY_BE_AUTO = (*(f"{dim}_size" for dim in DIMS), *(f"{dim}_size" for dim in EXPERT_DIMS))
@@ -30,7 +32,8 @@ SHOWN = 2
 KEPT = 4
 """Ways to a partial layout that are followed, when one that fits is searched."""
 KEPT_WITH_NEEDS = 64
-"""The same where more is asked of a layout than its own rules."""
+"""The same where more is asked of a layout than to make up the ranks: by needs, or in a world of few divisors by what is carved out."""
+FEW = 64
 
 Dims = dict[str, int]
 Way = tuple[int, int, tuple[int, ...]]
@@ -135,7 +138,9 @@ def _near(sizes: Mapping[str, int], family: Sequence[str], inferred: str | None,
 
     Dim by dim, and of all ways that leave equally much the best few go on: so there is an answer whatever the sizes, and soon.
     """
-    dims, whole, kept = [dim for dim in family if dim in sizes], divisors(total), KEPT if needs is NONE else KEPT_WITH_NEEDS
+    dims, whole = [dim for dim in family if dim in sizes], divisors(total)
+    asked = needs is not NONE or (len(whole) <= FEW and any(sizes.get(size, 1) > 1 for size in CARVED))
+    kept = KEPT_WITH_NEEDS if asked else KEPT
     ways: dict[int, list[Way]] = {total: [(0, 0, ())]}
     for dim in dims:
         further: dict[int, list[Way]] = {}
@@ -163,10 +168,19 @@ def _numbers(given: Mapping[str, object], world_size: object, sequence_parallel:
     for size, value in (*given.items(), *((("world_size", world_size),) if world_size is not None else ())):
         auto = size in MAY_BE_AUTO
         if not (auto and isinstance(value, str) and value == "auto") and (whole(value) or 0) < 1:
-            yield Misfit("number", size, f"{size} must be a whole number from 1{' or auto' if auto else ''}, it is {value!r}")
+            message = f"{size} must be a whole number from 1{' or auto' if auto else ''}, it is {value!r}"
+            yield Misfit("number", size, message, fits=_nearest_number(size, value, whole(world_size) or 0))
     if not isinstance(sequence_parallel, bool):
         message = f"sequence_parallel must be true or false, it is {sequence_parallel!r}"
         yield Misfit("number", "sequence_parallel", message)
+
+
+def _nearest_number(size: str, value: object, ranks: int) -> tuple[str, ...]:
+    """What a size may be in place of a number that it may not be: one that divides the ranks, where they are known."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        return ()
+    may = divisors(ranks) if ranks > 0 and size not in ("world_size", "vpp_size") else [max(1, round(value))]
+    return (f"{size if size == 'world_size' else size.removesuffix('_size')} {min(may, key=lambda number: abs(number - value))}",)
 
 
 def _autos(given: Mapping[str, object], world: int | None) -> Iterator[Misfit]:
@@ -246,7 +260,8 @@ def _derived(
         message = f"vpp_size {held['vpp']} is stages per pp rank, and there is no pp"
         yield Misfit("vpp", "vpp_size", message, "pp 1", (*wider("pp"), "vpp 1"))
     if sequence_parallel and held["tp"] == 1:
-        yield Misfit("sequence_parallel", "sequence_parallel", "sequence_parallel is along tp, and tp_size is 1", "tp 1", wider("tp"))
+        fits = wider("tp") or ("sequence_parallel false",)
+        yield Misfit("sequence_parallel", "sequence_parallel", "sequence_parallel is along tp, and tp_size is 1", "tp 1", fits)
 
 
 def _misfit_of_experts(given: Mapping[str, object], sizes: Dims, held: Dims, stage: int, needs: Needs) -> Misfit:

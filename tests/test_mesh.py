@@ -49,6 +49,24 @@ def test_slices_partition_the_samples_and_representatives_rise(mesh: DeviceMesh,
     assert max(len(mesh.get_slice(total, rank)) for rank in ranks) - min(len(mesh.get_slice(total, rank)) for rank in ranks) <= 1
 
 
+@given(meshes(), st.booleans(), st.randoms(use_true_random=False))
+def test_the_smallest_of_the_last_stage_speaks_for_a_data_rank(mesh: DeviceMesh, explicit: bool, random: Any) -> None:
+    if explicit:
+        ranks = random.sample(range(mesh.world_size), mesh.world_size)
+        mesh = replace(mesh, layout=DeviceMesh.from_ranks(nested(ranks, mesh.shape), mesh.mesh_dim_names).layout)
+    last: dict[int, list[int]] = {}
+    for rank in mesh.ranks_at("pp", mesh.size("pp") - 1):
+        last.setdefault(mesh.data_rank(rank), []).append(rank)
+    assert mesh.collect_ranks() == tuple(min(last[number]) for number in range(mesh.data_size))
+    assert mesh.collect_ranks() == tuple(map(mesh.representative, range(mesh.data_size)))
+
+
+def nested(ranks: list[Any], shape: tuple[int, ...]) -> Any:
+    for size in reversed(shape[1:]):
+        ranks = [ranks[start : start + size] for start in range(0, len(ranks), size)]
+    return ranks
+
+
 def test_the_first_shares_have_one_more() -> None:
     assert [len(share(5, 3, part)) for part in range(3)] == [2, 2, 1]
 
@@ -78,21 +96,49 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
     [
         ({"world_size": 8, "tp_size": 3}, "tp 3 = 3 does not divide the 8 ranks"),
         ({"world_size": 8, "dp_size": 2, "tp_size": 2}, "dp 2 x tp 2 = 4, and there are 8 ranks"),
-        ({"tp_size": 0}, "tp_size must be a whole number from 1 or auto, it is 0"),
-        ({"tp_size": True}, "it is True"),
-        ({"tp_size": 2.0}, "it is 2.0"),
+        ({"tp_size": 0}, "tp_size must be a whole number from 1 or auto, it is 0; nearest that fit: tp 1$"),
+        ({"tp_size": True}, "it is True$"),
+        ({"tp_size": "2"}, "it is '2'$"),
+        ({"tp_size": float("nan")}, "it is nan$"),
+        ({"tp_size": 2.0}, "it is 2.0; nearest that fit: tp 2$"),
+        ({"world_size": 8, "tp_size": 2.9}, "it is 2.9; nearest that fit: tp 2$"),
+        ({"world_size": -8, "tp_size": 2}, "world_size must be a whole number from 1, it is -8; nearest that fit: world_size 1$"),
+        ({"world_size": 6, "pp_size": 2, "vpp_size": -1}, "vpp_size must be a whole number from 1, it is -1; nearest that fit: vpp 1$"),
         ({"tp_size": "auto"}, "the number of ranks is not known"),
         ({"world_size": 4, "tp_size": "auto", "dp_size": "auto"}, "only one size can be auto, here are dp_size, tp_size"),
         ({"fsdp_size": 4, "ulysses_size": 3}, "ulysses_size 3 is carved out of dp x fsdp and does not divide 4"),
         ({"tp_size": 2, "ep_size": 4}, "ep 4 does not divide the 2 ranks of a pipeline stage"),
         ({"tp_size": 2, "vpp_size": 2}, "vpp_size 2 is stages per pp rank, and there is no pp"),
-        ({"dp_size": 2, "sequence_parallel": True}, "sequence_parallel is along tp, and tp_size is 1"),
-        ({"order": ("tp", "dp")}, "must name pp, dp, fsdp, cp, tp"),
+        ({"dp_size": 2, "sequence_parallel": True}, "sequence_parallel is along tp, and tp_size is 1; nearest that fit: tp 2$"),
+        ({"world_size": 1, "sequence_parallel": True}, "tp_size is 1; nearest that fit: sequence_parallel false$"),
+        *(
+            ({"order": order}, "the order of dims must name pp, dp, fsdp, cp, tp, each once; it says")
+            for order in (("tp", "dp"), "tp", None, 5, ("tp", 1), ("pp", "dp", "fsdp", "cp", ["tp"]), ("pp", "dp", "fsdp", "tp", "tp"))
+        ),
     ],
 )
 def test_sizes_that_make_no_mesh(sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(MeshError, match=message):
         DeviceMesh.from_sizes(**sizes)
+
+
+def test_an_order_that_is_read_once() -> None:
+    assert DeviceMesh.from_sizes(tp_size=2, order=iter(DIMS[::-1])) == DeviceMesh.from_sizes(tp_size=2, order=DIMS[::-1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "more", "message"),
+    [
+        (("dp",), 4, {}, "a shape is a size for each dim, .*, not 4"),
+        (("dp",), "4", {}, "a shape is a size for each dim, .*, not '4'"),
+        (("dp", "pp"), (4, 1), {"vpp_size": 2}, "vpp_size 2 is stages per pp rank, and there is no pp"),
+        (("dp", "fsdp"), (2, 2), {"ulysses_size": 3}, "ulysses_size 3 is carved out of dp x fsdp and does not divide 4"),
+        (("pp", "dp"), (2, 2), {"ep_size": 4}, "ep 4 x etp 1 does not divide the ranks of a pipeline stage"),
+    ],
+)
+def test_dims_and_a_shape_that_make_no_mesh(names: Any, shape: Any, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(MeshError, match=message):
+        DeviceMesh(names, shape, **more)
 
 
 def test_a_million_ranks_are_no_list() -> None:
@@ -118,8 +164,11 @@ def test_questions_about_what_is_not_there() -> None:
         mesh.ranks_along(("dp", "ep"), 0)
     with pytest.raises(MeshError, match="a dim is named once, dp is named 2 times"):
         mesh["dp", "dp"]
-    with pytest.raises(MeshError, match="there is no view 'experts', there are data and expert"):
-        mesh.view("experts")
+    for view in ("experts", ["expert"]):
+        with pytest.raises(MeshError, match=r"there is no view .*, there are data and expert"):
+            mesh.view(view)  # type: ignore[arg-type]
+    with pytest.raises(MeshError, match="there is no dim 'expert'"):
+        mesh.process_groups("expert")  # said when it is asked, and not when the groups are gone through
     with pytest.raises(MeshError, match="there is no dim 'dp', there are pp, data, ulysses, cp, tp"):
         mesh.view("data").size("dp")
     with pytest.raises(MeshError, match="a number of samples is a whole number from 0, it is -1"):
@@ -193,8 +242,9 @@ def test_what_names_no_dim(name: Any) -> None:
 def test_device_types_in_any_case() -> None:
     assert DeviceMesh.from_sizes(device_type="GPU").device_type == "cuda"
     assert DeviceMesh.from_ranks([0], "dp", device_type="NPU").device_type == "npu"
-    with pytest.raises(MeshError, match="a device type is cuda, npu, mps, cpu, not None"):
-        DeviceMesh.from_sizes(device_type=None)  # type: ignore[arg-type]
+    for wrong in ("", None, ["cpu"]):
+        with pytest.raises(MeshError, match="a device type is cuda, npu, mps, cpu, not"):
+            DeviceMesh.from_sizes(device_type=wrong)  # type: ignore[arg-type]
 
 
 def test_many_ranks_that_are_there_twice_are_not_all_listed() -> None:
@@ -286,6 +336,8 @@ def test_a_dim_that_is_parted_wrongly() -> None:
     mesh = DeviceMesh.from_sizes(tp_size=4)
     with pytest.raises(MeshError, match="a 2 x b 3 is not the 4 of tp"):
         mesh.unflatten("tp", {"a": 2, "b": 3})
+    with pytest.raises(MeshError, match=r"the parts of tp are names with sizes, .*; they are 4"):
+        mesh.unflatten("tp", 4)  # type: ignore[arg-type]
     with pytest.raises(MeshError, match="'dp' is a dim of the mesh already and no name for a part of tp"):
         mesh.unflatten("tp", {"dp": 2, "b": 2})
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from meshctl.mesh import DIMS, DeviceMesh, MeshError
+from meshctl.routes import COLLECT, EXECUTE, hearers, peer_span, speakers
 
 FOLDER = Path(__file__).parent / "conformance"
 TWINKLE = json.loads((FOLDER / "twinkle_mesh.json").read_text())
+INFRA = json.loads((FOLDER / "twinkle_infra.json").read_text())
 TORCH = json.loads((FOLDER / "torch_mesh.json").read_text())
 VESCALE = json.loads((FOLDER / "vescale_devicemesh.json").read_text())
 OPTIMUS = json.loads((FOLDER / "optimus_mesh.json").read_text())
@@ -114,7 +116,7 @@ def test_twinkle_names_that_are_refused(case: dict[str, Any]) -> None:
         DeviceMesh.from_ranks(case["mesh"], case["dim_names"])
 
 
-@pytest.mark.parametrize("case", json.loads((FOLDER / "twinkle_infra.json").read_text())["sequence_parallel_groups"], ids=str)
+@pytest.mark.parametrize("case", INFRA["sequence_parallel_groups"], ids=str)
 def test_twinkle_sequence_parallel_groups(case: dict[str, Any]) -> None:
     sizes = {**case["mesh"], "ulysses_size": case["ulysses_size"]}
     if "error" in case["result"]:
@@ -130,6 +132,53 @@ def test_twinkle_sequence_parallel_groups(case: dict[str, Any]) -> None:
         assert list(mesh.ranks_along("ulysses", rank)) == group["seq_ranks"]
         for dim, groups in (("heads", group["sp_groups"]), ("ring", group["rp_groups"])):
             assert {tuple(sorted(parted.ranks_along(dim, rank))) for rank in group["seq_ranks"]} == set(map(tuple, groups))
+
+
+@pytest.mark.parametrize("order", [DIMS, TWINKLE_ORDER], ids=["our order", "Twinkle's"])
+@pytest.mark.parametrize("case", INFRA["round_trip"], ids=lambda case: str(case["mesh"]))
+def test_twinkle_round_trips(case: dict[str, Any], order: tuple[str, ...]) -> None:
+    """Cut by data rank, and joined from the representatives: every sample once, in order."""
+    mesh = DeviceMesh.from_sizes(**case["mesh"], order=order)
+    assert [sample for rank in mesh.collect_ranks() for sample in mesh.get_slice(case["len"], rank)] == case["right"]
+
+
+@pytest.mark.parametrize("case", [*INFRA["device_mesh_sampler"], *INFRA["iterable_fetcher"]], ids=str)
+def test_twinkle_batches_of_one_rank(case: dict[str, Any]) -> None:
+    mesh = DeviceMesh.from_sizes(**case["mesh"], order=TWINKLE_ORDER)
+    first, last = map(int, case["items"].split("..")) if "items" in case else (case["skip"], case["n"] - 1)
+    batches = [range(start, min(start + case["batch"], last + 1)) for start in range(first, last + 1, case["batch"])]
+    mine = [[batch[sample] for sample in mesh.get_slice(len(batch), case["rank"])] for batch in batches]
+    given = len(case["batches"])
+    assert mine[:given] == case["batches"]
+    assert all(len(batch) < mesh.data_size for batch in batches[given:])  # a tail that is too short for all data ranks is the recipe's
+
+
+@pytest.mark.parametrize("case", INFRA["get_workers"], ids=str)
+def test_twinkle_who_is_called(case: dict[str, Any]) -> None:
+    if "error" in case["result"]:
+        assert case["execute"] not in EXECUTE
+        return
+    mesh = DeviceMesh.from_sizes(dp_size=case["n"])
+    called = peer_span(case["n"], 0, 1) if case["execute"] == "peer" else range(hearers(mesh, case["execute"]))
+    assert [*called] == case["result"]
+
+
+@pytest.mark.parametrize("case", [case for case in INFRA["collect"] if "value" in case], ids=str)
+def test_twinkle_who_speaks(case: dict[str, Any]) -> None:
+    values, how = case["value"], case["collect"]
+    if how in ("bogus", "avg"):
+        assert how not in COLLECT
+        return
+    mesh = DeviceMesh.from_sizes(**case["mesh"])
+    if len(values) != mesh.world_size:  # refused before anything runs
+        with pytest.raises(MeshError, match=f"and there are {len(values)} ranks"):
+            DeviceMesh.from_sizes(world_size=len(values), **case["mesh"])
+        return
+    spoken = [values[rank] for rank in speakers(mesh, how)]
+    if COLLECT[how].join in ("list", "first"):
+        assert (spoken if COLLECT[how].join == "list" else spoken[0]) == case["result"]
+    else:
+        assert spoken == values
 
 
 def test_each_custom_mesh_is_looked_at() -> None:
@@ -157,14 +206,23 @@ def test_torch(case: dict[str, Any]) -> None:
             assert own[pair[::-1]].as_array() == [list(row) for row in zip(*own[pair].as_array(), strict=True)]
 
 
-def test_torch_errors() -> None:
-    with pytest.raises(MeshError, match=r"2 sizes .* for 1 dims dp"):
-        DeviceMesh(("dp",), (2, 2))
-    with pytest.raises(MeshError, match="there is no dim 'nope', there are dp"):
-        DeviceMesh(("dp",), (2,))["nope"]
-    with pytest.raises(MeshError, match="size of dp must be a whole number from 1, it is 0"):
-        DeviceMesh(("dp", "tp"), (0, 2))
-    assert DeviceMesh.from_ranks([[0, 2], [1, 3]], ("a", "b")).as_array() == [[0, 2], [1, 3]]
+TORCH_ERRORS = {
+    "mesh larger than world": (lambda: DeviceMesh.from_sizes(world_size=4, dp_size=4, tp_size=2), "dp 4 x tp 2 = 8, and there are 4 ranks"),
+    "name count": (lambda: DeviceMesh(("dp",), (2, 2)), r"2 sizes .* for 1 dims dp"),
+    "slice without names": (lambda: DeviceMesh(("dp",), (2,))["nope"], "there is no dim 'nope', there are dp"),
+    "get_local_rank none on 2d": (lambda: DeviceMesh(("a", "b"), (2, 2)).dim_rank(0, None), "a dim is a text, not None"),  # type: ignore[arg-type]
+    "zero dim": (lambda: DeviceMesh(("dp", "tp"), (0, 2)), "size of dp must be a whole number from 1, it is 0"),
+}
+
+
+@pytest.mark.parametrize("case", TORCH["errors"], ids=lambda case: case["name"])
+def test_torch_errors(case: dict[str, Any]) -> None:
+    if "error" not in case["result"]:
+        assert DeviceMesh.from_ranks([[0, 2], [1, 3]], ("a", "b")).as_array() == case["result"]
+        return
+    wrong, message = TORCH_ERRORS[case["name"]]
+    with pytest.raises(MeshError, match=message):
+        wrong()
 
 
 # veScale
@@ -190,10 +248,28 @@ def test_vescale(case: dict[str, Any]) -> None:
         for dim, ranks in said["getitem"].items():
             if isinstance(ranks, list):
                 assert own[dim].as_array() == ranks
+        for dim, index in said["lookup_rank"].items():
+            assert dim not in names or rank >= case["default_device_count"] or mesh.dim_rank(rank, dim) == index  # V3
+        if isinstance(said["dp_mesh"], list) and "DP" in names and "CP" not in names:
+            assert own["DP"].as_array() == said["dp_mesh"]
+    for dim, size in case["strategy_size"].items():
+        if dim in names:
+            assert mesh.size(dim) == size
+        elif not dim.isdigit():
+            with pytest.raises(MeshError, match=f"there is no dim '{dim}', there are {', '.join(names)}"):
+                mesh.size(dim)
     if isinstance(groups := case["global_tensor_parallel_meshes"], list) and len(names) == 3:
         assert [list(group) for group in mesh.process_groups("TP")] == [flat(group) for group in groups]
         stages = [list(mesh.ranks_at("PP", stage)) for stage in range(mesh.size("PP"))]
         assert stages == list(map(flat, case["global_pipeline_parallel_meshes"]))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in VESCALE["cases"] if case["names"] and "mesh" not in case], ids=lambda case: case["names"]
+)
+def test_vescale_names_that_do_not_fit(case: dict[str, Any]) -> None:
+    with pytest.raises(MeshError, match=f"{len(case['shape'])} sizes .* for {len(case['names'])} dims {', '.join(case['names'])}"):
+        DeviceMesh(tuple(case["names"]), tuple(case["shape"]))
 
 
 def test_what_vescale_gets_wrong() -> None:
@@ -228,6 +304,21 @@ def test_optimus() -> None:
             assert list(mesh.ranks_along("dp", rank)) == said["dp_replicate_group"]
             assert own["dp", "fsdp"].as_array() == said["dp_mesh"]
     assert looked_at == 49
+
+
+def test_optimus_verdicts() -> None:
+    """Every combination: shards and tp divide the world, and no more; nodes may be uneven, and tp may leave one."""
+    taken = 0
+    for case in OPTIMUS["cases"]:
+        shards, tp, world = case["sharding_world_size"], case["tp_size"], case["world_size"]
+        if shards != 0 and world % ((shards or 1) * tp) == 0:
+            assert DeviceMesh.from_sizes(world_size=world, fsdp_size=shards, tp_size=tp).world_size == world
+            taken += 1
+            continue
+        with pytest.raises(MeshError, match="must be a whole number from 1 or auto, it is 0" if shards == 0 else "nearest that fit"):
+            DeviceMesh.from_sizes(world_size=world, fsdp_size=shards, tp_size=tp)
+        assert "raises" in case or shards == 0
+    assert len(OPTIMUS["cases"]) == 176 and taken > 49
 
 
 def flat(ranks: Any) -> list[int]:

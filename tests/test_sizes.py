@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from math import prod
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from meshctl.sizes import DIMS, EXPERT_DIMS, divisors, nearest, settle
+from meshctl.sizes import DIMS, EXPERT_DIMS, divisors, drawn, nearest, settle
 
 said = st.fixed_dictionaries({}, optional={f"{dim}_size": st.integers(1, 6) for dim in (*DIMS, "ulysses", *EXPERT_DIMS, "vpp")})
 
@@ -36,6 +37,27 @@ def test_a_misfit_names_a_size_that_was_said_and_what_it_proposes_holds(said: di
             if layout != "one rank":
                 sizes = {f"{part.split()[0]}_size": int(part.split()[1]) for part in layout.split(" x ")}
                 assert not [wrong for wrong in settle(sizes, world).misfits if wrong.rule == "product"]
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(st.sampled_from([f"{dim}_size" for dim in DIMS]), st.integers(1, 9), min_size=1, max_size=3),
+    st.fixed_dictionaries({}, optional={"ulysses_size": st.integers(1, 4), "ep_size": st.integers(1, 4), "vpp_size": st.just(2)}),
+    st.sampled_from([4, 6, 8, 12, 16]),
+)
+@example({"pp_size": 3, "dp_size": 3}, {"ulysses_size": 3, "ep_size": 4}, 12)
+def test_the_first_that_is_proposed_is_the_nearest_of_all_that_keep_every_rule(
+    dims: dict[str, int], more: dict[str, int], world: int
+) -> None:
+    misfit = next(iter(settle({**dims, **more}, world).misfits), None)
+    assume(misfit is not None and misfit.rule == "product")
+    costs = {}
+    for choice in product(divisors(world), repeat=len(dims)):
+        if held := settle(dict(zip(dims, choice, strict=True)) | more, world).sizes:
+            changed = [abs(size - dims[dim]) for dim, size in zip(dims, choice, strict=True) if size != dims[dim]]
+            costs[drawn(held)] = len(changed), sum(changed)
+    if costs:
+        assert costs[misfit.fits[0]] == min(costs.values())
 
 
 @pytest.mark.parametrize(

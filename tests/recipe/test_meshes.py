@@ -37,10 +37,11 @@ def found(parallel: dict[str, Any], ranks: int) -> list[Diagnostic]:
 
 
 def proposals(diagnostic: Diagnostic) -> list[dict[str, int]]:
-    """`dp 4 x tp 2` as sizes."""
+    """`dp 4 x tp 2` as sizes; `sequence_parallel false` as that key."""
     options = diagnostic.help.removeprefix("nearest that fit: ").split("; ") if diagnostic.help else []
     pairs = [[part.split() for part in option.split(" x ")] for option in options]
-    return [{} if words == [["one", "rank"]] else {f"{dim}_size": int(size) for dim, size in words} for words in pairs]
+    none = {"one": {}, "sequence_parallel": {"sequence_parallel": False}}
+    return [none[words[0][0]] if words[0][0] in none else {f"{dim}_size": int(size) for dim, size in words} for words in pairs]
 
 
 def test_the_picture_of_the_design() -> None:
@@ -95,7 +96,8 @@ def test_what_is_refused_makes_no_mesh_and_every_proposal_does(parallel: dict[st
     for option in (option for one in diagnostics for option in proposals(one) if len(diagnostics) == 1):
         whole = any(f"{dim}_size" in option for dim in DIMS) or not option
         kept = {key: size for key, size in parallel.items() if key in SIZES and (not whole or key.removesuffix("_size") not in DIMS)}
-        settled = settle({**kept, **option}, ranks, parallel.get("sequence_parallel", False))
+        along_tp = {**parallel, **option}.get("sequence_parallel", False)
+        settled = settle({key: size for key, size in {**kept, **option}.items() if key in SIZES}, ranks, along_tp)
         left = {CODES[misfit.rule] for misfit in settled.misfits}
         assert diagnostics[0].code not in left
         assert left <= {"MC413", "MC414"} or diagnostics[0].code == "MC410"
