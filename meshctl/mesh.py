@@ -81,12 +81,13 @@ class DeviceMesh:
             raise MeshError(f"a shape is a size for each dim, (2, 4), not {self.shape!r}")
         if len(self.shape) != len(names):
             raise MeshError(f"{len(self.shape)} sizes {self.shape} for {len(names)} dims {', '.join(names)}")
-        if not isinstance(self.device_type, str) or not self.device_type:
-            raise MeshError(f"a device type is {', '.join(DEVICE_TYPES)}, not {self.device_type!r}")
+        said = self.device_type.lower() if isinstance(self.device_type, str) else ""
+        if (device_type := DEVICE_ALIASES.get(said, said)) not in DEVICE_TYPES:
+            raise MeshError(f"there is no device type {self.device_type!r}, there are {', '.join(DEVICE_TYPES)}")
         sizes = {dim: _size(f"the size of {dim}", size) for dim, size in zip(names, self.shape, strict=True)}
         for key in ("ulysses_size", "ep_size", "etp_size", "vpp_size"):
             object.__setattr__(self, key, _size(key, getattr(self, key)))
-        object.__setattr__(self, "device_type", DEVICE_ALIASES.get(said := self.device_type.lower(), said))
+        object.__setattr__(self, "device_type", device_type)
         object.__setattr__(self, "mesh_dim_names", names)
         object.__setattr__(self, "shape", tuple(sizes.values()))
         if self.shape and not self.layout.dims:
@@ -447,8 +448,6 @@ class DeviceMesh:
             raise MeshError(f"a sub-mesh is taken from torch's mesh of the whole: mesh.to_torch()[{names}]")
         if self.device_type == "mps":
             raise MeshError("torch has no mesh of mps devices")
-        if self.device_type not in DEVICE_TYPES:
-            raise MeshError(f"there is no device type {self.device_type!r}, there are {', '.join(DEVICE_TYPES)}")
         if not dist.is_initialized():
             if self.world_size > 1:
                 raise MeshError(f"the mesh has {self.world_size} ranks, and torch.distributed is not initialised")

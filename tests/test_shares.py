@@ -140,12 +140,18 @@ def test_equal_counts_of_real_lengths_have_even_tokens(seed: int) -> None:
 RECORDED = json.loads((Path(__file__).parent / "conformance" / "twinkle_infra.json").read_text())
 
 
-@pytest.mark.parametrize("case", [case for case in RECORDED["dispatch"] if "list_len" in case], ids=str)
+def meshed(case: dict[str, Any]) -> DeviceMesh:
+    return DeviceMesh.from_sizes(**case["mesh"], order=("fsdp", "pp", "dp", "cp", "tp"))
+
+
+def comparable(case: dict[str, Any]) -> bool:
+    """A mesh that is not its workers' is refused before anything runs."""
+    return "list_len" in case and case["dispatch"] in DISPATCH and meshed(case).world_size == case["workers"]
+
+
+@pytest.mark.parametrize("case", [*filter(comparable, RECORDED["dispatch"])], ids=str)
 def test_dispatch_is_what_users_of_twinkle_know(case: dict[str, Any]) -> None:
-    mesh = DeviceMesh.from_sizes(**case["mesh"], order=("fsdp", "pp", "dp", "cp", "tp"))
-    if case["dispatch"] not in DISPATCH or mesh.world_size != case["workers"]:
-        return  # a mesh that is not its workers' is refused before anything runs
-    total = case["list_len"]
+    mesh, total = meshed(case), case["list_len"]
     held = Table((tuple((n,) for n in range(total)),))
     dispatch = Dispatch(case["dispatch"], allow_empty=True)
     shares = {rank: [i for _, i in mine] for rank, mine in shares_for("all", dispatch, mesh, held).items()}
