@@ -243,7 +243,7 @@ def test_device_types_in_any_case() -> None:
     assert DeviceMesh.from_sizes(device_type="GPU").device_type == "cuda"
     assert DeviceMesh.from_ranks([0], "dp", device_type="NPU").device_type == "npu"
     for wrong in ("", "tpu", None, ["cpu"]):
-        with pytest.raises(MeshError, match="there is no device type .*, there are cuda, npu, mps, cpu"):
+        with pytest.raises(MeshError, match=r"there is no device type .*, there are cuda, npu, mps, cpu"):
             DeviceMesh.from_sizes(device_type=wrong)  # type: ignore[arg-type]
 
 

@@ -263,9 +263,7 @@ class Channel:
         if peers[0] != self._transport.place:
             return self._transport.hear(peers[0], self._lane + PASSED)
         came = self._transport.receive(self._speaking(speaker), self._lane)
-        loan = self._transport.lend(peers[1:], self._lane + PASSED, len(came.frame))
-        loan.frame.copy_(came.frame)
-        self._transport.deliver(loan)
+        self._transport.pass_on(came, peers[1:], self._lane + PASSED)
         return came.value()
 
     def _peers(self, rank: int, part: int) -> list[int]:

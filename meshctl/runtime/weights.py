@@ -5,7 +5,7 @@
 
 At the first sync both sides tell each other their boxes; from then on every rank computes the same links alone (`weight_links.py`).
 Weights travel in buckets. Within a node a bucket is written once for all who take it, by all its givers together, and is read where it
-lies; no rank gathers more than what it asked for.
+lies; to another node it goes once, and the first who takes it there passes it on. No rank gathers more than what it asked for.
 
 A sync is exact: in step k the taker loads what was given in step k - lag, never "the newest there is". A cut (a checkpoint, the
 first step) lets it catch up, so that nothing crosses it.
@@ -33,9 +33,9 @@ from torch import Tensor
 
 from meshctl.routes import Route, RouteError
 from meshctl.runtime import weight_links
-from meshctl.runtime.channel import HOPS, TABLES, TOGETHER, WRITTEN, Party
+from meshctl.runtime.channel import HOPS, PASSED, TABLES, TOGETHER, WRITTEN, Party
 from meshctl.runtime.frames import Frame, FrameError, unpack
-from meshctl.runtime.transports import Held, Loan, Transport
+from meshctl.runtime.transports import Delivery, Held, Loan, Transport
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.runtime.transports.warm import Warm
 from meshctl.runtime.weight_links import Box, Bucket, Item, Layout, Layouts, Parameter, Sharded, boxes
@@ -236,10 +236,19 @@ class WeightChannel:
         return [self._takers[taker] for taker in bucket.takers]
 
     def _hearers(self, bucket: Bucket, giver: int) -> list[list[int]]:
-        """The takers of a bucket, those that read the same memory together."""
+        """The takers of a bucket that a giver sends it to, those that read the same memory together."""
         places = self._places(bucket)
-        near = self._giver.node_of(giver) == self._taker.node_of(bucket.takers[0])
-        return [places] if near and self._share_memory(places) else [[place] for place in places]
+        if self._passed_on(bucket, giver):
+            return [places[:1]]
+        return [places] if self._is_near(bucket, giver) and self._share_memory(places) else [[place] for place in places]
+
+    def _is_near(self, bucket: Bucket, giver: int) -> bool:
+        """Whether a giver is on the node of a bucket's takers."""
+        return self._giver.node_of(giver) == self._taker.node_of(bucket.takers[0])
+
+    def _passed_on(self, bucket: Bucket, giver: int) -> bool:
+        """Whether the first taker of a bucket passes on what a giver sends: all takers of a bucket are on one node."""
+        return len(bucket.takers) > 1 and not self._is_near(bucket, giver)
 
     def _share_memory(self, places: Iterable[int]) -> bool:
         return all(self._transport.way(place).shares_memory for place in places if place != self._transport.place)
@@ -322,7 +331,7 @@ class WeightChannel:
         found: list[Arrived] = [[] for _ in bucket.items]
         for giver in order:
             place = self._givers[giver]
-            message = self._message(place, self._lane, self.version)
+            message = self._message(place, self._lane, self.version, self._places(bucket) if self._passed_on(bucket, giver) else ())
             parts = self._parts(bucket, giver)
             if not shared:
                 self._check(message, place, bucket, parts)
@@ -338,11 +347,11 @@ class WeightChannel:
 
     # What came
 
-    def _message(self, place: int, lane: int, step: int) -> Message:
-        """The next message of a giver, which must be of `step`. Raises `RouteError`."""
+    def _message(self, place: int, lane: int, step: int, passed_on: Sequence[int] = ()) -> Message:
+        """The next message of a giver, which must be of `step`; the first of `passed_on` gets it for all of them. Raises `RouteError`."""
         while True:
             begin = time.perf_counter()
-            said = self._unpacked(place, lane)
+            said = self._passed(place, passed_on) if passed_on else self._unpacked(place, lane)
             self.waited += time.perf_counter() - begin
             if not isinstance(said, list) or [type(part) for part in said] != [int, list, list]:
                 raise self._malformed(place, "no step, sums and tensors")
@@ -354,9 +363,21 @@ class WeightChannel:
                 raise RouteError(f"`{self.route.name}`: weights of step {message.step} came from {who} where those of step {step} were due")
             return message
 
+    def _passed(self, place: int, takers: Sequence[int]) -> Any:
+        """What comes from another node for several takers of this one."""
+        first, *others = takers
+        if self._transport.place != first:
+            return self._unpacked(first, self._lane + PASSED)
+        came = self._transport.receive(place, self._lane)
+        self._transport.pass_on(came, others, self._lane + PASSED)
+        return self._value(came, place)
+
     def _unpacked(self, place: int, lane: int) -> Any:
+        return self._value(self._transport.receive(place, lane), place)
+
+    def _value(self, came: Delivery, place: int) -> Any:
         try:
-            return self._transport.receive(place, lane).value()
+            return came.value()
         except FrameError as error:
             raise self._malformed(place, str(error)) from None
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from meshctl.mesh import DeviceMesh, share
 from meshctl.routes import Route, RouteError
 from meshctl.runtime import weight_links, weights
-from meshctl.runtime.channel import LANES, Party
+from meshctl.runtime.channel import LANES, PASSED, Party
 from meshctl.runtime.frames import Frame
-from meshctl.runtime.transports import PeerLost
+from meshctl.runtime.transports import Loan, PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 from meshctl.runtime.weight_links import Box
 from meshctl.runtime.weights import WeightChannel
@@ -101,12 +101,14 @@ class Sync:
     checksum: bool = False
 
 
-def run(sizes: Sequence[int], syncs: Sequence[Sync], steps: int, nodes: int = 1, say: Callable[[int], None] | None = None) -> int:
+def run(
+    sizes: Sequence[int], syncs: Sequence[Sync], steps: int, nodes: int = 1, transport: type[MemoryTransport] = MemoryTransport
+) -> int:
     """Runs the syncs in their order in every step, each place a thread. Returns how many weights were compared."""
     hub: dict[int, MemoryTransport] = {}
     first = [sum(sizes[:group]) for group in range(len(sizes))]
     places = range(sum(sizes))
-    transports = [MemoryTransport(place, {}, hub) for place in places]
+    transports = [transport(place, {}, hub) for place in places]
     faults: list[BaseException] = []
     compared = [0] * len(places)
 
@@ -223,6 +225,19 @@ def test_two_meshes(giver: Layout, taker: Layout) -> None:
     for nodes in (1, 2):
         sync = Sync(giver, taker, (0, 1), checksum=True)
         assert run([giver.size, taker.size], [sync, Sync(taker, giver, (1, 0))], 3, nodes) > 0
+
+
+def test_what_goes_to_another_node_goes_there_once() -> None:
+    crossed: set[tuple[int, int, int]] = set()
+
+    class Watched(MemoryTransport):
+        def deliver(self, loan: Loan) -> None:
+            crossed.update((self.place, place, loan.lane) for place in loan.to if (place - self.place) % 2)
+            super().deliver(loan)
+
+    sync = Sync(Layout(fsdp=2), Layout(dp=4, plain=True), (0, 1))
+    assert run([2, 4], [sync], 3, nodes=2, transport=Watched) == 3 * 4 * len(SHAPES)
+    assert {(giver, taker) for giver, taker, lane in crossed if lane in (0, PASSED)} == {(1, 2), (0, 3)}
 
 
 # Buckets that lie under way

@@ -191,6 +191,12 @@ class Transport:
             else:
                 way.post(place, loan.lane, loan)
 
+    def pass_on(self, came: Delivery, to: Sequence[int], lane: int) -> None:
+        """Sends what came to others."""
+        loan = self.lend(to, lane, len(came.frame))
+        loan.frame.copy_(came.frame)
+        self.deliver(loan)
+
     def invite(self, loan: Loan, writer: int, lane: int) -> None:
         """Lets another place, which `receive`s it on `lane`, write to a frame that is not delivered yet."""
         self._take_slot(writer, lane)
