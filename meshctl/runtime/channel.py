@@ -206,7 +206,7 @@ class Channel:
             self._fill(loan.frame, value, pieces)
             self._transport.deliver(loan)
         elif pieces:
-            frame_of_teller, _ = self._transport.receive(self._speaking(teller), self._lane + WRITTEN)
+            frame_of_teller = self._transport.receive(self._speaking(teller), self._lane + WRITTEN).frame
             self._fill(frame_of_teller, value, pieces)
             self._transport.send(hearers, self._lane, Frame(None))
 
@@ -263,8 +263,9 @@ class Channel:
         if peers[0] != self._transport.place:
             return self._transport.hear(peers[0], self._lane + PASSED)
         came = self._transport.receive(self._speaking(speaker), self._lane)
+        value = self._transport.read(came, self._speaking(speaker))
         self._transport.pass_on(came, peers[1:], self._lane + PASSED)
-        return came.value()
+        return value
 
     def _peers(self, rank: int, part: int) -> list[int]:
         """The places of this node that get a part; the first of them hears those of other nodes, for all."""

@@ -369,8 +369,9 @@ class WeightChannel:
         if self._transport.place != first:
             return self._unpacked(first, self._lane + PASSED)
         came = self._transport.receive(place, self._lane)
+        value = self._value(came, place)
         self._transport.pass_on(came, others, self._lane + PASSED)
-        return self._value(came, place)
+        return value
 
     def _unpacked(self, place: int, lane: int) -> Any:
         return self._value(self._transport.receive(place, lane), place)

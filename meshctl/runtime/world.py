@@ -28,6 +28,7 @@ from meshctl.routes import Route
 from meshctl.runtime.channel import LANES
 from meshctl.runtime.collective import RUNNING
 from meshctl.runtime.transports import PeerLost, Transport, WayError
+from meshctl.runtime.transports.device import CHOICE, DEVICES, DeviceMemory, Neighbours, devices_at, links_of, meet, memory_of
 from meshctl.runtime.transports.gloo import Bridge, Gloo, PointToPoint
 from meshctl.runtime.transports.local import Address as NodeAddress
 from meshctl.runtime.transports.local import Local
@@ -93,10 +94,11 @@ def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) ->
     near = {worker.place for name in names for worker in plan.workers(name, node)}
     far = {worker.place for name in names for worker in plan.workers(name)} - near
     transport = Transport(place, slots, partial(_name, plan), partial(_route_of, plan))
+    device = _device(meeting, transport, near, far)
     if len(near) > 1:
-        _reach_near(meeting, transport, near)
+        _reach_near(meeting, transport, near, device)
     if far:
-        BETWEEN_NODES[chosen](meeting, transport, far)
+        BETWEEN_NODES[chosen](meeting, transport, far, device)
     return transport
 
 
@@ -131,14 +133,47 @@ class Meeting:
         return found
 
 
-def _reach_near(meeting: Meeting, transport: Transport, near: Set[int]) -> None:
+@dataclass(frozen=True)
+class Device:
+    """This worker's device, and those of others that its tensors get to without the CPU's memory."""
+
+    memory: DeviceMemory
+    neighbours: Neighbours
+    """On this node."""
+    far: frozenset[int]
+    """On other nodes."""
+
+
+def _device(meeting: Meeting, transport: Transport, near: Set[int], far: Set[int]) -> Device | None:
+    """Meets the other workers on devices of a kind that has memory of its own to share."""
+    plan, place, store = meeting.plan, meeting.place, meeting.store
+    own = plan.group(plan.at_place(place)[0])
+    if own.device_type not in DEVICES:
+        return None
+    on_devices = {other for other in near | far if plan.group(plan.at_place(other)[0]).device_type == own.device_type}
+    first = devices_of(own)[0]
+    memory = None if os.environ.get(CHOICE) == "cpu" else memory_of(first)
+    wait = partial(_await, plan, store, where="devices")
+    neighbours = meet(memory, place, on_devices & near | {place}, store, wait)
+    others = devices_at(on_devices & far, store, wait)
+    if memory is None:
+        return None
+    transport.transfers = links_of(place, first, store, lambda other, error: transport.fail(transport.lost(other, f"broke off: {error}")))
+    return Device(memory, neighbours, others)
+
+
+def _reach_near(meeting: Meeting, transport: Transport, near: Set[int], device: Device | None) -> None:
     local = Local(transport, meeting.token)
+    if device:
+        local.use(device.memory, device.neighbours)
     said = meeting.addresses("this node", "local", local.address, near)
     local.meet({other: NodeAddress.parse(address) for other, address in said.items()})
 
 
-def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int]) -> None:
+def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int], device: Device | None) -> None:
     tcp = Tcp(transport, meeting.token, _own_address(meeting.store))
+    if device:
+        tcp.use(device.memory, device.far)
     try:
         said = meeting.addresses(FAR, "tcp", tcp.address, far)
         addresses = {other: Address.parse(address) for other, address in said.items()}
@@ -153,14 +188,14 @@ def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int]) -> None
     tcp.meet(addresses)
 
 
-def _reach_by_gloo(meeting: Meeting, transport: Transport, far: Set[int]) -> None:
+def _reach_by_gloo(meeting: Meeting, transport: Transport, far: Set[int], device: Device | None) -> None:
     plan = meeting.plan
     meeting.addresses(FAR, "gloo", "", far)
     leaving = [crossing for crossing in meeting.crossings if len({node for name in crossing.groups for node in plan.nodes_of(name)}) > 1]
     transport.reach(far, Gloo(transport, [bridge(plan, crossing, meeting.store, meeting.place) for crossing in leaving]))
 
 
-BETWEEN_NODES: Mapping[str, Callable[[Meeting, Transport, Set[int]], None]] = {"tcp": _reach_by_tcp, "gloo": _reach_by_gloo}
+BETWEEN_NODES: Mapping[str, Callable[[Meeting, Transport, Set[int], Device | None], None]] = {"tcp": _reach_by_tcp, "gloo": _reach_by_gloo}
 """What MESHCTL_TRANSPORT may say; the first where it says nothing."""
 
 

@@ -214,9 +214,9 @@ def test_memory_that_may_not_be_written_is_refused_to_who_would_write() -> None:
 def test_who_reads_maps_read_only_and_sees_what_is_written(arena: Arena) -> None:
     block = arena.take("use", 100, {1})
     read = Mapped(block.file, block.nbytes, write=False)
-    assert read._pages.size() == block.nbytes
+    assert read.pages.size() == block.nbytes
     with pytest.raises((TypeError, mmap.error)):
-        read._pages[0] = 1
+        read.pages[0] = 1
     block.memory.view(0, 100).fill_(9)
     assert read.view(0, 100).tolist() == [9] * 100
 

@@ -186,7 +186,7 @@ def test_a_block_comes_back_after_the_last_derived_view_on_every_replica() -> No
         numbers = []
         for _ in range(4):
             loan = worker.transport.lend((1, 2), LANE, GRAIN)
-            numbers.append(loan.kept.number)
+            numbers.append(loan.kept.block.number)
             worker.transport.deliver(loan)
             del loan
             worker.hear()

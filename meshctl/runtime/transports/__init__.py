@@ -25,7 +25,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -71,17 +71,29 @@ class Loan:
     """What the way knows of it."""
 
 
-class Delivery(NamedTuple):
+@dataclass(eq=False)
+class Delivery:
     """What came: a frame, and what came beside it."""
 
     frame: Tensor
     """uint8 `[n]`."""
     beside: Sequence[Tensor] = ()
     """uint8 `[n]` each."""
+    whole: bool = True
+    """Whether all of it is there: tensors may still be on their way from one device to another."""
 
     def value(self) -> Any:
         """Raises `FrameError`."""
         return unpack(self.frame, self.beside)
+
+
+class Transfers(Protocol):
+    """What brings tensors from one device to another (`nccl.Links`)."""
+
+    def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None]) -> None: ...
+    def expect(self, source: int, sizes: Sequence[int], arrived: Callable[[list[Tensor]], None]) -> None: ...
+    def come(self, to: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class Way:
@@ -120,6 +132,16 @@ class Way:
         """After `leave`, which all places call together: waits for everybody's goodbye, and lets go of everything."""
 
 
+class _Alone(Way):
+    """Of a place that reaches nobody but itself."""
+
+    def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
+        return tensor.device.type not in ("cpu", "meta")
+
+    def own(self, loan: Loan) -> Delivery:
+        return Delivery(loan.frame, [tensor.contiguous().view(-1).view(torch.uint8) for tensor in loan.beside])
+
+
 class Transport:
     def __init__(
         self,
@@ -135,7 +157,7 @@ class Transport:
         self._route = route
         self._slots = dict(slots)
         self._ways: dict[int, Way] = {}
-        self._alone = Way()
+        self._alone = _Alone()
         self._state = threading.Condition()
         self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], int] = {}
@@ -147,6 +169,8 @@ class Transport:
         """Seconds to wait for one place before it counts as lost; 0 for ever."""
         self.dropped: Callable[[], bool] = lambda: False
         """Asked by whoever waits: whether the step that it waits in is dropped."""
+        self.transfers: Transfers | None = None
+        """Of this worker's device, where it has any."""
 
     def reach(self, places: Iterable[int], way: Way) -> None:
         """Says by which way places are reached; what was said first holds."""
@@ -187,12 +211,16 @@ class Transport:
         way = self._way_to(loan.to)
         for place in loan.to:
             if place == self.place:
-                self.arrived(place, loan.lane, *way.own(loan))
+                own = way.own(loan)
+                self.arrived(place, loan.lane, own.frame, own.beside)
             else:
                 way.post(place, loan.lane, loan)
 
     def pass_on(self, came: Delivery, to: Sequence[int], lane: int) -> None:
-        """Sends what came to others."""
+        """Sends what came to others. Raises `FrameError`."""
+        if came.beside:
+            self.send(to, lane, self.frame(to, came.value()))
+            return
         loan = self.lend(to, lane, len(came.frame))
         loan.frame.copy_(came.frame)
         self.deliver(loan)
@@ -226,7 +254,7 @@ class Transport:
         """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
         with self._state:
             box = self._inbox[source, lane]
-            self._wait(lambda: bool(box), source, "send", lane)
+            self._wait(lambda: bool(box) and box[0].whole, source, "send", lane)
             came = box.popleft()
         if source != self.place and self.slots(lane):
             self.way(source).post(source, lane, None)
@@ -234,19 +262,38 @@ class Transport:
 
     def hear(self, source: int, lane: int) -> Any:
         """The next value of a lane. Raises `PeerLost`, also where what came is no value, and `Dropped`."""
-        came = self.receive(source, lane)
+        return self.read(self.receive(source, lane), source)
+
+    def read(self, came: Delivery, source: int) -> Any:
+        """The value of what came. Raises `PeerLost` where it is none."""
         try:
             return came.value()
         except FrameError as error:
             raise self.lost(source, f"sent what is no frame: {error}") from None
 
-    def arrived(self, source: int, lane: int, frame: Tensor | None, beside: Sequence[Tensor] = ()) -> None:
-        """A message has come: a frame, or a credit; called by ways, on any thread."""
+    def arrived(self, source: int, lane: int, frame: Tensor | None, beside: Sequence[Tensor | int] = ()) -> None:
+        """A message has come: a frame, or a credit; called by ways, on any thread. Of a tensor beside it that a transfer brings only the
+        bytes are known; who sent it is told to begin by whoever calls."""
         with self._state:
             if frame is None:
                 self._credits[source, lane] = self._credits.get((source, lane), 0) + 1
             else:
-                self._inbox[source, lane].append(Delivery(frame, beside))
+                self._inbox[source, lane].append(self._delivery(source, frame, beside))
+            self._notify()
+
+    def _delivery(self, source: int, frame: Tensor, beside: Sequence[Tensor | int]) -> Delivery:
+        sizes = [one for one in beside if isinstance(one, int)]
+        delivery = Delivery(frame, [one for one in beside if isinstance(one, Tensor)], not sizes)
+        if sizes and self.transfers:
+            self.transfers.expect(source, sizes, partial(self._completed, delivery, beside))
+        return delivery
+
+    def _completed(self, delivery: Delivery, beside: Sequence[Tensor | int], came: list[Tensor]) -> None:
+        """The rest of it has come, on a thread of the transfers."""
+        rest = iter(came)
+        with self._state:
+            delivery.beside = [next(rest) if isinstance(one, int) else one for one in beside]
+            delivery.whole = True
             self._notify()
 
     # Waiting
@@ -308,6 +355,8 @@ class Transport:
             way.leave()
         for way in ways:
             way.close()
+        if self.transfers:
+            self.transfers.close()
         with self._state:
             watch, self._watch = self._watch, None
         if watch:

@@ -1,8 +1,9 @@
 """Memory that processes of one node share: written once by whoever makes a frame, read where it lies by all who get it.
 
-A `Block` is one memfd: it has no name, so nothing is left of it after any death. Fresh memory is many times slower than memory that was
-touched before, so blocks are used again: an `Arena` keeps those that are free by what they are used for, and makes a new one only while
-all others are held. Who reads a block maps it read-only, so that no replica can change what another one sees.
+A `Block` is one piece: a memfd, which has no name, so that nothing is left of it after any death; or memory of a device (`device.py`).
+Fresh memory is many times slower than memory that was touched before, so blocks are used again: an `Arena` keeps those that are free by
+what they are used for, and makes a new one only while all others are held. Who reads a memfd maps it read-only, so that no replica can
+change what another one sees.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy
 import torch
@@ -30,34 +32,68 @@ class ArenaError(ValueError):
     """Memory that is not what it was said to be."""
 
 
+class Piece(Protocol):
+    """Memory that several processes reach."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def file(self) -> int:
+        """To pass to who maps it; -1 where `handle` says what it is."""
+
+    @property
+    def handle(self) -> bytes:
+        """By which another process of this node opens it; empty where it has a file."""
+
+    @property
+    def outlasts(self) -> bool:
+        """Whether it must last until all who opened it have closed it."""
+
+    def view(self, at: int, nbytes: int, gone: Callable[[], None] | None = None) -> Tensor:
+        """uint8 `[nbytes]`. `gone` is called when the last tensor that was derived from it dies, on any thread and in any moment."""
+
+    def close(self) -> None:
+        """Gives it up."""
+
+
 @dataclass(eq=False)
 class Block:
     """One piece of shared memory of this process's making."""
 
     number: int
-    file: int
-    memory: Mapped
+    memory: Piece
     use: Hashable
     holders: Counter[int] = field(default_factory=Counter)
     """The places that have not given it back, and how often each of them will."""
     known: set[tuple[int, bool]] = field(default_factory=set)
-    """The places that have been given the file, to read and to write."""
+    """The places that have been given the file or the handle, to read and to write."""
 
     @property
     def nbytes(self) -> int:
         return self.memory.nbytes
 
+    @property
+    def file(self) -> int:
+        return self.memory.file
+
 
 class Arena:
     """The blocks of one process."""
 
-    def __init__(self, drop: Callable[[Block], None] = lambda block: None) -> None:
-        """`drop` is called with a block that is used no more, so that others unmap it."""
+    def __init__(self, drop: Callable[[Block], None] = lambda block: None, make: Callable[[int], Piece] | None = None) -> None:
+        """`drop` is called with a block that is used no more, so that others unmap it; where its memory `outlasts` that, they give it back
+        once more when they have. `make` gives memory of at least so many bytes."""
         self._blocks: dict[int, Block] = {}
+        self._dropped: dict[int, Block] = {}
+        """What others still have open, and must not be freed before."""
         self._free: defaultdict[Hashable, list[Block]] = defaultdict(list)
         self._returned: deque[tuple[int, int]] = deque()
         self._taking = threading.Lock()
-        self._drop = drop
+        self._drop, self._memory = drop, make or Sealed
         self._made = 0
 
     def take(self, use: Hashable, nbytes: int, holders: Iterable[int]) -> Block:
@@ -105,36 +141,49 @@ class Arena:
         while self._returned:
             number, holder = self._returned.popleft()
             block = self._blocks.get(number)
-            if block is not None and holder in block.holders:
+            if block is None:
+                self._closed(number, holder)
+            elif holder in block.holders:
                 block.holders.subtract((holder,))
                 if not block.holders[holder]:
                     del block.holders[holder]
                 if not block.holders:
                     self._free[block.use].append(block)
 
+    def _closed(self, number: int, place: int) -> None:
+        """A place has unmapped a block that was dropped."""
+        block = self._dropped.get(number)
+        if block is not None:
+            block.known = {(other, write) for other, write in block.known if other != place}
+            if not block.known:
+                self._dropped.pop(number).memory.close()
+
     @property
     def nbytes(self) -> int:
-        return sum(block.nbytes for block in self._blocks.values())
+        return sum(block.nbytes for block in (*self._blocks.values(), *self._dropped.values()))
 
     def close(self) -> None:
-        for block in [*self._blocks.values()]:
-            self._forget(block)
-        self._free.clear()
+        """What others still have open, and outlasts them, is left to the end of the process."""
+        with self._taking:
+            self._settle()
+            for block in [*self._blocks.values()]:
+                self._forget(block)
+            self._free.clear()
 
     def _make(self, use: Hashable, nbytes: int) -> Block:
-        size = -(-max(nbytes, 1) // GRAIN) * GRAIN
-        file = os.memfd_create("meshctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(file, size)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+        piece = self._memory(-(-max(nbytes, 1) // GRAIN) * GRAIN)
         self._made += 1
-        block = Block(self._made, file, Mapped(file, size, write=True), use)
+        block = Block(self._made, piece, use)
         self._blocks[block.number] = block
         return block
 
     def _forget(self, block: Block) -> None:
         del self._blocks[block.number]
         self._drop(block)
-        os.close(block.file)
+        if block.memory.outlasts and block.known:
+            self._dropped[block.number] = block
+        else:
+            block.memory.close()
 
 
 class Mapped:
@@ -145,11 +194,11 @@ class Mapped:
         try:
             if not 0 < nbytes <= os.fstat(file).st_size or fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise ArenaError(f"memory that is not the {nbytes} bytes it was said to be")
-            self._pages = mmap.mmap(file, nbytes, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+            self.pages = mmap.mmap(file, nbytes, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
         except OSError as error:  # no memory at all, or none that can be mapped
             raise ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
-        self.nbytes = nbytes
-        self.address: int = numpy.frombuffer(self._pages, numpy.uint8).ctypes.data
+        self.nbytes, self.write = nbytes, write
+        self.address: int = numpy.frombuffer(self.pages, numpy.uint8).ctypes.data
         # by its address: a tensor of a read-only buffer makes torch warn, and the pages themselves refuse to be written
         self._bytes = memoryview((ctypes.c_uint8 * nbytes).from_address(self.address))
 
@@ -166,3 +215,19 @@ def _after(mapped: Mapped, gone: Callable[[], None] | None) -> None:
     """What is left to do for a view that died; it kept the pages mapped until here."""
     if gone:
         gone()
+
+
+class Sealed(Mapped):
+    """A memfd of this process's making; who maps it keeps it, whatever becomes of it here."""
+
+    handle = b""
+    outlasts = False
+
+    def __init__(self, nbytes: int) -> None:
+        self.file = os.memfd_create("meshctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.file, nbytes)
+        fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
+        super().__init__(self.file, nbytes, write=True)
+
+    def close(self) -> None:
+        os.close(self.file)

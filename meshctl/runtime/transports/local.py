@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ from torch import Tensor
 from meshctl.runtime.frames import bytes_of
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport, Way
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped
+from meshctl.runtime.transports.device import DeviceError, DeviceMemory, Neighbours
+from meshctl.runtime.transports.ondevice import Lent, OnDevice
 
 INLINE = 4096
 """Bytes of a frame that travels in its message."""
@@ -45,7 +48,9 @@ _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, the block's bytes where its file comes with the message, bytes."""
 _AT = struct.Struct("<q")
 """Where a tensor beside a frame begins in its block."""
-_HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE, _LOST = range(10)
+_HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE, _LOST, _DEVICE, _COME = range(12)
+_SHARED, _ON_DEVICE = range(2)
+"""Instead of a lane, of a block that is given back or dropped: which memory's it is."""
 _ROOM = _HEAD.size + INLINE
 _PASSED = socket.CMSG_SPACE(4)
 _UID = struct.Struct("3i")
@@ -79,8 +84,8 @@ class _Line:
         """What the socket did not take yet: (message, file to pass or -1); the file is the backlog's own."""
         self.over = False
         """Whether the other end has said goodbye."""
-        self.beside: defaultdict[int, list[Tensor]] = defaultdict(list)
-        """By lane, what came before the frame that it belongs to."""
+        self.beside: defaultdict[int, list[Tensor | int]] = defaultdict(list)
+        """By lane, what came before the frame that it belongs to: tensors, or the bytes of those that transfers bring."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,23 @@ class _Room:
     """The use of a block that an endpoint writes to."""
 
     nbytes: int
+
+
+@dataclass(frozen=True)
+class _Lying:
+    """A tensor in a block of `alloc`."""
+
+    block: Block
+    at: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is known of a loan: its block, where it has one, and what lies beside it."""
+
+    block: Block | None
+    beside: tuple[_Lying | Lent, ...] = ()
 
 
 class Local(Way):
@@ -116,7 +138,12 @@ class Local(Way):
         self._more = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._pids: list[int] = []
         self._leaving = self._closing = False
+        self.device: OnDevice | None = None
         transport.watch(self._listener.fileno(), self._accept)
+
+    def use(self, memory: DeviceMemory, neighbours: Neighbours) -> None:
+        """Has tensors of a device go by its own memory, where `neighbours` say so; before the first frame."""
+        self.device = OnDevice(self._transport.place, memory, neighbours, self._dropped_on_device)
 
     def meet(self, peers: Mapping[int, Address]) -> None:
         """Tells where the others listen; nobody connects before there is something to say."""
@@ -144,32 +171,47 @@ class Local(Way):
         return self._own(block, 0, nbytes)
 
     def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
+        if self.device and self.device.hands_over(to, tensor):
+            return True
         if not self._rooms or tensor.is_meta or tensor.nbytes <= INLINE:
             return False
         return tensor.is_contiguous() and tensor.untyped_storage().data_ptr() in self._rooms
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
-        if beside:
-            self._await_rooms(to, lane, len(beside))
-            for tensor in beside:
-                self._arena.share(self._where(tensor)[0], to)
+        lent = self._lent_beside(to, lane, beside) if beside else ()
         if nbytes <= INLINE:
-            return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside)
+            return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside, _Kept(None, lent))
         use = (lane, tuple(to))
-        if not self._arena.has(use, nbytes):
-            self._await_block(use, nbytes)
-        block = self._arena.take(use, nbytes, set(to))
-        return Loan(tuple(to), lane, block.memory.view(0, nbytes), beside, block)
+        self._await_block(self._arena, use, nbytes)
+        block = self._arena.take(use, nbytes, to)
+        return Loan(tuple(to), lane, block.memory.view(0, nbytes), beside, _Kept(block, lent))
 
-    def _await_block(self, use: tuple[int, tuple[int, ...]], nbytes: int) -> None:
+    def _lent_beside(self, to: Sequence[int], lane: int, tensors: Sequence[Tensor]) -> tuple[_Lying | Lent, ...]:
+        self._await_rooms(to, lane, len(tensors))
+        lent = tuple(self._lend_one(to, (lane, tuple(to), number), tensor) for number, tensor in enumerate(tensors))
+        if self.device and any(isinstance(one, Lent) for one in lent):
+            self.device.finish()
+        return lent
+
+    def _lend_one(self, to: Sequence[int], use: tuple[int, tuple[int, ...], int], tensor: Tensor) -> _Lying | Lent:
+        if self.device and self.device.hands_over(to, tensor):
+            self._await_block(self.device.arena, use, tensor.nbytes)
+            return self.device.lend(to, use, tensor)
+        block = self._rooms[tensor.untyped_storage().data_ptr()]
+        self._arena.share(block, to)
+        return _Lying(block, tensor.data_ptr() - block.memory.address, tensor.nbytes)
+
+    def _await_block(self, arena: Arena, use: tuple[Any, ...], nbytes: int) -> None:
         """One may be about to come back, and fresh memory is many times slower. Raises `Held`."""
-        lane, to = use
-        count = self._arena.count(use)
+        if arena.has(use, nbytes):
+            return
+        lane, to, *_ = use
+        count = arena.count(use)
         enough = count > self._transport.slots(lane)
         until = time.monotonic() + (SOON if enough else 0.0)
         while True:
             self._transport.look(max(0.0, until - time.monotonic()))
-            if self._arena.has(use, 0 if enough else nbytes):  # one that is too small is replaced
+            if arena.has(use, 0 if enough else nbytes):  # one that is too small is replaced
                 return
             if time.monotonic() >= until:
                 break
@@ -187,17 +229,19 @@ class Local(Way):
                 self._transport.look(until - time.monotonic())
 
     def own(self, loan: Loan) -> Delivery:
-        frame = self._own(loan.kept, 0, len(loan.frame)) if isinstance(loan.kept, Block) else loan.frame
-        return Delivery(frame, [self._own(*self._where(tensor), tensor.nbytes) for tensor in loan.beside])
+        kept: _Kept = loan.kept
+        frame = self._own(kept.block, 0, len(loan.frame)) if kept.block else loan.frame
+        return Delivery(frame, [self._own_beside(one) for one in kept.beside])
+
+    def _own_beside(self, one: _Lying | Lent) -> Tensor:
+        if isinstance(one, _Lying):
+            return self._own(one.block, one.at, one.nbytes)
+        assert self.device
+        return self.device.own(one)
 
     def _own(self, block: Block, at: int, nbytes: int) -> Tensor:
         """Some of a block, for this place itself."""
         return block.memory.view(at, nbytes, partial(self._arena.give_back, block.number, self._transport.place))
-
-    def _where(self, tensor: Tensor) -> tuple[Block, int]:
-        """The block of a tensor that is handed over, and where it begins there."""
-        block = self._rooms[tensor.untyped_storage().data_ptr()]
-        return block, tensor.data_ptr() - block.memory.address
 
     @property
     def nbytes(self) -> int:
@@ -210,14 +254,22 @@ class Local(Way):
         if loan is None:
             self._say(self._from[to], _CREDIT, lane)
             return
-        line = self._line_to(to)
-        for tensor in loan.beside:
-            block, at = self._where(tensor)
-            self._say_block(line, _BESIDE, lane, block, tensor.nbytes, _AT.pack(at))
-        if isinstance(loan.kept, Block):
-            self._say_block(line, _WRITE if write else _BLOCK, lane, loan.kept, len(loan.frame))
+        line, kept = self._line_to(to), loan.kept
+        for one in kept.beside:
+            self._say_beside(line, lane, one)
+        if kept.block:
+            self._say_block(line, _WRITE if write else _BLOCK, lane, kept.block, len(loan.frame))
         else:
             self._push(line, _HEAD.pack(_INLINE, lane, 0, 0, len(loan.frame)) + bytes_of(loan.frame))
+        moved = [one.tensor for one in kept.beside if isinstance(one, Lent)]
+        if moved and self.device and self.device.goes(to) and self._transport.transfers:
+            self._transport.transfers.send(to, moved, _nothing)
+
+    def _say_beside(self, line: _Line, lane: int, one: _Lying | Lent) -> None:
+        if isinstance(one, _Lying):
+            self._say_block(line, _BESIDE, lane, one.block, one.nbytes, _AT.pack(one.at))
+        elif self.device:
+            self._push(line, _HEAD.pack(_DEVICE, lane, 0, 0, 0) + self.device.said(line.place, one))
 
     def _say_block(self, line: _Line, what: int, lane: int, block: Block, nbytes: int, more: bytes = b"") -> None:
         """Something lies in a block, whose file goes with the first message about it."""
@@ -342,7 +394,7 @@ class Local(Way):
                 self._hung_up(line)
             else:
                 self._heard(line, message, files)
-        except (struct.error, ArenaError, _Malformed) as error:
+        except (struct.error, ArenaError, DeviceError, _Malformed) as error:
             self._shut(line)
             if line.place >= 0:
                 self._transport.fail(self._transport.lost(line.place, f"sent what is no message: {error}"))
@@ -369,9 +421,16 @@ class Local(Way):
         elif what == _BESIDE and len(line.beside[lane]) < BESIDE:
             [at] = _AT.unpack(message[_HEAD.size :])
             line.beside[lane].append(self._lent(line, False, number, size, at, nbytes, files))
-        elif what == _DROP:
+        elif what == _DEVICE and self.device and len(line.beside[lane]) < BESIDE:
+            came = self.device.heard(line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE))
+            if isinstance(came, int) and self._transport.transfers is None:
+                raise _Malformed("a transfer, where there are none")
+            line.beside[lane].append(came)
+        elif what == _DROP and lane == _SHARED:
             for write in (False, True):
                 self._mapped.pop((line.place, number, write), None)
+        elif what == _DROP and self.device and self.device.shut(line.place, number):
+            self._release(line, _ON_DEVICE, number)
         else:
             raise _Malformed(f"kind {what}")
 
@@ -386,13 +445,20 @@ class Local(Way):
     def _answered(self, line: _Line, what: int, lane: int, number: int) -> None:
         if what == _CREDIT:
             self._transport.arrived(line.place, lane, None)
-        elif what == _FREE:
+        elif what == _FREE and lane == _SHARED:
             self._arena.give_back(number, line.place)
+        elif what == _FREE and self.device:
+            self.device.arena.give_back(number, line.place)
+        elif what == _COME and self._transport.transfers:
+            self._transport.transfers.come(line.place)
         else:
             raise _Malformed(f"the answer {what}")
 
     def _came(self, line: _Line, lane: int, frame: Tensor) -> None:
-        self._transport.arrived(line.place, lane, frame, line.beside.pop(lane, ()))
+        beside = line.beside.pop(lane, ())
+        self._transport.arrived(line.place, lane, frame, beside)
+        if any(isinstance(one, int) for one in beside):
+            self._say(line, _COME)
 
     def _lent(self, line: _Line, write: bool, number: int, size: int, at: int, nbytes: int, files: Sequence[int]) -> Tensor:
         """A view of somebody else's block."""
@@ -402,12 +468,15 @@ class Local(Way):
         mapped = self._mapped.get(key)
         if mapped is None:
             raise _Malformed(f"the unknown block {number}")
-        return mapped.view(at, nbytes, None if write else partial(self._release, line, number))
+        return mapped.view(at, nbytes, None if write else partial(self._release, line, _SHARED, number))
 
-    def _release(self, line: _Line, number: int) -> None:
+    def _release(self, line: _Line, memory: int, number: int) -> None:
         """The last view of a block has died: on any thread, in any moment."""
         if not self._closing:
-            self._say(line, _FREE, block=number)
+            self._say(line, _FREE, memory, number)
+
+    def _dropped_on_device(self, place: int, number: int) -> None:
+        self._say(self._to[place], _DROP, _ON_DEVICE, number)
 
     def _dropped(self, block: Block) -> None:
         self._rooms.pop(block.memory.address, None)
@@ -470,9 +539,14 @@ class Local(Way):
             os.close(file)
         self._listener.close()
         self._arena.close()
+        if self.device:
+            self.device.close()
         self._mapped.clear()
         if self._pusher is None:
             os.close(self._more)
+
+
+def _nothing() -> None: ...
 
 
 class _Malformed(ValueError):

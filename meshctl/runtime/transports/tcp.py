@@ -19,7 +19,8 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from meshctl.runtime.frames import bytes_of
 from meshctl.runtime.transports import Loan, PeerLost, Transport, Way
+from meshctl.runtime.transports.device import DeviceMemory
 from meshctl.runtime.transports.line import Line, Malformed, Message, Progress, memoryview_of
 from meshctl.runtime.transports.warm import Warm
 
@@ -42,7 +44,10 @@ _CALLS = 8
 """Of the system, for one line before the next has its turn."""
 _MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Bytes of a frame that could ever be received here."""
-_HELLO, _FRAME, _CREDIT, _GOODBYE, _LOST = range(5)
+BESIDE = 1 << 12
+"""Tensors beside one frame, at most."""
+_SIZE = struct.Struct("<q")
+_HELLO, _FRAME, _CREDIT, _GOODBYE, _LOST, _BESIDE, _COME = range(7)
 _UNANSWERED = struct.Struct("=2xBB52xI")
 """Of the kernel's `tcp_info`: repetitions and probes without an answer, milliseconds since the last acknowledgement."""
 
@@ -84,6 +89,15 @@ class Tcp(Way):
         self._sender = Progress("tcp-send", select.EPOLLOUT, self._broke)
         self._receiver = Progress("tcp-receive", select.EPOLLIN, self._broke, self._look, SILENCE / 4)
         self._closing = False
+        self._memory: DeviceMemory | None = None
+        self._devices: Container[int] = ()
+        """The places that a tensor of our device gets to by a transfer."""
+        self._beside: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        """By place and lane, the bytes of the tensors beside the next frame."""
+
+    def use(self, memory: DeviceMemory, devices: Container[int]) -> None:
+        """Has tensors of a device go to those of these places by transfers; before the first frame."""
+        self._memory, self._devices = memory, devices
 
     def meet(self, peers: Mapping[int, Address]) -> None:
         """Tells where the others listen; nobody connects before there is something to say."""
@@ -94,6 +108,11 @@ class Tcp(Way):
         self._sender.start()
 
     # Memory
+
+    def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
+        if self._memory is None or not tensor.nbytes or tensor.is_meta or not self._memory.holds(tensor):
+            return False
+        return all(place in self._devices for place in to)
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
         return Loan(tuple(to), lane, self._warm.take((tuple(to), lane), nbytes), beside)
@@ -107,7 +126,10 @@ class Tcp(Way):
             if not 0 <= nbytes <= _MOST or lane < 0:
                 raise Malformed(f"a frame of {nbytes} bytes in lane {lane}")
             return self._warm.take((line.place, lane), nbytes)
-        elif nbytes or not (what in (_GOODBYE, _LOST) or (what == _CREDIT and self._to.get(line.place) is line)):
+        elif what == _BESIDE and self._from.get(line.place) is line and len(self._beside[line.place, lane]) < BESIDE:
+            if nbytes != _SIZE.size or self._transport.transfers is None:
+                raise Malformed(f"the size of a tensor in {nbytes} bytes")
+        elif nbytes or not (what in (_GOODBYE, _LOST) or (what in (_CREDIT, _COME) and self._to.get(line.place) is line)):
             raise Malformed(f"kind {what} with {nbytes} bytes")
         return torch.empty(nbytes, dtype=torch.uint8)
 
@@ -117,7 +139,12 @@ class Tcp(Way):
         if loan is None:
             self._push(self._from[to], _CREDIT, lane)
         else:
-            self._push(self._to.get(to) or self._line_to(to), _FRAME, lane, loan.frame)
+            line = self._to.get(to) or self._line_to(to)
+            for tensor in loan.beside:
+                self._push(line, _BESIDE, lane, torch.frombuffer(bytearray(_SIZE.pack(tensor.nbytes)), dtype=torch.uint8))
+            self._push(line, _FRAME, lane, loan.frame)
+            if loan.beside and self._transport.transfers:
+                self._transport.transfers.send(to, loan.beside, lambda: None)
 
     def _push(self, line: Line, what: int, lane: int = 0, frame: Tensor | None = None) -> None:
         nbytes, memory = (0, None) if frame is None else (len(frame), memoryview_of(frame))
@@ -178,9 +205,20 @@ class Tcp(Way):
 
     def _heard(self, line: Line, message: Message) -> None:
         if message.what == _FRAME:
-            self._transport.arrived(line.place, message.lane, message.memory)
+            beside = self._beside.pop((line.place, message.lane), ())
+            self._transport.arrived(line.place, message.lane, message.memory, beside)
+            if beside:
+                self._push(line, _COME)
+        elif message.what == _BESIDE:
+            [nbytes] = _SIZE.unpack(bytes_of(message.memory))
+            if nbytes <= 0:
+                raise Malformed(f"a tensor of {nbytes} bytes")
+            self._beside[line.place, message.lane].append(nbytes)
         elif message.what == _CREDIT:
             self._transport.arrived(line.place, message.lane, None)
+        elif message.what == _COME:
+            if self._transport.transfers:
+                self._transport.transfers.come(line.place)
         elif message.what == _GOODBYE:
             line.over = True
             self._transport.wake()

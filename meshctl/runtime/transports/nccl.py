@@ -1,0 +1,317 @@
+"""Tensors from device to device, where neither end can read the other's memory: between nodes, and where a node's devices are strangers.
+
+    giver                                        taker
+    send(to, tensors, done)    -- header -->     expect(source, sizes, arrived)
+    come(to)                   <--- "come" ---   (once for each expect)
+    done()                     == tensors ==>    arrived(tensors)
+
+Header and "come" go by the workers' connections, so both ends post a transfer when both are ready for it, and no kernel waits for a peer
+that computes. A giver lets its device finish what it wrote before it sends the header, and never waits for more.
+
+There is one communicator for each ordered pair of places. NCCL runs what is posted on a communicator one after another; if two givers
+shared one with their two takers, ends that post in different orders would wait in a circle. On a pair's own communicator the order is that
+of the headers. It is made by hand on the launcher's store, by whoever posts the first transfer of the pair, since that waits for the other
+end. For the same reason each end has a thread: what waits for one peer waits for no other.
+
+`Links` knows nothing of CUDA: it works on `Streams` and on a `Join`, and so over gloo and the CPU's memory as well.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store
+
+from meshctl.runtime.collective import RUNNING
+from meshctl.runtime.transports.cuda import Runtime, library
+
+MOST = 32
+"""Pairs that one process may be in, each way counted: torch takes NCCL's streams from so many, and two pairs on one stream would wait for
+one another."""
+GRACE = 5.0
+"""Seconds in which all ends stop, after what they wait for was aborted."""
+_ALIGN = 512
+"""Bytes; of each tensor's begin in a message, as torch's allocator has it."""
+_TAG = 0
+
+
+class Work(Protocol):
+    def wait(self) -> bool: ...
+
+
+class Pair(Protocol):
+    """What is used of a process group of two: the giver is rank 0, the taker rank 1."""
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Work: ...
+    def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Work: ...
+    def abort(self) -> None: ...
+
+
+Join = Callable[[int, int, int], Pair]
+"""(giver, taker, own rank) -> this process's end; waits until the other end is there."""
+
+
+class Streams(Protocol):
+    """A device's order of work."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def room(self, nbytes: int) -> Tensor:
+        """uint8 `[nbytes]` to receive into, which the program may use as it likes when it is filled."""
+
+    def mark(self) -> Callable[[], None]:
+        """What waits, on any thread, until all that the current stream has now is done."""
+
+    def own(self) -> AbstractContextManager[Any]:
+        """Makes a stream current that nobody else uses, for the rest of a thread."""
+
+
+@dataclass(frozen=True)
+class _Gift:
+    memory: Tensor
+    written: Callable[[], None]
+    done: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Hope:
+    sizes: tuple[int, ...]
+    arrived: Callable[[list[Tensor]], None]
+
+
+class Links:
+    """A worker's transfers with all others. No call waits for anything but `close`; callbacks come on threads of its own."""
+
+    def __init__(self, place: int, streams: Streams, join: Join, broke: Callable[[int, Exception], None]) -> None:
+        """`broke` is called with a place, once, when nothing more can come from there or go there."""
+        self._place, self._streams, self._join, self._broke = place, streams, join, broke
+        self._givers: dict[int, _Giver] = {}
+        self._takers: dict[int, _Taker] = {}
+        self._lock = threading.Lock()
+
+    def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None]) -> None:
+        """Sends them as one message, in the order of calls. They are copied, on the current stream: who wrote them may write again at
+        once. `done` is called when they have left."""
+        sizes = [tensor.nbytes for tensor in tensors]
+        starts, total = _laid(sizes)
+        memory = torch.empty(total, dtype=torch.uint8, device=self._streams.device)
+        for tensor, at in zip(tensors, starts, strict=True):
+            if tensor.nbytes:
+                memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        self._giver(to).give(_Gift(memory, self._streams.mark(), done))
+
+    def come(self, to: int) -> None:
+        """The other end has called `expect` for the next message to it; also before that was sent here."""
+        self._giver(to).come()
+
+    def expect(self, source: int, sizes: Sequence[int], arrived: Callable[[list[Tensor]], None]) -> None:
+        """The next message from there has tensors of so many bytes; `arrived` gets them, uint8 `[n]` each, complete."""
+        self._taker(source).hope(_Hope(tuple(sizes), arrived))
+
+    def close(self) -> None:
+        """Breaks off what is under way; once. After the end of a run there is nothing: everybody has said goodbye."""
+        with self._lock:
+            ends: list[_End] = [*self._givers.values(), *self._takers.values()]
+        for end in ends:
+            end.leave()
+        until = time.monotonic() + GRACE
+        for end in ends:
+            end.join(until)
+
+    def _giver(self, to: int) -> _Giver:
+        with self._lock:
+            if to not in self._givers:
+                self._givers[to] = _Giver(self._streams, partial(self._join, self._place, to, 0), partial(self._broke, to))
+            return self._givers[to]
+
+    def _taker(self, source: int) -> _Taker:
+        with self._lock:
+            if source not in self._takers:
+                self._takers[source] = _Taker(self._streams, partial(self._join, source, self._place, 1), partial(self._broke, source))
+            return self._takers[source]
+
+
+class _End:
+    """This process's end of a pair, and its thread."""
+
+    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None]) -> None:
+        self.streams, self._make, self._broke = streams, join, broke
+        self._made: Pair | None = None
+        self.leaving = threading.Event()
+        self._aborting = threading.Thread(target=self._abort, daemon=True, name="abort")
+        self._thread = threading.Thread(target=self._guarded, daemon=True, name=type(self).__name__)
+        self._thread.start()
+
+    @property
+    def pair(self) -> Pair:
+        """Made on first use. Raises `ConnectionAbortedError` where this end was left meanwhile, and nobody would break it off."""
+        if self._made is None:
+            self._made = self._make()
+        if self.leaving.is_set():
+            raise ConnectionAbortedError
+        return self._made
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """All ends at once, each abort on a thread: it may wait for another end's."""
+        self.leaving.set()
+        self._aborting.start()
+
+    def join(self, until: float) -> None:
+        """A thread that still waits, for another end that never came, is left to the end of the process."""
+        for thread in (self._aborting, self._thread):
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _abort(self) -> None:
+        if self._made is not None:
+            with suppress(RuntimeError):  # what broke before, or cannot be aborted
+                self._made.abort()
+
+    def _guarded(self) -> None:
+        try:
+            with self.streams.own():
+                self.run()
+        except Exception as error:  # the border of a thread: whoever waits for it must hear of it
+            if not self.leaving.is_set():
+                self._broke(error)
+
+
+class _Giver(_End):
+    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None]) -> None:
+        self._gifts: queue.SimpleQueue[_Gift | None] = queue.SimpleQueue()
+        self._invitations = threading.Semaphore(0)
+        super().__init__(streams, join, broke)
+
+    def give(self, gift: _Gift) -> None:
+        self._gifts.put(gift)
+
+    def come(self) -> None:
+        self._invitations.release()
+
+    def leave(self) -> None:
+        super().leave()
+        self._gifts.put(None)
+        self._invitations.release()
+
+    def run(self) -> None:
+        """The memory of a message was made on the program's stream and is read on others: it is kept until they are done with it."""
+        while (gift := self._gifts.get()) is not None:
+            gift.written()
+            self._invitations.acquire()
+            if self.leaving.is_set():
+                return
+            if gift.memory.nbytes:
+                self.pair.send([gift.memory], 1, _TAG).wait()
+                self.streams.mark()()
+            if self.leaving.is_set():  # it may have been broken off
+                return
+            gift.done()
+            del gift
+
+
+class _Taker(_End):
+    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None]) -> None:
+        self._hopes: queue.SimpleQueue[_Hope | None] = queue.SimpleQueue()
+        super().__init__(streams, join, broke)
+
+    def hope(self, hope: _Hope) -> None:
+        self._hopes.put(hope)
+
+    def leave(self) -> None:
+        super().leave()
+        self._hopes.put(None)
+
+    def run(self) -> None:
+        while (hope := self._hopes.get()) is not None:
+            starts, total = _laid(hope.sizes)
+            memory = self.streams.room(total)
+            if total:
+                self.pair.recv([memory], 0, _TAG).wait()
+                self.streams.mark()()
+            if self.leaving.is_set():  # it may have been broken off
+                return
+            hope.arrived([memory[at : at + size] for at, size in zip(starts, hope.sizes, strict=True)])
+            del memory, hope  # what was received lives as long as its takers want, and not until the next message
+
+
+def _laid(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where tensors begin in a message, and its bytes: a function of the sizes alone, which both ends know."""
+    *starts, total = accumulate((-(-size // _ALIGN) * _ALIGN for size in sizes), initial=0)
+    return starts, total
+
+
+# CUDA
+
+
+class CudaStreams:
+    """`Streams` of a CUDA device. It is made on the program's thread.
+
+    Streams of its own come from the driver: those that torch hands out are few, and a transfer would wait for what else is on them.
+    What is received lies in memory of torch's allocator that belongs to a stream on which nothing ever runs. The program's stream is
+    recorded on it, so when its last tensor dies the allocator waits for what the program has queued before it gives the memory out again;
+    the transfer that filled it was over before anybody saw it. Who uses it on another stream records that, as with any tensor.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._runtime = Runtime(library(), partial(torch.cuda.device, device))
+        self._program = torch.cuda.current_stream(device)
+        self._idle = self._new()
+
+    def room(self, nbytes: int) -> Tensor:
+        with torch.cuda.stream(self._idle):
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        memory.record_stream(self._program)
+        return memory
+
+    def mark(self) -> Callable[[], None]:
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event.synchronize
+
+    def own(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._new())
+
+    def _new(self) -> torch.cuda.Stream:
+        with torch.cuda.device(self.device):
+            return torch.cuda.ExternalStream(self._runtime.stream(), device=self.device)  # type: ignore[no-untyped-call]
+
+
+def by_nccl(device: torch.device, store: Store) -> Join:
+    """Communicators on the launcher's store; each on a connection of its own, on which it may wait without keeping others waiting."""
+
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = RUNNING
+        with torch.cuda.device(device):
+            pair = dist.ProcessGroupNCCL(meeting_point(store, giver, taker), rank, 2, options)
+            pair.eager_connect_single_device(device)
+        return cast(Pair, pair)
+
+    return join
+
+
+def meeting_point(store: Store, giver: int, taker: int) -> Store:
+    """Where the two ends of a pair find one another."""
+    own = PrefixStore(f"nccl/{giver}-{taker}", cast(Any, store).clone())
+    own.set_timeout(RUNNING)
+    return own
+
+
+def links(place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]) -> Links:
+    """A worker's, over NCCL. Raises `DeviceError` where CUDA cannot be used."""
+    return Links(place, CudaStreams(device), by_nccl(device, store), broke)
