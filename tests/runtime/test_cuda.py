@@ -300,6 +300,7 @@ def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> No
         arrived.append(tensors)
         heard.release()
 
+    links.connect([(0, 1), (1, 0)], LIMIT)
     for number in range(rounds):
         tensors = [tensor.to(device) for tensor in message(place, number)]
         links.send(other, tensors, sent.release)
@@ -308,9 +309,10 @@ def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> No
     torch.cuda.current_stream(device).synchronize()
     hand(store, place, "written")  # the headers
     for number in range(rounds):
-        links.expect(other, [tensor.nbytes for tensor in message(other, number)], take)
-    hand(store, place, "expected")
-    for _ in range(rounds):
+        links.expect(other, [tensor.nbytes for tensor in message(other, number)], partial(store.set, f"come/{place}/{number}", ""), take)
+    ear = connect(port)
+    for number in range(rounds):
+        ear.wait([f"come/{other}/{number}"], timedelta(seconds=LIMIT))
         links.come(other)
     for number in range(rounds):
         assert sent.acquire(timeout=LIMIT) and heard.acquire(timeout=LIMIT), broken
@@ -342,15 +344,9 @@ def break_off(place: int, port: int) -> None:
     device, store = torch.device("cuda", place), connect(port)
     torch.cuda.set_device(device)
     links = links_of(place, device, store, lambda place, error: None)
-    done = threading.Semaphore(0)
-    if place == 0:  # the communicator is made by a transfer that succeeds
-        links.send(1, [torch.ones(10, device=device)], done.release)
-        links.come(1)
-    else:
-        links.expect(0, [40], lambda tensors: done.release())
-    assert done.acquire(timeout=LIMIT)
+    links.connect([(0, 1)], LIMIT)
     if place == 1:
-        links.expect(0, [40], lambda tensors: os._exit(3))
+        links.expect(0, [40], lambda: None, lambda tensors: os._exit(3))
         time.sleep(1)
     hand(store, place, "posted")
     begun = time.monotonic()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore, ProcessGroupGloo, Store, TCPStore
 
-from meshctl.runtime.transports import nccl
+from meshctl.runtime.transports import PeerLost, nccl
 from meshctl.runtime.transports.nccl import Join, Links, Pair, meeting_point
 from meshctl.runtime.transports.raw import over
 
@@ -52,6 +53,9 @@ class HostStreams:
 
     def own(self) -> AbstractContextManager[Any]:
         return nullcontext()
+
+
+def nothing() -> None: ...
 
 
 def address_of(memory: bytearray) -> int:
@@ -116,8 +120,7 @@ class Worker:
 
     def expect(self, other: int, sizes: tuple[int, ...]) -> None:
         time.sleep(self.rng.random() * self.dull)
-        self.links.expect(other, sizes, self.arrived.setdefault(other, []).append)
-        self.lines[other].send(struct.pack("i", _COME))
+        self.links.expect(other, sizes, partial(self.lines[other].send, struct.pack("i", _COME)), self.arrived.setdefault(other, []).append)
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + LIMIT - 10
@@ -264,7 +267,7 @@ def test_the_death_of_one_is_told_and_leaves_the_others_alone(tmp_path: Path) ->
             time.sleep(0.5)  # the others have theirs
             os.kill(os.getpid(), signal.SIGKILL)
         worker.until(lambda: 2 in worker.over, "the end")
-        worker.links.expect(2, [LARGE], lambda tensors: os._exit(3))
+        worker.links.expect(2, [LARGE], nothing, lambda tensors: os._exit(3))
         worker.until(lambda: worker.broken == [2], "word of it")
         for other in others:
             worker.send(other, [torch.ones(LARGE // 4)])
@@ -275,6 +278,25 @@ def test_the_death_of_one_is_told_and_leaves_the_others_alone(tmp_path: Path) ->
         assert time.monotonic() - begun < nccl.GRACE + 1
 
     assert run(tmp_path, 3, work) == [0, 0, -signal.SIGKILL], told(tmp_path)
+
+
+@pytest.mark.slow
+def test_pairs_are_made_before_they_are_needed(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        pairs = [(giver, taker) for giver in range(4) for taker in range(4) if giver != taker and (giver + taker) % 3]
+        random.Random(worker.place).shuffle(pairs)
+        worker.links.connect(pairs, LIMIT / 2)
+        made = {("to", other) for other in worker.links._givers} | {("from", other) for other in worker.links._takers}
+        assert made == {("to", b) for a, b in pairs if a == worker.place} | {("from", a) for a, b in pairs if b == worker.place}
+        for giver, taker in pairs:
+            if giver == worker.place:
+                worker.send(taker, message(giver, taker, 0, False))
+        worker.until(lambda: sum(map(len, worker.arrived.values())) == sum(taker == worker.place for _, taker in pairs), "the others")
+        worker.until(lambda: len(worker.done) == sum(giver == worker.place for giver, _ in pairs), "its own")
+        assert all(map(torch.equal, tensors, message(giver, worker.place, 0, False)) for giver, [tensors] in worker.arrived.items())
+        worker.leave()
+
+    assert run(tmp_path, 4, work) == [0] * 4, told(tmp_path)
 
 
 # One end alone
@@ -348,12 +370,11 @@ def wired() -> Iterator[Links]:
 @pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), [*KINDS], []], ids=lambda kinds: "+".join(kinds) or "none")
 def test_any_tensors_arrive_as_their_bytes(wired: Links, kinds: list[str]) -> None:
     """From this place to itself."""
-    tensors = [KINDS[kind].detach() for kind in kinds]
+    tensors = [KINDS[kind] for kind in kinds]
     got: queue.SimpleQueue[list[Tensor]] = queue.SimpleQueue()
     done = threading.Event()
     wired.send(0, tensors, done.set)
-    wired.expect(0, [tensor.nbytes for tensor in tensors], got.put)
-    wired.come(0)
+    wired.expect(0, [tensor.nbytes for tensor in tensors], partial(wired.come, 0), got.put)
     arrived = got.get(timeout=10)
     assert done.wait(10) and len(arrived) == len(tensors)
     for tensor, expected in zip(arrived, tensors, strict=True):
@@ -364,6 +385,58 @@ def test_any_tensors_arrive_as_their_bytes(wired: Links, kinds: list[str]) -> No
 @pytest.fixture
 def said() -> Iterator[list[Any]]:
     yield []
+
+
+def test_one_message_is_received_at_a_time_and_its_giver_told_when(said: list[Any]) -> None:
+    pairs = {source: Never() for source in (1, 2, 3)}
+    come: queue.SimpleQueue[int] = queue.SimpleQueue()
+    links = Links(0, HostStreams(), lambda giver, taker, rank: pairs[giver], lambda place, error: said.append(error))
+    for source in pairs:
+        links.expect(source, [10], partial(come.put, source), lambda tensors: None)
+    waiting = set(pairs)
+    while waiting:
+        source = come.get(timeout=10)
+        assert pairs[source].posted.wait(10)
+        time.sleep(0.05)
+        assert come.empty() and [other for other in waiting if pairs[other].posted.is_set()] == [source]
+        pairs[source].abort()  # it has arrived
+        waiting.remove(source)
+    links.close()
+    assert not said
+
+
+def test_one_message_is_sent_at_a_time(said: list[Any]) -> None:
+    pairs = {to: Never() for to in (1, 2, 3)}
+    links = Links(0, HostStreams(), lambda giver, taker, rank: pairs[taker], lambda place, error: said.append(error))
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for to in pairs:
+        links.send(to, [torch.ones(3)], partial(done.put, to))
+        links.come(to)
+    waiting = set(pairs)
+    while waiting:
+        time.sleep(0.05)
+        [to] = [to for to in waiting if pairs[to].posted.is_set()]
+        pairs[to].abort()
+        assert done.get(timeout=10) == to
+        waiting.remove(to)
+    links.close()
+    assert not said
+
+
+@pytest.mark.parametrize("fault", ["", "Connection refused"])
+def test_a_place_that_is_not_there_is_named_at_the_start(fault: str) -> None:
+    never = threading.Event()
+
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        if not fault:
+            never.wait(10)
+        raise RuntimeError(fault)
+
+    links = Links(0, HostStreams(), join, lambda place, error: None)
+    with pytest.raises(PeerLost, match=f"place 7 .*: {fault or 'it did not come'}"):
+        links.connect([(5, 6), (4, 0), (0, 7)], 0.3 if not fault else 30)
+    never.set()
+    links.close()
 
 
 def test_nothing_is_posted_before_the_other_end_comes(said: list[Any]) -> None:
@@ -384,8 +457,8 @@ def test_what_is_under_way_is_broken_off_and_counts_for_nothing(said: list[Any])
     pair = Never()
     links = Links(0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error))
     for source in (1, 4, 5):
-        links.expect(source, [100], said.append)
-    links.expect(2, [], lambda tensors: None)
+        links.expect(source, [100], nothing, said.append)
+    links.expect(2, [], nothing, lambda tensors: None)
     links.send(3, [torch.ones(3)], lambda: said.append("done"))  # nobody says "come"
     assert pair.posted.wait(10)
     begun = time.monotonic()
@@ -403,7 +476,7 @@ def test_an_end_that_never_comes_is_left_behind(said: list[Any], monkeypatch: py
 
     links = Links(0, HostStreams(), join, lambda place, error: said.append(error))
     for source in range(1, 30):
-        links.expect(source, [100], said.append)
+        links.expect(source, [100], nothing, said.append)
     begun = time.monotonic()
     links.close()
     assert time.monotonic() - begun < 2
@@ -420,7 +493,7 @@ def test_an_end_that_comes_too_late_posts_nothing(said: list[Any], monkeypatch: 
         return pair
 
     links = Links(0, HostStreams(), join, lambda place, error: said.append(error))
-    links.expect(1, [100], said.append)
+    links.expect(1, [100], nothing, said.append)
     [end] = links._takers.values()
     links.close()
     joined.set()
@@ -439,7 +512,7 @@ def test_a_pair_that_cannot_be_made_is_told_with_its_place(said: list[Any]) -> N
         told.release()
 
     links = Links(7, HostStreams(), join, broke)
-    links.expect(4, [1], said.append)
+    links.expect(4, [1], nothing, said.append)
     assert told.acquire(timeout=10)
     links.send(5, [torch.ones(1)], lambda: said.append("done"))
     links.come(5)
@@ -456,7 +529,7 @@ def test_messages_without_a_byte_need_no_pair(said: list[Any]) -> None:
     ended = threading.Semaphore(0)
     links.send(1, [torch.empty(0), torch.empty(0, 5)], ended.release)
     links.come(1)
-    links.expect(2, [0, 0, 0], lambda tensors: (said.append([len(tensor) for tensor in tensors]), ended.release())[0])
+    links.expect(2, [0, 0, 0], nothing, lambda tensors: (said.append([len(tensor) for tensor in tensors]), ended.release())[0])
     assert ended.acquire(timeout=10) and ended.acquire(timeout=10)
     assert said == [[0, 0, 0]]
     links.close()
@@ -479,7 +552,7 @@ def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
     pair.aborted.set()
     arrived = threading.Event()
     links = Links(0, HostStreams(gone.set), lambda giver, taker, rank: pair, lambda place, error: None)
-    links.expect(1, [100, 8], lambda tensors: (received.extend(tensors), arrived.set())[1])
+    links.expect(1, [100, 8], nothing, lambda tensors: (received.extend(tensors), arrived.set())[1])
     assert arrived.wait(10)
     kept = received[1].view(torch.int64)
     received.clear()

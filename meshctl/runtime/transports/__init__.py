@@ -91,7 +91,9 @@ class Transfers(Protocol):
     """What brings tensors from one device to another (`nccl.Links`)."""
 
     def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None]) -> None: ...
-    def expect(self, source: int, sizes: Sequence[int], arrived: Callable[[list[Tensor]], None]) -> None: ...
+    def expect(
+        self, source: int, sizes: Sequence[int], come: Callable[[], None], arrived: Callable[[list[Tensor]], None]
+    ) -> None: ...
     def come(self, to: int) -> None: ...
     def close(self) -> None: ...
 
@@ -271,21 +273,28 @@ class Transport:
         except FrameError as error:
             raise self.lost(source, f"sent what is no frame: {error}") from None
 
-    def arrived(self, source: int, lane: int, frame: Tensor | None, beside: Sequence[Tensor | int] = ()) -> None:
+    def arrived(
+        self,
+        source: int,
+        lane: int,
+        frame: Tensor | None,
+        beside: Sequence[Tensor | int] = (),
+        come: Callable[[], None] = lambda: None,
+    ) -> None:
         """A message has come: a frame, or a credit; called by ways, on any thread. Of a tensor beside it that a transfer brings only the
-        bytes are known; who sent it is told to begin by whoever calls."""
+        bytes are known, and `come` tells who sent it to begin."""
         with self._state:
             if frame is None:
                 self._credits[source, lane] = self._credits.get((source, lane), 0) + 1
             else:
-                self._inbox[source, lane].append(self._delivery(source, frame, beside))
+                self._inbox[source, lane].append(self._delivery(source, frame, beside, come))
             self._notify()
 
-    def _delivery(self, source: int, frame: Tensor, beside: Sequence[Tensor | int]) -> Delivery:
+    def _delivery(self, source: int, frame: Tensor, beside: Sequence[Tensor | int], come: Callable[[], None]) -> Delivery:
         sizes = [one for one in beside if isinstance(one, int)]
         delivery = Delivery(frame, [one for one in beside if isinstance(one, Tensor)], not sizes)
         if sizes and self.transfers:
-            self.transfers.expect(source, sizes, partial(self._completed, delivery, beside))
+            self.transfers.expect(source, sizes, come, partial(self._completed, delivery, beside))
         return delivery
 
     def _completed(self, delivery: Delivery, beside: Sequence[Tensor | int], came: list[Tensor]) -> None:

@@ -455,10 +455,7 @@ class Local(Way):
             raise _Malformed(f"the answer {what}")
 
     def _came(self, line: _Line, lane: int, frame: Tensor) -> None:
-        beside = line.beside.pop(lane, ())
-        self._transport.arrived(line.place, lane, frame, beside)
-        if any(isinstance(one, int) for one in beside):
-            self._say(line, _COME)
+        self._transport.arrived(line.place, lane, frame, line.beside.pop(lane, ()), partial(self._say, line, _COME))
 
     def _lent(self, line: _Line, write: bool, number: int, size: int, at: int, nbytes: int, files: Sequence[int]) -> Tensor:
         """A view of somebody else's block."""

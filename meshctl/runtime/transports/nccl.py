@@ -1,8 +1,8 @@
 """Tensors from device to device, where neither end can read the other's memory: between nodes, and where a node's devices are strangers.
 
     giver                                        taker
-    send(to, tensors, done)    -- header -->     expect(source, sizes, arrived)
-    come(to)                   <--- "come" ---   (once for each expect)
+    send(to, tensors, done)    -- header -->     expect(source, sizes, come, arrived)
+    come(to)                   <--- "come" ---   come()
     done()                     == tensors ==>    arrived(tensors)
 
 Header and "come" go by the workers' connections, so both ends post a transfer when both are ready for it, and no kernel waits for a peer
@@ -13,6 +13,11 @@ shared one with their two takers, ends that post in different orders would wait 
 of the headers. It is made by hand on the launcher's store, by whoever posts the first transfer of the pair, since that waits for the other
 end. For the same reason each end has a thread: what waits for one peer waits for no other.
 
+Nor may a device have many communicators at work, says NCCL's manual, unless all ranks use them in one order. So a worker sends one message
+at a time, and receives one: its "come" says that it is the sender's turn. A taker that waits thus waits for a giver that has at most others
+to serve who have all said "come" to it, and wait for nobody else: there is no circle. `connect` makes communicators while nothing else goes
+on, in one order everywhere, because making one may wait for all that the device does.
+
 `Links` knows nothing of CUDA: it works on `Streams` and on a `Join`, and so over gloo and the CPU's memory as well.
 """
 
@@ -21,7 +26,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +39,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from meshctl.runtime.collective import RUNNING
+from meshctl.runtime.transports import PeerLost
 from meshctl.runtime.transports.cuda import Runtime, library
 
 MOST = 32
@@ -88,18 +94,39 @@ class _Gift:
 @dataclass(frozen=True)
 class _Hope:
     sizes: tuple[int, ...]
+    come: Callable[[], None]
     arrived: Callable[[list[Tensor]], None]
 
 
 class Links:
-    """A worker's transfers with all others. No call waits for anything but `close`; callbacks come on threads of its own."""
+    """A worker's transfers with all others. No call waits but `connect` and `close`; callbacks come on threads of its own."""
 
     def __init__(self, place: int, streams: Streams, join: Join, broke: Callable[[int, Exception], None]) -> None:
-        """`broke` is called with a place, once, when nothing more can come from there or go there."""
+        """`broke` is called with a place from which nothing more can come, or to which nothing more can go."""
         self._place, self._streams, self._join, self._broke = place, streams, join, broke
         self._givers: dict[int, _Giver] = {}
         self._takers: dict[int, _Taker] = {}
         self._lock = threading.Lock()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        """Whose turn it is."""
+        self._lost: dict[int, Exception] = {}
+
+    def connect(self, pairs: Iterable[tuple[int, int]], patience: float) -> None:
+        """Makes the communicators of the ordered pairs in which this place is, before the first `send`; all places call it with the same
+        pairs. Raises `PeerLost`."""
+        for giver, taker in sorted(pair for pair in pairs if self._place in pair):
+            there = threading.Event()
+            if taker == self._place:
+                self.expect(giver, [1], _nothing, partial(_met, there))
+            else:
+                self.send(taker, [torch.zeros(1, dtype=torch.uint8)], there.set)
+                self.come(taker)
+            self._await(there, giver + taker - self._place, time.monotonic() + patience)
+
+    def _await(self, there: threading.Event, other: int, until: float) -> None:
+        while not there.wait(0.05):
+            if other in self._lost or time.monotonic() > until:
+                raise PeerLost(f"place {other} cannot be reached from device to device: {self._lost.get(other, 'it did not come')}")
 
     def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None]) -> None:
         """Sends them as one message, in the order of calls. They are copied, on the current stream: who wrote them may write again at
@@ -109,21 +136,26 @@ class Links:
         memory = torch.empty(total, dtype=torch.uint8, device=self._streams.device)
         for tensor, at in zip(tensors, starts, strict=True):
             if tensor.nbytes:
-                memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+                memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
         self._giver(to).give(_Gift(memory, self._streams.mark(), done))
 
     def come(self, to: int) -> None:
-        """The other end has called `expect` for the next message to it; also before that was sent here."""
+        """The other end has said that it is the turn of the next message to it; also before that was sent here."""
         self._giver(to).come()
 
-    def expect(self, source: int, sizes: Sequence[int], arrived: Callable[[list[Tensor]], None]) -> None:
-        """The next message from there has tensors of so many bytes; `arrived` gets them, uint8 `[n]` each, complete."""
-        self._taker(source).hope(_Hope(tuple(sizes), arrived))
+    def expect(
+        self, source: int, sizes: Sequence[int], come: Callable[[], None], arrived: Callable[[list[Tensor]], None]
+    ) -> None:
+        """The next message from there has tensors of so many bytes. `come` is called when it is its turn, to tell the giver; then
+        `arrived` gets them, uint8 `[n]` each, complete."""
+        self._taker(source).hope(_Hope(tuple(sizes), come, arrived))
 
     def close(self) -> None:
         """Breaks off what is under way; once. After the end of a run there is nothing: everybody has said goodbye."""
         with self._lock:
             ends: list[_End] = [*self._givers.values(), *self._takers.values()]
+        for end in ends:  # before any of them stops: it would give its turn to another
+            end.leaving.set()
         for end in ends:
             end.leave()
         until = time.monotonic() + GRACE
@@ -133,21 +165,29 @@ class Links:
     def _giver(self, to: int) -> _Giver:
         with self._lock:
             if to not in self._givers:
-                self._givers[to] = _Giver(self._streams, partial(self._join, self._place, to, 0), partial(self._broke, to))
+                self._givers[to] = _Giver(
+                    self._streams, partial(self._join, self._place, to, 0), partial(self._broken, to), self._sending
+                )
             return self._givers[to]
 
     def _taker(self, source: int) -> _Taker:
         with self._lock:
             if source not in self._takers:
-                self._takers[source] = _Taker(self._streams, partial(self._join, source, self._place, 1), partial(self._broke, source))
+                self._takers[source] = _Taker(
+                    self._streams, partial(self._join, source, self._place, 1), partial(self._broken, source), self._receiving
+                )
             return self._takers[source]
+
+    def _broken(self, place: int, error: Exception) -> None:
+        self._lost[place] = error
+        self._broke(place, error)
 
 
 class _End:
     """This process's end of a pair, and its thread."""
 
-    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None]) -> None:
-        self.streams, self._make, self._broke = streams, join, broke
+    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None], turn: threading.Lock) -> None:
+        self.streams, self.turn, self._make, self._broke = streams, turn, join, broke
         self._made: Pair | None = None
         self.leaving = threading.Event()
         self._aborting = threading.Thread(target=self._abort, daemon=True, name="abort")
@@ -167,8 +207,7 @@ class _End:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """All ends at once, each abort on a thread: it may wait for another end's."""
-        self.leaving.set()
+        """After `leaving` was set. All ends at once, each abort on a thread: it may wait for another end's."""
         self._aborting.start()
 
     def join(self, until: float) -> None:
@@ -191,10 +230,10 @@ class _End:
 
 
 class _Giver(_End):
-    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None]) -> None:
+    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None], turn: threading.Lock) -> None:
         self._gifts: queue.SimpleQueue[_Gift | None] = queue.SimpleQueue()
         self._invitations = threading.Semaphore(0)
-        super().__init__(streams, join, broke)
+        super().__init__(streams, join, broke, turn)
 
     def give(self, gift: _Gift) -> None:
         self._gifts.put(gift)
@@ -215,8 +254,9 @@ class _Giver(_End):
             if self.leaving.is_set():
                 return
             if gift.memory.nbytes:
-                self.pair.send([gift.memory], 1, _TAG).wait()
-                self.streams.mark()()
+                with self.turn:
+                    self.pair.send([gift.memory], 1, _TAG).wait()
+                    self.streams.mark()()
             if self.leaving.is_set():  # it may have been broken off
                 return
             gift.done()
@@ -224,9 +264,9 @@ class _Giver(_End):
 
 
 class _Taker(_End):
-    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None]) -> None:
+    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None], turn: threading.Lock) -> None:
         self._hopes: queue.SimpleQueue[_Hope | None] = queue.SimpleQueue()
-        super().__init__(streams, join, broke)
+        super().__init__(streams, join, broke, turn)
 
     def hope(self, hope: _Hope) -> None:
         self._hopes.put(hope)
@@ -239,9 +279,13 @@ class _Taker(_End):
         while (hope := self._hopes.get()) is not None:
             starts, total = _laid(hope.sizes)
             memory = self.streams.room(total)
-            if total:
-                self.pair.recv([memory], 0, _TAG).wait()
-                self.streams.mark()()
+            with self.turn:
+                if self.leaving.is_set():
+                    return
+                hope.come()
+                if total:
+                    self.pair.recv([memory], 0, _TAG).wait()
+                    self.streams.mark()()
             if self.leaving.is_set():  # it may have been broken off
                 return
             hope.arrived([memory[at : at + size] for at, size in zip(starts, hope.sizes, strict=True)])
@@ -252,6 +296,13 @@ def _laid(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Where tensors begin in a message, and its bytes: a function of the sizes alone, which both ends know."""
     *starts, total = accumulate((-(-size // _ALIGN) * _ALIGN for size in sizes), initial=0)
     return starts, total
+
+
+def _nothing() -> None: ...
+
+
+def _met(there: threading.Event, tensors: list[Tensor]) -> None:
+    there.set()
 
 
 # CUDA

@@ -206,9 +206,7 @@ class Tcp(Way):
     def _heard(self, line: Line, message: Message) -> None:
         if message.what == _FRAME:
             beside = self._beside.pop((line.place, message.lane), ())
-            self._transport.arrived(line.place, message.lane, message.memory, beside)
-            if beside:
-                self._push(line, _COME)
+            self._transport.arrived(line.place, message.lane, message.memory, beside, partial(self._push, line, _COME))
         elif message.what == _BESIDE:
             [nbytes] = _SIZE.unpack(bytes_of(message.memory))
             if nbytes <= 0:
