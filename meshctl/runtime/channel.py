@@ -24,7 +24,7 @@ from meshctl.runtime.batch import MARK, Batch
 from meshctl.runtime.frames import Frame, pack, unpack
 from meshctl.runtime.parts import fill, packed, picked, pieces_of, room
 from meshctl.runtime.said import Said, batch_row, is_row, rows_in, table_of
-from meshctl.runtime.transports import Held, PeerLost, Transport
+from meshctl.runtime.transports import Held, PeerLost, Transport, flat
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.shares import Hearing, Run, Table, align, hearing, name_of, parts_for
 
@@ -132,7 +132,7 @@ class Channel:
                     for places in self._hearers(part, me):
                         self._send(places, VALUES, {"table": table})
         except Held as held:
-            raise RouteError(f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept") from None
+            raise self._kept(held) from None
         return all(row["kind"] == "end" for row in rows)
 
     def _row(self, value: Any, weight: float) -> dict[str, Any]:
@@ -166,11 +166,11 @@ class Channel:
         pieces = pieces_of(said.parts[part], me)
         own = picked(value, packed(pieces)) if isinstance(value, Batch) else None
         for places in self._hearers(part, me):
-            frame = self._transport.frame(places, {"table": table if tells else None, "part": own})
+            frame = self._transport.frame(places, {"table": table if tells else None, "part": own}, lent=True)
             loan = self._transport.lend(places, self._lane, frame.nbytes, frame.beside)
             frame.write(loan.frame)
             if own is not None and len(pieces) > 1 and isinstance(value, Batch):
-                fill(unpack(loan.frame)["part"], value, packed(pieces))
+                fill(unpack(loan.frame, [*map(flat, loan.beside)])["part"], value, packed(pieces))
             self.sent += frame.moved
             self._transport.deliver(loan)
 
@@ -198,11 +198,11 @@ class Channel:
             lengths = {name: said.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"}
             whole = room(schema, sum(map(len, said.parts[part])), lengths, said.ids_of(part), said.table.group_depth)
             frame = Frame({"table": table, "part": whole})
-            loan = self._transport.lend(hearers, self._lane, frame.nbytes)
+            writers = [self._speaking(other) for other in has if other != me]
+            loan = self._transport.lend(hearers, self._lane, frame.nbytes, writers=writers, writing=self._lane + WRITTEN)
             frame.write(loan.frame)
-            for other in has:
-                if other != me:
-                    self._transport.invite(loan, self._speaking(other), self._lane + WRITTEN)
+            for writer in writers:
+                self._transport.invite(loan, writer, self._lane + WRITTEN)
             self._fill(loan.frame, value, pieces)
             self._transport.deliver(loan)
         elif pieces:
@@ -251,6 +251,9 @@ class Channel:
             raise self._strange(sender, f"no batch of {count} samples")
         return batch
 
+    def _kept(self, held: Held) -> RouteError:
+        return RouteError(f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept")
+
     def _strange(self, speaker: int, what: str) -> PeerLost:
         return self._transport.lost(self._speaking(speaker), f"sent {what} on `{self.route.name}`")
 
@@ -264,7 +267,10 @@ class Channel:
             return self._transport.hear(peers[0], self._lane + PASSED)
         came = self._transport.receive(self._speaking(speaker), self._lane)
         value = self._transport.read(came, self._speaking(speaker))
-        self._transport.pass_on(came, peers[1:], self._lane + PASSED)
+        try:
+            self._transport.pass_on(came, peers[1:], self._lane + PASSED)
+        except Held as held:
+            raise self._kept(held) from None
         return value
 
     def _peers(self, rank: int, part: int) -> list[int]:

@@ -25,6 +25,8 @@ from meshctl.runtime.batch import Batch, BatchError, Ragged
 
 MAGIC = b"MSH2"
 ALIGN = 64
+MOST_BESIDE = 1 << 12
+"""Tensors beside one frame; any more lie in it."""
 _PREFIX = struct.Struct("<4sI")
 _DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -92,7 +94,9 @@ class Frame:
         match value:
             case Tensor():
                 tensor = value.detach()
-                kind, place = (_BESIDE, self._left) if self._stays(tensor) else (_TENSOR, self._placed)
+                self._check(tensor)
+                beside = len(self.beside) < MOST_BESIDE and self._stays(tensor)
+                kind, place = (_BESIDE, self._left) if beside else (_TENSOR, self._placed)
                 return msgpack.ExtType(kind, self._packed(place(tensor)))
             case Ragged():
                 return msgpack.ExtType(_RAGGED, self._packed([value.values, value.offsets]))
@@ -109,13 +113,11 @@ class Frame:
 
     def _left(self, tensor: Tensor) -> list[Any]:
         """`[dtype, number, shape ...]` of one that stays beside the frame."""
-        self._check(tensor)
         self.beside.append(tensor)
         return [_NUMBERS[tensor.dtype], len(self.beside) - 1, *tensor.shape]
 
     def _placed(self, tensor: Tensor) -> list[Any]:
         """`[dtype, offset, shape ...]`."""
-        self._check(tensor)
         at, self._size = self._size, self._size + _aligned(tensor.nbytes)
         self._tensors.append((tensor, at))
         return [_NUMBERS[tensor.dtype], at, *tensor.shape]

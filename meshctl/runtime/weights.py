@@ -193,7 +193,7 @@ class WeightChannel:
             while self._unsent and self._unsent[0] <= number:
                 self._send(self._buckets[self._unsent.popleft()])
         except Held as held:
-            raise RouteError(f"`{self.route.name}`: {held}; weights are lent while they are loaded: clone() what is kept") from None
+            raise self._kept(held) from None
         if not self._unsent:
             self._local = {}
 
@@ -218,11 +218,11 @@ class WeightChannel:
         """A bucket laid out, to which the others who give it are invited."""
         room = [torch.empty(item.box.size, dtype=self._layouts.parameters[item.name].dtype, device="meta") for item in bucket.items]
         frame = Frame([self.given, sums, room])
-        loan = self._transport.lend(self._places(bucket), self._lane, frame.nbytes)
+        writers = [self._givers[other] for other in bucket.givers if other != bucket.teller]
+        loan = self._transport.lend(self._places(bucket), self._lane, frame.nbytes, writers=writers, writing=self._lane + WRITTEN)
         frame.write(loan.frame)
-        for other in bucket.givers:
-            if other != bucket.teller:
-                self._transport.invite(loan, self._givers[other], self._lane + WRITTEN)
+        for writer in writers:
+            self._transport.invite(loan, writer, self._lane + WRITTEN)
         return loan
 
     def _invited(self, bucket: Bucket) -> Sequence[Tensor]:
@@ -370,7 +370,10 @@ class WeightChannel:
             return self._unpacked(first, self._lane + PASSED)
         came = self._transport.receive(place, self._lane)
         value = self._value(came, place)
-        self._transport.pass_on(came, others, self._lane + PASSED)
+        try:
+            self._transport.pass_on(came, others, self._lane + PASSED)
+        except Held as held:
+            raise self._kept(held) from None
         return value
 
     def _unpacked(self, place: int, lane: int) -> Any:
@@ -399,6 +402,9 @@ class WeightChannel:
             if checksum(part.of(tensor, box)) != said:
                 who = self._transport.who(place)
                 raise RouteError(f"`{self.route.name}`: `{item.name}` from {who} is not what it gave: its checksum is another one")
+
+    def _kept(self, held: Held) -> RouteError:
+        return RouteError(f"`{self.route.name}`: {held}; weights are lent while they are loaded: clone() what is kept")
 
     def _malformed(self, place: int, why: str) -> RouteError:
         return RouteError(f"`{self.route.name}`: {self._transport.who(place)} gave what are no weights: {why}")

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -180,7 +181,8 @@ class Worker:
         doing = "" if stage else self._doing
         self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing)
         if self._transport and isinstance(error, PeerLost):
-            self._transport.tell(error)
+            with suppress(OSError):  # whoever does not hear it finds out
+                self._transport.tell(error)
 
 
 def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:

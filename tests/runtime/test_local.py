@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import random
+import resource
 import signal
 import struct
 import threading
@@ -25,6 +26,7 @@ from meshctl.mesh import DeviceMesh
 from meshctl.routes import Dispatch, Route
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.channel import Channel, Party
+from meshctl.runtime.frames import MOST_BESIDE, FrameError
 from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, local
 from meshctl.runtime.transports.arena import GRAIN
 from meshctl.runtime.transports.local import HELD, INLINE, Address, Local
@@ -283,7 +285,7 @@ def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> Non
             for step in range(100):
                 room = worker.transport.alloc(GRAIN)
                 room.fill_(step)
-                worker.transport.send((1,), LANE, worker.transport.frame((1,), room[step : step + 2 * INLINE]))
+                worker.transport.send((1,), LANE, worker.transport.frame((1,), room[step : step + 2 * INLINE], lent=True))
         except Held as held:
             return str(held)
         return ""
@@ -303,12 +305,106 @@ def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> Non
         assert world.gave(1) == [SLOTS + HELD]
 
 
+def test_who_holds_what_on_one_lane_may_be_given_more_on_others() -> None:
+    """One tensor, and others that nobody was given, while the taker is busy; the own place is among those who get it."""
+    lanes = range(LANE, LANE + 8)
+
+    def giver(worker: Worker) -> bool:
+        rooms = [worker.transport.alloc(GRAIN).fill_(number) for number in range(SLOTS + HELD + 4)]
+        for lane in lanes:
+            for _ in range(SLOTS):
+                worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), rooms[0], lent=True))
+        worker.say("sent")
+        for lane in lanes:
+            for _ in range(SLOTS):
+                assert not worker.transport.hear(0, lane).any()
+        worker.transport.close()
+        return True
+
+    def taker(worker: Worker) -> bool:
+        worker.hear()
+        for lane in lanes:
+            for _ in range(SLOTS):
+                assert not worker.transport.hear(0, lane).any()
+        worker.transport.close()
+        return True
+
+    with World(giver, taker) as world:
+        assert world.hear(0) == "sent"
+        world.tell(1)
+        assert world.gave() == [True, True]
+
+
+def test_what_may_still_be_written_is_copied_and_so_is_what_does_not_say_what_it_is() -> None:
+    with met() as (transport, _):
+        room = transport.alloc(GRAIN)
+        numbers = room.view(torch.complex64)
+        shown = {"kept": room, "conjugate": numbers.conj(), "negative": numbers.conj().imag, "strided": room[::2], "small": room[:INLINE]}
+        assert not transport.frame((1,), room).beside
+        assert [tensor.nbytes for tensor in transport.frame((1,), shown, lent=True).beside] == [GRAIN]
+        rows = [room[number : number + INLINE + 1] for number in range(MOST_BESIDE + 10)]
+        assert len(transport.frame((1,), rows, lent=True).beside) == MOST_BESIDE
+        with pytest.raises(FrameError, match="sparse"):
+            transport.frame((1,), torch.zeros(3, 3).to_sparse(), lent=True)
+
+
+def test_memory_that_cannot_be_shared_is_memory_all_the_same() -> None:
+    with met() as (transport, _):
+        before = len(os.listdir("/proc/self/fd"))
+        rooms = [transport.alloc(GRAIN) for _ in range(8)]
+        assert len(os.listdir("/proc/self/fd")) - before == 8, "one descriptor for each"
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+        try:
+            rooms += [transport.alloc(GRAIN).fill_(1) for _ in range(8)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(transport.frame((1,), rooms, lent=True).beside) < 16
+
+
+def test_a_forked_child_neither_writes_to_our_memory_nor_speaks_in_our_name() -> None:
+    def giver(worker: Worker) -> list[int]:
+        room = worker.transport.alloc(GRAIN).fill_(9)
+        worker.transport.send((1,), LANE, worker.transport.frame((1,), room, lent=True))
+        del room
+        if not (child := os.fork()):
+            worker.transport.alloc(GRAIN).fill_(77)
+            os._exit(0)
+        os.waitpid(child, 0)
+        worker.hear()
+        worker.look()
+        fresh = worker.transport.alloc(GRAIN).fill_(33)
+        worker.say("made")
+        worker.hear()
+        return [int(fresh[0])]
+
+    def taker(worker: Worker) -> list[int]:
+        came = worker.transport.hear(0, LANE)
+        if not (child := os.fork()):
+            del came
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        worker.say("took")
+        worker.hear()
+        return [int(came.min()), int(came.max())]
+
+    with World(giver, taker) as world:
+        assert world.hear(1) == "took"
+        world.tell(0)
+        assert world.hear(0) == "made"
+        world.tell(1)
+        assert world.gave(1) == [[9, 9]]
+        world.tell(0)
+        assert world.gave(0) == [[33]]
+
+
 def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
     def giver(worker: Worker) -> list[int]:
         room = worker.transport.alloc(GRAIN)
         room.fill_(7)
         for lane in (LANE, BACK):
-            worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), room))
+            worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), room, lent=True))
         own = [worker.transport.hear(0, lane) for lane in (LANE, BACK)]
         assert all(torch.equal(tensor, room) for tensor in own)
         [block] = worker.local._rooms.values()

@@ -62,6 +62,19 @@ def test_a_send_waits_only_while_all_slots_are_full() -> None:
     assert sent == [0, 1, 2, 3]
 
 
+def test_a_frame_for_two_that_is_dropped_takes_no_slot_of_either() -> None:
+    hub: dict[int, MemoryTransport] = {}
+    one, two, three = (MemoryTransport(place, {7: 1}, hub) for place in range(3))
+    one.send(2, 7, frame(0))
+    one.dropped = lambda: True
+    with pytest.raises(Dropped):
+        one.send((1, 2), 7, frame(1))
+    one.dropped = lambda: False
+    one.send(1, 7, frame(2))  # its slot is there
+    assert number_in(two.receive(0, 7).frame) == 2
+    assert number_in(three.receive(0, 7).frame) == 0
+
+
 def test_a_reserved_lane_has_more_slots() -> None:
     one, _ = pair(slots=1)
     one.reserve(7, 5)

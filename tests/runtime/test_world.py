@@ -11,11 +11,12 @@ from functools import partial
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from meshctl.cluster import Cluster
+from meshctl.cluster import DIRECT, Cluster
 from meshctl.plan.model import Plan
 from meshctl.runtime import world
 from meshctl.runtime.frames import Frame
 from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.transports.device import DEVICES
 from meshctl.runtime.transports.gloo import Gloo
 from meshctl.runtime.transports.local import Local
 from meshctl.runtime.transports.tcp import Tcp
@@ -140,3 +141,7 @@ def test_a_place_listens_where_it_reaches_the_head() -> None:
         way = transport.way(1 - transport.place)
         assert isinstance(way, Tcp) and way.address.host == "127.0.0.1"
         release(transport)
+
+
+def test_a_plan_says_that_tensors_go_past_the_cpu_where_they_do() -> None:
+    assert set(DEVICES) == set(DIRECT)

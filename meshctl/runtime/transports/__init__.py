@@ -108,8 +108,9 @@ class Way:
         """uint8 `[nbytes]` which others can read where it lies; none where there is no such memory."""
         return None
 
-    def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
-        """Whether a tensor can go to some places as it lies, beside a frame."""
+    def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
+        """Whether a tensor can go to some places beside a frame; `lent` if nobody writes to it any more, so that they may read it as it
+        lies."""
         return False
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
@@ -137,11 +138,11 @@ class Way:
 class _Alone(Way):
     """Of a place that reaches nobody but itself."""
 
-    def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
-        return tensor.device.type not in ("cpu", "meta")
+    def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
+        return lent and tensor.device.type not in ("cpu", "meta")
 
     def own(self, loan: Loan) -> Delivery:
-        return Delivery(loan.frame, [tensor.contiguous().view(-1).view(torch.uint8) for tensor in loan.beside])
+        return Delivery(loan.frame, [flat(tensor) for tensor in loan.beside])
 
 
 class Transport:
@@ -197,15 +198,16 @@ class Transport:
         room = next(rooms, None)
         return torch.empty(nbytes, dtype=torch.uint8) if room is None else room
 
-    def frame(self, to: Sequence[int], value: Any) -> Frame:
-        """A value laid out for some places, all by the same way. Raises `FrameError`."""
-        return Frame(value, partial(self._way_to(to).hands_over, to))
+    def frame(self, to: Sequence[int], value: Any, *, lent: bool = False) -> Frame:
+        """A value laid out for some places, all by the same way; `lent` if nobody writes to it any more. Raises `FrameError`."""
+        return Frame(value, partial(self._way_to(to).hands_over, to, lent))
 
-    def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
-        """Memory for a frame that goes to some places, all by the same way. Waits for their slots. Raises `PeerLost`, `Dropped`."""
-        for place in to:
-            if place != self.place:
-                self._take_slot(place, lane)
+    def lend(
+        self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = (), writers: Sequence[int] = (), writing: int = -1
+    ) -> Loan:
+        """Memory for a frame that goes to some places, all by the same way, and that `writers` will be invited to in their lane `writing`.
+        Waits for all their slots. Raises `PeerLost`, `Dropped`."""
+        self._take_slots([*((place, lane) for place in to if place != self.place), *((place, writing) for place in writers)])
         return self._way_to(to).lend(to, lane, nbytes, beside)
 
     def deliver(self, loan: Loan) -> None:
@@ -228,8 +230,7 @@ class Transport:
         self.deliver(loan)
 
     def invite(self, loan: Loan, writer: int, lane: int) -> None:
-        """Lets another place, which `receive`s it on `lane`, write to a frame that is not delivered yet."""
-        self._take_slot(writer, lane)
+        """Lets one of the writers, which `receive`s it on `lane`, write to a frame that is not delivered yet."""
         self.way(writer).post(writer, lane, loan, write=True)
 
     def send(self, to: int | Sequence[int], lane: int, frame: Frame) -> None:
@@ -240,15 +241,16 @@ class Transport:
     def _way_to(self, places: Sequence[int]) -> Way:
         return self.way(next((place for place in places if place != self.place), self.place))
 
-    def _take_slot(self, to: int, lane: int) -> None:
-        slots = self.slots(lane)
-        if not slots:
-            return
+    def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """One of each place and lane, all of them or, where one is waited for in vain, none."""
+        bounded = [key for key in wanted if self.slots(key[1])]
         with self._state:
-            key = (to, lane)
-            self._credits.setdefault(key, slots)
-            self._wait(lambda: self._credits[key] > 0, to, "take what it was sent", lane)
-            self._credits[key] -= 1
+            for key in bounded:
+                to, lane = key
+                self._credits.setdefault(key, self.slots(lane))
+                self._wait(lambda key=key: self._credits[key] > 0, to, "take what it was sent", lane)  # type: ignore[misc]
+            for key in bounded:
+                self._credits[key] -= 1
 
     # Receiving
 
@@ -397,6 +399,11 @@ class Transport:
                     self._watch.look(left)
                 finally:
                     self._state.acquire()
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, uint8 `[n]`; of a contiguous one as they lie."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 class _Watch:

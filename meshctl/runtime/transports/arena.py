@@ -28,6 +28,13 @@ GRAIN = 1 << 16
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
 class ArenaError(ValueError):
     """Memory that is not what it was said to be."""
 
@@ -67,8 +74,8 @@ class Block:
     number: int
     memory: Piece
     use: Hashable
-    holders: Counter[int] = field(default_factory=Counter)
-    """The places that have not given it back, and how often each of them will."""
+    holders: Counter[Hashable] = field(default_factory=Counter)
+    """Those who have not given it back, and how often each of them will."""
     known: set[tuple[int, bool]] = field(default_factory=set)
     """The places that have been given the file or the handle, to read and to write."""
 
@@ -91,12 +98,12 @@ class Arena:
         self._dropped: dict[int, Block] = {}
         """What others still have open, and must not be freed before."""
         self._free: defaultdict[Hashable, list[Block]] = defaultdict(list)
-        self._returned: deque[tuple[int, int]] = deque()
+        self._returned: deque[tuple[int, Hashable]] = deque()
         self._taking = threading.Lock()
         self._drop, self._memory = drop, make or Sealed
         self._made = 0
 
-    def take(self, use: Hashable, nbytes: int, holders: Iterable[int]) -> Block:
+    def take(self, use: Hashable, nbytes: int, holders: Iterable[Hashable]) -> Block:
         """A free block of at least that many bytes, the one that was used last; a new one where none is free."""
         with self._taking:
             self._settle()
@@ -111,12 +118,12 @@ class Arena:
             block.holders = Counter(holders)
             return block
 
-    def share(self, block: Block, holders: Iterable[int]) -> None:
+    def share(self, block: Block, holders: Iterable[Hashable]) -> None:
         """Lends a block that somebody holds to others, too."""
         with self._taking:
             block.holders.update(holders)
 
-    def held(self, blocks: Iterable[Block], holder: int) -> int:
+    def held(self, blocks: Iterable[Block], holder: Hashable) -> int:
         """How often a holder still has to give one of these back."""
         with self._taking:
             self._settle()
@@ -132,7 +139,7 @@ class Arena:
         """How many blocks of one use there are."""
         return sum(block.use == use for block in [*self._blocks.values()])
 
-    def give_back(self, number: int, holder: int) -> None:
+    def give_back(self, number: int, holder: Hashable) -> None:
         """A holder needs a block no more: said on any thread, also by the garbage collector in the middle of a `take`."""
         self._returned.append((number, holder))
 
@@ -150,7 +157,7 @@ class Arena:
                 if not block.holders:
                     self._free[block.use].append(block)
 
-    def _closed(self, number: int, place: int) -> None:
+    def _closed(self, number: int, place: Hashable) -> None:
         """A place has unmapped a block that was dropped."""
         block = self._dropped.get(number)
         if block is not None:
@@ -186,6 +193,19 @@ class Arena:
             block.memory.close()
 
 
+class Pages:
+    """A file's pages, mapped until this object dies. Python's own `mmap` would keep a descriptor of its own open for each."""
+
+    def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
+        """Raises `OSError`."""
+        prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        address = _libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, file, 0)
+        if address == _FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self.address: int = address
+        weakref.finalize(self, _libc.munmap, address, nbytes).atexit = False
+
+
 class Mapped:
     """A block in this process's address space."""
 
@@ -194,12 +214,11 @@ class Mapped:
         try:
             if not 0 < nbytes <= os.fstat(file).st_size or fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise ArenaError(f"memory that is not the {nbytes} bytes it was said to be")
-            self.pages = mmap.mmap(file, nbytes, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+            self.pages = Pages(file, nbytes, write=write)
         except OSError as error:  # no memory at all, or none that can be mapped
             raise ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
-        self.nbytes, self.write = nbytes, write
-        self.address: int = numpy.frombuffer(self.pages, numpy.uint8).ctypes.data
-        # by its address: a tensor of a read-only buffer makes torch warn, and the pages themselves refuse to be written
+        self.nbytes, self.write, self.address = nbytes, write, self.pages.address
+        # a tensor of a read-only buffer makes torch warn, and the pages themselves refuse to be written
         self._bytes = memoryview((ctypes.c_uint8 * nbytes).from_address(self.address))
 
     def view(self, at: int, nbytes: int, gone: Callable[[], None] | None = None) -> Tensor:
@@ -224,10 +243,18 @@ class Sealed(Mapped):
     outlasts = False
 
     def __init__(self, nbytes: int) -> None:
-        self.file = os.memfd_create("meshctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.file, nbytes)
-        fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
-        super().__init__(self.file, nbytes, write=True)
+        """Raises `ArenaError` where there is no memory, or no descriptor."""
+        try:
+            self.file = os.memfd_create("meshctl", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
+        try:
+            os.ftruncate(self.file, nbytes)
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
+            super().__init__(self.file, nbytes, write=True)
+        except (OSError, ArenaError) as error:
+            os.close(self.file)
+            raise error if isinstance(error, ArenaError) else ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
 
     def close(self) -> None:
         os.close(self.file)

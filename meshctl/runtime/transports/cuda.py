@@ -18,13 +18,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from mmap import mmap
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports.arena import ArenaError, Mapped
+from meshctl.runtime.transports.arena import ArenaError, Mapped, Pages
 from meshctl.runtime.transports.device import DeviceError
 from meshctl.runtime.transports.raw import over
 
@@ -255,7 +254,7 @@ def pinned(memory: Mapped, runtime: Runtime, later: Later) -> bool:
     return True
 
 
-def _unpinned(runtime: Runtime, address: int, pages: mmap) -> None:
+def _unpinned(runtime: Runtime, address: int, pages: Pages) -> None:
     """The pages are mapped until here."""
     with suppress(DeviceError):
         runtime.unpin(address)

@@ -20,8 +20,9 @@ import socket
 import struct
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.frames import bytes_of
+from meshctl.runtime.frames import MOST_BESIDE, bytes_of
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport, Way
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped
 from meshctl.runtime.transports.device import DeviceError, DeviceMemory, Neighbours
@@ -42,15 +43,15 @@ SOON = 0.25
 """Seconds to wait for a block to come back, where there is one for each slot and one that is read, before there is another one."""
 HELD = 8
 """Blocks that a receiver may hold beside those that are under way to it."""
-BESIDE = 1 << 12
-"""Tensors beside one frame, at most."""
 _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, the block's bytes where its file comes with the message, bytes."""
 _AT = struct.Struct("<q")
 """Where a tensor beside a frame begins in its block."""
 _HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE, _LOST, _DEVICE, _COME = range(12)
-_SHARED, _ON_DEVICE = range(2)
-"""Instead of a lane, of a block that is given back or dropped: which memory's it is."""
+_SHARED, _ON_DEVICE, _ROOM = range(3)
+"""Instead of a lane, of a block that is given back or dropped: which memory's it is. Of a room, the bytes are the lane."""
+ALLOC = 1 << 16
+"""Bytes from which on `alloc` gives memory that others read; less is as well copied."""
 _ROOM = _HEAD.size + INLINE
 _PASSED = socket.CMSG_SPACE(4)
 _UID = struct.Struct("3i")
@@ -84,8 +85,8 @@ class _Line:
         """What the socket did not take yet: (message, file to pass or -1); the file is the backlog's own."""
         self.over = False
         """Whether the other end has said goodbye."""
-        self.beside: defaultdict[int, list[Tensor | int]] = defaultdict(list)
-        """By lane, what came before the frame that it belongs to: tensors, or the bytes of those that transfers bring."""
+        self.beside: list[Tensor | int] = []
+        """What came before the frame that it belongs to: tensors, or the bytes of those that transfers bring."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class Local(Way):
         self._arena = Arena(self._dropped)
         self._rooms: dict[int, Block] = {}
         """By their addresses."""
-        self._most = 0
-        """Tensors that went beside one frame."""
+        self._most: Counter[int] = Counter()
+        """By lane, the tensors that went beside one frame."""
         self._mapped: dict[tuple[int, int, bool], Mapped] = {}
         self._queue: deque[tuple[_Line, bytes, int]] = deque()
         self._sending = threading.Lock()
@@ -139,6 +140,7 @@ class Local(Way):
         self._pids: list[int] = []
         self._leaving = self._closing = False
         self.device: OnDevice | None = None
+        os.register_at_fork(after_in_child=partial(_forked, weakref.ref(self)))
         transport.watch(self._listener.fileno(), self._accept)
 
     def use(self, memory: DeviceMemory, neighbours: Neighbours) -> None:
@@ -163,17 +165,20 @@ class Local(Way):
     # Memory
 
     def alloc(self, nbytes: int) -> Tensor | None:
-        if nbytes <= INLINE:
+        if nbytes < ALLOC or self._closing:
             return None
         size = 1 << (nbytes - 1).bit_length()  # so that there are few kinds; pages that nobody touches take no memory
-        block = self._arena.take(_Room(size), size, [self._transport.place])
+        try:
+            block = self._arena.take(_Room(size), size, [self._transport.place])
+        except ArenaError:
+            return None
         self._rooms[block.memory.address] = block
         return self._own(block, 0, nbytes)
 
-    def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
+    def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
         if self.device and self.device.hands_over(to, tensor):
             return True
-        if not self._rooms or tensor.is_meta or tensor.nbytes <= INLINE:
+        if not lent or not self._rooms or tensor.is_meta or tensor.nbytes <= INLINE or tensor.is_conj() or tensor.is_neg():
             return False
         return tensor.is_contiguous() and tensor.untyped_storage().data_ptr() in self._rooms
 
@@ -197,8 +202,8 @@ class Local(Way):
         if self.device and self.device.hands_over(to, tensor):
             self._await_block(self.device.arena, use, tensor.nbytes)
             return self.device.lend(to, use, tensor)
-        block = self._rooms[tensor.untyped_storage().data_ptr()]
-        self._arena.share(block, to)
+        block, lane = self._rooms[tensor.untyped_storage().data_ptr()], use[0]
+        self._arena.share(block, ((place, lane) for place in to))
         return _Lying(block, tensor.data_ptr() - block.memory.address, tensor.nbytes)
 
     def _await_block(self, arena: Arena, use: tuple[Any, ...], nbytes: int) -> None:
@@ -215,33 +220,38 @@ class Local(Way):
                 return
             if time.monotonic() >= until:
                 break
-        if count >= self._transport.slots(lane) + HELD:
+        if count >= self._bound(lane):
             raise Held(f"{' or '.join(self._transport.who(place) for place in to)} still holds {count} of them")
 
     def _await_rooms(self, to: Sequence[int], lane: int, count: int) -> None:
         """Whoever is given tensors beside frames gives them back. Raises `Held`."""
-        self._most = max(self._most, count)
+        self._most[lane] = max(self._most[lane], count)
         until = time.monotonic() + SOON
         for place in to:
-            while (held := self._arena.held(self._rooms.values(), place)) >= (self._transport.slots(lane) + HELD) * self._most:
+            while (held := self._arena.held([*self._rooms.values()], (place, lane))) >= self._bound(lane) * self._most[lane]:
                 if time.monotonic() >= until:
                     raise Held(f"{self._transport.who(place)} still holds {held} of them")
-                self._transport.look(until - time.monotonic())
+                self._transport.look(max(0.0, until - time.monotonic()))
+
+    def _bound(self, lane: int) -> int:
+        """Frames that a receiver may hold beside the one that comes: those that are under way, and a few."""
+        return self._transport.slots(lane) + HELD
 
     def own(self, loan: Loan) -> Delivery:
         kept: _Kept = loan.kept
         frame = self._own(kept.block, 0, len(loan.frame)) if kept.block else loan.frame
-        return Delivery(frame, [self._own_beside(one) for one in kept.beside])
+        return Delivery(frame, [self._own_beside(loan.lane, one) for one in kept.beside])
 
-    def _own_beside(self, one: _Lying | Lent) -> Tensor:
+    def _own_beside(self, lane: int, one: _Lying | Lent) -> Tensor:
         if isinstance(one, _Lying):
-            return self._own(one.block, one.at, one.nbytes)
+            return self._own(one.block, one.at, one.nbytes, (self._transport.place, lane))
         assert self.device
         return self.device.own(one)
 
-    def _own(self, block: Block, at: int, nbytes: int) -> Tensor:
+    def _own(self, block: Block, at: int, nbytes: int, holder: Hashable = None) -> Tensor:
         """Some of a block, for this place itself."""
-        return block.memory.view(at, nbytes, partial(self._arena.give_back, block.number, self._transport.place))
+        holder = self._transport.place if holder is None else holder
+        return block.memory.view(at, nbytes, partial(self._arena.give_back, block.number, holder))
 
     @property
     def nbytes(self) -> int:
@@ -411,21 +421,21 @@ class Local(Way):
         elif what == _LOST:
             self._transport.told(lane, line.place)
         elif self._to.get(line.place) is line:
-            self._answered(line, what, lane, number)
+            self._answered(line, what, lane, number, nbytes)
         elif what == _INLINE:
             if len(message) != _HEAD.size + nbytes:
                 raise _Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
             self._came(line, lane, _tensor_of(message[_HEAD.size :]))
         elif what in (_BLOCK, _WRITE):
             self._came(line, lane, self._lent(line, what == _WRITE, number, size, 0, nbytes, files))
-        elif what == _BESIDE and len(line.beside[lane]) < BESIDE:
+        elif what == _BESIDE and len(line.beside) < MOST_BESIDE:
             [at] = _AT.unpack(message[_HEAD.size :])
-            line.beside[lane].append(self._lent(line, False, number, size, at, nbytes, files))
-        elif what == _DEVICE and self.device and len(line.beside[lane]) < BESIDE:
+            line.beside.append(self._lent(line, False, number, size, at, nbytes, files, lane))
+        elif what == _DEVICE and self.device and len(line.beside) < MOST_BESIDE:
             came = self.device.heard(line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE))
             if isinstance(came, int) and self._transport.transfers is None:
                 raise _Malformed("a transfer, where there are none")
-            line.beside[lane].append(came)
+            line.beside.append(came)
         elif what == _DROP and lane == _SHARED:
             for write in (False, True):
                 self._mapped.pop((line.place, number, write), None)
@@ -442,11 +452,11 @@ class Local(Way):
         if self._leaving:
             self._say(line, _GOODBYE)
 
-    def _answered(self, line: _Line, what: int, lane: int, number: int) -> None:
+    def _answered(self, line: _Line, what: int, lane: int, number: int, nbytes: int) -> None:
         if what == _CREDIT:
             self._transport.arrived(line.place, lane, None)
-        elif what == _FREE and lane == _SHARED:
-            self._arena.give_back(number, line.place)
+        elif what == _FREE and lane != _ON_DEVICE:
+            self._arena.give_back(number, line.place if lane == _SHARED else (line.place, nbytes))
         elif what == _FREE and self.device:
             self.device.arena.give_back(number, line.place)
         elif what == _COME and self._transport.transfers:
@@ -455,22 +465,26 @@ class Local(Way):
             raise _Malformed(f"the answer {what}")
 
     def _came(self, line: _Line, lane: int, frame: Tensor) -> None:
-        self._transport.arrived(line.place, lane, frame, line.beside.pop(lane, ()), partial(self._say, line, _COME))
+        beside, line.beside = line.beside, []
+        self._transport.arrived(line.place, lane, frame, beside, partial(self._say, line, _COME))
 
-    def _lent(self, line: _Line, write: bool, number: int, size: int, at: int, nbytes: int, files: Sequence[int]) -> Tensor:
-        """A view of somebody else's block."""
+    def _lent(
+        self, line: _Line, write: bool, number: int, size: int, at: int, nbytes: int, files: Sequence[int], room: int | None = None
+    ) -> Tensor:
+        """A view of somebody else's block; `room` is the lane, where it is one of `alloc`."""
         key = (line.place, number, write)
         if files:
             self._mapped[key] = Mapped(files[0], size, write=write)
         mapped = self._mapped.get(key)
         if mapped is None:
             raise _Malformed(f"the unknown block {number}")
-        return mapped.view(at, nbytes, None if write else partial(self._release, line, _SHARED, number))
+        memory, of = (_SHARED, 0) if room is None else (_ROOM, room)
+        return mapped.view(at, nbytes, None if write else partial(self._release, line, memory, number, of))
 
-    def _release(self, line: _Line, memory: int, number: int) -> None:
+    def _release(self, line: _Line, memory: int, number: int, of: int = 0) -> None:
         """The last view of a block has died: on any thread, in any moment."""
         if not self._closing:
-            self._say(line, _FREE, memory, number)
+            self._push(line, _HEAD.pack(_FREE, memory, number, 0, of))
 
     def _dropped_on_device(self, place: int, number: int) -> None:
         self._say(self._to[place], _DROP, _ON_DEVICE, number)
@@ -503,6 +517,8 @@ class Local(Way):
         self._transport.ended(place, "has ended" if any(line.over for line in lines) else "is gone")
 
     def tell(self, lost: int) -> None:
+        if self._closing:
+            return
         self._accept()
         for line in (*self._to.values(), *self._from.values()):
             self._say(line, _LOST, lost)
@@ -544,6 +560,13 @@ class Local(Way):
 
 
 def _nothing() -> None: ...
+
+
+def _forked(way: weakref.ref[Local]) -> None:
+    """A child of this process, a data loader's, has copies of everything: it says nothing to anybody, and lends no memory."""
+    if local := way():
+        local._closing = True
+        local._rooms.clear()
 
 
 class _Malformed(ValueError):

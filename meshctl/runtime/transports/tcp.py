@@ -28,7 +28,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from meshctl.runtime.frames import bytes_of
+from meshctl.runtime.frames import MOST_BESIDE, bytes_of
 from meshctl.runtime.transports import Loan, PeerLost, Transport, Way
 from meshctl.runtime.transports.device import DeviceMemory
 from meshctl.runtime.transports.line import Line, Malformed, Message, Progress, memoryview_of
@@ -44,8 +44,6 @@ _CALLS = 8
 """Of the system, for one line before the next has its turn."""
 _MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Bytes of a frame that could ever be received here."""
-BESIDE = 1 << 12
-"""Tensors beside one frame, at most."""
 _SIZE = struct.Struct("<q")
 _HELLO, _FRAME, _CREDIT, _GOODBYE, _LOST, _BESIDE, _COME = range(7)
 _UNANSWERED = struct.Struct("=2xBB52xI")
@@ -92,8 +90,8 @@ class Tcp(Way):
         self._memory: DeviceMemory | None = None
         self._devices: Container[int] = ()
         """The places that a tensor of our device gets to by a transfer."""
-        self._beside: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        """By place and lane, the bytes of the tensors beside the next frame."""
+        self._beside: defaultdict[int, list[int]] = defaultdict(list)
+        """By place, the bytes of the tensors beside the next frame."""
 
     def use(self, memory: DeviceMemory, devices: Container[int]) -> None:
         """Has tensors of a device go to those of these places by transfers; before the first frame."""
@@ -109,7 +107,7 @@ class Tcp(Way):
 
     # Memory
 
-    def hands_over(self, to: Sequence[int], tensor: Tensor) -> bool:
+    def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
         if self._memory is None or not tensor.nbytes or tensor.is_meta or not self._memory.holds(tensor):
             return False
         return all(place in self._devices for place in to)
@@ -126,7 +124,7 @@ class Tcp(Way):
             if not 0 <= nbytes <= _MOST or lane < 0:
                 raise Malformed(f"a frame of {nbytes} bytes in lane {lane}")
             return self._warm.take((line.place, lane), nbytes)
-        elif what == _BESIDE and self._from.get(line.place) is line and len(self._beside[line.place, lane]) < BESIDE:
+        elif what == _BESIDE and self._from.get(line.place) is line and len(self._beside[line.place]) < MOST_BESIDE:
             if nbytes != _SIZE.size or self._transport.transfers is None:
                 raise Malformed(f"the size of a tensor in {nbytes} bytes")
         elif nbytes or not (what in (_GOODBYE, _LOST) or (what in (_CREDIT, _COME) and self._to.get(line.place) is line)):
@@ -205,13 +203,13 @@ class Tcp(Way):
 
     def _heard(self, line: Line, message: Message) -> None:
         if message.what == _FRAME:
-            beside = self._beside.pop((line.place, message.lane), ())
+            beside = self._beside.pop(line.place, ())
             self._transport.arrived(line.place, message.lane, message.memory, beside, partial(self._push, line, _COME))
         elif message.what == _BESIDE:
             [nbytes] = _SIZE.unpack(bytes_of(message.memory))
             if nbytes <= 0:
                 raise Malformed(f"a tensor of {nbytes} bytes")
-            self._beside[line.place, message.lane].append(nbytes)
+            self._beside[line.place].append(nbytes)
         elif message.what == _CREDIT:
             self._transport.arrived(line.place, message.lane, None)
         elif message.what == _COME:
