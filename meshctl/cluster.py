@@ -18,6 +18,8 @@ ACCELERATORS = ("cuda", "npu", "mps")
 DEVICE_TYPES = (*ACCELERATORS, "cpu")
 DEVICE_ALIASES = {"gpu": "cuda"}
 """In any case: GPU is cuda."""
+DIRECT = ("cuda",)
+"""Device types from which tensors get to others of the type without the CPU's memory."""
 NodeRuns = tuple[tuple[int, int], ...]
 """(how many nodes, devices on each), from node 0 on."""
 

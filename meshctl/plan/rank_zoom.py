@@ -16,7 +16,7 @@ from meshctl.links import SHOWN, Links, Part, Ranks, along
 from meshctl.mesh import VIEWS, DeviceMesh, share
 from meshctl.nodes import Spread
 from meshctl.plan.model import Component, Plan, Stage, Worker
-from meshctl.plan.topology import FORMAT, Over, PlacedComponent, Topology, ZoomError, carries_samples, ends_of
+from meshctl.plan.topology import FORMAT, Over, PlacedComponent, Topology, ZoomError, carries_samples, ends_of, over
 from meshctl.recipe.words import did_you_mean
 from meshctl.routes import Route, heard_by, voices
 
@@ -329,12 +329,12 @@ _Portion = tuple[Ranks, tuple[int, int] | None]
 """Ranks of the other end, and the samples that each of them gives or gets."""
 
 
-def over(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> Over:
+def _over(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> Over:
     """How far it is from a rank to those of another group, or of its own. Where nodes rise with the ranks, their ends tell."""
     if (group, ranks.count, ranks.first) == (other, 1, (rank,)):
         return "process"
     nodes = {plan.node_of(other, each) for each in (*ranks.first, ranks.last)}
-    return "node" if nodes == {plan.node_of(group, rank)} else "nodes"
+    return over(plan, group, other, near=nodes == {plan.node_of(group, rank)})
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ class _Way:
 
     def end(self, gives: bool, partners: int, parts: Sequence[_Portion], count: int | None = None, teller: int | None = None) -> RankRoute:
         mine, other = (self.giver, self.taker) if gives else (self.taker, self.giver)
-        exchanges = [Exchange(ranks, span, over(self.plan, mine.group, self.rank, other.group, ranks)) for ranks, span in parts]
+        exchanges = [Exchange(ranks, span, _over(self.plan, mine.group, self.rank, other.group, ranks)) for ranks, span in parts]
         return RankRoute(
             route=self.route.name,
             kind="data",
@@ -401,7 +401,7 @@ def _weights(plan: Plan, route: Route, giver: Component, taker: Component, group
     for mine, other in ((giver, taker), (taker, giver)):
         if mine.group == group:
             ranks = Ranks.run(range(other.mesh.world_size))
-            whole = Exchange(ranks, None, over(plan, group, rank, other.group, ranks))
+            whole = Exchange(ranks, None, _over(plan, group, rank, other.group, ranks))
             yield RankRoute(route.name, "weights", mine is giver, mine.name, other.name, other.group, 1, (whole,), note=note)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from meshctl.cluster import DIRECT
 from meshctl.links import Links
 from meshctl.mesh import VIEWS, DeviceMesh
 from meshctl.nodes import Stretch, crossing
@@ -26,8 +27,9 @@ SHOWN = 8
 Reach = Literal["inside", "some", "all"]
 """Of process groups: whether they stay inside a node, or some or all of them cross nodes."""
 
-Over = Literal["process", "node", "nodes"]
-"""What lies between those who give and those who take: nothing, for each takes its own; a node that holds all of them; several nodes."""
+Over = Literal["process", "node", "nodes", "device", "devices"]
+"""What lies between those who give and those who take: nothing, for each takes its own; a node that holds all of them; several nodes; and
+the same two where tensors get from device to device without the CPU's memory."""
 
 
 class ZoomError(ValueError):
@@ -418,7 +420,7 @@ def _flow(plan: Plan, route: Route) -> Flow:
         shares=cut,
         samples=samples,
         bytes=samples * source.sample_bytes,
-        over="process" if _stays(plan, route, giver, taker) else _over(plan, giver, taker),
+        over="process" if _stays(plan, route, giver, taker) else _over(plan, giver.group, taker.group),
     )
 
 
@@ -438,6 +440,14 @@ def _stays(plan: Plan, route: Route, giver: Component, taker: Component) -> bool
     return links.voices.number(giver.mesh, 1) == (1 if target.execute == "peer" else links.share_of(1))
 
 
-def _over(plan: Plan, giver: Component, taker: Component) -> Over:
-    runs = [*plan.node_runs_of(giver.group), *plan.node_runs_of(taker.group)]
-    return "node" if max(stop for _, stop in runs) - min(start for start, _ in runs) == 1 else "nodes"
+def _over(plan: Plan, giver: str, taker: str) -> Over:
+    runs = [*plan.node_runs_of(giver), *plan.node_runs_of(taker)]
+    return over(plan, giver, taker, near=max(stop for _, stop in runs) - min(start for start, _ in runs) == 1)
+
+
+def over(plan: Plan, giver: str, taker: str, *, near: bool) -> Over:
+    """Between workers of two groups, or of one; `near` if all of them are on one node."""
+    types = {plan.group(name).device_type for name in (giver, taker)}
+    if len(types) == 1 and types <= {*DIRECT}:
+        return "device" if near else "devices"
+    return "node" if near else "nodes"

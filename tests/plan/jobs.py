@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from meshctl.plan.model import Group, Plan, Run
 from meshctl.recipe import model as said
 from meshctl.recipe.placement import place
 
+DeviceType = Literal["cuda", "npu", "mps", "cpu"]
 TYPES = ("cuda", "npu")
 Sizes = dict[str, tuple[int, ...]]
 
@@ -95,3 +97,13 @@ def _placed(groups: dict[str, said.DeviceGroup], devices: object) -> list[Group]
         found.append(Group(name, group.device_type, group.workers, place, devices[name], group.gpus_per_worker, colocate=group.colocate))
         place += group.workers
     return found
+
+
+def of_types(plan: Plan, types: Sequence[DeviceType]) -> Plan:
+    """The same plan with its groups on these types of devices, one behind the other."""
+    first, groups = dict.fromkeys(types, 0), list[Group]()
+    for group, kind in zip(plan.groups, types, strict=True):
+        start, first[kind] = first[kind], first[kind] + group.workers
+        groups.append(replace(group, device_type=kind, devices=() if kind == "cpu" else ((start, first[kind]),)))
+    sizes = {kind: -(-count // plan.cluster.nodes) for kind, count in first.items() if kind != "cpu"}
+    return replace(plan, groups=tuple(groups), cluster=Cluster.of(plan.cluster.nodes, **sizes))

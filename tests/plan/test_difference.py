@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,9 +17,10 @@ from meshctl.plan.difference import Change, Fact, difference, merged
 from meshctl.plan.model import Component, Group, Input, Plan, Run, Stage, as_data
 from meshctl.plan.topology import Topology, Warning, topology
 from meshctl.routes import Dispatch, Route
+from tests.plan.jobs import DeviceType, of_types
 
 
-def job(ranks: int = 4, nodes: int = 1, **sizes: int) -> Topology:
+def job(ranks: int = 4, nodes: int = 1, types: Sequence[DeviceType] = (), **sizes: int) -> Topology:
     """A sampler and an actor, on one node of eight devices or more."""
     groups = (Group("rollout", "cuda", 4, 0, ((0, 4),)), Group("train", "cuda", ranks, 4, ((4, 4 + ranks),)))
     mesh = DeviceMesh.from_sizes(world_size=ranks, **(sizes or {"fsdp_size": ranks}))
@@ -29,7 +32,8 @@ def job(ranks: int = 4, nodes: int = 1, **sizes: int) -> Topology:
         Stage("publish", "sync", "actor", "weights", to="sampler", to_method="load_weights"),
     )
     routes = (Route("rollouts -> metrics", "rollouts", "metrics"), Route("publish", "publish", "publish", kind="weights"))
-    return topology(Plan("job", 0, Cluster.of(nodes, cuda=8), groups, components, stages, routes, Run(steps=3)))
+    plan = Plan("job", 0, Cluster.of(nodes, cuda=8), groups, components, stages, routes, Run(steps=3))
+    return topology(of_types(plan, types) if types else plan)
 
 
 def facts(change: Change) -> dict[str, tuple[Any, Any]]:
@@ -60,10 +64,16 @@ def test_a_larger_group() -> None:
         "data ranks": (4, 8),
         "reach fsdp": ("inside", "all"),
     }
-    assert facts(changes["routes", "rollouts -> metrics"]) == {"ranks": ((4, 4), (4, 8)), "shares": (4, 8), "over": ("node", "nodes")}
+    assert facts(changes["routes", "rollouts -> metrics"]) == {"ranks": ((4, 4), (4, 8)), "shares": (4, 8), "over": ("device", "devices")}
     weights = facts(changes["weights", "publish"])
     assert weights["ranks"] == ((4, 4), (8, 4)) and weights["layout of the giver"] == ("fsdp 4", "fsdp 8")
     assert len(changes) == 5
+
+
+@pytest.mark.parametrize("types", [("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda")])
+def test_more_nodes_where_an_end_is_on_the_cpu(types: Sequence[DeviceType]) -> None:
+    changes = found(job(types=types), job(nodes=2, types=types))
+    assert facts(changes["routes", "rollouts -> metrics"]) == facts(changes["weights", "publish"]) == {"over": ("node", "nodes")}
 
 
 def test_another_layout() -> None:

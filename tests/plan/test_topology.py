@@ -22,7 +22,7 @@ from meshctl.plan.topology import NodeKind, Topology, Warning, topology
 from meshctl.recipe.load import load
 from meshctl.routes import Dispatch, Route
 from meshctl.view.topologies.json import draw
-from tests.plan.jobs import Sizes, jobs, naive
+from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
 
 GOLDEN = Path(__file__).parent / "golden"
 CLASSES = str(Path(__file__).parents[1] / "recipe" / "golden")
@@ -180,15 +180,39 @@ def test_where_a_route_leads() -> None:
     words = ("flatten", "all", "all", "slice_dp")
     assert [route.over for route in topology(route_plan(*words, nodes=2)).routes] == ["nodes", "nodes"]
     assert {route.name: route.over for route in small().routes} == {
-        "batch -> rollouts": "node",
+        "batch -> rollouts": "device",
         "rollouts -> scored": "nodes",
         "scored -> advantages.batch": "process",
         "rollouts -> advantages.other": "nodes",
         "scored -> metrics": "nodes",
         "advantages -> metrics": "nodes",
-        "rollouts -> baseline": "node",
-        "publish": "nodes",
+        "rollouts -> baseline": "device",
+        "publish": "devices",
     }
+
+
+@pytest.mark.parametrize(
+    ("giver", "taker", "near", "far"),
+    [
+        ("cuda", "cuda", "device", "devices"),
+        ("cuda", "cpu", "node", "nodes"),
+        ("cpu", "cuda", "node", "nodes"),
+        ("cpu", "cpu", "node", "nodes"),
+        ("npu", "npu", "node", "nodes"),
+        ("cuda", "npu", "node", "nodes"),
+    ],
+)
+def test_only_between_devices_of_one_type_it_leads_past_the_cpu(giver: DeviceType, taker: DeviceType, near: str, far: str) -> None:
+    for nodes, over in ((1, near), (2, far)):
+        plan = of_types(route_plan("flatten", "all", "all", "slice_dp", nodes=nodes), (giver, taker))
+        assert [route.over for route in topology(plan).routes] == [over, over]
+
+
+def test_what_stays_in_a_process_stays_there_on_any_device() -> None:
+    one = DeviceMesh.from_sizes(dp_size=4)
+    plan = of_types(route_plan("flatten", "all", "all", "slice_dp"), ("cuda", "cuda"))
+    plan = replace(plan, components=tuple(replace(each, group="a", mesh=one) for each in plan.components))
+    assert [route.over for route in topology(plan).routes] == ["process", "process"]
 
 
 FSDP_FIRST = ("pp", "fsdp", "dp", "cp", "tp")

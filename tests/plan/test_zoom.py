@@ -20,7 +20,7 @@ from meshctl.plan.topology import ZoomError, topology
 from meshctl.plan.zoom import of_component, of_dim, of_node, of_rank
 from meshctl.routes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route, speakers, voices
 from meshctl.shares import Table, shares_for
-from tests.plan.jobs import Sizes, jobs, naive
+from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
 from tests.plan.test_topology import plan_of
 
 JOINING = [name for name, mode in COLLECT.items() if mode.join in ("samples", "first")]
@@ -84,9 +84,13 @@ def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
             check_giver(zoom.routes[0], {taking: mine[rank] for taking, mine in heard.items() if rank in mine})
 
 
-@settings(max_examples=60)
-@given(routed())
-def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(plan: Plan) -> None:
+TYPE: st.SearchStrategy[DeviceType] = st.sampled_from(["cuda", "cuda", "npu", "cpu"])
+
+
+@settings(max_examples=100)
+@given(routed(), st.tuples(TYPE, TYPE))
+def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(plan: Plan, types: tuple[DeviceType, DeviceType]) -> None:
+    plan = of_types(plan, types)
     together = replace(plan, groups=plan.groups[:1], components=tuple(replace(each, group="a") for each in plan.components))
     plans = [plan, together] if plan.component("x").mesh.world_size == plan.component("y").mesh.world_size else [plan]
     for each in plans:
@@ -97,8 +101,9 @@ def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(plan
                     for exchange in (one for one in route.exchanges if one.ranks.whole):
                         others = {(route.other_group, other) for other in exchange.ranks.first}
                         nodes = {each.node_of(*other) for other in others} | {each.node_of(group.name, rank)}
-                        far = "process" if others == {(group.name, rank)} else "node" if len(nodes) == 1 else "nodes"
-                        assert exchange.over == far
+                        direct = {group.device_type, each.group(route.other_group).device_type} == {"cuda"}
+                        far = ("device" if direct else "node") + "s" * (len(nodes) > 1)
+                        assert exchange.over == ("process" if others == {(group.name, rank)} else far)
 
 
 def check_taker(zoom: RankZoom, mine: dict[int, list[int]]) -> None:

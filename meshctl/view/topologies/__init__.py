@@ -26,8 +26,9 @@ class Format:
     """Whether it draws the whole with the part chosen."""
 
 
-OVER: Mapping[str, str] = {"process": "in process", "node": "shared memory", "nodes": "tcp"}
-"""By which way a route's samples travel, from how far it goes. Between nodes they go once to each node, and on there in shared memory."""
+OVER: Mapping[str, str] = {"process": "in process", "node": "shared memory", "nodes": "tcp", "device": "cuda ipc", "devices": "nccl"}
+"""By which way a route's samples travel, from how far it goes. Between nodes they go once to each node, and on there in shared memory. The
+last two are for tensors that lie on devices; what lies on the CPU beside them goes by shared memory and tcp."""
 
 FORMATS: Mapping[str, Format] = {
     "text": Format((".txt",), "text.picture", zoom="text.zoomed", difference="text.diff"),

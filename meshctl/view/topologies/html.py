@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from meshctl.cluster import DIRECT
 from meshctl.plan.model import as_data
 from meshctl.plan.topology import Topology
 from meshctl.view.topologies import OVER
@@ -58,7 +59,8 @@ def _read(name: str) -> str:
 
 
 def _script() -> str:
-    return "\n".join(['"use strict";', f"const HUES = {len(HUES)}, OVER = {_json(OVER)};", *map(_read, SCRIPTS), "begin();"])
+    known = f"const HUES = {len(HUES)}, OVER = {_json(OVER)}, DIRECT = {json.dumps(DIRECT)};"
+    return "\n".join(['"use strict";', known, *map(_read, SCRIPTS), "begin();"])
 
 
 def _style() -> str:

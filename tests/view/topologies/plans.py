@@ -121,6 +121,12 @@ def small() -> Plan:
     return plan("small", Cluster(), [rollout, train], components, stages)
 
 
+def twice() -> Plan:
+    """Weights from one component to another, in the same workers."""
+    alone = group("alone", "cpu", 2)
+    return plan("twice", Cluster(), [alone], [component("a", alone), component("b", alone)], [sync("publish", "a", "b")])
+
+
 def program() -> Plan:
     return plan("program", Cluster(), [group("train", "cpu", 2, program=Program(("train.py", "--lr", "<b>")))], [], [])
 

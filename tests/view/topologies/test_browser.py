@@ -16,14 +16,16 @@ from typing import Any
 
 import pytest
 
+from meshctl.cluster import Cluster
 from meshctl.mesh import DeviceMesh, share
 from meshctl.plan.model import Plan
 from meshctl.plan.topology import Topology, carries_samples, topology
 from meshctl.routes import Route, heard_by, speakers
 from meshctl.shares import Table, shares_for
 from meshctl.view.topologies import html, svg
+from tests.plan.jobs import DeviceType, of_types
 from tests.view.topologies.jobs import sixteen
-from tests.view.topologies.plans import ODD, PLANS, everything, hundred_thousand, many, odd, one, program
+from tests.view.topologies.plans import ODD, PLANS, everything, hundred_thousand, many, odd, one, program, small, twice
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-background-networking", "disable-component-update", "disable-sync"]
@@ -284,14 +286,45 @@ def test_a_route_says_by_which_way_it_reaches_its_partners(opened: Open) -> None
     drawn = topology(sixteen())
     ways = {
         "judge:2": {"rollouts -> scored": "tcp", "scored -> compared.scored": "in process"},
-        "rollout:1": {"batch -> rollouts": "shared memory", "publish: actor to sampler": "tcp"},
-        "critic:3": {"rollouts -> baseline": "shared memory"},
+        "rollout:1": {"batch -> rollouts": "cuda ipc", "publish: actor to sampler": "nccl"},
+        "rollout:0": {"rollouts -> compared.other": "shared memory"},
+        "train:6": {"scored -> metrics": "tcp"},
+        "critic:3": {"rollouts -> baseline": "cuda ipc"},
     }
     for worker, told in ways.items():
         page = opened(drawn, f"#{worker}")
         for name, way in told.items():
-            routes = page.locator("#worker .route").filter(has_text=name)
-            assert routes.first.locator(".reach").inner_text() == way, (worker, name)
+            assert way_of(page, name) == way, (worker, name)
+
+
+@pytest.mark.parametrize(
+    ("types", "near", "far"),
+    [
+        (("cuda", "cuda"), "cuda ipc", "nccl"),
+        (("cpu", "cpu"), "shared memory", "tcp"),
+        (("cuda", "cpu"), "shared memory", "tcp"),
+        (("cpu", "cuda"), "shared memory", "tcp"),
+    ],
+)
+def test_by_which_way_a_route_goes_from_these_devices_to_those(
+    types: tuple[DeviceType, DeviceType], near: str, far: str, opened: Open
+) -> None:
+    for nodes, way in ((1, near), (2, far)):
+        page = opened(topology(of_types(replace(small(), cluster=Cluster(nodes)), types)), "#rollout:0")
+        assert way_of(page, "publish: actor to sampler") == way
+        assert page.locator("#routes").text_content().count(way) == 2
+
+
+@pytest.mark.parametrize(("kind", "way"), [("cuda", "cuda ipc"), ("cpu", "shared memory")])
+def test_of_weights_that_stay_in_their_processes_it_says_how_all_of_them_are_reached(kind: DeviceType, way: str, opened: Open) -> None:
+    drawn = topology(of_types(twice(), (kind,)))
+    assert [route.over for route in drawn.routes] == ["process"]
+    assert way_of(opened(drawn, "#alone:1"), "publish: a to b") == way
+
+
+def way_of(page: Any, route: str) -> str:
+    """That of the chosen worker's end of a route."""
+    return str(page.locator("#worker .route").filter(has_text=route).first.locator(".reach").inner_text())
 
 
 def test_hovering_previews(opened: Open) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from meshctl.plan.topology import topology
 from meshctl.view.topologies.mermaid import draw
-from tests.view.topologies.plans import PLANS, everything, many, odd, program
+from tests.plan.jobs import of_types
+from tests.view.topologies.plans import PLANS, everything, many, odd, program, small
 
 TEXT = r'"([^"`;<>&{}\\\n]|<br>|#\d+;)*"'
 LINE = re.compile(
@@ -32,9 +33,17 @@ def test_groups_stages_and_routes() -> None:
     assert '    s1["B rollouts<br>sampler.sample<br>dp 2 x tp 2"]:::h1' in drawn
     assert '  s1 -->|"2 → 7<br>flatten, slice_dp by tokens<br>8.39 MB, tcp"| s3' in drawn
     assert "home of rollouts" in drawn
-    assert re.search(r'  s\d+ -\.->\|"weights 16 → 4<br>tcp"\| t\d+', drawn)
+    assert re.search(r'  s\d+ -\.->\|"weights 16 → 4<br>nccl"\| t\d+', drawn)
     assert '    c3["D extra<br>dp 4"]:::h3' in drawn, "a component that no stage calls"
     assert drawn.count("\n  subgraph ") == drawn.count("\n  end\n") == 5
+
+
+def test_a_route_says_by_which_way() -> None:
+    assert re.search(r'-->\|"2 → 4<br>flatten, slice_dp<br>cuda ipc"\|', draw(topology(of_types(small(), ("cuda", "cuda")))))
+    for types in (("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda")):
+        drawn = draw(topology(of_types(small(), types)))
+        assert re.search(r'-->\|"2 → 4<br>flatten, slice_dp<br>shared memory"\|', drawn), types
+        assert re.search(r'-\.->\|"weights 4 → 2<br>shared memory"\|', drawn), types
 
 
 def test_a_program_is_a_box() -> None:

@@ -103,7 +103,9 @@ function wayTo(worker, {link: {flow}, partner, ranks}) {
   if (ranks.count > FOLLOWED) return OVER[flow.over];
   const others = some(ranks, FOLLOWED).map((rank) => ({group: partner, rank})), node = topology.placed(worker).node;
   if (others.every((other) => same(other, worker))) return OVER.process;
-  return others.every((other) => topology.placed(other).node === node) ? OVER.node : OVER.nodes;
+  const types = [worker.group, partner].map((name) => topology.groups.get(name).device_type);   /* of a route in process too */
+  const [near, far] = types[0] === types[1] && DIRECT.includes(types[0]) ? [OVER.device, OVER.devices] : [OVER.node, OVER.nodes];
+  return others.every((other) => topology.placed(other).node === node) ? near : far;
 }
 
 const BY = {tokens: "which ones, the tokens of the batch decide", home: "those that were made there"};

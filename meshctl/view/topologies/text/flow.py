@@ -23,7 +23,7 @@ from meshctl.view.topologies.text.ink import ELLIPSIS, Column, Line, clip, colum
 from meshctl.view.topologies.text.marks import Marks
 from meshctl.view.topologies.text.rails import Rails, rails
 
-SHORT = {**OVER, "node": "shm"}
+SHORT = {**OVER, "node": "shm", "device": "ipc"}
 """Where there is little room."""
 LEAST = 8
 """Columns of the name of who gives, where there is little room."""

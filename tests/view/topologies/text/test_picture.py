@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from meshctl.view.topologies import OVER
 from meshctl.view.topologies.text.flow import SHORT
 from meshctl.view.topologies.text.ink import in_encoding, width_of
 from meshctl.view.topologies.text.picture import draw
+from tests.plan.jobs import DeviceType, of_types
 from tests.view.conftest import Pinned
 from tests.view.topologies.jobs import JOBS, drawn
-from tests.view.topologies.plans import PLANS, call, component, everything, group, many, odd, plan
+from tests.view.topologies.plans import PLANS, call, component, everything, group, many, odd, plan, small
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -83,6 +85,32 @@ def test_every_route_says_what_it_does_and_by_which_way(name: str, width: int) -
         how = route.collect + " " + route.dispatch.mode if route.kind == "data" else ""
         assert re.search(said.replace(".*?", f"{how}.*?"), pipeline), (route.name, pipeline)
         assert not route.bytes or size(route.bytes) in pipeline, route.name
+
+
+@pytest.mark.parametrize(
+    ("types", "near", "far"),
+    [
+        (("cuda", "cuda"), "cuda ipc", "nccl"),
+        (("cpu", "cpu"), "shared memory", "tcp"),
+        (("cuda", "cpu"), "shared memory", "tcp"),
+        (("cpu", "cuda"), "shared memory", "tcp"),
+    ],
+)
+def test_by_which_way_routes_go_from_these_devices_to_those(types: tuple[DeviceType, DeviceType], near: str, far: str) -> None:
+    for nodes, way in ((1, near), (2, far)):
+        text = draw(topology(of_types(replace(small(), cluster=Cluster(nodes)), types)))
+        assert re.search(rf"^ +rollouts  2 -> 4  flatten  slice_dp  2 shares  {way}$", text, re.MULTILINE)
+        assert re.search(rf"^ +weights   4 -> 2  fsdp 2 x tp 2 => dp 2  {way}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["8", "16", "64", "100000", "on_cpu"])
+def test_at_80_columns_every_route_is_on_one_line_which_ends_with_its_way(name: str) -> None:
+    made = drawn(name)
+    text = draw(made, lines=200)
+    text = text[text.index("\npipeline\n") :]
+    for route in made.routes:
+        ends = f"{route.source if route.kind == 'data' else 'weights'} +{route.speakers} -> {route.hearers}"
+        assert re.search(rf"{ends}  .* ({OVER[route.over]}|{SHORT[route.over]})$", text, re.MULTILINE), route.name
 
 
 def test_strides_and_examples_stay_beside_warnings() -> None:
