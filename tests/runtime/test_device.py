@@ -343,6 +343,24 @@ def test_a_call_that_fails_is_named_and_leaves_no_error_behind() -> None:
     assert [name for name, *_ in lib.said] == ["cudaMalloc", "cudaGetLastError"] and current == [1]
 
 
+class Driver:
+    """A libcuda that knows of one allocation."""
+
+    def __init__(self) -> None:
+        kinds = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p
+        self.cuMemGetAddressRange_v2 = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._range)
+
+    def _range(self, base: Any, nbytes: Any, address: int) -> int:
+        nbytes[0] = 2 << 20
+        return 0 if address == 0x7E0000000000 + 63 else 1
+
+
+def test_the_driver_says_how_much_is_there() -> None:
+    assert Runtime(Library(), nullcontext).extent(0x7E0000000000 + 63) is None
+    runtime = Runtime(Library(), nullcontext, Driver())
+    assert runtime.extent(0x7E0000000000 + 63) == 2 << 20 and runtime.extent(5) is None
+
+
 @pytest.mark.parametrize("length", [0, 63, 65])
 def test_a_handle_of_another_length_is_refused(length: int) -> None:
     lib = Library()

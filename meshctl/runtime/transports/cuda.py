@@ -70,11 +70,22 @@ def library() -> Any:
         raise DeviceError(str(error)) from None
 
 
+def driver() -> Any:
+    """libcuda, on which libcudart stands; none where it cannot be found."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 class Runtime:
     """The calls, each with one device current; errors are told and forgotten, or the next one who asks torch would meet them."""
 
-    def __init__(self, library: Any, current: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, library: Any, current: Callable[[], AbstractContextManager[Any]], driver: Any = None) -> None:
         self._current = current
+        self._range = driver and driver.cuMemGetAddressRange_v2
+        if self._range:
+            self._range.argtypes, self._range.restype = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p), ctypes.c_int
         self._text = library.cudaGetErrorString
         self._text.argtypes, self._text.restype = (ctypes.c_int,), ctypes.c_char_p
         self._functions = {name: getattr(library, name) for name in _CALLS}
@@ -100,6 +111,14 @@ class Runtime:
         address = ctypes.c_void_p()
         self._call("cudaIpcOpenMemHandle", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEERS)
         return address.value or 0
+
+    def extent(self, address: int) -> int | None:
+        """Bytes of the allocation that begins at an address; none where the driver does not say."""
+        nbytes = ctypes.c_size_t()
+        if not self._range:
+            return None
+        with self._current():
+            return None if self._range(None, ctypes.byref(nbytes), address) else nbytes.value
 
     def shut(self, address: int) -> None:
         self._call("cudaIpcCloseMemHandle", address)
@@ -184,7 +203,7 @@ class Cuda:
         if not torch.cuda.is_available():
             raise DeviceError("torch finds no CUDA device")
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        self.runtime = runtime or Runtime(library(), partial(torch.cuda.device, self.device))
+        self.runtime = runtime or Runtime(library(), partial(torch.cuda.device, self.device), driver())
         self.name = self.runtime.bus_name(self.device.index)
         self._program = torch.cuda.current_stream(self.device)
         self._own: dict[bytes, int] = {}
@@ -209,6 +228,10 @@ class Cuda:
         if (own := self._own.get(handle)) is not None:
             return Region(own, nbytes, self.device, handle, False, _nothing)
         address = self.runtime.open(handle)
+        extent = self.runtime.extent(address)
+        if extent is not None and extent < nbytes:
+            self.runtime.shut(address)
+            raise DeviceError(f"a piece of {nbytes} bytes in memory of {extent}")
         return Region(address, nbytes, self.device, handle, False, partial(self.runtime.shut, address))
 
     def finish(self) -> None:
