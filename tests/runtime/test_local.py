@@ -558,7 +558,8 @@ def hears(transport: Transport) -> str:
         transport._watch.look(0)
     for box in transport._inbox.values():
         for frame in box:
-            frame.sum()
+            if isinstance(frame, torch.Tensor):
+                frame.sum()
     return str(transport._lost or "")
 
 
@@ -603,7 +604,7 @@ def test_who_does_not_know_the_token_is_not_heard_and_disturbs_nobody(token: str
         stranger = Impostor(transport.way(1).address, token=token)  # type: ignore[attr-defined]
         stranger.frame(LANE, b"evil")
         impostor.frame(LANE, b"good")
-        assert hears(transport) == "" and [bytes(frame.numpy()) for frame in transport._inbox[1, LANE]] == [b"good"]
+        assert hears(transport) == "" and [*transport._inbox[1, LANE]] == [b"good"]
         with pytest.raises(ConnectionError):
             stranger.frame(LANE, b"evil")
         stranger.close()

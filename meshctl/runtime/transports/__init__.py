@@ -29,6 +29,7 @@ from torch import Tensor
 
 from meshctl.runtime.frames import Frame, FrameError, unpack
 
+_NOWHERE = torch.empty(0, dtype=torch.uint8)
 SLOTS = 2
 """Of a lane that says nothing else."""
 
@@ -59,6 +60,8 @@ class Loan:
     """uint8 `[n]`."""
     kept: Any = None
     """What the way knows of it."""
+    inline: bytes = b""
+    """The frame itself, where it is in no memory of its own."""
 
 
 class Way:
@@ -66,11 +69,13 @@ class Way:
 
     shares_memory = False
     """Whether several places may write one frame, each a part of it."""
+    inline = 0
+    """Bytes of a frame that is posted as bytes, in no memory of its own."""
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
         return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8))
 
-    def own(self, loan: Loan) -> Tensor:
+    def own(self, loan: Loan) -> Tensor | bytes:
         """The frame for this place itself, where it is among those that get it."""
         return loan.frame
 
@@ -94,7 +99,7 @@ class Transport:
         self._ways: dict[int, Way] = {}
         self._alone = Way()
         self._state = threading.Condition()
-        self._inbox: defaultdict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        self._inbox: defaultdict[tuple[int, int], deque[Tensor | bytes]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], int] = {}
         self._lost: PeerLost | None = None
         self._gone: dict[int, str] = {}
@@ -124,18 +129,17 @@ class Transport:
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int) -> Loan:
         """Memory for a frame that goes to some places, all by the same way. Waits for their slots. Raises `PeerLost`, `Dropped`."""
-        for place in to:
-            if place != self.place:
-                self._take_slot(place, lane)
-        return self.way(next((place for place in to if place != self.place), self.place)).lend(to, lane, nbytes)
+        self._take_slots(to, lane)
+        return self._way_to(to).lend(to, lane, nbytes)
 
     def deliver(self, loan: Loan) -> None:
         """Sends what was lent; from then on it belongs to those who get it."""
+        way = self._way_to(loan.to)
         for place in loan.to:
             if place == self.place:
-                self.arrived(place, loan.lane, self._way_of(loan).own(loan))
+                self.arrived(place, loan.lane, way.own(loan))
             else:
-                self._way_of(loan).post(place, loan.lane, loan)
+                way.post(place, loan.lane, loan)
 
     def invite(self, loan: Loan, writer: int, lane: int) -> None:
         """Lets another place, which `receive`s it on `lane`, write to a frame that is not delivered yet."""
@@ -143,44 +147,61 @@ class Transport:
         self.way(writer).post(writer, lane, loan, write=True)
 
     def send(self, to: int | Sequence[int], lane: int, frame: Frame) -> None:
-        loan = self.lend((to,) if isinstance(to, int) else to, lane, frame.nbytes)
-        frame.write(loan.frame)
+        places = (to,) if isinstance(to, int) else tuple(to)
+        if frame.nbytes <= self._way_to(places).inline:
+            self._take_slots(places, lane)
+            loan = Loan(places, lane, _NOWHERE, inline=frame.inline())
+        else:
+            loan = self.lend(places, lane, frame.nbytes)
+            frame.write(loan.frame)
         self.deliver(loan)
 
-    def _way_of(self, loan: Loan) -> Way:
-        return self.way(next((place for place in loan.to if place != self.place), self.place))
+    def _way_to(self, places: Sequence[int]) -> Way:
+        """By which all of them are reached."""
+        return self.way(next((place for place in places if place != self.place), self.place))
+
+    def _take_slots(self, to: Sequence[int], lane: int) -> None:
+        if self.slots(lane):
+            for place in to:
+                if place != self.place:
+                    self._take_slot(place, lane)
 
     def _take_slot(self, to: int, lane: int) -> None:
         slots = self.slots(lane)
         if not slots:
             return
+        key = (to, lane)
         with self._state:
-            key = (to, lane)
-            self._credits.setdefault(key, slots)
-            self._wait(lambda: self._credits[key] > 0, to, "take what it was sent")
+            if self._credits.setdefault(key, slots) <= 0:
+                self._wait(lambda: self._credits[key] > 0, to, "take what it was sent")
             self._credits[key] -= 1
 
     # Receiving
 
     def receive(self, source: int, lane: int) -> Tensor:
         """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
-        with self._state:
-            box = self._inbox[source, lane]
-            self._wait(lambda: bool(box), source, "send")
-            frame = box.popleft()
-        if source != self.place and self.slots(lane):
-            self.way(source).post(source, lane, None)
-        return frame
+        frame = self._next(source, lane)
+        return frame if isinstance(frame, Tensor) else torch.frombuffer(bytearray(frame), dtype=torch.uint8)
 
     def hear(self, source: int, lane: int) -> Any:
         """The next value of a lane. Raises `PeerLost`, also where what came is no value, and `Dropped`."""
-        frame = self.receive(source, lane)
+        frame = self._next(source, lane)
         try:
             return unpack(frame)
         except FrameError as error:
             raise PeerLost(f"{self.who(source)} sent what is no frame: {error}") from None
 
-    def arrived(self, source: int, lane: int, frame: Tensor | None) -> None:
+    def _next(self, source: int, lane: int) -> Tensor | bytes:
+        with self._state:
+            box = self._inbox[source, lane]
+            if not box:
+                self._wait(lambda: bool(box), source, "send")
+            frame = box.popleft()
+        if source != self.place and self.slots(lane):
+            self.way(source).post(source, lane, None)
+        return frame
+
+    def arrived(self, source: int, lane: int, frame: Tensor | bytes | None) -> None:
         """A message has come: a frame, or a credit; called by ways, on any thread."""
         with self._state:
             if frame is None:
@@ -240,9 +261,10 @@ class Transport:
             watch.close()
 
     def _notify(self) -> None:
-        self._state.notify_all()
         if self._watch:
             self._watch.wake()
+        else:
+            self._state.notify_all()
 
     def _wait(self, ready: Callable[[], bool], on: int, act: str) -> None:
         """Waits, with the state locked, for something that a place does."""

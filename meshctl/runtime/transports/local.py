@@ -78,6 +78,7 @@ class _Line:
 
 class Local(Way):
     shares_memory = True
+    inline = INLINE
 
     def __init__(self, transport: Transport, token: str) -> None:
         """`token` is the run's; who does not know it is not heard."""
@@ -141,9 +142,9 @@ class Local(Way):
         if count >= self._transport.slots(lane) + HELD:
             raise Held(f"{' or '.join(self._transport.who(place) for place in to)} still holds {count} of them")
 
-    def own(self, loan: Loan) -> Tensor:
+    def own(self, loan: Loan) -> Tensor | bytes:
         if not isinstance(loan.kept, Block):
-            return loan.frame
+            return loan.inline or loan.frame
         release = partial(self._arena.give_back, loan.kept.number, self._transport.place)
         return loan.kept.memory.view(0, len(loan.frame), release)
 
@@ -163,7 +164,8 @@ class Local(Way):
             message = _HEAD.pack(_WRITE if write else _BLOCK, lane, block.number, block.nbytes if new else 0, len(loan.frame))
             self._push(self._line_to(to), message, block.file if new else -1)
         else:
-            self._push(self._line_to(to), _HEAD.pack(_INLINE, lane, 0, 0, len(loan.frame)) + bytes_of(loan.frame))
+            data = loan.inline or bytes_of(loan.frame)
+            self._push(self._line_to(to), _HEAD.pack(_INLINE, lane, 0, 0, len(data)) + data)
 
     def _line_to(self, place: int) -> _Line:
         line = self._to.get(place)
@@ -275,7 +277,7 @@ class Local(Way):
             message, passed, _, _ = line.sock.recvmsg(_ROOM, _PASSED, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return  # it left some of ours unread; what it said before its end comes next
-        files = _files_of(passed)
+        files = _files_of(passed) if passed else ()
         try:
             if not message:
                 self._hung_up(line)
@@ -301,7 +303,7 @@ class Local(Way):
         elif what == _INLINE:
             if len(message) != _HEAD.size + nbytes:
                 raise _Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
-            self._transport.arrived(line.place, lane, _tensor_of(message[_HEAD.size :]))
+            self._transport.arrived(line.place, lane, message[_HEAD.size :])
         elif what in (_BLOCK, _WRITE):
             self._lent(line, what == _WRITE, lane, number, size, nbytes, files)
         elif what == _DROP:
@@ -403,10 +405,6 @@ class Local(Way):
 
 class _Malformed(ValueError):
     """A message that no peer sends."""
-
-
-def _tensor_of(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def _files_of(passed: Iterable[tuple[int, int, bytes]]) -> list[int]:
