@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_LINE = json.JSONEncoder(separators=(",", ":"))
+
 
 @dataclass(frozen=True)
 class Event:
@@ -52,7 +54,7 @@ class Journal:
     def say(self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any) -> Event:
         who = self._rank if rank is None else rank
         event = Event(name, self._group, who, step, stage, value, time.time())
-        os.write(self._file, (json.dumps(event.__dict__, separators=(",", ":")) + "\n").encode())
+        os.write(self._file, (_LINE.encode(event.__dict__) + "\n").encode())
         return event
 
     def close(self) -> None:

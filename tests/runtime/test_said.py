@@ -102,7 +102,7 @@ def test_nor_does_it_help_to_leave_the_digest_as_it_was(path: tuple[Any, ...], o
     except PeerLost as error:
         assert "place 0 sent" in str(error)
     else:
-        assert path == ("part",) and found.value is BATCH or len(found.value) == 4
+        assert (path == ("part",) and found.value is BATCH) or len(found.value) == 4
 
 
 @settings(max_examples=200)
