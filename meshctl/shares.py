@@ -96,13 +96,6 @@ class Table:
         grids = [ids for ids in there if isinstance(ids, Grid)]
         return len(grids) == len(there) and all(one.last < other.first for one, other in pairwise(grids))
 
-    @property
-    def outline(self) -> object:
-        """Tables with the same outline are cut alike, whatever their ids; none where that takes a look at the samples."""
-        if not self._even or self.lengths is not None or self.homes is not None:
-            return None
-        return self.group_depth, tuple(ids.shape if isinstance(ids, Grid) else () for ids in self.ids)
-
     def ids_of(self, part: Sequence[Run]) -> list[Id]:
         """The ids of a part, in its order."""
         return [self.ids[run.speaker][index] for run in part for index in range(run.start, run.stop)]

@@ -184,7 +184,7 @@ class Batch:
     @property
     def known_ids(self) -> Tensor | Grid:
         """The ids, not listed where they are known to be numbered evenly."""
-        return self._grid or self.ids
+        return self.ids if self._grid is None else self._grid
 
     @property
     def group_ids(self) -> Tensor | None:
@@ -235,7 +235,7 @@ class Batch:
         return self._with({name: _between(column, start, stop) for name, column in self._columns.items()}, self._ids_between(start, stop))
 
     def _ids_between(self, start: int, stop: int) -> Tensor | Grid:
-        if self._grid and len(self._grid.shape) == 1 and start < stop:
+        if self._grid is not None and len(self._grid.shape) == 1 and start < stop:
             return Grid(self._grid.start + start, (stop - start,))
         return self.ids[start:stop]
 
@@ -260,7 +260,7 @@ class Batch:
             else column.clone() if isinstance(column, Tensor) else list(column)
             for name, column in self._columns.items()
         }
-        return self._with(copied, self._grid or self.ids.clone())
+        return self._with(copied, self.ids.clone() if self._grid is None else self._grid)
 
     def to(self, device: torch.device | str) -> Batch:
         moved: dict[str, Column] = {

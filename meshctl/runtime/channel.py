@@ -28,7 +28,7 @@ from meshctl.routes import COLLECT, DISPATCH, Id, Route, RouteError, speakers
 from meshctl.runtime.batch import MARK, Batch
 from meshctl.runtime.frames import Frame, unpack
 from meshctl.runtime.parts import Piece, fill, picked, room
-from meshctl.runtime.said import Cut, Row, Said, batch_row, layout_of, row_in, rows_in, table_of, told
+from meshctl.runtime.said import Cut, Form, Row, Said, batch_row, layout_of, outline_of, row_in, rows_in, table_of, told
 from meshctl.runtime.transports import Held, PeerLost, Transport
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.shares import Hearing, Run, align, hearing, name_of, parts_for
@@ -88,7 +88,7 @@ class Channel:
         self._sent_to: dict[tuple[int, int], list[list[int]]] = {}
         self._heard_from: dict[tuple[int, int, int], list[int]] = {}
         self._near: dict[tuple[int, tuple[int, ...]], bool] = {}
-        self._last: tuple[object, Cut] | None = None
+        self._last: tuple[tuple[Form | None, ...], Cut] | None = None
         """The outline of the last table, and its parts: those of the next one are mostly the same."""
 
     @cached_property
@@ -185,7 +185,7 @@ class Channel:
         if schema := self._together(said, part):
             self._give_together(said, head, part, value, me, schema)
             return
-        pieces = said.cut.packed(part, me)
+        pieces = said.cut.share(part, me).packed
         whole = {**head, "part": picked(value, pieces)}
         if len(pieces) < 2:
             self._send_part(whole, part, me)
@@ -222,7 +222,7 @@ class Channel:
     ) -> None:
         teller, has = self._hearing.tellers[part], said.cut.speakers[part]
         hearers = [self._taker.first_place + rank for rank in self._hearing.ranks[part]]
-        pieces = said.cut.pieces(part, me)
+        pieces = said.cut.share(part, me).pieces
         if me == teller:
             lengths = {name: said.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"}
             whole = room(schema, said.cut.counts[part], lengths, said.ids_of(part), said.table.group_depth)
@@ -270,11 +270,11 @@ class Channel:
             batch = self._part_of(heard, said.cut.counts[part], teller)
         else:
             told_here = teller in has or (not has and heard.get("part") is not None)
-            parts = {teller: self._part_of(heard, said.cut.count(part, teller), teller)} if told_here else {}
+            parts = {teller: self._part_of(heard, said.cut.share(part, teller).count, teller)} if told_here else {}
             for speaker in others:
                 got = self._receive(rank, part, speaker)
                 self._check(got, layout, speaker)
-                parts[speaker] = self._part_of(got, said.cut.count(part, speaker), speaker)
+                parts[speaker] = self._part_of(got, said.cut.share(part, speaker).count, speaker)
             batch = _assembled(said.parts[part], parts)
         batch.most = said.cut.most
         return Taken(batch, said)
@@ -317,18 +317,18 @@ class Channel:
 
     def _said(self, rows: Sequence[Row], layout: int) -> Said | None:
         """Of a batch; none where the rows are plain values or an end."""
-        table = table_of(rows)
-        if table is None:
+        if not any([row.form for row in rows]):
             return None
-        outline = table.outline
+        outline = outline_of(rows)
         if outline is not None and self._last and self._last[0] == outline:
-            return Said(rows, table, self._last[1], layout)
+            return Said(rows, self._last[1], layout)
         try:
-            cut = Cut(parts_for(self._taker.execute, self.route.dispatch, self._taker.mesh, table))
+            cut = Cut(parts_for(self._taker.execute, self.route.dispatch, self._taker.mesh, table_of(rows)))
         except RouteError as error:
             raise RouteError(f"`{self.route.source}` gives stage `{self.route.target}` {error}") from None
-        self._last = (outline, cut)
-        return Said(rows, table, cut, layout)
+        if outline is not None:
+            self._last = outline, cut
+        return Said(rows, cut, layout)
 
     # Aligning
 

@@ -84,6 +84,8 @@ class Frame:
 
     def inline(self) -> bytes:
         """All `nbytes`, for a frame that is small; room is zeros."""
+        if not self._tensors:
+            return self._head.ljust(self._start, b"\0")
         pieces = [self._head.ljust(self._start, b"\0")]
         for tensor, _ in self._tensors:
             data = b"" if tensor.is_meta else bytes_of(_as_plain(tensor))
@@ -264,8 +266,9 @@ class _Reader:
         return self._beside[number].view(dtype).view(shape)
 
     def _batch(self, columns: dict[str, Any], ids: Any, group_depth: int, most: int | None) -> Batch:
-        if not all(type(name) is str and isinstance(column, (Tensor, Ragged, list)) for name, column in columns.items()):
-            raise FrameError("a batch whose columns are none")
+        for name, column in columns.items():
+            if type(name) is not str or not isinstance(column, (Tensor, Ragged, list)):
+                raise FrameError("a batch whose columns are none")
         if isinstance(ids, list):
             ids, depth = self._grid(ids), len(ids) - 1
         elif isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2:
@@ -278,7 +281,7 @@ class _Reader:
 
     def _grid(self, ids: list[int]) -> Grid:
         """`[start, shape ...]` of ids that fit 64 bits, of no more samples than there are bytes: nobody is made to list others."""
-        if len(ids) < 2 or any(type(number) is not int for number in ids) or min(ids[1:]) < 1:
+        if len(ids) < 2 or {*map(type, ids)} != {int} or min(ids[1:]) < 1:
             raise FrameError("a batch whose ids are no numbers")
         if not -(1 << 63) <= ids[0] < (1 << 63) - ids[1] or prod(ids[1:]) > self._size + sum(tensor.nbytes for tensor in self._beside):
             raise FrameError(f"a batch of the ids {short(ids)} in a frame of {self._size} bytes")
@@ -287,14 +290,19 @@ class _Reader:
     @staticmethod
     def _checked(kind: int, at: int, shape: Sequence[int]) -> tuple[torch.dtype, int]:
         """The dtype, and how many bytes that is."""
-        if len(shape) > _DIMS or any(type(number) is not int or not 0 <= number < 1 << 63 for number in (kind, at, *shape)):
-            raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
+        spread = 1
+        """Elements, with dims of none counted as of one: torch counts strides so."""
+        for number in (kind, at, *shape):
+            if type(number) is not int or not 0 <= number < 1 << 63:
+                raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
+        for size in shape:
+            spread *= size or 1
         if kind >= len(_DTYPES):
             raise FrameError(f"a tensor of the unknown kind {kind}")
         dtype = _DTYPES[kind]
-        if prod(max(1, size) for size in shape) * dtype.itemsize >= 1 << 63:  # also where it has no elements: torch counts its strides
-            raise FrameError(f"a tensor of shape {shape}")
-        return dtype, prod(shape) * dtype.itemsize
+        if len(shape) > _DIMS or spread * dtype.itemsize >= 1 << 63:
+            raise FrameError(f"a tensor of shape {short(shape)}")
+        return dtype, 0 if 0 in shape else spread * dtype.itemsize
 
 
 def bytes_of(tensor: Tensor) -> bytes:

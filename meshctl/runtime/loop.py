@@ -361,16 +361,25 @@ class Loop:
     def _inputs(self, stage: Stage) -> tuple[list[tuple[str, Any]] | None, Batch | None]:
         """(parameter, value) of each input, none where a stream ended; and the first batch, which gives order and shares to all."""
         taken = [[(channel, channel.take(self._rank)) for channel in channels] for channels in self._seats[stage.name].takes]
-        if any(got.value is END for part in taken for _, got in part):
-            return None, None
-        lead = next((pair for part in taken for pair in part if isinstance(pair[1].value, Batch)), None)
-        arguments = [(part.parameter, self._joined(got, lead)) for part, got in zip(stage.inputs, taken, strict=True)]
-        first: Batch | None = next((value for _, value in arguments if isinstance(value, Batch)), None)
+        lead: tuple[Channel, Taken] | None = None
+        for part in taken:
+            for pair in part:
+                if pair[1].value is END:
+                    return None, None
+                if lead is None and isinstance(pair[1].value, Batch):
+                    lead = pair
+        arguments, first = list[tuple[str, Any]](), None
+        for named, got in zip(stage.inputs, taken, strict=True):
+            value = self._joined(got, lead)
+            arguments.append((named.parameter, value))
+            first = value if first is None and isinstance(value, Batch) else first
         return arguments, first
 
     def _joined(self, got: Sequence[tuple[Channel, Taken]], lead: tuple[Channel, Taken] | None) -> Any:
         """One parameter's value: the columns of all its stages, on the samples of the leading input."""
-        if len(got) > 1 and not all(isinstance(taken.value, Batch) for _, taken in got):
+        if len(got) == 1:
+            return self._aligned(*got[0], lead)
+        if not all(isinstance(taken.value, Batch) for _, taken in got):
             kinds = ", ".join(f"`{channel.route.source}` gives a {type(taken.value).__name__}" for channel, taken in got)
             raise RouteError(f"a list of stages joins batches: {kinds}")
         values = [self._aligned(channel, taken, lead) for channel, taken in got]

@@ -56,10 +56,20 @@ class Form:
     def told(self) -> bytes:
         return Frame([list(self.shape), self.groups, self.columns, self.ragged, self.lengths, self.homes]).inline()
 
-    @property
+    @cached_property
+    def count(self) -> int:
+        """Of the samples, where they are a grid."""
+        return prod(self.shape)
+
+    @cached_property
     def most(self) -> int:
         """How many numbers a row of this form has at least."""
         return 1 + max((index for index in (*self.ragged.values(), self.lengths, self.homes) if index is not None), default=-1)
+
+    @cached_property
+    def counts(self) -> bool:
+        """Whether its samples are shared out by their number alone."""
+        return bool(self.shape) and self.lengths is None and self.homes is None
 
 
 class Row(NamedTuple):
@@ -148,9 +158,8 @@ def rows_in(table: Any, speakers: int) -> list[Row] | None:
     if not isinstance(table, list) or len(table) != speakers:
         return None
     rows = [row for row in map(row_in, table) if row is not None]
-    forms = [row.form for row in rows if row.form]
-    alike = all((form.lengths is None, form.homes is None) == (forms[0].lengths is None, forms[0].homes is None) for form in forms[1:])
-    return rows if alike and len(rows) == speakers else None
+    known = {(row.form.lengths is None, row.form.homes is None) for row in rows if row.form}
+    return rows if len(rows) == speakers and len(known) < 2 else None
 
 
 def row_in(said: Any) -> Row | None:
@@ -173,10 +182,12 @@ def _batch_in(said: Any, ids: Any, numbers: Any) -> Row | None:
     if form is None or not isinstance(numbers, list) or len(numbers) < form.most:
         return None
     if form.shape:
-        count = prod(form.shape) if type(ids) is int else -1
+        count = form.count if type(ids) is int else -1
     else:
         count = len(ids) if isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2 and ids.shape[1] else -1
-    return Row(form, ids, numbers) if count >= 0 and all(_are_numbers(each, count) for each in numbers) else None
+    if count < 0 or (numbers and not all([_are_numbers(each, count) for each in numbers])):
+        return None
+    return Row(form, ids, numbers)
 
 
 @lru_cache(FORMS)
@@ -223,11 +234,20 @@ def _are_numbers(numbers: Any, count: int) -> bool:
     return not count or int(numbers.min()) >= 0
 
 
-def table_of(rows: Sequence[Row]) -> Table | None:
-    """The table of a batch, or none where the rows are plain values or an end. A speaker whose stream ended has no samples."""
+def outline_of(rows: Sequence[Row]) -> tuple[Form | None, ...] | None:
+    """Tables with the same outline are cut alike, whatever their ids; none where that takes a look at the samples."""
+    after: int | None = None
+    for row in rows:
+        if form := row.form:
+            if not form.counts or (after is not None and row.ids < after):
+                return None
+            after = row.ids + form.shape[0]
+    return tuple([row.form for row in rows])
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """The table of a batch. A speaker whose stream ended has no samples."""
     forms = [row.form for row in rows if row.form]
-    if not forms:
-        return None
     lengths = None if forms[0].lengths is None else tuple([_numbers(row, "lengths") for row in rows])
     homes = None if forms[0].homes is None else tuple([_numbers(row, "homes") for row in rows])
     return Table(tuple([_ids(row) for row in rows]), lengths, homes, max([form.groups for form in forms]))
@@ -241,6 +261,16 @@ def _ids(row: Row) -> Sequence[Id]:
 
 def _numbers(row: Row, what: str) -> list[int]:
     return row.numbers[getattr(row.form, what)].tolist() if row.form else []
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a speaker has of a part."""
+
+    pieces: Sequence[Piece]
+    packed: Sequence[Piece]
+    """The same rows one after another."""
+    count: int
 
 
 @dataclass(frozen=True)
@@ -265,23 +295,17 @@ class Cut:
         return max(self.counts, default=0)
 
     @cached_property
-    def _pieces(self) -> dict[tuple[int, int], list[Piece]]:
+    def _shares(self) -> dict[tuple[int, int], Share]:
         return {}
 
-    def pieces(self, part: int, speaker: int) -> list[Piece]:
+    def share(self, part: int, speaker: int) -> Share:
         """What a speaker has of a part."""
-        found = self._pieces.get((part, speaker))
+        found = self._shares.get((part, speaker))
         if found is None:
-            found = self._pieces[part, speaker] = pieces_of(self.parts[part], speaker)
+            pieces = pieces_of(self.parts[part], speaker)
+            count = sum(piece.stop - piece.start for piece in pieces)
+            found = self._shares[part, speaker] = Share(pieces, packed(pieces), count)
         return found
-
-    def packed(self, part: int, speaker: int) -> list[Piece]:
-        """The same rows one after another."""
-        return packed(self.pieces(part, speaker))
-
-    def count(self, part: int, speaker: int) -> int:
-        """How many samples of a part a speaker has."""
-        return sum([piece.stop - piece.start for piece in self.pieces(part, speaker)])
 
 
 @dataclass(frozen=True)
@@ -289,10 +313,13 @@ class Said:
     """What the speakers told of one step's batch, and what follows from it."""
 
     rows: Sequence[Row]
-    table: Table
     cut: Cut
     layout: int
     """The digest that every frame of this step has."""
+
+    @cached_property
+    def table(self) -> Table:
+        return table_of(self.rows)
 
     @property
     def parts(self) -> Sequence[Sequence[Run]]:

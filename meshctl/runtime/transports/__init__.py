@@ -98,7 +98,8 @@ class Transport:
         self._slots = dict(slots)
         self._ways: dict[int, Way] = {}
         self._alone = Way()
-        self._state = threading.Condition()
+        self._lock = threading.RLock()
+        self._state = threading.Condition(self._lock)
         self._inbox: defaultdict[tuple[int, int], deque[Tensor | bytes]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], int] = {}
         self._lost: PeerLost | None = None
@@ -158,7 +159,10 @@ class Transport:
 
     def _way_to(self, places: Sequence[int]) -> Way:
         """By which all of them are reached."""
-        return self.way(next((place for place in places if place != self.place), self.place))
+        for place in places:
+            if place != self.place:
+                return self.way(place)
+        return self.way(self.place)
 
     def _take_slots(self, to: Sequence[int], lane: int) -> None:
         if self.slots(lane):
@@ -171,7 +175,7 @@ class Transport:
         if not slots:
             return
         key = (to, lane)
-        with self._state:
+        with self._lock:
             if self._credits.setdefault(key, slots) <= 0:
                 self._wait(lambda: self._credits[key] > 0, to, "take what it was sent")
             self._credits[key] -= 1
@@ -192,7 +196,7 @@ class Transport:
             raise PeerLost(f"{self.who(source)} sent what is no frame: {error}") from None
 
     def _next(self, source: int, lane: int) -> Tensor | bytes:
-        with self._state:
+        with self._lock:
             box = self._inbox[source, lane]
             if not box:
                 self._wait(lambda: bool(box), source, "send")
@@ -203,7 +207,7 @@ class Transport:
 
     def arrived(self, source: int, lane: int, frame: Tensor | bytes | None) -> None:
         """A message has come: a frame, or a credit; called by ways, on any thread."""
-        with self._state:
+        with self._lock:
             if frame is None:
                 self._credits[source, lane] = self._credits.get((source, lane), 0) + 1
             else:
@@ -228,24 +232,24 @@ class Transport:
 
     def wake(self) -> None:
         """Makes whoever waits look up: the end of the run was told."""
-        with self._state:
+        with self._lock:
             self._notify()
 
     def ended(self, place: int, how: str) -> None:
         """A place is gone: whoever waits for it hears of it."""
-        with self._state:
+        with self._lock:
             self._gone.setdefault(place, how)
             self._notify()
 
     def fail(self, lost: PeerLost) -> None:
         """Nothing that is waited for can come any more."""
-        with self._state:
+        with self._lock:
             self._lost = self._lost or lost
             self._notify()
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """For ways, at the end."""
-        with self._state:
+        with self._lock:
             self._wait(ready, self.place, "")
 
     def close(self) -> None:
@@ -255,7 +259,7 @@ class Transport:
             way.leave()
         for way in ways:
             way.close()
-        with self._state:
+        with self._lock:
             watch, self._watch = self._watch, None
         if watch:
             watch.close()
@@ -282,11 +286,11 @@ class Transport:
             if self._watch is None:
                 self._state.wait(left)
             else:
-                self._state.release()
+                self._lock.release()
                 try:
                     self._watch.look(left)
                 finally:
-                    self._state.acquire()
+                    self._lock.acquire()
 
 
 class _Watch:
