@@ -204,7 +204,7 @@ class Channel:
         if len(has) < 2 or said.rows[teller].form is None or not self._share_memory(part, has):
             return None
         schema = said.schema_of(part)
-        return schema if schema and said.nbytes_of(part, schema) >= TOGETHER else None
+        return schema if schema and said.has_bytes(part, schema, TOGETHER) else None
 
     def _share_memory(self, part: int, has: tuple[int, ...]) -> bool:
         """Whether some speakers, the teller of a part, and all who get it are on one node, and can write to the same frame."""

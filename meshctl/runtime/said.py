@@ -379,10 +379,11 @@ class Said:
         alike = all(schema == schemas[0] for schema in schemas) and all(said[0] != "list" for said in schemas[0].values())
         return schemas[0] if alike else None
 
-    def nbytes_of(self, part: int, schema: Mapping[str, Sequence[Any]]) -> int:
-        """Of the columns of a part."""
-        rows, total = self.cut.counts[part], 0
+    def has_bytes(self, part: int, schema: Mapping[str, Sequence[Any]], least: int) -> bool:
+        """Whether the columns of a part have so many."""
         for name, (kind, dtype, shape) in schema.items():
-            count = int(self.lengths_of(part, name).sum()) if kind == "ragged" else rows
-            total += count * prod(shape) * dtype_of(dtype).itemsize
-        return total
+            count = int(self.lengths_of(part, name).sum()) if kind == "ragged" else self.cut.counts[part]
+            least -= count * prod(shape) * dtype_of(dtype).itemsize
+            if least <= 0:
+                return True
+        return False
