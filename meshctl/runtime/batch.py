@@ -99,30 +99,31 @@ class Batch:
         children where there are k rows for each). `most` is the largest share among the data ranks; alone, the batch's own length.
         """
         self._columns: dict[str, Column] = {}
-        sizes: dict[str, int] = {}
+        sizes: list[int] = []
         for name, column in columns.items():
             if isinstance(column, Tensor):
                 if not column.ndim:
                     raise BatchError(f"column {name!r} has no sample dim")
-                sizes[name] = column.shape[0]
+                sizes.append(column.shape[0])
             else:
                 column = column if isinstance(column, (Ragged, list)) else list(column)
-                sizes[name] = len(column)
+                sizes.append(len(column))
             self._columns[name] = column
         self._grid: Grid | None = None
         """Of the ids, where that was asked for."""
         self._ids: Tensor | None = None
         if isinstance(ids, Grid):
             self._grid = ids
-            sizes["ids"] = len(ids)
+            sizes.append(len(ids))
         elif ids is not None:
             if ids.dtype.is_floating_point or ids.dtype.is_complex:
                 raise BatchError(f"ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
             self._ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
-            sizes["ids"] = self._ids.shape[0]
-        if len(set(sizes.values())) > 1:
-            raise BatchError("columns differ in their number of samples: " + ", ".join(f"{name} {size}" for name, size in sizes.items()))
-        self._length = next(iter(sizes.values()), 0)
+            sizes.append(self._ids.shape[0])
+        if sizes and sizes.count(sizes[0]) != len(sizes):
+            named = zip([*self._columns, "ids"], sizes, strict=False)
+            raise BatchError("columns differ in their number of samples: " + ", ".join(f"{name} {size}" for name, size in named))
+        self._length = sizes[0] if sizes else 0
         self.group_depth = group_depth
         """How many leading numbers of an id are its group's; 0 where samples belong to no group."""
         self._most = most

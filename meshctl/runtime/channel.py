@@ -143,7 +143,7 @@ class Channel:
                     self._send_part(head, part, me)
         except Held as held:
             raise RouteError(f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept") from None
-        return all(row.ended for row in rows)
+        return own.ended and all(row.ended for row in rows)
 
     def _row_of(self, speaker: int, said: Any) -> Row:
         row = row_in(said)
@@ -317,7 +317,7 @@ class Channel:
 
     def _said(self, rows: Sequence[Row], layout: int) -> Said | None:
         """Of a batch; none where the rows are plain values or an end."""
-        if not any([row.form for row in rows]):
+        if all(row.form is None for row in rows):
             return None
         outline = outline_of(rows)
         if outline is not None and self._last and self._last[0] == outline:

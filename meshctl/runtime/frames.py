@@ -63,7 +63,7 @@ class Frame:
         self._size = self._depth = 0
         header = self._packed(value)
         self._head = _PREFIX.pack(MAGIC, len(header)) + header
-        self._start = _aligned(len(self._head))
+        self._start = _aligned(len(self._head)) if self._tensors else len(self._head)
         self.nbytes = self._start + self._size
 
     def write(self, into: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Frame:
     def inline(self) -> bytes:
         """All `nbytes`, for a frame that is small; room is zeros."""
         if not self._tensors:
-            return self._head.ljust(self._start, b"\0")
+            return self._head
         pieces = [self._head.ljust(self._start, b"\0")]
         for tensor, _ in self._tensors:
             data = b"" if tensor.is_meta else bytes_of(_as_plain(tensor))

@@ -154,7 +154,8 @@ def _fill_ragged(target: Ragged, source: Ragged, spans: Spans, together: bool) -
 
 def _bytes_of_rows(values: Tensor) -> NDArray[numpy.uint8]:
     """`[rows, bytes of each]`: many slices of it cost less than of a tensor."""
-    return values.view(len(values), -1).view(torch.uint8).numpy()
+    flat = values.as_strided((values.numel(),), (1,))  # strides of dims of one element say nothing
+    return flat.view(torch.uint8).numpy().reshape(len(values), -1)
 
 
 def _together(pieces: Sequence[Piece]) -> bool:

@@ -95,31 +95,29 @@ def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool) -> Row:
     """Of a batch; lengths of ragged columns only where several speakers may write one frame, tokens and homes where they decide."""
     numbers: list[Tensor] = []
     known: dict[int, int] = {}
-    ragged: list[tuple[str, int]] = []
-
-    def lengths(column: Ragged) -> int:
-        """Columns that share their offsets share their lengths."""
-        if id(column.offsets) not in known:
-            known[id(column.offsets)] = len(numbers)
-            numbers.append(column.lengths)
-        return known[id(column.offsets)]
-
-    if not alone:
-        ragged = [(name, lengths(column)) for name, column in batch.columns.items() if isinstance(column, Ragged)]
-    balanced = homes = None
-    if dispatch.balance:
-        if (tokens := batch.tokens) is not None:
-            balanced = lengths(tokens)
-        else:
-            balanced = len(numbers)
-            numbers.append(batch.lengths)
+    columns = batch.columns.items()
+    ragged = () if alone else tuple([(name, _put(column, known, numbers)) for name, column in columns if isinstance(column, Ragged)])
+    lengths = homes = None
+    if dispatch.balance and (tokens := batch.tokens) is not None:
+        lengths = _put(tokens, known, numbers)
+    elif dispatch.balance:
+        lengths = len(numbers)
+        numbers.append(batch.lengths)
     if dispatch.home:
         homes = len(numbers)
         numbers.append(batch[MARK + "home." + dispatch.home])
     grid = batch.grid
-    kinds = tuple([(name, *_kind(column)) for name, column in batch.columns.items()])
-    form = _form(grid.shape if grid else (), batch.group_depth, kinds, tuple(ragged), balanced, homes)
-    return Row(form, grid.start if grid else batch.ids, numbers)
+    kinds = tuple([(name, *_kind(column)) for name, column in columns])
+    form = _form(grid.shape if grid is not None else (), batch.group_depth, kinds, ragged, lengths, homes)
+    return Row(form, batch.ids if grid is None else grid.start, numbers)
+
+
+def _put(column: Ragged, known: dict[int, int], numbers: list[Tensor]) -> int:
+    """Which of the numbers a column's lengths are; columns that share their offsets share them."""
+    if id(column.offsets) not in known:
+        known[id(column.offsets)] = len(numbers)
+        numbers.append(column.lengths)
+    return known[id(column.offsets)]
 
 
 def _kind(column: Column) -> tuple[Any, ...]:
@@ -185,7 +183,7 @@ def _batch_in(said: Any, ids: Any, numbers: Any) -> Row | None:
         count = form.count if type(ids) is int else -1
     else:
         count = len(ids) if isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2 and ids.shape[1] else -1
-    if count < 0 or (numbers and not all([_are_numbers(each, count) for each in numbers])):
+    if count < 0 or (numbers and not all(_are_numbers(each, count) for each in numbers)):
         return None
     return Row(form, ids, numbers)
 

@@ -141,7 +141,6 @@ FORM: list[Any] = [[2], 0, {}, {}, None, None]
 )
 def test_what_is_no_row(row: Any) -> None:
     if isinstance(row[0], list):
-        assert (form_in(Frame(row[0]).inline()) is None) or len(row) != 3 or row_in(Frame([Frame(row[0]).inline(), *row[1:]]).inline()) is None
         row = [Frame(row[0]).inline(), *row[1:]]
     assert row_in(Frame(row).inline()) is None
 
@@ -167,8 +166,6 @@ def test_columns_that_are_ragged_alike_tell_their_lengths_once() -> None:
 
 
 def test_a_form_changes_with_what_it_is_a_form_of() -> None:
-    forms = {
-        told(batch_row(Batch(columns, ids=torch.arange(len(next(iter(columns.values()))))), Dispatch(), alone=True))
-        for columns in ({"x": torch.ones(2)}, {"x": torch.ones(3)}, {"x": torch.ones(2).int()}, {"x": torch.ones(2, 1)}, {"y": torch.ones(2)})
-    }
-    assert len(forms) == 5
+    columns = [("x", torch.ones(2)), ("x", torch.ones(3)), ("x", torch.ones(2).int()), ("x", torch.ones(2, 1)), ("y", torch.ones(2))]
+    batches = [Batch({name: column}, ids=torch.arange(len(column))) for name, column in columns]
+    assert len({told(batch_row(batch, Dispatch(), alone=True)) for batch in batches}) == 5

@@ -21,8 +21,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,8 +49,7 @@ class Held(Exception):
     """A receiver keeps the memory of what it was sent, and gives nothing back."""
 
 
-@dataclass(frozen=True)
-class Loan:
+class Loan(NamedTuple):
     """Memory for one frame, until it is delivered."""
 
     to: tuple[int, ...]
