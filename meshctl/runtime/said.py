@@ -31,6 +31,7 @@ from meshctl.shares import Grid, Run, Table
 
 FORMS = 64
 """How many forms are kept."""
+_WIDE = 1 << 63
 FEW = 4
 """Runs that are joined one by one; of more, rows are picked by an index."""
 
@@ -180,7 +181,7 @@ def _batch_in(said: Any, ids: Any, numbers: Any) -> Row | None:
     if form is None or not isinstance(numbers, list) or len(numbers) < form.most:
         return None
     if form.shape:
-        count = form.count if type(ids) is int else -1
+        count = form.count if type(ids) is int and -_WIDE <= ids < _WIDE - form.shape[0] else -1
     else:
         count = len(ids) if isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2 and ids.shape[1] else -1
     if count < 0 or (numbers and not all(_are_numbers(each, count) for each in numbers)):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.frames import Frame, FrameError, bytes_of, pack, unpack
+from meshctl.shares import Grid
 from tests.runtime.hostile import ext, framed, frames, inside, real, tensors_in
 
 plain = st.recursive(
@@ -94,6 +95,14 @@ def test_ids_that_count_are_as_many_as_the_samples_and_fit(ids: list[Any]) -> No
         unpack(framed(msgpack.packb(ext(3, [{"x": ext(1, [0, 0, 2**62, 0])}, [0, 2**62], 0, None]))))
     batch = unpack(framed(msgpack.packb(ext(3, [{"x": column}, [5, 3], 0, None]))))
     assert batch.ids.tolist() == [[5], [6], [7]]
+
+
+def test_ids_that_count_need_no_place_where_columns_travel_beside_the_frame() -> None:
+    batch = Batch({"x": torch.arange(40.0)}, ids=Grid(5, (40,)))
+    frame = Frame(batch, beside=lambda tensor: True)
+    [column] = frame.beside
+    back = unpack(frame.inline(), [column.view(torch.uint8)])
+    assert back["x"].data_ptr() == column.data_ptr() and back.known_ids == Grid(5, (40,))
 
 
 # Hostile frames
