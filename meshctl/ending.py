@@ -97,7 +97,8 @@ class Ending:
         `told` is called on that thread when a last step is told: whoever waits inside a dropped step looks up then.
         """
         self._store, self._ear, self._place, self._places, self._told = store, ear, place, tuple(places), told
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._begun = 0
         self._limit = self._last = self._announced = ENDLESS
         threading.Thread(target=self._listen, daemon=True, name="ending").start()
@@ -132,7 +133,7 @@ class Ending:
 
     def begin(self, step: int) -> bool:
         """Whether this step is to be run. Waits only in the moment in which a last step is being agreed."""
-        with self._changed:
+        with self._lock:
             while self._limit < step <= self._last:
                 self._changed.wait()
             if step <= self._last:

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_LINE = json.JSONEncoder(separators=(",", ":"))
+
 
 @dataclass(frozen=True)
 class Event:
@@ -49,11 +51,11 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._group, self._rank = group, rank
 
-    def say(self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any) -> Event:
+    def say(self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any) -> None:
+        """Appends an `Event`."""
         who = self._rank if rank is None else rank
-        event = Event(name, self._group, who, step, stage, value, time.time())
-        os.write(self._file, (json.dumps(event.__dict__, separators=(",", ":")) + "\n").encode())
-        return event
+        event = {"name": name, "group": self._group, "rank": who, "step": step, "stage": stage, "value": value, "time": time.time()}
+        os.write(self._file, (_LINE.encode(event) + "\n").encode())
 
     def close(self) -> None:
         os.close(self._file)

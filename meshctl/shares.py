@@ -7,7 +7,7 @@ and ids that are numbered evenly are a `Grid` that nothing lists, so that an eve
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -96,13 +96,6 @@ class Table:
         grids = [ids for ids in there if isinstance(ids, Grid)]
         return len(grids) == len(there) and all(one.last < other.first for one, other in pairwise(grids))
 
-    @property
-    def outline(self) -> object:
-        """Tables with the same outline are cut alike, whatever their ids; none where that takes a look at the samples."""
-        if not self._even or self.lengths is not None or self.homes is not None:
-            return None
-        return self.group_depth, tuple(ids.shape if isinstance(ids, Grid) else () for ids in self.ids)
-
     def ids_of(self, part: Sequence[Run]) -> list[Id]:
         """The ids of a part, in its order."""
         return [self.ids[run.speaker][index] for run in part for index in range(run.start, run.stop)]
@@ -171,12 +164,11 @@ def cut(table: Table, parts: int, dispatch: Dispatch) -> list[list[Run]]:
     if size:
         count = sum(map(len, placed)) // size
         spans = [share(count, parts, part) for part in range(parts)]
-        shares = [_between(placed, span.start * size, span.stop * size) for span in spans]
+        shares = [_picked(placed, [(span.start * size, span.stop * size)]) for span in spans]
     else:
-        listed = [(run.speaker, index) for run in placed for index in range(run.start, run.stop)]
-        units = _units(table, listed, depth)
-        count = len(units)
-        shares = [runs([listed[position] for position in positions]) for positions in _dealt(table, listed, units, parts, dispatch)]
+        bounds = _bounds(table, placed, depth)
+        count = len(bounds) - 1
+        shares = [_picked(placed, positions) for positions in _dealt(table, placed, bounds, parts, dispatch)]
     if not dispatch.allow_empty and (empty := sum(not part for part in shares)):
         what = "groups" if count < table.total else "samples"
         least = "say dispatch: {allow_empty: true}, or give at least " + str(parts)
@@ -192,63 +184,94 @@ def _unit(table: Table, depth: int) -> int:
     return sizes.pop() if len(sizes) == 1 else 0 if sizes else 1
 
 
-def _between(placed: Sequence[Run], start: int, stop: int) -> list[Run]:
-    """The samples from one position in sample order to another."""
-    found, at = [], 0
-    for run in placed:
-        first, last = max(start - at, 0), min(stop - at, len(run))
-        if first < last:
-            found.append(Run(run.speaker, run.start + first, run.start + last))
-        at += len(run)
+def _bounds(table: Table, placed: Sequence[Run], depth: int) -> Sequence[int]:
+    """Where what may not be parted begins, in sample order, and the end: single samples, or those of one group, which lie together."""
+    count = sum(map(len, placed))
+    if not depth:
+        return range(count + 1)
+    bounds: list[int] = []
+    last: Id | None = None
+    for position, id in enumerate(table.ids_of(placed)):
+        if id[:depth] != last:
+            bounds.append(position)
+        last = id[:depth]
+    return [*bounds, count]
+
+
+def _flat(placed: Sequence[Run], numbers: Sequence[Sequence[int]]) -> list[int]:
+    """Numbers that each speaker has of its samples, in sample order."""
+    found: list[int] = []
+    for speaker, start, stop in placed:
+        found += numbers[speaker][start:stop]
     return found
 
 
-def _units(table: Table, placed: Sequence[tuple[int, int]], depth: int) -> list[range]:
-    """What may not be parted: single samples, or runs of one group (groups lie together in the order of ids)."""
-    if not depth:
-        return [range(position, position + 1) for position in range(len(placed))]
-    units: list[range] = []
-    last: Id | None = None
-    for position, (speaker, index) in enumerate(placed):
-        group = table.ids[speaker][index][:depth]
-        if group == last:
-            units[-1] = range(units[-1].start, position + 1)
-        else:
-            units.append(range(position, position + 1))
-        last = group
-    return units
-
-
-def _dealt(table: Table, placed: Sequence[tuple[int, int]], units: Sequence[range], parts: int, dispatch: Dispatch) -> list[list[int]]:
-    """The positions in sample order that each share gets."""
+def _dealt(table: Table, placed: Sequence[Run], bounds: Sequence[int], parts: int, dispatch: Dispatch) -> list[list[tuple[int, int]]]:
+    """What each share gets: from one position in sample order to another, rising."""
     if dispatch.home and table.homes:
-        shares: list[list[int]] = [[] for _ in range(parts)]
-        for position, (speaker, index) in enumerate(placed):
-            home = table.homes[speaker][index]
+        shares: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
+        for position, home in enumerate(_flat(placed, table.homes)):
             if not 0 <= home < parts:
-                raise RouteError(f"sample {name_of(table.ids[speaker][index])} has no home among {parts} shares")
-            shares[home].append(position)
+                [id] = table.ids_of(_picked(placed, [(position, position + 1)]))
+                raise RouteError(f"sample {name_of(id)} has no home among {parts} shares")
+            shares[home].append((position, position + 1))
         return shares
+    count = len(bounds) - 1
     if dispatch.balance and table.lengths:
-        weights = [sum(table.lengths[placed[p][0]][placed[p][1]] for p in unit) for unit in units]
-        return _balanced(units, weights, parts, dispatch.equal_counts)
-    spans = [share(len(units), parts, part) for part in range(parts)]
-    return [[position for unit in units[span.start : span.stop] for position in unit] for span in spans]
+        weights = _flat(placed, table.lengths)
+        if count < len(weights):
+            weights = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
+        return [_joined(units, bounds) for units in _balanced(weights, parts, dispatch.equal_counts)]
+    spans = [share(count, parts, part) for part in range(parts)]
+    return [[(bounds[span.start], bounds[span.stop])] for span in spans]
 
 
-def _balanced(units: Sequence[range], weights: Sequence[int], parts: int, equal_counts: bool) -> list[list[int]]:
+def _balanced(weights: Sequence[int], parts: int, equal_counts: bool) -> list[list[int]]:
     """Longest first, each to the least loaded share that has room: within a few per mille of even for real lengths."""
-    least, more = divmod(len(units), parts) if equal_counts else (len(units), 0)
+    least, more = divmod(len(weights), parts) if equal_counts else (len(weights), 0)
     loads = [(0, 0, part) for part in range(parts)]
-    held: list[list[range]] = [[] for _ in range(parts)]
-    for index in sorted(range(len(units)), key=lambda i: (-weights[i], i)):
-        load, count, part = heapq.heappop(loads)
+    held: list[list[int]] = [[] for _ in range(parts)]
+    for index in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):
+        load, count, part = loads[0]
         while count >= least + (more > 0):  # full, and it stays so: `more` only falls
-            load, count, part = heapq.heappop(loads)
+            heapq.heappop(loads)
+            load, count, part = loads[0]
         more -= count == least
-        held[part].append(units[index])
-        heapq.heappush(loads, (load + weights[index], count + 1, part))
-    return [[position for unit in sorted(mine, key=lambda unit: unit.start) for position in unit] for mine in held]
+        held[part].append(index)
+        heapq.heapreplace(loads, (load + weights[index], count + 1, part))
+    return held
+
+
+def _joined(units: list[int], bounds: Sequence[int]) -> list[tuple[int, int]]:
+    """Of some units, neighbours as one."""
+    found: list[tuple[int, int]] = []
+    first = last = -1
+    for unit in sorted(units):
+        if unit != last:
+            if last >= 0:
+                found.append((bounds[first], bounds[last]))
+            first = unit
+        last = unit + 1
+    return [*found, (bounds[first], bounds[last])] if units else found
+
+
+def _picked(placed: Sequence[Run], positions: Iterable[tuple[int, int]]) -> list[Run]:
+    """The samples from one position in sample order to another, of positions that rise."""
+    found: list[Run] = []
+    number = at = 0
+    for start, stop in positions:
+        while start < stop:
+            speaker, first, last = placed[number]
+            if start >= at + last - first:
+                at, number = at + last - first, number + 1
+                continue
+            begin, end = first + start - at, min(last, first + stop - at)
+            if found and found[-1].speaker == speaker and found[-1].stop == begin:
+                found[-1] = Run(speaker, found[-1].start, end)
+            else:
+                found.append(Run(speaker, begin, end))
+            start += end - begin
+    return found
 
 
 # Who gets which part

@@ -254,15 +254,6 @@ def test_parts_of_grids_are_those_of_the_listed_ids(table: Table, dispatch: Disp
         assert sorted(held) == everything
 
 
-@settings(max_examples=300)
-@given(tables(), tables(), dispatches.filter(lambda dispatch: not dispatch.home), st.sampled_from(EXECUTE), st.sampled_from(MESHES))
-def test_tables_of_one_outline_are_cut_alike(one: Table, other: Table, dispatch: Dispatch, execute: str, mesh: DeviceMesh) -> None:
-    even = Table(tuple(Grid(ids.start * 3, ids.shape) if isinstance(ids, Grid) else ids for ids in one.ids), group_depth=one.group_depth)
-    for another in (other, even):
-        if one.outline is not None and one.outline == another.outline:
-            assert outcome(execute, dispatch, mesh, one) == outcome(execute, dispatch, mesh, another)
-
-
 @given(tables(), st.data())
 def test_order_is_that_of_ids(table: Table, data: st.DataObject) -> None:
     everything = sorted(id for ids in table.ids for id in ids)

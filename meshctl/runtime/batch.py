@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime import tensordicts
+from meshctl.runtime.ids import grid_of, ids_of
+from meshctl.shares import Grid
 
 
 class BatchError(ValueError):
@@ -86,27 +88,42 @@ class Batch:
     """Named columns over the same samples."""
 
     def __init__(
-        self, columns: Mapping[str, Column | Sequence[Any]], *, ids: Tensor | None = None, group_depth: int = 0, most: int | None = None
+        self,
+        columns: Mapping[str, Column | Sequence[Any]],
+        *,
+        ids: Tensor | Grid | None = None,
+        group_depth: int = 0,
+        most: int | None = None,
     ) -> None:
         """`ids` left out: the runtime gives them (a source's numbers; those of the input where the row count is the same; its
         children where there are k rows for each). `most` is the largest share among the data ranks; alone, the batch's own length.
         """
-        self._columns: dict[str, Column] = {
-            name: column if isinstance(column, (Tensor, Ragged, list)) else list(column) for name, column in columns.items()
-        }
-        for name, column in self._columns.items():
-            if isinstance(column, Tensor) and not column.ndim:
-                raise BatchError(f"column {name!r} has no sample dim")
-        sizes = {name: column.shape[0] if isinstance(column, Tensor) else len(column) for name, column in self._columns.items()}
-        if ids is not None:
+        self._columns: dict[str, Column] = {}
+        sizes: list[int] = []
+        for name, column in columns.items():
+            if isinstance(column, Tensor):
+                if not column.ndim:
+                    raise BatchError(f"column {name!r} has no sample dim")
+                sizes.append(column.shape[0])
+            else:
+                column = column if isinstance(column, (Ragged, list)) else list(column)
+                sizes.append(len(column))
+            self._columns[name] = column
+        self._grid: Grid | None = None
+        """Of the ids, where that was asked for."""
+        self._ids: Tensor | None = None
+        if isinstance(ids, Grid):
+            self._grid = ids
+            sizes.append(len(ids))
+        elif ids is not None:
             if ids.dtype.is_floating_point or ids.dtype.is_complex:
                 raise BatchError(f"ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
-            ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
-            sizes["ids"] = ids.shape[0]
-        if len(set(sizes.values())) > 1:
-            raise BatchError("columns differ in their number of samples: " + ", ".join(f"{name} {size}" for name, size in sizes.items()))
-        self._length = next(iter(sizes.values()), 0)
-        self._ids = ids
+            self._ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
+            sizes.append(self._ids.shape[0])
+        if sizes and sizes.count(sizes[0]) != len(sizes):
+            named = zip([*self._columns, "ids"], sizes, strict=False)
+            raise BatchError("columns differ in their number of samples: " + ", ".join(f"{name} {size}" for name, size in named))
+        self._length = sizes[0] if sizes else 0
         self.group_depth = group_depth
         """How many leading numbers of an id are its group's; 0 where samples belong to no group."""
         self._most = most
@@ -149,12 +166,26 @@ class Batch:
 
     @property
     def has_ids(self) -> bool:
-        return self._ids is not None
+        return self._ids is not None or self._grid is not None
 
     @property
     def ids(self) -> Tensor:
         """int64 `[n, depth]`; a batch that was given none counts its rows."""
+        if self._ids is None and self._grid is not None:
+            self._ids = ids_of(self._grid, 0, self._length)
         return torch.arange(len(self))[:, None] if self._ids is None else self._ids
+
+    @property
+    def grid(self) -> Grid | None:
+        """The ids, where they are numbered evenly: nobody need list them."""
+        if self._grid is None and self._ids is not None:
+            self._grid = grid_of(self._ids)
+        return self._grid if self.has_ids or not self._length else Grid(0, (self._length,))
+
+    @property
+    def known_ids(self) -> Tensor | Grid:
+        """The ids, not listed where they are known to be numbered evenly."""
+        return self.ids if self._grid is None else self._grid
 
     @property
     def group_ids(self) -> Tensor | None:
@@ -162,28 +193,36 @@ class Batch:
         return self.ids[:, : self.group_depth] if self.group_depth else None
 
     @property
+    def tokens(self) -> Ragged | None:
+        """The ragged column `tokens`, or the first ragged one."""
+        named = self._columns.get("tokens")
+        if isinstance(named, Ragged):
+            return named
+        ragged = (column for name, column in self._columns.items() if isinstance(column, Ragged) and not name.startswith(MARK))
+        return next(ragged, None)
+
+    @property
     def lengths(self) -> Tensor:
-        """int64 `[n]`: the tokens of each sample: of the ragged column `tokens`, or the first ragged one; 1 where there is none."""
-        ragged = [column for name, column in self._columns.items() if isinstance(column, Ragged) and not name.startswith(MARK)]
-        tokens = self._columns.get("tokens")
-        if isinstance(tokens, Ragged):
-            return tokens.lengths
-        return ragged[0].lengths if ragged else torch.ones(len(self), dtype=torch.int64)
+        """int64 `[n]`: the tokens of each sample; 1 where no column is ragged."""
+        tokens = self.tokens
+        return torch.ones(len(self), dtype=torch.int64) if tokens is None else tokens.lengths
 
     # Making others
 
-    def _with(self, columns: Mapping[str, Column], ids: Tensor | None, most: int | None = None, group_depth: int | None = None) -> Batch:
+    def _with(
+        self, columns: Mapping[str, Column], ids: Tensor | Grid | None, most: int | None = None, group_depth: int | None = None
+    ) -> Batch:
         depth = self.group_depth if group_depth is None else group_depth
         return Batch(columns, ids=ids, group_depth=depth, most=self._most if most is None else most)
 
     def with_columns(self, **columns: Column) -> Batch:
         """The same samples with these columns added or replaced."""
-        return self._with({**self._columns, **columns}, self.ids)
+        return self._with({**self._columns, **columns}, self.known_ids)
 
     def select(self, *names: str) -> Batch:
         """Only these columns; marks stay."""
         marks = {name: column for name, column in self._columns.items() if name.startswith(MARK)}
-        return self._with({**{name: self[name] for name in names}, **marks}, self.ids)
+        return self._with({**{name: self[name] for name in names}, **marks}, self.known_ids)
 
     def take(self, indices: Sequence[int] | Tensor) -> Batch:
         """These rows, in this order; neighbours are views of this batch's memory."""
@@ -194,7 +233,12 @@ class Batch:
         """These neighbouring rows, as views of this batch's memory."""
         if (start, stop) == (0, len(self)):
             return self
-        return self._with({name: _between(column, start, stop) for name, column in self._columns.items()}, self.ids[start:stop])
+        return self._with({name: _between(column, start, stop) for name, column in self._columns.items()}, self._ids_between(start, stop))
+
+    def _ids_between(self, start: int, stop: int) -> Tensor | Grid:
+        if self._grid is not None and len(self._grid.shape) == 1 and start < stop:
+            return Grid(self._grid.start + start, (stop - start,))
+        return self.ids[start:stop]
 
     def where(self, mask: Tensor | Sequence[bool]) -> Batch:
         """The samples whose mask is true; the others are dropped."""
@@ -217,7 +261,7 @@ class Batch:
             else column.clone() if isinstance(column, Tensor) else list(column)
             for name, column in self._columns.items()
         }
-        return self._with(copied, self.ids.clone())
+        return self._with(copied, self.ids.clone() if self._grid is None else self._grid)
 
     def to(self, device: torch.device | str) -> Batch:
         moved: dict[str, Column] = {
@@ -225,7 +269,7 @@ class Batch:
             else column.to(device) if isinstance(column, Tensor) else column
             for name, column in self._columns.items()
         }
-        return self._with(moved, self._ids)
+        return self._with(moved, self.known_ids if self.has_ids else None)
 
     def minibatches(self, size: int, seed: int | None = None) -> Iterator[Batch]:
         """Cuts of at most `size` samples, shuffled by `seed` where one is given.
@@ -279,8 +323,8 @@ class Batch:
         entries: dict[str, tensordicts.Entry] = {
             name: (column.values, column.offsets) if isinstance(column, Ragged) else column for name, column in self._columns.items()
         }
-        if self._ids is not None:
-            entries[IDS] = self._ids
+        if self.has_ids:
+            entries[IDS] = self.ids
         notes = {DEPTH: self.group_depth} if self.group_depth else {}
         if self._most is not None:
             notes[MOST] = self._most
@@ -314,7 +358,7 @@ class Batch:
         twice = [name for name in other.names if name in self._columns]
         if twice:
             raise BatchError(f"column {twice[0]!r} is given twice")
-        return self._with({**other._columns, **self._columns}, self.ids)
+        return self._with({**other._columns, **self._columns}, self.known_ids)
 
 def children(ids: Tensor, times: int) -> Tensor:
     """Ids `[n, depth]` -> `[n * times, depth + 1]`: each with its children's places."""
@@ -334,10 +378,11 @@ def identify(result: Batch, given: Batch | None) -> Batch:
         if rest or (len(result) and not times):
             raise BatchError(f"{len(result)} rows came out of {len(given)} samples: say their ids, by batch.where, batch.take or ids=")
         if times > 1:
-            ids = children(given.ids, times)
-            result = Batch(result.columns, ids=ids, group_depth=ids.shape[1] - 1, most=given.most * times)
+            listed = children(given.ids, times)
+            result = Batch(result.columns, ids=listed, group_depth=listed.shape[1] - 1, most=given.most * times)
         else:
-            result = Batch(result.columns, ids=given.ids[: len(result)], group_depth=given.group_depth, most=given.most)
+            ids = given.known_ids if times else given.ids[:0]
+            result = Batch(result.columns, ids=ids, group_depth=given.group_depth, most=given.most)
     missing = [name for name in given.columns if name.startswith(MARK) and name not in result]
     if not missing:
         return result

@@ -6,6 +6,10 @@
 Both ends derive the same parts from the same table (`shares.py`), so nobody coordinates. A part goes once to each node, where those that
 get it read the same memory; what several speakers have of it they write into one frame, laid out by the one that tells the table.
 Plain values (losses, statistics) travel with their weights in the table itself, and every taker joins them alone.
+
+    a frame    {"layout": digest, "table": rows, by the one that tells it, "part": rows of a batch, by who has some}
+
+The digest is of all that the parts follow from, so who reckons with other parts is named before anything of its is taken.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -21,12 +26,12 @@ from torch import Tensor
 from meshctl.mesh import DeviceMesh
 from meshctl.routes import COLLECT, DISPATCH, Id, Route, RouteError, speakers
 from meshctl.runtime.batch import MARK, Batch
-from meshctl.runtime.frames import Frame, pack, unpack
-from meshctl.runtime.parts import fill, packed, picked, pieces_of, room
-from meshctl.runtime.said import Said, batch_row, is_row, rows_in, table_of
-from meshctl.runtime.transports import Held, PeerLost, Transport, flat
+from meshctl.runtime.frames import Frame, unpack
+from meshctl.runtime.parts import Piece, fill, picked, room
+from meshctl.runtime.said import Cut, Form, Row, Said, batch_row, layout_of, outline_of, row_in, rows_in, table_of, told
+from meshctl.runtime.transports import Held, PeerLost, Transport, flat, tensor_of
 from meshctl.runtime.transports.exchange import exchange
-from meshctl.shares import Hearing, Run, Table, align, hearing, name_of, parts_for
+from meshctl.shares import Hearing, Run, align, hearing, name_of, parts_for
 
 VALUES, TABLES, HOPS, WRITTEN, PASSED = range(5)
 """The lanes of a route: values; tables within a side; a hop beside the values (an alignment's second, layouts of weights); frames that
@@ -76,8 +81,14 @@ class Channel:
         self._lane = lane
         self._speakers = speakers(giver.mesh, route.collect, giver.execute)
         self._join = COLLECT[route.collect].join
+        self._places = tuple(giver.first_place + speaker for speaker in self._speakers)
+        """Of the speakers."""
+        self._number = {rank: number for number, rank in enumerate(self._speakers)}
+        self._seed = crc32(repr((route, *((party.mesh, party.first_place, party.execute) for party in (giver, taker)))).encode())
         self._sent_to: dict[tuple[int, int], list[list[int]]] = {}
-        self._last: tuple[object, Sequence[Sequence[Run]]] | None = None
+        self._heard_from: dict[tuple[int, int, int], list[int]] = {}
+        self._near: dict[tuple[int, tuple[int, ...]], bool] = {}
+        self._last: tuple[tuple[Form | None, ...], Cut] | None = None
         """The outline of the last table, and its parts: those of the next one are mostly the same."""
 
     @cached_property
@@ -86,7 +97,7 @@ class Channel:
 
     def _speaking(self, speaker: int) -> int:
         """The place of a speaker."""
-        return self._giver.first_place + self._speakers[speaker]
+        return self._places[speaker]
 
     def _hearers(self, part: int, speaker: int) -> list[list[int]]:
         """The places that a speaker sends a part to, those that share memory together: all of its own node, and one of each other."""
@@ -115,89 +126,107 @@ class Channel:
 
         Returns whether the stream has ended: on all speakers, not only on this one.
         """
-        if rank not in self._speakers:
+        me = self._number.get(rank)
+        if me is None:
             return value is END
-        me = self._speakers.index(rank)
-        places = [self._giver.first_place + speaker for speaker in self._speakers]
-        rows = exchange(self._transport, places, me, self._lane + TABLES, self._row(value, weight))
-        for speaker, row in enumerate(rows):
-            if speaker != me and not is_row(row):
-                raise self._strange(speaker, "no row of a table")
-        said, table = self._said(rows), pack(rows) if me in self._hearing.tellers else None
+        own = self._row(value, weight)
+        table = exchange(self._transport, self._places, me, self._lane + TABLES, told(own))
+        rows = [own if speaker == me else self._row_of(speaker, row) for speaker, row in enumerate(table)]
+        layout = layout_of(self._seed, table)
+        said = self._said(rows, layout)
         try:
-            for part in range(len(self._hearing.ranks)):
+            for part, teller in enumerate(self._hearing.tellers):
+                head = {"layout": layout, "table": table} if teller == me else {"layout": layout}
                 if said is not None:
-                    self._give_part(said, table, part, value, me)
-                elif self._hearing.tellers[part] == me:
-                    for places in self._hearers(part, me):
-                        self._send(places, VALUES, {"table": table})
+                    self._give_part(said, head, part, value, me)
+                elif teller == me:
+                    self._send_part(head, part, me)
         except Held as held:
             raise self._kept(held) from None
-        return all(row["kind"] == "end" for row in rows)
+        return own.ended and all(row.ended for row in rows)
 
-    def _row(self, value: Any, weight: float) -> dict[str, Any]:
+    def _row_of(self, speaker: int, said: Any) -> Row:
+        row = row_in(said)
+        if row is None:
+            raise self._strange(speaker, "no row of a table")
+        return row
+
+    def _row(self, value: Any, weight: float) -> Row:
         """What the other speakers and the hearers must know of this part."""
         if value is END:
-            return {"kind": "end"}
+            return Row()
         if self._join == "samples" and not (isinstance(value, (Batch, list)) or (isinstance(value, Tensor) and value.ndim)):
             how = "does it return what it made?" if value is None else "flatten joins batches, lists and tensors: say mean, sum or first"
             raise RouteError(f"`{self.route.source}` gave {'None' if value is None else f'a {type(value).__name__}'}; {how}")
         if not isinstance(value, Batch) or self._join == "list":
-            return {"kind": "value", "value": value, "weight": weight}
+            return Row(value=value, weight=weight)
         if self._join in ("mean", "sum"):
             raise RouteError(f"`{self.route.source}` gave a Batch, and collect: {self.route.collect} is for numbers and tensors")
         if (home := self.route.dispatch.home) and MARK + "home." + home not in value:
             raise RouteError(f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there")
         return batch_row(value, self.route.dispatch, alone=len(self._speakers) == 1)
 
-    def _send(self, places: Sequence[int], lane: int, value: Any) -> None:
-        frame = Frame(value)
-        self.sent += frame.nbytes
+    def _send(self, places: Sequence[int], lane: int, value: Mapping[str, Any]) -> None:
+        frame = self._transport.frame(places, value, lent=True)
+        self.sent += frame.moved
         self._transport.send(places, self._lane + lane, frame)
 
-    def _give_part(self, said: Said, table: Tensor | None, part: int, value: Batch | Ended, me: int) -> None:
-        """What this speaker has of a part, and the table where it is the one that tells it."""
-        tells, has = self._hearing.tellers[part] == me, said.speakers_of(part)
-        if not tells and me not in has:
-            return
-        if (schema := self._together(said, part)) and isinstance(value, Batch):
-            self._give_together(said, table, part, value, me, schema)
-            return
-        pieces = pieces_of(said.parts[part], me)
-        own = picked(value, packed(pieces)) if isinstance(value, Batch) else None
+    def _send_part(self, value: Mapping[str, Any], part: int, me: int) -> None:
         for places in self._hearers(part, me):
-            frame = self._transport.frame(places, {"table": table if tells else None, "part": own}, lent=True)
+            self._send(places, VALUES, value)
+
+    def _give_part(self, said: Said, head: Mapping[str, Any], part: int, value: Batch | Ended, me: int) -> None:
+        """What this speaker has of a part, and the table where it is the one that tells it."""
+        if me not in said.cut.speakers[part] and "table" not in head:
+            return
+        if not isinstance(value, Batch):
+            self._send_part(head, part, me)
+            return
+        if schema := self._together(said, part):
+            self._give_together(said, head, part, value, me, schema)
+            return
+        pieces = said.cut.share(part, me).packed
+        whole = {**head, "part": picked(value, pieces)}
+        if len(pieces) < 2:
+            self._send_part(whole, part, me)
+            return
+        for places in self._hearers(part, me):
+            frame = self._transport.frame(places, whole, lent=True)
             loan = self._transport.lend(places, self._lane, frame.nbytes, frame.beside)
             frame.write(loan.frame)
-            if own is not None and len(pieces) > 1 and isinstance(value, Batch):
-                fill(unpack(loan.frame, [*map(flat, loan.beside)])["part"], value, packed(pieces))
+            fill(unpack(loan.frame, [*map(flat, loan.beside)])["part"], value, pieces)
             self.sent += frame.moved
             self._transport.deliver(loan)
 
     def _together(self, said: Said, part: int) -> Mapping[str, Sequence[Any]] | None:
         """The columns of a part that several speakers write into one frame: where all, and all who get it, share memory."""
-        teller, has = self._hearing.tellers[part], said.speakers_of(part)
-        if len(has) < 2 or said.rows[teller]["kind"] != "batch":
-            return None
-        nodes = {self._giver.node_of(self._speakers[speaker]) for speaker in (teller, *has)}
-        nodes |= {self._taker.node_of(rank) for rank in self._hearing.ranks[part]}
-        places = [*map(self._speaking, (teller, *has)), *(self._taker.first_place + rank for rank in self._hearing.ranks[part])]
-        own = self._transport.place
-        if len(nodes) > 1 or not all(self._transport.way(place).shares_memory for place in places if place != own):
+        teller, has = self._hearing.tellers[part], said.cut.speakers[part]
+        if len(has) < 2 or said.rows[teller].form is None or not self._share_memory(part, has):
             return None
         schema = said.schema_of(part)
-        return schema if schema and said.nbytes_of(part, schema) >= TOGETHER else None
+        return schema if schema and said.has_bytes(part, schema, TOGETHER) else None
+
+    def _share_memory(self, part: int, has: tuple[int, ...]) -> bool:
+        """Whether some speakers, the teller of a part, and all who get it are on one node, and can write to the same frame."""
+        found = self._near.get((part, has))
+        if found is None:
+            speakers, hearers = (self._hearing.tellers[part], *has), self._hearing.ranks[part]
+            nodes = {self._giver.node_of(self._speakers[speaker]) for speaker in speakers} | set(map(self._taker.node_of, hearers))
+            places = {*map(self._speaking, speakers), *(self._taker.first_place + rank for rank in hearers)} - {self._transport.place}
+            found = len(nodes) < 2 and all(self._transport.way(place).shares_memory for place in places)
+            self._near[part, has] = found
+        return found
 
     def _give_together(
-        self, said: Said, table: Tensor | None, part: int, value: Batch, me: int, schema: Mapping[str, Sequence[Any]]
+        self, said: Said, head: Mapping[str, Any], part: int, value: Batch, me: int, schema: Mapping[str, Sequence[Any]]
     ) -> None:
-        teller, has = self._hearing.tellers[part], said.speakers_of(part)
+        teller, has = self._hearing.tellers[part], said.cut.speakers[part]
         hearers = [self._taker.first_place + rank for rank in self._hearing.ranks[part]]
-        pieces = pieces_of(said.parts[part], me)
+        pieces = said.cut.share(part, me).pieces
         if me == teller:
             lengths = {name: said.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"}
-            whole = room(schema, sum(map(len, said.parts[part])), lengths, said.ids_of(part), said.table.group_depth)
-            frame = Frame({"table": table, "part": whole})
+            whole = room(schema, said.cut.counts[part], lengths, said.ids_of(part), said.table.group_depth)
+            frame = Frame({**head, "part": whole})
             writers = [self._speaking(other) for other in has if other != me]
             loan = self._transport.lend(hearers, self._lane, frame.nbytes, writers=writers, writing=self._lane + WRITTEN)
             frame.write(loan.frame)
@@ -206,11 +235,11 @@ class Channel:
             self._fill(loan.frame, value, pieces)
             self._transport.deliver(loan)
         elif pieces:
-            frame_of_teller = self._transport.receive(self._speaking(teller), self._lane + WRITTEN).frame
+            frame_of_teller = tensor_of(self._transport.receive(self._speaking(teller), self._lane + WRITTEN).frame)
             self._fill(frame_of_teller, value, pieces)
-            self._transport.send(hearers, self._lane, Frame(None))
+            self._transport.send(hearers, self._lane, Frame(head))
 
-    def _fill(self, frame: Tensor, value: Batch, pieces: Sequence[Any]) -> None:
+    def _fill(self, frame: Tensor, value: Batch, pieces: Sequence[Piece]) -> None:
         if pieces:
             whole: Batch = unpack(frame)["part"]
             fill(whole, value, pieces)
@@ -222,33 +251,44 @@ class Channel:
         """This rank's share of the next value; for a batch, in sample order."""
         part = self._hearing.part_of[rank]
         teller = self._hearing.tellers[part]
-        told = self._receive(rank, part, teller)
-        rows = rows_in(told, len(self._speakers))
+        heard = self._receive(rank, part, teller)
+        table: Any = heard.get("table") if isinstance(heard, dict) else None
+        rows = rows_in(table, len(self._speakers))
         if rows is None:
             raise self._strange(teller, "no table")
-        said = self._said(rows)
+        layout = layout_of(self._seed, table)
+        self._check(heard, layout, teller)
+        said = self._said(rows, layout)
         if said is None:
             kept = [rows[speaker] for speaker in self._hearing.speakers[part]]
-            return Taken(END if kept[0]["kind"] == "end" else join(self._join, [(row["value"], row["weight"]) for row in kept], self.route))
-        others = [speaker for speaker in said.speakers_of(part) if speaker != teller]
+            return Taken(END if kept[0].ended else join(self._join, [(row.value, row.weight or 0.0) for row in kept], self.route))
+        has = said.cut.speakers[part]
+        others = [speaker for speaker in has if speaker != teller]
         if self._together(said, part):
             for speaker in others:
-                self._receive(rank, part, speaker)
-            batch = self._checked(told, said, part, None, teller)
+                self._check(self._receive(rank, part, speaker), layout, speaker)
+            batch = self._part_of(heard, said.cut.counts[part], teller)
         else:
-            parts = {teller: self._checked(told, said, part, teller, teller)} if teller in said.speakers_of(part) else {}
+            told_here = teller in has or (not has and heard.get("part") is not None)
+            parts = {teller: self._part_of(heard, said.cut.share(part, teller).count, teller)} if told_here else {}
             for speaker in others:
-                parts[speaker] = self._checked(self._receive(rank, part, speaker), said, part, speaker, speaker)
-            batch = _assembled(said.parts[part], parts or {teller: told["part"]})
-        batch.most = said.most
+                got = self._receive(rank, part, speaker)
+                self._check(got, layout, speaker)
+                parts[speaker] = self._part_of(got, said.cut.share(part, speaker).count, speaker)
+            batch = _assembled(said.parts[part], parts)
+        batch.most = said.cut.most
         return Taken(batch, said)
 
-    def _checked(self, told: Any, said: Said, part: int, speaker: int | None, sender: int) -> Batch:
-        """The batch that came for a part: of one speaker, or of all together. It has the rows that the table says."""
-        batch = told.get("part") if isinstance(told, dict) else None
-        count = sum(len(run) for run in said.parts[part] if speaker in (None, run.speaker))
+    def _check(self, heard: Any, layout: int, speaker: int) -> None:
+        """Whoever sends a frame must reckon with the same parts."""
+        if not _says(heard, layout):
+            raise self._strange(speaker, "another layout of the samples")
+
+    def _part_of(self, heard: dict[str, Any], count: int, speaker: int) -> Batch:
+        """The batch that came for a part; it has the rows that the table says."""
+        batch = heard.get("part")
         if not isinstance(batch, Batch) or len(batch) != count:
-            raise self._strange(sender, f"no batch of {count} samples")
+            raise self._strange(speaker, f"no batch of {count} samples")
         return batch
 
     def _kept(self, held: Held) -> RouteError:
@@ -259,8 +299,10 @@ class Channel:
 
     def _receive(self, rank: int, part: int, speaker: int) -> Any:
         """What a speaker sent for a part: from it, or from the one on this node that it was sent to."""
-        near = self._giver.node_of(self._speakers[speaker]) == self._taker.node_of(rank)
-        peers = [] if near else self._peers(rank, part)
+        peers = self._heard_from.get((rank, part, speaker))
+        if peers is None:
+            near = self._giver.node_of(self._speakers[speaker]) == self._taker.node_of(rank)
+            peers = self._heard_from[rank, part, speaker] = [] if near else self._peers(rank, part)
         if len(peers) < 2:
             return self._transport.hear(self._speaking(speaker), self._lane)
         if peers[0] != self._transport.place:
@@ -278,20 +320,20 @@ class Channel:
         here = self._taker.node_of(rank)
         return [self._taker.first_place + other for other in self._hearing.ranks[part] if self._taker.node_of(other) == here]
 
-    def _said(self, rows: Sequence[Mapping[str, Any]]) -> Said | None:
+    def _said(self, rows: Sequence[Row], layout: int) -> Said | None:
         """Of a batch; none where the rows are plain values or an end."""
-        table = table_of(rows)
-        if table is None:
+        if all(row.form is None for row in rows):
             return None
-        outline = table.outline
+        outline = outline_of(rows)
         if outline is not None and self._last and self._last[0] == outline:
-            return Said(rows, table, self._last[1])
+            return Said(rows, self._last[1], layout)
         try:
-            parts = parts_for(self._taker.execute, self.route.dispatch, self._taker.mesh, table)
+            cut = Cut(parts_for(self._taker.execute, self.route.dispatch, self._taker.mesh, table_of(rows)))
         except RouteError as error:
             raise RouteError(f"`{self.route.source}` gives stage `{self.route.target}` {error}") from None
-        self._last = (outline, parts)
-        return Said(rows, table, parts)
+        if outline is not None:
+            self._last = outline, cut
+        return Said(rows, cut, layout)
 
     # Aligning
 
@@ -306,33 +348,42 @@ class Channel:
         batch: Batch = taken.value
         if held.hearing.ranks == wanted.hearing.ranks and held.keys == wanted.keys:
             return batch
-        return self._realigned(batch, taken.said.table, held.ids, wanted.ids, rank)
+        return self._realigned(batch, taken.said, held.ids, wanted.ids, rank)
 
-    def _realigned(self, batch: Batch, table: Table, held: Mapping[int, list[Id]], wanted: Mapping[int, list[Id]], rank: int) -> Batch:
+    def _realigned(self, batch: Batch, said: Said, held: Mapping[int, list[Id]], wanted: Mapping[int, list[Id]], rank: int) -> Batch:
         everybody = {id for ids in wanted.values() for id in ids}
-        align(sorted(everybody), table)  # says which one is missing
+        align(sorted(everybody), said.table)  # says which one is missing
         if extra := {id for ids in held.values() for id in ids} - everybody:
             raise RouteError(f"sample {name_of(min(extra))} is missing in the first input")
         if all(set(held[r]) == set(wanted[r]) for r in wanted):
             return _ordered(batch, held[rank], wanted[rank])
         if self._taker.execute == "peer":
             raise RouteError("inputs of a stage with `execute: peer` must come from the same ranks")
-        return self._second_hop(batch, held, wanted, rank)
+        return self._second_hop(batch, said, held, wanted, rank)
 
-    def _second_hop(self, batch: Batch, held: Mapping[int, Sequence[Id]], wanted: Mapping[int, Sequence[Id]], rank: int) -> Batch:
+    def _second_hop(
+        self, batch: Batch, said: Said, held: Mapping[int, Sequence[Id]], wanted: Mapping[int, Sequence[Id]], rank: int
+    ) -> Batch:
         mode, mesh = DISPATCH[self.route.dispatch.mode], self._taker.mesh
         peers = [mode.holder(mesh, rank, share) for share in range(mode.shares(mesh))]
         for peer in peers:
             asked = set(wanted[peer])
             if peer != rank and (rows := [index for index, id in enumerate(held[rank]) if id in asked]):
-                self._send([self._taker.first_place + peer], HOPS, batch.take(rows))
+                self._send([self._taker.first_place + peer], HOPS, {"layout": said.layout, "part": batch.take(rows)})
         asked = set(wanted[rank])
         parts = [batch.take([index for index, id in enumerate(held[rank]) if id in asked])]
         for peer in peers:
             if peer != rank and not asked.isdisjoint(held[peer]):
-                parts.append(self._transport.hear(self._taker.first_place + peer, self._lane + HOPS))
+                parts.append(self._hopped(said, self._taker.first_place + peer))
         whole = Batch.concat(parts)
         return _ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
+
+    def _hopped(self, said: Said, place: int) -> Batch:
+        heard = self._transport.hear(place, self._lane + HOPS)
+        batch = heard.get("part") if _says(heard, said.layout) else None
+        if not isinstance(batch, Batch):
+            raise PeerLost(f"{self._transport.who(place)} sent another layout of the samples on `{self.route.name}`")
+        return batch
 
     def wanted(self, taken: Taken) -> Wanted:
         """What every rank of the called component got of this input."""
@@ -359,17 +410,21 @@ class Wanted:
         return {rank: ids[part] for rank, part in self.hearing.part_of.items()}
 
 
-def _assembled(samples: Sequence[Run], parts: Mapping[int, Batch | None]) -> Batch:
+def _says(heard: Any, layout: int) -> bool:
+    """Whether what came is a frame of this layout."""
+    return isinstance(heard, dict) and type(heard.get("layout")) is int and heard["layout"] == layout
+
+
+def _assembled(samples: Sequence[Run], parts: Mapping[int, Batch]) -> Batch:
     """The speakers' parts in sample order."""
     if len(parts) == 1 and len(samples) < 2:
         [only] = parts.values()
-        return only if only is not None else Batch({})
-    there = [speaker for speaker in sorted(parts) if parts[speaker] is not None]
-    filled = [speaker for speaker in there if len(parts[speaker] or ())]
-    whole = Batch.concat([batch for speaker in (filled or there[:1]) if (batch := parts[speaker]) is not None] or [Batch({})])
+        return only
+    filled = [speaker for speaker in sorted(parts) if len(parts[speaker])]
+    whole = Batch.concat([parts[speaker] for speaker in filled or sorted(parts)[:1]] or [Batch({})])
     starts, at = {}, 0
     for speaker in filled:
-        starts[speaker], at = at, at + len(parts[speaker] or ())
+        starts[speaker], at = at, at + len(parts[speaker])
     rows = list[int]()
     for run in samples:
         rows += range(starts[run.speaker], starts[run.speaker] + len(run))

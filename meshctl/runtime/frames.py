@@ -4,8 +4,9 @@
 
 A `Frame` is laid out first, and then written where it will be read: each tensor is copied once. A tensor on torch's `meta` device is room
 that is left for others to fill; one that is read where it lies already, or that travels by a way of its own, stays beside the frame, whose
-header says which it is. `unpack` gives views. A frame is input: every offset, shape and dtype in it is checked before a view is
-made, and how deep values may lie in one another is bounded.
+header says which it is. What lies at several places of a value, as the offsets of columns that are ragged alike, is there once. `unpack`
+gives views. A frame is input: every offset, shape and dtype in it is checked before a view is made, and how deep values may lie in one
+another is bounded.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, BatchError, Ragged
+from meshctl.shares import Grid
 
 MAGIC = b"MSH2"
 ALIGN = 64
+SMALL = 1 << 12
+"""Bytes of a tensor up to which what is around its copy costs more than the copy."""
 MOST_BESIDE = 1 << 12
 """Tensors beside one frame; any more lie in it."""
 _PREFIX = struct.Struct("<4sI")
@@ -56,10 +60,12 @@ class Frame:
         """They travel with the frame, in this order."""
         self._stays = beside
         self._tensors: list[tuple[Tensor, int]] = []
+        self._known: dict[int, tuple[Tensor, msgpack.ExtType]] = {}
+        """What was said of a tensor, by its identity, which is its own as long as it is kept here."""
         self._size = self._depth = 0
         header = self._packed(value)
         self._head = _PREFIX.pack(MAGIC, len(header)) + header
-        self._start = _aligned(len(self._head))
+        self._start = _aligned(len(self._head)) if self._tensors else len(self._head)
         self.nbytes = self._start + self._size
 
     @property
@@ -68,13 +74,30 @@ class Frame:
         return self.nbytes + sum(tensor.nbytes for tensor in self.beside)
 
     def write(self, into: Tensor) -> Tensor:
-        """Fills uint8 `[nbytes]` and returns it; room stays as it is."""
-        into[: len(self._head)] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
+        """Fills uint8 `[nbytes]` of this host's memory and returns it; room stays as it is."""
+        if into.nbytes < self.nbytes:
+            raise FrameError(f"{into.nbytes} bytes for a frame of {self.nbytes}")
+        memory = into.data_ptr()
+        ctypes.memmove(memory, self._head, len(self._head))
         for tensor, at in self._tensors:
-            if tensor.nbytes and not tensor.is_meta:
-                begin = self._start + at
-                into[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            begin, nbytes = self._start + at, tensor.nbytes
+            if not nbytes or tensor.is_meta:
+                continue
+            if nbytes <= SMALL and is_plain(tensor):
+                ctypes.memmove(memory + begin, tensor.data_ptr(), nbytes)
+            else:
+                into[begin : begin + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return into
+
+    def inline(self) -> bytes:
+        """All `nbytes`, for a frame that is small; room is zeros."""
+        if not self._tensors:
+            return self._head
+        pieces = [self._head.ljust(self._start, b"\0")]
+        for tensor, _ in self._tensors:
+            data = b"" if tensor.is_meta else bytes_of(_as_plain(tensor))
+            pieces.append(data.ljust(_aligned(tensor.nbytes), b"\0"))
+        return b"".join(pieces)
 
     def _packed(self, value: Any) -> bytes:
         self._depth += 1
@@ -93,15 +116,13 @@ class Frame:
         """What msgpack does not know."""
         match value:
             case Tensor():
-                tensor = value.detach()
-                self._check(tensor)
-                beside = len(self.beside) < MOST_BESIDE and self._stays(tensor)
-                kind, place = (_BESIDE, self._left) if beside else (_TENSOR, self._placed)
-                return msgpack.ExtType(kind, self._packed(place(tensor)))
+                if id(value) not in self._known:
+                    self._known[id(value)] = value, self._said_of(value.detach())
+                return self._known[id(value)][1]
             case Ragged():
                 return msgpack.ExtType(_RAGGED, self._packed([value.values, value.offsets]))
             case Batch():
-                return msgpack.ExtType(_BATCH, self._packed([dict(value.columns), value.ids, value.group_depth, value.most]))
+                return msgpack.ExtType(_BATCH, self._packed([value.columns, self._ids(value), value.group_depth, value.most]))
             case tuple():
                 return msgpack.ExtType(_TUPLE, self._packed(list(value)))
             case int() if value.bit_length() > 63:
@@ -110,6 +131,22 @@ class Frame:
                 plain: Any = next(kind for kind in (str, int, float, list, dict) if isinstance(value, kind))
                 return plain(value)
         raise FrameError(f"a {type(value).__name__} cannot be sent: say it in plain data (numbers, text, lists, dicts) and tensors")
+
+    @staticmethod
+    def _ids(batch: Batch) -> Tensor | list[int]:
+        """`[start, shape ...]` where they are known to be a grid, and some column has as many bytes as there are samples."""
+        ids = batch.known_ids
+        if isinstance(ids, Tensor):
+            return ids
+        column = next(iter(batch.columns.values()), None)
+        sized = column.numel() >= len(ids) if isinstance(column, Tensor) else column is not None
+        return [ids.start, *ids.shape] if sized else batch.ids
+
+    def _said_of(self, tensor: Tensor) -> msgpack.ExtType:
+        self._check(tensor)
+        beside = len(self.beside) < MOST_BESIDE and self._stays(tensor)
+        kind, place = (_BESIDE, self._left) if beside else (_TENSOR, self._placed)
+        return msgpack.ExtType(kind, self._packed(place(tensor)))
 
     def _left(self, tensor: Tensor) -> list[Any]:
         """`[dtype, number, shape ...]` of one that stays beside the frame."""
@@ -131,26 +168,46 @@ class Frame:
             raise FrameError(f"a tensor of {tensor.ndim} dims cannot be sent")
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether its bytes are its values, in their order, in this host's memory."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _as_plain(tensor: Tensor) -> Tensor:
+    return tensor if is_plain(tensor) else tensor.cpu().resolve_conj().resolve_neg().contiguous()
+
+
 def pack(value: Any) -> Tensor:
     """The frame of a value, uint8 `[n]`, in memory of its own."""
     frame = Frame(value)
     return frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
 
 
-def unpack(frame: Tensor, beside: Sequence[Tensor] = ()) -> Any:
-    """The value of a frame, uint8 `[n]`, its tensors as views of it and of what came beside it, each uint8 `[n]` too. Raises `FrameError`
-    for anything malformed."""
-    if frame.numel() < _PREFIX.size:
-        raise FrameError(f"a frame of {frame.numel()} bytes")
-    magic, length = _PREFIX.unpack(bytes_of(frame[: _PREFIX.size]))
-    if magic != MAGIC or _PREFIX.size + length > frame.numel():
+def unpack(frame: Tensor | bytes, beside: Sequence[Tensor] = ()) -> Any:
+    """The value of a frame, uint8 `[n]` or bytes, its tensors as views of it and of what came beside it, each uint8 `[n]` too; those of
+    bytes are views of a copy. Raises `FrameError` for anything malformed."""
+    size = len(frame) if isinstance(frame, bytes) else frame.numel()
+    if size < _PREFIX.size:
+        raise FrameError(f"a frame of {size} bytes")
+    magic, length = _PREFIX.unpack(_bytes_in(frame, 0, _PREFIX.size))
+    end = _PREFIX.size + length
+    if magic != MAGIC or end > size:
         raise FrameError("these bytes are no frame")
-    return _Reader(frame, _aligned(_PREFIX.size + length), beside).value(bytes_of(frame[_PREFIX.size : _PREFIX.size + length]))
+    return _Reader(frame, size, _aligned(end), beside).value(_bytes_in(frame, _PREFIX.size, end))
+
+
+def _bytes_in(frame: Tensor | bytes, start: int, stop: int) -> bytes:
+    return frame[start:stop] if isinstance(frame, bytes) else ctypes.string_at(frame.data_ptr() + start, stop - start)
 
 
 class _Reader:
-    def __init__(self, frame: Tensor, start: int, beside: Sequence[Tensor]) -> None:
-        self._frame, self._start, self._beside, self._depth = frame, start, beside, 0
+    def __init__(self, frame: Tensor | bytes, size: int, start: int, beside: Sequence[Tensor]) -> None:
+        self._frame, self._size, self._start, self._beside, self._depth = frame, size, start, beside, 0
+        self._memory: bytearray | None = None
+        """Of a frame that is bytes, once one of its tensors is read."""
+        self._seen_at: dict[tuple[int, ...], Tensor] = {}
+        self._ragged: dict[int, tuple[int, Tensor]] = {}
+        """Offsets that were checked, by their identity, with the number of values that they fit."""
 
     def value(self, header: bytes) -> Any:
         self._depth += 1
@@ -174,21 +231,42 @@ class _Reader:
         if kind == _BESIDE:
             return self._seen(*inner)
         if kind == _RAGGED:
-            return ragged(*inner)
+            return self._ragged_of(*inner)
         if kind == _TUPLE:
             return tuple(inner)
         if kind == _BATCH:
-            return _batch(*inner)
+            return self._batch(*inner)
         raise FrameError(f"an unknown kind {kind}")
 
-    def _view(self, kind: int, at: int, *shape: int) -> Tensor:
+    def _view(self, *said: int) -> Tensor:
+        try:
+            found = self._seen_at.get(said)
+        except TypeError:
+            raise FrameError(f"a tensor of {short(said)}") from None
+        if found is None:
+            found = self._seen_at[said] = self._viewed(*said)
+        return found
+
+    def _viewed(self, kind: int, at: int, *shape: int) -> Tensor:
         dtype, nbytes = self._checked(kind, at, shape)
         begin = self._start + at
-        if at % ALIGN or begin + nbytes > max(self._frame.shape[0], self._start):
-            raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {len(self._frame)}")
+        if at % ALIGN or begin + nbytes > max(self._size, self._start):
+            raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {self._size}")
         if not nbytes:
             return torch.empty(shape, dtype=dtype)
-        return self._frame[begin : begin + nbytes].view(dtype).view(shape)
+        if isinstance(self._frame, Tensor):
+            return self._frame[begin : begin + nbytes].view(dtype).view(shape)
+        self._memory = self._memory or bytearray(self._frame)
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=begin)
+        return flat if len(shape) == 1 else flat.view(shape)
+
+    def _ragged_of(self, values: Tensor, offsets: Tensor) -> Ragged:
+        checked = self._ragged.get(id(offsets))
+        if checked and isinstance(values, Tensor) and values.ndim and len(values) == checked[0]:
+            return Ragged(values, offsets)
+        found = ragged(values, offsets)
+        self._ragged[id(offsets)] = (len(values), offsets)
+        return found
 
     def _seen(self, kind: int, number: int, *shape: int) -> Tensor:
         dtype, nbytes = self._checked(kind, number, shape)
@@ -196,17 +274,44 @@ class _Reader:
             raise FrameError(f"a tensor of {nbytes} bytes beside the frame, as number {number}, where {len(self._beside)} came")
         return self._beside[number].view(dtype).view(shape)
 
+    def _batch(self, columns: dict[str, Any], ids: Any, group_depth: int, most: int | None) -> Batch:
+        for name, column in columns.items():
+            if type(name) is not str or not isinstance(column, (Tensor, Ragged, list)):
+                raise FrameError("a batch whose columns are none")
+        if isinstance(ids, list):
+            ids, depth = self._grid(ids), len(ids) - 1
+        elif isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2:
+            depth = ids.shape[1]
+        else:
+            raise FrameError("a batch whose ids are no numbers")
+        if type(group_depth) is not int or not 0 <= group_depth <= depth or not (most is None or (type(most) is int and most >= 0)):
+            raise FrameError(f"a batch of group depth {short(group_depth)}, the most {short(most)}")
+        return Batch(columns, ids=ids, group_depth=group_depth, most=most)
+
+    def _grid(self, ids: list[int]) -> Grid:
+        """`[start, shape ...]` of ids that fit 64 bits, of no more samples than there are bytes: nobody is made to list others."""
+        if len(ids) < 2 or {*map(type, ids)} != {int} or min(ids[1:]) < 1:
+            raise FrameError("a batch whose ids are no numbers")
+        if not -(1 << 63) <= ids[0] < (1 << 63) - ids[1] or prod(ids[1:]) > self._size + sum(tensor.nbytes for tensor in self._beside):
+            raise FrameError(f"a batch of the ids {short(ids)} in a frame of {self._size} bytes")
+        return Grid(ids[0], tuple(ids[1:]))
+
     @staticmethod
     def _checked(kind: int, at: int, shape: Sequence[int]) -> tuple[torch.dtype, int]:
         """The dtype, and how many bytes that is."""
-        if len(shape) > _DIMS or any(type(number) is not int or not 0 <= number < 1 << 63 for number in (kind, at, *shape)):
-            raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
+        spread = 1
+        """Elements, with dims of none counted as of one: torch counts strides so."""
+        for number in (kind, at, *shape):
+            if type(number) is not int or not 0 <= number < 1 << 63:
+                raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
+        for size in shape:
+            spread *= size or 1
         if kind >= len(_DTYPES):
             raise FrameError(f"a tensor of the unknown kind {kind}")
         dtype = _DTYPES[kind]
-        if prod(max(1, size) for size in shape) * dtype.itemsize >= 1 << 63:  # also where it has no elements: torch counts its strides
-            raise FrameError(f"a tensor of shape {shape}")
-        return dtype, prod(shape) * dtype.itemsize
+        if len(shape) > _DIMS or spread * dtype.itemsize >= 1 << 63:
+            raise FrameError(f"a tensor of shape {short(shape)}")
+        return dtype, 0 if 0 in shape else spread * dtype.itemsize
 
 
 def bytes_of(tensor: Tensor) -> bytes:
@@ -216,16 +321,6 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
-
-
-def _batch(columns: dict[str, Any], ids: Tensor, group_depth: int, most: int | None) -> Batch:
-    if not all(type(name) is str and isinstance(column, (Tensor, Ragged, list)) for name, column in columns.items()):
-        raise FrameError("a batch whose columns are none")
-    if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.ndim != 2:
-        raise FrameError("a batch whose ids are no numbers")
-    if type(group_depth) is not int or not 0 <= group_depth <= ids.shape[1] or not (most is None or (type(most) is int and most >= 0)):
-        raise FrameError(f"a batch of group depth {short(group_depth)}, the most {short(most)}")
-    return Batch(columns, ids=ids, group_depth=group_depth, most=most)
 
 
 def ragged(values: Tensor, offsets: Tensor) -> Ragged:

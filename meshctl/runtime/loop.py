@@ -13,12 +13,11 @@ import hashlib
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from torch import Tensor
 from meshctl.ending import ENDLESS, Ending
 from meshctl.mesh import share
 from meshctl.plan.model import Component as Placed
-from meshctl.plan.model import Input, Plan, Stage
+from meshctl.plan.model import Plan, Stage
 from meshctl.routes import COLLECT, DISPATCH, RouteError, voices
 from meshctl.run import Recorded
 from meshctl.runtime.batch import MARK, Batch, BatchError, identify
@@ -37,6 +36,7 @@ from meshctl.runtime.record import Recorder, Replayed
 from meshctl.runtime.tensordicts import is_tensordict
 from meshctl.runtime.transports import Dropped, Transport
 from meshctl.runtime.weights import WeightChannel, weights_of
+from meshctl.shares import Grid
 
 Say = Callable[..., Any]
 """Appends an event: `Journal.say`."""
@@ -50,9 +50,9 @@ class StageError(ValueError):
 class Clock:
     """What one step cost this worker."""
 
-    stages: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float]
     """Seconds in the called method."""
-    waits: dict[str, float] = field(default_factory=dict)
+    waits: dict[str, float]
     """Seconds until the inputs were there."""
 
 
@@ -65,12 +65,17 @@ class Saver:
 
 @dataclass(frozen=True)
 class Seat:
-    """Where this worker stands in a stage: what its mesh says, asked once."""
+    """Where this worker stands in a stage: what the plan says, asked once."""
 
+    placed: Placed
+    """The called component."""
     data_rank: int
     number: int | None
     """Which speaker of the stage's value it is; none where others speak for it."""
     speakers: int
+    takes: tuple[tuple[Channel, ...], ...]
+    """Whence the stages of each input come."""
+    gives: tuple[Channel, ...]
 
 
 class Loop:
@@ -96,11 +101,14 @@ class Loop:
         self._transport, self._ending, self._say, self._saver = transport, ending, say, saver
         self._recorder, self._recorded = recorder, recorded
         self._stages = [stage for stage in plan.stages if self._hosts(stage)]
-        self._seats = {stage.name: self._seat(stage) for stage in self._stages if stage.kind == "call"}
         self._homes = {route.dispatch.home for route in plan.routes if route.dispatch.home}
         self._data: dict[tuple[str, str, str], Channel] = {}
         self._weights: dict[str, WeightChannel] = {}
         self._open()
+        self._channels: list[Channel | WeightChannel] = [*self._data.values(), *self._weights.values()]
+        self._replayed = [(source, channel) for (source, _, _), channel in self._data.items() if isinstance(channel, Replayed)]
+        self._takes = [(stage, [name for part in stage.inputs for name in part.stages]) for stage in plan.stages]
+        self._seats = {stage.name: self._seat(stage) for stage in self._stages if stage.kind == "call"}
         self._given: dict[str, int] = {stage.name: 0 for stage in plan.stages if stage.is_source}
         self._versions: dict[str, int] = {}
         self._cut = self._start = 0
@@ -108,7 +116,7 @@ class Loop:
         """The samples given before the first step of this attempt."""
         self._open_ended = False
         """Whether a stream may end unannounced."""
-        self._clock = Clock()
+        self._clock = Clock({}, {})
         self._inside = False
         """Whether the component's own code is running."""
         self._metrics: list[dict[str, Any]] = []
@@ -125,8 +133,10 @@ class Loop:
         self._given.update(given or {})
         self._start, self._before = start, dict(self._given)
         self._open_ended = self._agree(start)
-        with self._explained():
+        try:
             self._sync_all(start)
+        except (RouteError, BatchError, FrameError) as error:
+            self._explain(error)
         self._say("ready", step=start, last=self._ending.last if self._ending.last < ENDLESS else None)
         step = start
         try:
@@ -192,12 +202,11 @@ class Loop:
         self._transport.dropped = lambda: False
         for channel in self._weights.values():
             channel.forget(last)
-        for stage in self._plan.stages:
-            takes = [name for part in stage.inputs for name in part.stages]
+        for stage, takes in self._takes:
             if (stage.when == "end" or (takes and not stage.when)) and all(name in self._now for name in takes):
                 self._now.add(stage.name)
         if self._now:
-            begin, self._clock = time.perf_counter(), Clock()
+            begin, self._clock = time.perf_counter(), Clock({}, {})
             for stage in self._stages:
                 if stage.name in self._now:
                     self._run(stage, last)
@@ -209,11 +218,11 @@ class Loop:
 
     def _step(self, step: int) -> None:
         begin = time.perf_counter()
-        self._clock = Clock()
-        self._now = {source for (source, _, _), channel in self._data.items() if isinstance(channel, Replayed) and channel.has(step)}
-        for stage in self._plan.stages:
-            if self._due(stage, step) and all(name in self._now for part in stage.inputs for name in part.stages):
-                self._now.add(stage.name)
+        self._clock = Clock({}, {})
+        now = self._now = {source for source, channel in self._replayed if channel.has(step)}
+        for stage, takes in self._takes:
+            if self._due(stage, step) and now.issuperset(takes):
+                now.add(stage.name)
         for stage in self._stages:
             if stage.name in self._now:
                 self._run(stage, step)
@@ -237,9 +246,8 @@ class Loop:
         return saves is not None and (step == self._ending.announced or (saves.every > 0 and step % saves.every == 0))
 
     def _report(self, step: int, begin: float) -> None:
-        channels: list[Channel | WeightChannel] = [*self._data.values(), *self._weights.values()]
-        routes = {channel.route.name: channel.sent for channel in channels if channel.sent}
-        for channel in channels:
+        routes = {channel.route.name: channel.sent for channel in self._channels if channel.sent}
+        for channel in self._channels:
             channel.sent = 0
         seconds = time.perf_counter() - begin
         for metric in self._metrics:
@@ -249,21 +257,19 @@ class Loop:
 
     def _run(self, stage: Stage, step: int) -> None:
         self.at = (stage.name, step)
-        with self._explained():
+        try:
             if stage.kind == "sync":
                 self._sync(stage, step)
             elif stage.execute != "first" or not self._rank:
                 self._call(stage, step)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What is wrong with a user's values is told in one line."""
-        try:
-            yield
         except (RouteError, BatchError, FrameError) as error:
-            if self._inside:
-                raise  # out of the user's own code: its line is worth more than ours
-            raise StageError(str(error)) from error
+            self._explain(error)
+
+    def _explain(self, error: Exception) -> NoReturn:
+        """What is wrong with a user's values is told in one line."""
+        if self._inside:
+            raise error  # out of the user's own code: its line is worth more than ours
+        raise StageError(str(error)) from error
 
     # A call
 
@@ -272,42 +278,37 @@ class Loop:
         arguments, first = ([], None) if stage.is_source else self._inputs(stage)
         ready = time.perf_counter()
         self._clock.waits[stage.name] = ready - begin
-        placed = self._plan.component(stage.component)
-        speaks = self._seats[stage.name].number is not None
+        seat = self._seats[stage.name]
         if arguments is None:
             value: Any = END
         elif stage.is_source:
             numbers = self._numbers(stage)
             self._given[stage.name] = numbers.stop
-            value = self._source(stage, placed, step, numbers) if speaks else None
+            value = None if seat.number is None else self._source(stage, seat, seat.number, step, numbers)
         else:
-            value = self._called(stage, placed, step, arguments)
-            value = self._marked(stage, placed, identify(value, first)) if isinstance(value, Batch) else value
+            value = self._called(stage, seat, step, arguments)
+            value = self._marked(stage, seat, identify(value, first)) if isinstance(value, Batch) else value
         self._clock.stages[stage.name] = time.perf_counter() - ready
         weight = float(len(first)) if first is not None else float(len(value)) if isinstance(value, Batch) else 1.0
-        self._give(stage, value, weight, speaks)
+        self._give(stage, seat, value, weight)
 
-    def _give(self, stage: Stage, value: Any, weight: float, speaks: bool) -> None:
-        channels = [channel for (source, _, _), channel in self._data.items() if source == stage.name]
-        now = [channel for channel in channels if channel.route.target in self._now]
-        seat = self._seats[stage.name]
+    def _give(self, stage: Stage, seat: Seat, value: Any, weight: float) -> None:
+        now = [channel for channel in seat.gives if channel.route.target in self._now]
         if self._recorder and seat.number is not None:
             self._recorder.keep([channel.route for channel in now], self.at[1], seat.number, seat.speakers, value, weight)
         ends = [channel.give(value, weight, self._rank) for channel in now]
-        if value is END and (not channels or any(ends)):
+        if value is END and (not seat.gives or any(ends)):
             self._ended = self._ended or stage.name
             if stage.is_source and seat.number == 0:
                 self._ending.ask(f"the data of `{stage.name}` ended", ended=self.at[1])
-        elif speaks and not channels and not isinstance(value, Batch) and value is not END:
+        elif seat.number is not None and not seat.gives and not isinstance(value, Batch) and value is not END:
             self._metric(stage, value, weight)
 
-    def _source(self, stage: Stage, placed: Placed, step: int, numbers: range) -> Any:
+    def _source(self, stage: Stage, seat: Seat, number: int, step: int, numbers: range) -> Any:
         """Of a source's next samples, those that are this data rank's; their ids are their numbers."""
-        seat = self._seats[stage.name]
-        assert seat.number is not None  # who does not speak is not called
-        part = share(len(numbers), seat.speakers, seat.number)
+        part = share(len(numbers), seat.speakers, number)
         mine = numbers[part.start : part.stop]
-        value = self._called(stage, placed, step, [("", mine)])
+        value = self._called(stage, seat, step, [("", mine)])
         if value is None and (total := self._total(stage)) is not None:
             raise StageError(f"`{stage.component}` gave no samples from {mine.start} on, and it has said that there are {total}")
         if value is None:
@@ -316,13 +317,16 @@ class Loop:
             raise StageError(f"a source gives a Batch or None, `{stage.component}.{stage.method}` gave a {type(value).__name__}")
         if len(value) > len(mine):
             raise StageError(f"`{stage.component}.{stage.method}` gave {len(value)} samples, its share is {len(mine)}")
-        ids = torch.arange(mine.start, mine.start + len(value))[:, None]
+        ids = Grid(mine.start, (len(value),)) if len(value) else torch.empty((0, 1), dtype=torch.int64)
         most = -(-len(numbers) // seat.speakers)
-        return self._marked(stage, placed, Batch(value.columns, ids=ids, most=most))
+        return self._marked(stage, seat, Batch(value.columns, ids=ids, most=most))
 
     def _seat(self, stage: Stage) -> Seat:
-        mesh, who = self._plan.component(stage.component).mesh, voices(stage.collect, stage.execute)
-        return Seat(mesh.data_rank(self._rank), who.number(mesh, self._rank), who.count(mesh))
+        placed, who = self._plan.component(stage.component), voices(stage.collect, stage.execute)
+        takes = tuple(tuple(self._data[source, stage.name, part.parameter] for source in part.stages) for part in stage.inputs)
+        gives = tuple(channel for (source, _, _), channel in self._data.items() if source == stage.name)
+        mesh = placed.mesh
+        return Seat(placed, mesh.data_rank(self._rank), who.number(mesh, self._rank), who.count(mesh), takes, gives)
 
     def _numbers(self, stage: Stage) -> range:
         start = self._given[stage.name]
@@ -330,45 +334,52 @@ class Loop:
         stop = start + stage.samples if total is None else min(start + stage.samples, total)
         return range(start, stop)
 
-    def _called(self, stage: Stage, placed: Placed, step: int, arguments: Sequence[tuple[str, Any]]) -> Any:
+    def _called(self, stage: Stage, seat: Seat, step: int, arguments: Sequence[tuple[str, Any]]) -> Any:
         component = self._components[stage.component]
         place = component.place
         place.step = step
-        place.log = lambda values, weight: self._logged(stage, placed, values, weight)
-        seed_all(self._plan.seed, stage.component, stage.name, self._seats[stage.name].data_rank, step, device=place.device.type)
-        named = {name: value for name, value in arguments if name}
+        place.log = lambda values, weight: self._logged(stage, seat, values, weight)
+        seed_all(self._plan.seed, stage.component, stage.name, seat.data_rank, step, device=place.device.type)
+        method = getattr(component, stage.method)
+        plain, named = [value for name, value in arguments if not name], {name: value for name, value in arguments if name}
         self._inside = True
-        value = getattr(component, stage.method)(*(value for name, value in arguments if not name), **named)
+        value = method(*plain, **named)
         self._inside = False
         return Batch.from_tensordict(value) if is_tensordict(value) else value
 
-    def _marked(self, stage: Stage, placed: Placed, batch: Batch) -> Batch:
+    def _marked(self, stage: Stage, seat: Seat, batch: Batch) -> Batch:
         """Samples carry the version of the weights that made them, and their home where a later stage sends them back to it."""
         marks: dict[str, Any] = {}
-        if placed.name in self._versions:
-            marks[MARK + "version"] = torch.full((len(batch),), self._versions[placed.name])
+        if seat.placed.name in self._versions:
+            marks[MARK + "version"] = torch.full((len(batch),), self._versions[seat.placed.name])
         if stage.name in self._homes:
-            marks[MARK + "home." + stage.name] = torch.full((len(batch),), self._seats[stage.name].data_rank)
+            marks[MARK + "home." + stage.name] = torch.full((len(batch),), seat.data_rank)
         return batch.with_columns(**marks) if marks else batch
 
     # Inputs
 
     def _inputs(self, stage: Stage) -> tuple[list[tuple[str, Any]] | None, Batch | None]:
         """(parameter, value) of each input, none where a stream ended; and the first batch, which gives order and shares to all."""
-        taken = [[(channel, channel.take(self._rank)) for channel in self._channels_of(stage, part)] for part in stage.inputs]
-        if any(got.value is END for part in taken for _, got in part):
-            return None, None
-        lead = next((pair for part in taken for pair in part if isinstance(pair[1].value, Batch)), None)
-        arguments = [(part.parameter, self._joined(got, lead)) for part, got in zip(stage.inputs, taken, strict=True)]
-        first: Batch | None = next((value for _, value in arguments if isinstance(value, Batch)), None)
+        taken = [[(channel, channel.take(self._rank)) for channel in channels] for channels in self._seats[stage.name].takes]
+        lead: tuple[Channel, Taken] | None = None
+        for part in taken:
+            for pair in part:
+                if pair[1].value is END:
+                    return None, None
+                if lead is None and isinstance(pair[1].value, Batch):
+                    lead = pair
+        arguments, first = list[tuple[str, Any]](), None
+        for named, got in zip(stage.inputs, taken, strict=True):
+            value = self._joined(got, lead)
+            arguments.append((named.parameter, value))
+            first = value if first is None and isinstance(value, Batch) else first
         return arguments, first
-
-    def _channels_of(self, stage: Stage, part: Input) -> list[Channel]:
-        return [self._data[source, stage.name, part.parameter] for source in part.stages]
 
     def _joined(self, got: Sequence[tuple[Channel, Taken]], lead: tuple[Channel, Taken] | None) -> Any:
         """One parameter's value: the columns of all its stages, on the samples of the leading input."""
-        if len(got) > 1 and not all(isinstance(taken.value, Batch) for _, taken in got):
+        if len(got) == 1:
+            return self._aligned(*got[0], lead)
+        if not all(isinstance(taken.value, Batch) for _, taken in got):
             kinds = ", ".join(f"`{channel.route.source}` gives a {type(taken.value).__name__}" for channel, taken in got)
             raise RouteError(f"a list of stages joins batches: {kinds}")
         values = [self._aligned(channel, taken, lead) for channel, taken in got]
@@ -399,11 +410,11 @@ class Loop:
         if values:
             self._note(stage, values, weight, collect if collect in ("sum", "first") else "mean")
 
-    def _logged(self, stage: Stage, placed: Placed, values: Mapping[str, float], weight: float) -> None:
+    def _logged(self, stage: Stage, seat: Seat, values: Mapping[str, float], weight: float) -> None:
         for name, value in values.items():
             if not isinstance(value, (Mapping, bool, int, float, Tensor)):
                 raise TypeError(f"self.log takes numbers: {name!r} is a {type(value).__name__}")
-        if placed.mesh.representative(placed.mesh.data_rank(self._rank)) == self._rank:
+        if seat.placed.mesh.representative(seat.data_rank) == self._rank:
             self._note(stage, scalars(values), float(weight), "mean")
 
     def _note(self, stage: Stage, values: dict[str, float], weight: float, collect: str) -> None:

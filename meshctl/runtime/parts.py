@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, Column, Ragged
-from meshctl.runtime.frames import FrameError
-from meshctl.shares import Grid, Run
+from meshctl.runtime.frames import FrameError, is_plain
+from meshctl.shares import Run
 
-Schema = Mapping[str, tuple[Any, ...]]
-"""Column -> (kind, dtype, shape of a row)."""
+Spans = list[tuple[int, int, int]]
+"""Place in the target's values, first and last of the source's."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,16 @@ def lengths_of(batch: Batch) -> dict[str, Tensor]:
 
 
 def room(schema: Mapping[str, Sequence[Any]], rows: int, lengths: Mapping[str, Tensor], ids: Tensor, group_depth: int) -> Batch:
-    """A batch of `rows` samples whose columns are room to be filled (tensors on `meta`); offsets and ids are there."""
+    """A batch of `rows` samples whose columns are room to be filled (tensors on `meta`); offsets and ids are there. Columns of the same
+    lengths, the tensor itself, share their offsets."""
     columns: dict[str, Column] = {}
+    known: dict[int, Tensor] = {}
     for name, (kind, dtype, shape) in schema.items():
         of = dtype_of(dtype)
         if kind == "ragged":
-            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[name].cumsum(0)])
+            offsets = known.get(id(lengths[name]))
+            if offsets is None:
+                offsets = known[id(lengths[name])] = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[name].cumsum(0)])
             columns[name] = Ragged(torch.empty([int(offsets[-1]), *shape], dtype=of, device="meta"), offsets)
         else:
             columns[name] = torch.empty([rows, *shape], dtype=of, device="meta")
@@ -108,10 +114,14 @@ def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
         return
     scattered = len(pieces) > 1 and _together(pieces)
     rows = torch.tensor([row for piece in pieces for row in range(piece.start, piece.stop)]) if scattered else None
+    spans: dict[tuple[int, int], Spans] = {}
     for name, column in target.columns.items():
         given = source[name]
         if isinstance(column, Ragged):
-            _fill_ragged(column, given, pieces)
+            alike = id(column.offsets), id(given.offsets)
+            if alike not in spans:
+                spans[alike] = _spans(column, given, pieces)
+            _fill_ragged(column, given, spans[alike], scattered)
         elif isinstance(column, Tensor):
             _fill_tensor(column, given.detach(), pieces, rows)
 
@@ -125,47 +135,29 @@ def _fill_tensor(target: Tensor, source: Tensor, pieces: Sequence[Piece], rows: 
         target[piece.at : piece.at + piece.stop - piece.start].copy_(source[piece.start : piece.stop])
 
 
-def _fill_ragged(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> None:
+def _spans(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> Spans:
     into, out = target.offsets.tolist(), source.offsets.tolist()
-    given = [source.values.detach()[out[piece.start] : out[piece.stop]] for piece in pieces]
-    if len(pieces) > 1 and _together(pieces) and source.values.device.type == "cpu":
-        last = pieces[-1]
-        torch.cat(given, out=target.values[into[pieces[0].at] : into[last.at + last.stop - last.start]])
+    return [(into[piece.at], out[piece.start], out[piece.stop]) for piece in pieces]
+
+
+def _fill_ragged(target: Ragged, source: Ragged, spans: Spans, together: bool) -> None:
+    """`together` says that the spans go to neighbouring places."""
+    given, taken = source.values.detach(), target.values
+    if together and is_plain(given) and is_plain(taken) and given.numel() and taken.numel():
+        out, into = _bytes_of_rows(given), _bytes_of_rows(taken)
+        at, count = spans[0][0], sum(stop - start for _, start, stop in spans)
+        numpy.concatenate([out[start:stop] for _, start, stop in spans], out=into[at : at + count])
         return
-    for piece, values in zip(pieces, given, strict=True):
-        target.values[into[piece.at] : into[piece.at + piece.stop - piece.start]].copy_(values)
+    for at, start, stop in spans:
+        taken[at : at + stop - start].copy_(given[start:stop])
+
+
+def _bytes_of_rows(values: Tensor) -> NDArray[numpy.uint8]:
+    """`[rows, bytes of each]`: many slices of it cost less than of a tensor."""
+    flat = values.as_strided((values.numel(),), (1,))  # strides of dims of one element say nothing
+    return flat.view(torch.uint8).numpy().reshape(len(values), -1)
 
 
 def _together(pieces: Sequence[Piece]) -> bool:
     """Whether they go to neighbouring places."""
     return all(one.at + one.stop - one.start == other.at for one, other in pairwise(pieces))
-
-
-# Ids
-
-
-def grid_of(ids: Tensor) -> Grid | None:
-    """int64 `[n, depth]` as a grid, where they are numbered evenly."""
-    if not len(ids):
-        return None
-    if len(ids) == 1:
-        first, *rest = ids[0].tolist()
-        return None if any(rest) else Grid(first, (1, *(1 for _ in rest)))
-    if ids.shape[1] == 1:
-        even = bool((ids[1:] - ids[:-1] == 1).all())
-        return Grid(int(ids[0]), (len(ids),)) if even else None
-    first, last = ids[0].tolist(), ids[-1].tolist()
-    shape = tuple(stop - start + 1 for start, stop in zip(first, last, strict=True))
-    grid = Grid(first[0], shape)
-    if any(first[1:]) or min(shape) < 1 or len(grid) != len(ids) or not torch.equal(ids, ids_of(grid, 0, len(ids))):
-        return None
-    return grid
-
-
-def ids_of(grid: Grid, start: int, stop: int) -> Tensor:
-    """int64 `[stop - start, depth]`: some of a grid's ids."""
-    rest, digits = torch.arange(start, stop), list[Tensor]()
-    for size in reversed(grid.shape[1:]):
-        digits.append(rest % size)
-        rest = rest.div(size, rounding_mode="floor")
-    return torch.stack([rest + grid.start, *reversed(digits)], 1)

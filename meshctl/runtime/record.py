@@ -37,6 +37,7 @@ from meshctl.run import Recorded
 from meshctl.runtime.batch import Batch, BatchError, Column, Ragged
 from meshctl.runtime.channel import END, Channel, Party, Taken, join
 from meshctl.runtime.frames import FrameError, bytes_of, pack, ragged, unpack
+from meshctl.runtime.said import Said
 from meshctl.runtime.transports import Transport
 
 DTYPES = {
@@ -204,20 +205,22 @@ class Replayed(Channel):
         self._given = [read(path) for path in files]
         self._speakers = tuple(range(len(self._given)))
         self.__dict__.pop("_hearing", None)  # another attempt may have had other speakers
-        said = self._said([self._row(value, weight) for value, weight in self._given])
+        said = self._said([self._row(value, weight) for value, weight in self._given], 0)
         part = self._hearing.part_of[rank]
         if said is None:
             heard = [self._given[speaker] for speaker in self._hearing.speakers[part]]
             return Taken(END if heard[0][0] is END else join(self._join, heard, self.route))
         runs = [self._given[run.speaker][0].take(range(run.start, run.stop)) for run in said.parts[part]]
         batch = Batch.concat(runs or [self._batches()[0].take([])])
-        batch.most = said.most
+        batch.most = said.cut.most
         return Taken(batch, said)
 
     def _batches(self) -> list[Batch]:
         return [value for value, _ in self._given if isinstance(value, Batch)]
 
-    def _second_hop(self, batch: Batch, held: Mapping[int, Sequence[Id]], wanted: Mapping[int, Sequence[Id]], rank: int) -> Batch:
+    def _second_hop(
+        self, batch: Batch, said: Said, held: Mapping[int, Sequence[Id]], wanted: Mapping[int, Sequence[Id]], rank: int
+    ) -> Batch:
         """What other ranks hold is in the recording, too."""
         whole = Batch.concat([batch for batch in self._batches() if len(batch)])
         where = {tuple(id): row for row, id in enumerate(whole.ids.tolist())}

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshctl.runtime.batch import Batch, BatchError, Ragged, identify
+from meshctl.shares import Grid
 
 
 def batch(count: int = 4) -> Batch:
@@ -88,3 +89,28 @@ def test_alone_the_largest_share_is_the_batch_itself() -> None:
     assert few.most == 3 and len(list(few.minibatches(2))) == 2
     few.most = 9
     assert few.take([0]).most == 9 and few.repeat(2).most == 18
+
+
+@pytest.mark.parametrize("grid", [Grid(7, (6,)), Grid(7, (3, 2))])
+def test_ids_that_nobody_listed_are_those_of_the_list(grid: Grid) -> None:
+    listed = torch.tensor([*grid])
+    one, other = (Batch({"x": torch.arange(6)}, ids=ids) for ids in (grid, listed))
+    assert other.grid == grid and one.known_ids is grid and one.has_ids
+    for make in (
+        lambda batch: batch,
+        lambda batch: batch.between(1, 4),
+        lambda batch: batch.between(2, 2),
+        lambda batch: batch.take([5, 0]),
+        lambda batch: batch.repeat(2),
+        lambda batch: batch.clone(),
+        lambda batch: batch.to("cpu"),
+        lambda batch: batch.with_columns(y=torch.ones(6)),
+        lambda batch: identify(Batch({"y": torch.ones(6)}), batch),
+        lambda batch: identify(Batch({"y": torch.ones(12)}), batch),
+        lambda batch: identify(Batch({}), batch),
+        lambda batch: Batch.concat([batch, batch]),
+    ):
+        assert make(one).ids.tolist() == make(other).ids.tolist() and make(one).ids.dtype == torch.int64
+    assert Batch({"x": torch.ones(2)}).grid == Grid(0, (2,)) and not Batch({"x": torch.ones(2)}).has_ids
+    with pytest.raises(BatchError, match="x 6, ids 5"):
+        Batch({"x": torch.arange(6)}, ids=Grid(0, (5,)))

@@ -188,3 +188,47 @@ def test_a_sample_that_two_hold_is_an_error_for_all() -> None:
     two, batch = DeviceMesh.from_sizes(dp_size=2), Batch({"x": [1]}, ids=torch.tensor([0]))
     with pytest.raises((RouteError, PeerLost), match="sample 0 is there twice"):
         run(Route("a -> b", "a", "b"), two, two, lambda channel, rank: channel.give(batch, 1, rank), Channel.take)
+
+
+def test_whoever_reckons_with_other_parts_is_named() -> None:
+    hub: dict[int, MemoryTransport] = {}
+    transports = [MemoryTransport(place, {}, hub) for place in range(3)]
+    two, one = DeviceMesh.from_sizes(dp_size=2), DeviceMesh.from_sizes()
+    routes = [Route("a -> b", "a", "b"), Route("a -> b", "a", "b", dispatch=Dispatch(allow_empty=True)), Route("a -> b", "a", "b")]
+    channels = [Channel(route, Party(two, 0), Party(one, 2), transport, 0) for route, transport in zip(routes, transports, strict=True)]
+    batches = [Batch({"x": torch.ones(2)}, ids=torch.arange(2) + 2 * rank) for rank in range(2)]
+    threads = [threading.Thread(target=channels[rank].give, args=(batches[rank], 1.0, rank), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(PeerLost, match="place 1 sent another layout of the samples on `a -> b`"):
+        channels[2].take(0)
+    for thread in threads:
+        thread.join(10)
+
+
+def test_what_is_kept_of_a_step_is_not_taken_for_the_next() -> None:
+    """Samples, columns, their kinds and widths change from step to step, and back; ids go on."""
+    made = [
+        ({"x": torch.ones(4)}, 0), ({"x": torch.ones(4)}, 4), ({"x": torch.ones(6)}, 8), ({"x": torch.ones(4, 2)}, 14),
+        ({"x": torch.ones(4).int()}, 18), ({"y": torch.ones(4)}, 22), ({"x": torch.ones(4)}, 26),
+        ({"x": Ragged.of([torch.ones(2)] * 4)}, 30), ({"x": torch.ones(3)}, 34), ({"x": torch.ones(4)}, 0),
+    ]  # fmt: skip
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+
+    def give(channel: Channel, rank: int) -> None:
+        for step, (columns, first) in enumerate(made):
+            count = len(next(iter(columns.values())))
+            ids = torch.arange(count) * (1 + step % 2) + first + 100 * rank * (-1) ** step + 100
+            channel.give(Batch(dict(columns), ids=ids), 1.0, rank)
+
+    def take(channel: Channel, rank: int) -> list[Batch]:
+        return [channel.take(rank).value.clone() for _ in made]
+
+    found = run(Route("a -> b", "a", "b", slots=20), mesh, mesh, give, take)
+    for step, (columns, first) in enumerate(made):
+        count = len(next(iter(columns.values())))
+        ids = sorted(n * (1 + step % 2) + first + 100 * rank * (-1) ** step + 100 for rank in range(2) for n in range(count))
+        both = [found[rank][step] for rank in range(2)]
+        assert [id for batch in both for [id] in batch.ids.tolist()] == ids
+        for batch in both:
+            alike(batch, Batch(dict(columns), ids=batch.ids))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.frames import Frame, FrameError, bytes_of, pack, unpack
+from meshctl.shares import Grid
 from tests.runtime.hostile import ext, framed, frames, inside, real, tensors_in
 
 plain = st.recursive(
@@ -69,7 +70,55 @@ def test_room_is_left_as_it_is_and_can_be_filled() -> None:
     assert unpack(memory)["a"].tolist() == [5, 5, 5] and unpack(memory)["b"].tolist() == [1, 1]
 
 
+def test_a_frame_of_bytes_is_the_same_frame() -> None:
+    value = [real(), torch.arange(6).view(2, 3).T, torch.ones(3, 2)[:, 1], torch.tensor(1 + 2j).conj(), torch.empty(0)]
+    frame = Frame(value)
+    back, other = unpack(frame.inline()), unpack(pack(value))
+    assert len(frame.inline()) == frame.nbytes
+    for one, two, sent in zip(back, other, value, strict=True):
+        assert torch.equal(one, sent) and torch.equal(two, sent)
+
+
+def test_columns_that_share_their_offsets_share_them_when_they_come() -> None:
+    ragged = Ragged.of([torch.ones(2), torch.ones(1)])
+    batch = unpack(pack(Batch({"a": ragged, "b": Ragged(ragged.values.int(), ragged.offsets), "c": ragged})))
+    assert batch["a"].offsets is batch["b"].offsets and batch["a"].values is batch["c"].values
+    assert batch["b"].values.dtype == torch.int32
+
+
+@pytest.mark.parametrize("ids", [[0], [0, 0], [0, -1], [0.0, 3], [0, True], [2**63 - 2, 3], [0, 4], [0, 2**62], [0, 3, 2**50]])
+def test_ids_that_count_are_as_many_as_the_samples_and_fit(ids: list[Any]) -> None:
+    column = ext(1, [0, 0, 3])
+    with pytest.raises(FrameError):
+        unpack(framed(msgpack.packb(ext(3, [{"x": column}, ids, 0, None]))))
+    with pytest.raises(FrameError):
+        unpack(framed(msgpack.packb(ext(3, [{"x": ext(1, [0, 0, 2**62, 0])}, [0, 2**62], 0, None]))))
+    batch = unpack(framed(msgpack.packb(ext(3, [{"x": column}, [5, 3], 0, None]))))
+    assert batch.ids.tolist() == [[5], [6], [7]]
+
+
+def test_ids_that_count_need_no_place_where_columns_travel_beside_the_frame() -> None:
+    batch = Batch({"x": torch.arange(40.0)}, ids=Grid(5, (40,)))
+    frame = Frame(batch, beside=lambda tensor: True)
+    [column] = frame.beside
+    back = unpack(frame.inline(), [column.view(torch.uint8)])
+    assert back["x"].data_ptr() == column.data_ptr() and back.known_ids == Grid(5, (40,))
+
+
 # Hostile frames
+
+
+@settings(max_examples=500)
+@given(frames)
+def test_whatever_comes_as_bytes_is_what_comes_in_memory(frame: torch.Tensor) -> None:
+    found = []
+    for form in (frame, bytes_of(frame)):
+        try:
+            found.append([tensor.shape for tensor in tensors_in(unpack(form))])
+        except FrameError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
 
 
 @settings(max_examples=1500)

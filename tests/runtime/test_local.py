@@ -805,7 +805,8 @@ def hears(transport: Transport) -> str:
     for box in transport._inbox.values():
         for came in box:
             for tensor in (came.frame, *came.beside):
-                tensor.sum()
+                if isinstance(tensor, Tensor):
+                    tensor.sum()
     return str(transport._lost or "")
 
 
@@ -851,7 +852,7 @@ def test_who_does_not_know_the_token_is_not_heard_and_disturbs_nobody(token: str
         stranger = Impostor(transport.way(1).address, token=token)  # type: ignore[attr-defined]
         stranger.frame(LANE, b"evil")
         impostor.frame(LANE, b"good")
-        assert hears(transport) == "" and [bytes(came.frame.numpy()) for came in transport._inbox[1, LANE]] == [b"good"]
+        assert hears(transport) == "" and [came.frame for came in transport._inbox[1, LANE]] == [b"good"]
         with pytest.raises(ConnectionError):
             stranger.frame(LANE, b"evil")
         stranger.close()

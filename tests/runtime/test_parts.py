@@ -13,7 +13,8 @@ from torch import Tensor
 
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.frames import Frame, FrameError, unpack
-from meshctl.runtime.parts import Piece, dtype_of, fill, grid_of, ids_of, lengths_of, packed, picked, pieces_of, room, schema_of
+from meshctl.runtime.ids import grid_of, ids_of
+from meshctl.runtime.parts import Piece, dtype_of, fill, lengths_of, packed, picked, pieces_of, room, schema_of
 from meshctl.shares import Grid, Run
 
 DTYPES = [

@@ -128,3 +128,12 @@ def test_an_exchange_gives_everybody_every_row_in_order(count: int) -> None:
     for worker in workers:
         worker.join(5)
     assert rows == {index: list(range(count)) for index in range(count)}
+
+
+@pytest.mark.parametrize("odd", [None, 3, [], [1, 2], {"rows": [1]}])
+def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: object) -> None:
+    hub: dict[int, MemoryTransport] = {}
+    one, other = (MemoryTransport(place, {}, hub) for place in (0, 1))
+    other.send(0, 4, Frame(odd))
+    with pytest.raises(PeerLost, match="place 1 sent what are not the rows of 1 places"):
+        exchange(one, [0, 1], 0, 4, b"row")

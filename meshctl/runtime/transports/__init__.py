@@ -25,13 +25,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from meshctl.runtime.frames import Frame, FrameError, unpack
 
+_NOWHERE = torch.empty(0, dtype=torch.uint8)
 SLOTS = 2
 """Of a lane that says nothing else."""
 
@@ -57,8 +58,7 @@ class Held(Exception):
     """A receiver keeps the memory of what it was sent, and gives nothing back."""
 
 
-@dataclass(frozen=True)
-class Loan:
+class Loan(NamedTuple):
     """Memory for one frame, until it is delivered."""
 
     to: tuple[int, ...]
@@ -69,14 +69,16 @@ class Loan:
     """What goes with it as it lies."""
     kept: Any = None
     """What the way knows of it."""
+    inline: bytes = b""
+    """The frame itself, where it is in no memory of its own."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Delivery:
     """What came: a frame, and what came beside it."""
 
-    frame: Tensor
-    """uint8 `[n]`."""
+    frame: Tensor | bytes
+    """uint8 `[n]`; a small one may come as bytes."""
     beside: Sequence[Tensor] = ()
     """uint8 `[n]` each."""
     whole: bool = True
@@ -103,6 +105,8 @@ class Way:
 
     shares_memory = False
     """Whether several places may write one frame, each a part of it."""
+    inline = 0
+    """Bytes of a frame that is posted as bytes, in no memory of its own."""
 
     def alloc(self, nbytes: int) -> Tensor | None:
         """uint8 `[nbytes]` which others can read where it lies; none where there is no such memory."""
@@ -119,7 +123,7 @@ class Way:
 
     def own(self, loan: Loan) -> Delivery:
         """What this place itself gets, where it is among those that get it."""
-        return Delivery(loan.frame, loan.beside)
+        return Delivery(loan.inline or loan.frame, loan.beside)
 
     def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
         """Sends a frame, or a credit where there is none; never waits for the receiver's program. `write`: to be written there."""
@@ -142,7 +146,7 @@ class _Alone(Way):
         return lent and tensor.device.type not in ("cpu", "meta")
 
     def own(self, loan: Loan) -> Delivery:
-        return Delivery(loan.frame, [flat(tensor) for tensor in loan.beside])
+        return Delivery(loan.inline or loan.frame, [flat(tensor) for tensor in loan.beside])
 
 
 class Transport:
@@ -161,7 +165,8 @@ class Transport:
         self._slots = dict(slots)
         self._ways: dict[int, Way] = {}
         self._alone = _Alone()
-        self._state = threading.Condition()
+        self._lock = threading.RLock()
+        self._state = threading.Condition(self._lock)
         self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], int] = {}
         self._lost: PeerLost | None = None
@@ -207,7 +212,7 @@ class Transport:
     ) -> Loan:
         """Memory for a frame that goes to some places, all by the same way, and that `writers` will be invited to in their lane `writing`.
         Waits for all their slots. Raises `PeerLost`, `Dropped`."""
-        self._take_slots([*((place, lane) for place in to if place != self.place), *((place, writing) for place in writers)])
+        self._take_slots([(place, lane) for place in to] + [(place, writing) for place in writers])
         return self._way_to(to).lend(to, lane, nbytes, beside)
 
     def deliver(self, loan: Loan) -> None:
@@ -225,8 +230,9 @@ class Transport:
         if came.beside:
             self.send(to, lane, self.frame(to, came.value()))
             return
-        loan = self.lend(to, lane, len(came.frame))
-        loan.frame.copy_(came.frame)
+        frame = tensor_of(came.frame)
+        loan = self.lend(to, lane, len(frame))
+        loan.frame.copy_(frame)
         self.deliver(loan)
 
     def invite(self, loan: Loan, writer: int, lane: int) -> None:
@@ -234,31 +240,48 @@ class Transport:
         self.way(writer).post(writer, lane, loan, write=True)
 
     def send(self, to: int | Sequence[int], lane: int, frame: Frame) -> None:
-        loan = self.lend((to,) if isinstance(to, int) else to, lane, frame.nbytes, frame.beside)
-        frame.write(loan.frame)
+        places = (to,) if isinstance(to, int) else tuple(to)
+        if frame.nbytes <= self._way_to(places).inline and not frame.beside:
+            self._take_slots([(place, lane) for place in places])
+            loan = Loan(places, lane, _NOWHERE, inline=frame.inline())
+        else:
+            loan = self.lend(places, lane, frame.nbytes, frame.beside)
+            frame.write(loan.frame)
         self.deliver(loan)
 
     def _way_to(self, places: Sequence[int]) -> Way:
-        return self.way(next((place for place in places if place != self.place), self.place))
+        """By which all of them are reached."""
+        for place in places:
+            if place != self.place:
+                return self.way(place)
+        return self.way(self.place)
 
     def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """One of each place and lane, all of them or, where one is waited for in vain, none."""
-        bounded = [key for key in wanted if self.slots(key[1])]
-        with self._state:
+        """One of each other place and lane, all of them or, where one is waited for in vain, none."""
+        bounded = [key for key in wanted if key[0] != self.place and self.slots(key[1])]
+        with self._lock:
             for key in bounded:
-                to, lane = key
-                self._credits.setdefault(key, self.slots(lane))
-                self._wait(lambda key=key: self._credits[key] > 0, to, "take what it was sent", lane)  # type: ignore[misc]
+                if self._credits.setdefault(key, self.slots(key[1])) <= 0:
+                    self._await_slot(key)
             for key in bounded:
                 self._credits[key] -= 1
+
+    def _await_slot(self, key: tuple[int, int]) -> None:
+        self._wait(lambda: self._credits[key] > 0, key[0], "take what it was sent", key[1])
 
     # Receiving
 
     def receive(self, source: int, lane: int) -> Delivery:
-        """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
-        with self._state:
+        """The next frame of a lane, uint8 `[n]`. Raises `PeerLost`, `Dropped`."""
+        came = self._next(source, lane)
+        came.frame = tensor_of(came.frame)
+        return came
+
+    def _next(self, source: int, lane: int) -> Delivery:
+        with self._lock:
             box = self._inbox[source, lane]
-            self._wait(lambda: bool(box) and box[0].whole, source, "send", lane)
+            if not box or not box[0].whole:
+                self._wait(lambda: bool(box) and box[0].whole, source, "send", lane)
             came = box.popleft()
         if source != self.place and self.slots(lane):
             self.way(source).post(source, lane, None)
@@ -266,7 +289,7 @@ class Transport:
 
     def hear(self, source: int, lane: int) -> Any:
         """The next value of a lane. Raises `PeerLost`, also where what came is no value, and `Dropped`."""
-        return self.read(self.receive(source, lane), source)
+        return self.read(self._next(source, lane), source)
 
     def read(self, came: Delivery, source: int) -> Any:
         """The value of what came. Raises `PeerLost` where it is none."""
@@ -279,20 +302,20 @@ class Transport:
         self,
         source: int,
         lane: int,
-        frame: Tensor | None,
+        frame: Tensor | bytes | None,
         beside: Sequence[Tensor | int] = (),
         come: Callable[[], None] = lambda: None,
     ) -> None:
         """A message has come: a frame, or a credit; called by ways, on any thread. Of a tensor beside it that a transfer brings only the
         bytes are known, and `come` tells who sent it to begin."""
-        with self._state:
+        with self._lock:
             if frame is None:
                 self._credits[source, lane] = self._credits.get((source, lane), 0) + 1
             else:
-                self._inbox[source, lane].append(self._delivery(source, frame, beside, come))
+                self._inbox[source, lane].append(self._delivery(source, frame, beside, come) if beside else Delivery(frame))
             self._notify()
 
-    def _delivery(self, source: int, frame: Tensor, beside: Sequence[Tensor | int], come: Callable[[], None]) -> Delivery:
+    def _delivery(self, source: int, frame: Tensor | bytes, beside: Sequence[Tensor | int], come: Callable[[], None]) -> Delivery:
         sizes = [one for one in beside if isinstance(one, int)]
         delivery = Delivery(frame, [one for one in beside if isinstance(one, Tensor)], not sizes)
         if sizes and self.transfers:
@@ -302,7 +325,7 @@ class Transport:
     def _completed(self, delivery: Delivery, beside: Sequence[Tensor | int], came: list[Tensor]) -> None:
         """The rest of it has come, on a thread of the transfers."""
         rest = iter(came)
-        with self._state:
+        with self._lock:
             delivery.beside = [next(rest) if isinstance(one, int) else one for one in beside]
             delivery.whole = True
             self._notify()
@@ -325,18 +348,18 @@ class Transport:
 
     def wake(self) -> None:
         """Makes whoever waits look up: the end of the run was told."""
-        with self._state:
+        with self._lock:
             self._notify()
 
     def ended(self, place: int, how: str) -> None:
         """A place is gone: whoever waits for it hears of it."""
-        with self._state:
+        with self._lock:
             self._gone.setdefault(place, how)
             self._notify()
 
     def fail(self, lost: PeerLost) -> None:
         """Nothing that is waited for can come any more."""
-        with self._state:
+        with self._lock:
             self._lost = self._lost or lost
             self._notify()
 
@@ -356,7 +379,7 @@ class Transport:
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """For ways, at the end."""
-        with self._state:
+        with self._lock:
             self._wait(ready, self.place, "", -1)
 
     def close(self) -> None:
@@ -368,15 +391,16 @@ class Transport:
             way.close()
         if self.transfers:
             self.transfers.close()
-        with self._state:
+        with self._lock:
             watch, self._watch = self._watch, None
         if watch:
             watch.close()
 
     def _notify(self) -> None:
-        self._state.notify_all()
         if self._watch:
             self._watch.wake()
+        else:
+            self._state.notify_all()
 
     def _wait(self, ready: Callable[[], bool], on: int, act: str, lane: int) -> None:
         """Waits, with the state locked, for something that a place does in a lane."""
@@ -394,11 +418,18 @@ class Transport:
             if self._watch is None:
                 self._state.wait(left)
             else:
-                self._state.release()
+                self._lock.release()
                 try:
                     self._watch.look(left)
                 finally:
-                    self._state.acquire()
+                    self._lock.acquire()
+
+
+def tensor_of(frame: Tensor | bytes) -> Tensor:
+    """uint8 `[n]`."""
+    if isinstance(frame, Tensor):
+        return frame
+    return torch.frombuffer(bytearray(frame), dtype=torch.uint8) if frame else _NOWHERE
 
 
 def flat(tensor: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshctl.runtime.frames import Frame
-from meshctl.runtime.transports import Transport
+from meshctl.runtime.transports import PeerLost, Transport
 
 
 def exchange(transport: Transport, places: Sequence[int], me: int, lane: int, row: Any) -> list[Any]:
-    """The rows (plain data and tensors) of all `places`, in their order; all of them call it, `me` is this one's index.
+    """The rows (plain data, tensors, bytes) of all `places`, in their order; all of them call it, `me` is this one's index.
 
     Bruck's algorithm: in each round a place passes all it has to the one that is `distance` before it. Nobody ends an exchange before
     everybody has begun it, so at most two of them are under way, and the lane needs no credits.
@@ -20,6 +20,10 @@ def exchange(transport: Transport, places: Sequence[int], me: int, lane: int, ro
     while distance < len(places):
         passed = rows[: min(distance, len(places) - distance)]
         transport.send(places[(me - distance) % len(places)], lane, Frame(passed))
-        rows += transport.hear(places[(me + distance) % len(places)], lane)
+        source = places[(me + distance) % len(places)]
+        heard = transport.hear(source, lane)
+        if not isinstance(heard, list) or len(heard) != len(passed):
+            raise PeerLost(f"{transport.who(source)} sent what are not the rows of {len(passed)} places")
+        rows += heard
         distance *= 2
     return [rows[(index - me) % len(places)] for index in range(len(places))]

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.frames import MOST_BESIDE, bytes_of
+from meshctl.runtime.frames import MOST_BESIDE, bytes_of, is_plain
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport, Way
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped
 from meshctl.runtime.transports.device import DeviceError, DeviceMemory, Neighbours
@@ -115,6 +115,7 @@ class _Kept:
 
 class Local(Way):
     shares_memory = True
+    inline = INLINE
 
     def __init__(self, transport: Transport, token: str) -> None:
         """`token` is the run's; who does not know it is not heard."""
@@ -178,9 +179,9 @@ class Local(Way):
     def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
         if self.device and self.device.hands_over(to, tensor):
             return True
-        if not lent or not self._rooms or tensor.is_meta or tensor.nbytes <= INLINE or tensor.is_conj() or tensor.is_neg():
+        if not lent or not self._rooms or tensor.nbytes <= INLINE or not is_plain(tensor):
             return False
-        return tensor.is_contiguous() and tensor.untyped_storage().data_ptr() in self._rooms
+        return tensor.untyped_storage().data_ptr() in self._rooms
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
         lent = self._lent_beside(to, lane, beside) if beside else ()
@@ -238,7 +239,9 @@ class Local(Way):
         return self._transport.slots(lane) + HELD
 
     def own(self, loan: Loan) -> Delivery:
-        kept: _Kept = loan.kept
+        kept: _Kept | None = loan.kept
+        if kept is None:
+            return Delivery(loan.inline)
         frame = self._own(kept.block, 0, len(loan.frame)) if kept.block else loan.frame
         return Delivery(frame, [self._own_beside(loan.lane, one) for one in kept.beside])
 
@@ -265,6 +268,9 @@ class Local(Way):
             self._say(self._from[to], _CREDIT, lane)
             return
         line, kept = self._line_to(to), loan.kept
+        if kept is None:
+            self._push(line, _HEAD.pack(_INLINE, lane, 0, 0, len(loan.inline)) + loan.inline)
+            return
         for one in kept.beside:
             self._say_beside(line, lane, one)
         if kept.block:
@@ -398,7 +404,7 @@ class Local(Way):
             message, passed, _, _ = line.sock.recvmsg(_ROOM, _PASSED, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return  # it left some of ours unread; what it said before its end comes next
-        files = _files_of(passed)
+        files = _files_of(passed) if passed else ()
         try:
             if not message:
                 self._hung_up(line)
@@ -425,7 +431,7 @@ class Local(Way):
         elif what == _INLINE:
             if len(message) != _HEAD.size + nbytes:
                 raise _Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
-            self._came(line, lane, _tensor_of(message[_HEAD.size :]))
+            self._came(line, lane, message[_HEAD.size :])
         elif what in (_BLOCK, _WRITE):
             self._came(line, lane, self._lent(line, what == _WRITE, number, size, 0, nbytes, files))
         elif what == _BESIDE and len(line.beside) < MOST_BESIDE:
@@ -464,7 +470,10 @@ class Local(Way):
         else:
             raise _Malformed(f"the answer {what}")
 
-    def _came(self, line: _Line, lane: int, frame: Tensor) -> None:
+    def _came(self, line: _Line, lane: int, frame: Tensor | bytes) -> None:
+        if not line.beside:
+            self._transport.arrived(line.place, lane, frame)
+            return
         beside, line.beside = line.beside, []
         self._transport.arrived(line.place, lane, frame, beside, partial(self._say, line, _COME))
 
@@ -571,10 +580,6 @@ def _forked(way: weakref.ref[Local]) -> None:
 
 class _Malformed(ValueError):
     """A message that no peer sends."""
-
-
-def _tensor_of(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def _files_of(passed: Iterable[tuple[int, int, bytes]]) -> list[int]:
