@@ -50,6 +50,7 @@ class Party:
     """The place of its rank 0 in the job."""
     execute: str = "all"
     node_of: Callable[[int], int] = lambda rank: 0
+    device_type: str = "cpu"
 
 
 class Ended:
@@ -463,6 +464,10 @@ def _reduced(how: str, parts: Sequence[tuple[Any, float]], route: Route) -> Any:
         return {key: _reduced(how, [(value[key], weight) for value, weight in parts if key in value], route) for key in keys}
     if not all(isinstance(value, (bool, int, float, Tensor)) for value, _ in parts):
         raise RouteError(f"`{route.source}` gave a {type(first).__name__}, and collect: {how} is for numbers, tensors and mappings of them")
+    shapes = dict.fromkeys(tuple(value.shape) if isinstance(value, Tensor) else () for value, _ in parts)
+    if len(shapes) > 1:
+        said = " and ".join(str(list(shape)) for shape in shapes)
+        raise RouteError(f"`{route.source}` gave tensors of the shapes {said} on its ranks, and collect: {how} is for those of one shape")
     if how == "sum":
         return sum(value for value, _ in parts)
     weight = sum(weight for _, weight in parts)

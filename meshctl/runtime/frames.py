@@ -42,6 +42,8 @@ _TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG, _BESIDE = range(1, 7)
 """msgpack's extension types."""
 _DEPTH = 100
 """How deep extension types may lie in one another; each level is copied once more on its way."""
+_ON_DEVICE = 64
+"""Added to the number of a dtype where the tensor lay on a device."""
 _DIMS = 64
 """Of a tensor: as many as torch's own operations take."""
 
@@ -151,13 +153,13 @@ class Frame:
     def _left(self, tensor: Tensor) -> list[Any]:
         """`[dtype, number, shape ...]` of one that stays beside the frame."""
         self.beside.append(tensor)
-        return [_NUMBERS[tensor.dtype], len(self.beside) - 1, *tensor.shape]
+        return [_kind_of(tensor), len(self.beside) - 1, *tensor.shape]
 
     def _placed(self, tensor: Tensor) -> list[Any]:
         """`[dtype, offset, shape ...]`."""
         at, self._size = self._size, self._size + _aligned(tensor.nbytes)
         self._tensors.append((tensor, at))
-        return [_NUMBERS[tensor.dtype], at, *tensor.shape]
+        return [_kind_of(tensor), at, *tensor.shape]
 
     @staticmethod
     def _check(tensor: Tensor) -> None:
@@ -166,6 +168,15 @@ class Frame:
             raise FrameError(f"a tensor of {kind} cannot be sent")
         if tensor.ndim > _DIMS:
             raise FrameError(f"a tensor of {tensor.ndim} dims cannot be sent")
+
+
+def on_device(tensor: Tensor) -> bool:
+    """Whether it lies elsewhere than in this host's memory."""
+    return not tensor.is_cpu and not tensor.is_meta
+
+
+def _kind_of(tensor: Tensor) -> int:
+    return _NUMBERS[tensor.dtype] + _ON_DEVICE * on_device(tensor)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -183,9 +194,9 @@ def pack(value: Any) -> Tensor:
     return frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
 
 
-def unpack(frame: Tensor | bytes, beside: Sequence[Tensor] = ()) -> Any:
+def unpack(frame: Tensor | bytes, beside: Sequence[Tensor] = (), device: torch.device | None = None) -> Any:
     """The value of a frame, uint8 `[n]` or bytes, its tensors as views of it and of what came beside it, each uint8 `[n]` too; those of
-    bytes are views of a copy. Raises `FrameError` for anything malformed."""
+    bytes are views of a copy. What lay on a device is put on this one. Raises `FrameError` for anything malformed."""
     size = len(frame) if isinstance(frame, bytes) else frame.numel()
     if size < _PREFIX.size:
         raise FrameError(f"a frame of {size} bytes")
@@ -193,7 +204,7 @@ def unpack(frame: Tensor | bytes, beside: Sequence[Tensor] = ()) -> Any:
     end = _PREFIX.size + length
     if magic != MAGIC or end > size:
         raise FrameError("these bytes are no frame")
-    return _Reader(frame, size, _aligned(end), beside).value(_bytes_in(frame, _PREFIX.size, end))
+    return _Reader(frame, size, _aligned(end), beside, device).value(_bytes_in(frame, _PREFIX.size, end))
 
 
 def _bytes_in(frame: Tensor | bytes, start: int, stop: int) -> bytes:
@@ -201,8 +212,9 @@ def _bytes_in(frame: Tensor | bytes, start: int, stop: int) -> bytes:
 
 
 class _Reader:
-    def __init__(self, frame: Tensor | bytes, size: int, start: int, beside: Sequence[Tensor]) -> None:
+    def __init__(self, frame: Tensor | bytes, size: int, start: int, beside: Sequence[Tensor], device: torch.device | None) -> None:
         self._frame, self._size, self._start, self._beside, self._depth = frame, size, start, beside, 0
+        self._device = device
         self._memory: bytearray | None = None
         """Of a frame that is bytes, once one of its tensors is read."""
         self._seen_at: dict[tuple[int, ...], Tensor] = {}
@@ -229,7 +241,7 @@ class _Reader:
         if kind == _TENSOR:
             return self._view(*inner)
         if kind == _BESIDE:
-            return self._seen(*inner)
+            return self._put(inner[0], self._seen(*inner))
         if kind == _RAGGED:
             return self._ragged_of(*inner)
         if kind == _TUPLE:
@@ -244,8 +256,11 @@ class _Reader:
         except TypeError:
             raise FrameError(f"a tensor of {short(said)}") from None
         if found is None:
-            found = self._seen_at[said] = self._viewed(*said)
+            found = self._seen_at[said] = self._put(said[0], self._viewed(*said))
         return found
+
+    def _put(self, kind: int, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device) if self._device and kind >= _ON_DEVICE else tensor
 
     def _viewed(self, kind: int, at: int, *shape: int) -> Tensor:
         dtype, nbytes = self._checked(kind, at, shape)
@@ -306,9 +321,10 @@ class _Reader:
                 raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
         for size in shape:
             spread *= size or 1
-        if kind >= len(_DTYPES):
+        number = kind - _ON_DEVICE * (kind >= _ON_DEVICE)
+        if number >= len(_DTYPES):
             raise FrameError(f"a tensor of the unknown kind {kind}")
-        dtype = _DTYPES[kind]
+        dtype = _DTYPES[number]
         if len(shape) > _DIMS or spread * dtype.itemsize >= 1 << 63:
             raise FrameError(f"a tensor of shape {short(shape)}")
         return dtype, 0 if 0 in shape else spread * dtype.itemsize

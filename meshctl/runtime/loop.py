@@ -525,7 +525,7 @@ class Loop:
     def _party(self, component: str, execute: str = "all") -> Party:
         placed = self._plan.component(component)
         group = self._plan.group(placed.group)
-        return Party(placed.mesh, group.first_place, execute, cache(partial(self._plan.node_of, placed.group)))
+        return Party(placed.mesh, group.first_place, execute, cache(partial(self._plan.node_of, placed.group)), group.device_type)
 
 
 def seed_all(*words: Any, device: str) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, Column, Ragged
-from meshctl.runtime.frames import FrameError, is_plain
+from meshctl.runtime.frames import FrameError, is_plain, on_device
 from meshctl.shares import Run
 
 Spans = list[tuple[int, int, int]]
@@ -52,16 +52,22 @@ def packed(pieces: Sequence[Piece]) -> list[Piece]:
     return found
 
 
+def kind_of(column: Column) -> str:
+    """`tensor` and `ragged` are laid out by whoever knows their dtype and the shape of a row; a `list` is not, and what lies on a
+    `device` gets from there to another by a way of its own."""
+    if isinstance(column, list):
+        return "list"
+    values = column.values if isinstance(column, Ragged) else column
+    return "device" if on_device(values) else "tensor" if values is column else "ragged"
+
+
 def schema_of(batch: Batch) -> dict[str, list[Any]]:
-    """As plain data: what another process must know to lay the batch's columns out."""
+    """As plain data: what another process must know to lay the batch's columns out, as far as they can be."""
     said: dict[str, list[Any]] = {}
     for name, column in batch.columns.items():
-        if isinstance(column, Ragged):
-            said[name] = ["ragged", str(column.values.dtype), list(column.values.shape[1:])]
-        elif isinstance(column, Tensor):
-            said[name] = ["tensor", str(column.dtype), list(column.shape[1:])]
-        else:
-            said[name] = ["list"]
+        if (kind := kind_of(column)) in ("tensor", "ragged"):
+            values: Any = column.values if isinstance(column, Ragged) else column
+            said[name] = [kind, str(values.dtype), list(values.shape[1:])]
     return said
 
 
@@ -74,8 +80,8 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def lengths_of(batch: Batch) -> dict[str, Tensor]:
-    """Of the ragged columns."""
-    return {name: column.lengths for name, column in batch.columns.items() if isinstance(column, Ragged)}
+    """Of the ragged columns that are laid out."""
+    return {name: column.lengths for name, column in batch.columns.items() if isinstance(column, Ragged) and kind_of(column) == "ragged"}
 
 
 def room(schema: Mapping[str, Sequence[Any]], rows: int, lengths: Mapping[str, Tensor], ids: Tensor, group_depth: int) -> Batch:
@@ -96,16 +102,17 @@ def room(schema: Mapping[str, Sequence[Any]], rows: int, lengths: Mapping[str, T
 
 
 def picked(batch: Batch, pieces: Sequence[Piece]) -> Batch:
-    """Rows of a batch as room for them, with what is no tensor in it already."""
+    """Rows of a batch as room for them, with what is not laid out in it already."""
     if len(pieces) < 2:  # views: the frame copies them once
         return batch.between(pieces[0].start, pieces[0].stop) if pieces else batch.between(0, 0)
     rows = [row for piece in pieces for row in range(piece.start, piece.stop)]
-    schema = {name: said for name, said in schema_of(batch).items() if said[0] != "list"}
+    schema = schema_of(batch)
     lengths = {name: torch.cat([column[piece.start : piece.stop] for piece in pieces]) for name, column in lengths_of(batch).items()}
     ids = torch.cat([batch.ids[piece.start : piece.stop] for piece in pieces])
     made = room(schema, len(rows), lengths, ids, batch.group_depth)
-    plain = {name: [column[row] for row in rows] for name, column in batch.columns.items() if isinstance(column, list)}
-    return Batch({**made.columns, **plain}, ids=ids, group_depth=batch.group_depth, most=batch.most)
+    others = Batch({name: column for name, column in batch.columns.items() if name not in schema}, ids=batch.ids).take(rows)
+    columns = {name: made.columns.get(name, others.columns.get(name, [])) for name in batch.columns}
+    return Batch(columns, ids=ids, group_depth=batch.group_depth, most=batch.most)
 
 
 def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
@@ -117,6 +124,8 @@ def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
     spans: dict[tuple[int, int], Spans] = {}
     for name, column in target.columns.items():
         given = source[name]
+        if kind_of(given) == "device":
+            continue
         if isinstance(column, Ragged):
             alike = id(column.offsets), id(given.offsets)
             if alike not in spans:

@@ -26,7 +26,7 @@ from meshctl.routes import Dispatch, Id
 from meshctl.runtime.batch import MARK, Batch, Column, Ragged
 from meshctl.runtime.frames import Frame, FrameError, unpack
 from meshctl.runtime.ids import ids_of
-from meshctl.runtime.parts import Piece, dtype_of, packed, pieces_of
+from meshctl.runtime.parts import Piece, dtype_of, kind_of, packed, pieces_of
 from meshctl.shares import Grid, Run, Table
 
 FORMS = 64
@@ -97,7 +97,9 @@ def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool) -> Row:
     numbers: list[Tensor] = []
     known: dict[int, int] = {}
     columns = batch.columns.items()
-    ragged = () if alone else tuple([(name, _put(column, known, numbers)) for name, column in columns if isinstance(column, Ragged)])
+    kinds = tuple([(name, *_kind(column)) for name, column in columns])
+    laid = [name for name, kind, *_ in kinds if kind == "ragged" and not alone]
+    ragged = tuple([(name, _put(batch[name], known, numbers)) for name in laid])
     lengths = homes = None
     if dispatch.balance and (tokens := batch.tokens) is not None:
         lengths = _put(tokens, known, numbers)
@@ -108,7 +110,6 @@ def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool) -> Row:
         homes = len(numbers)
         numbers.append(batch[MARK + "home." + dispatch.home])
     grid = batch.grid
-    kinds = tuple([(name, *_kind(column)) for name, column in columns])
     form = _form(grid.shape if grid is not None else (), batch.group_depth, kinds, ragged, lengths, homes)
     return Row(form, batch.ids if grid is None else grid.start, numbers)
 
@@ -122,9 +123,10 @@ def _put(column: Ragged, known: dict[int, int], numbers: list[Tensor]) -> int:
 
 
 def _kind(column: Column) -> tuple[Any, ...]:
-    if isinstance(column, Tensor):
-        return "tensor", column.dtype, column.shape[1:]
-    return ("ragged", column.values.dtype, column.values.shape[1:]) if isinstance(column, Ragged) else ("list",)
+    kind = kind_of(column)
+    if kind == "tensor" and isinstance(column, Tensor):
+        return kind, column.dtype, column.shape[1:]
+    return (kind, column.values.dtype, column.values.shape[1:]) if kind == "ragged" and isinstance(column, Ragged) else (kind,)
 
 
 @lru_cache(FORMS)
@@ -213,7 +215,7 @@ def _ragged_in(columns: Mapping[str, Sequence[Any]]) -> set[str]:
 
 def _is_kind(said: Any) -> bool:
     match said:
-        case ["list"]:
+        case ["list" | "device"]:
             return True
         case ["tensor" | "ragged", str(dtype), list(shape)]:
             return _is_dtype(dtype) and all(type(size) is int and size >= 0 for size in shape)
@@ -373,9 +375,9 @@ class Said:
         return {}
 
     def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
-        """The columns that all speakers of a part have, if these are the same, and tensors only."""
+        """The columns that all speakers of a part have, if these are the same, and can all be laid out."""
         schemas = [form.columns for speaker in self.cut.speakers[part] if (form := self.rows[speaker].form)]
-        alike = all(schema == schemas[0] for schema in schemas) and all(said[0] != "list" for said in schemas[0].values())
+        alike = all(schema == schemas[0] for schema in schemas) and all(len(said) > 1 for said in schemas[0].values())
         return schemas[0] if alike else None
 
     def has_bytes(self, part: int, schema: Mapping[str, Sequence[Any]], least: int) -> bool:

@@ -34,8 +34,9 @@ from torch import Tensor
 from meshctl.routes import Route, RouteError
 from meshctl.runtime import weight_links
 from meshctl.runtime.channel import HOPS, PASSED, TABLES, TOGETHER, WRITTEN, Party
-from meshctl.runtime.frames import Frame, FrameError, unpack
+from meshctl.runtime.frames import Frame, FrameError, on_device, unpack
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
+from meshctl.runtime.transports.device import DEVICES
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.runtime.transports.warm import Warm
 from meshctl.runtime.weight_links import Box, Bucket, Item, Layout, Layouts, Parameter, Sharded, boxes
@@ -254,8 +255,11 @@ class WeightChannel:
         return all(self._transport.way(place).shares_memory for place in places if place != self._transport.place)
 
     def _is_shared(self, bucket: Bucket) -> bool:
-        """Whether its givers write a bucket together: where all of them, and its takers, share memory."""
+        """Whether its givers write a bucket together: where all of them, and its takers, share memory, and nothing gets from device to
+        device without it."""
         if len(bucket.givers) < 2 or bucket.nbytes < TOGETHER:
+            return False
+        if self._giver.device_type == self._taker.device_type and self._giver.device_type in DEVICES:
             return False
         node = self._taker.node_of(bucket.takers[0])
         near = all(self._giver.node_of(giver) == node for giver in bucket.givers)
@@ -315,13 +319,16 @@ class WeightChannel:
                 del opened[number]
             if len(arrived) == 1 and arrived[0][0] == box:
                 return arrived[0][1]
-            whole = self._room(name, box) if whole is None else whole
             for part, tensor in arrived:
+                whole = self._room(name, box, tensor) if whole is None else whole
                 part.of(whole, box).copy_(tensor)
         return self._room(name, box) if whole is None else whole
 
-    def _room(self, name: str, box: Box) -> Tensor:
+    def _room(self, name: str, box: Box, like: Tensor | None = None) -> Tensor:
+        """Memory for a whole parameter, where some of it is."""
         dtype = self._layouts.parameters[name].dtype
+        if like is not None and on_device(like):
+            return torch.empty(box.size, dtype=dtype, device=like.device)
         return self._warm.take("weights", box.count * dtype.itemsize).view(dtype).view(box.size)
 
     def _open(self, bucket: Bucket) -> list[Arrived]:
@@ -381,7 +388,7 @@ class WeightChannel:
 
     def _value(self, came: Delivery, place: int) -> Any:
         try:
-            return came.value()
+            return came.value(self._transport.device)
         except FrameError as error:
             raise self._malformed(place, str(error)) from None
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed import FileStore
 
-from meshctl.runtime.batch import Batch
+from meshctl.mesh import DeviceMesh
+from meshctl.routes import Dispatch, Route
+from meshctl.runtime import frames, parts, weights
+from meshctl.runtime.batch import Batch, Ragged
+from meshctl.runtime.channel import Channel, Party
 from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, local
 from meshctl.runtime.transports.arena import ArenaError
-from meshctl.runtime.transports.device import DeviceError, Neighbours
+from meshctl.runtime.transports.device import DEVICES, DeviceError, Neighbours
 from meshctl.runtime.transports.local import HELD
 from meshctl.runtime.transports.nccl import Links
 from meshctl.runtime.transports.ondevice import OnDevice
 from meshctl.runtime.transports.tcp import Tcp
+from meshctl.runtime.weight_links import Box
+from meshctl.runtime.weights import WeightChannel
 from tests.runtime.devices import Standin
 from tests.runtime.hostile_world import Worker, World
 from tests.runtime.test_nccl import HostStreams, by_gloo
@@ -222,6 +229,127 @@ def test_who_waits_for_tensors_of_the_dead_is_told(tmp_path: Path, kind: str, vi
         world.kill(victim)
         said, text, when = world.ends(1 - victim)
         assert said == "PeerLost" and text.startswith((f"place {victim} is gone", f"place {victim} broke off")) and when - killed < 1
+
+
+# Batches and weights
+
+
+def everywhere(device: Device) -> None:
+    """What the stand-in holds is on a device for all of this process."""
+    for module in (frames, parts, weights):
+        module.on_device = device.memory.holds  # type: ignore[attr-defined]
+    DEVICES["cpu"] = DEVICES["cuda"]  # type: ignore[index]
+
+
+def ragged_batch(device: Device, rank: int, step: int) -> Batch:
+    """Of 12 samples: two columns on the device, one of them ragged, and two that are not."""
+    lengths = [1 + 700 * ((7 * row + step + rank) % 5) for row in range(12)]
+    tokens = Ragged.of([torch.full((length,), length + step) for length in lengths])
+    wide = torch.arange(12 * 1000).view(12, 1000) + 7 * rank + step
+    columns = {
+        "wide": device.tensor(wide),
+        "tokens": Ragged(device.tensor(tokens.values), tokens.offsets),
+        "near": torch.full((12, 3000), rank + step),
+        "words": [f"{rank} {step} {row}" for row in range(12)],
+    }
+    return Batch(columns, ids=torch.arange(rank * 12, rank * 12 + 12))
+
+
+def is_as_given(batch: Batch, step: int) -> bool:
+    for index, (number,) in enumerate(batch.ids.tolist()):
+        rank, row = divmod(number, 12)
+        length = 1 + 700 * ((7 * row + step + rank) % 5)
+        assert batch["wide"][index].tolist() == [*range(row * 1000 + 7 * rank + step, row * 1000 + 1000 + 7 * rank + step)]
+        assert batch["tokens"][index].tolist() == [length + step] * length
+        assert batch["near"][index].eq(rank + step).all() and batch["words"][index] == f"{rank} {step} {row}"
+    return bool(len(batch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["read", "moved"])
+@pytest.mark.parametrize("balance", ["", "tokens"])
+@pytest.mark.parametrize("givers", [1, 2])
+def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int) -> None:
+    sizes = dict.fromkeys(range(givers), DeviceMesh.from_sizes(dp_size=givers))
+
+    def channel_of(worker: Worker) -> Channel:
+        route = Route("a -> b", "a", "b", dispatch=Dispatch(balance=balance))
+        return Channel(route, Party(sizes[0], 0), Party(DeviceMesh.from_sizes(dp_size=2), givers), worker.transport, 0)
+
+    def giver(worker: Worker) -> bool:
+        device, channel = Device(worker, KINDS[kind], tmp_path / "store"), channel_of(worker)
+        everywhere(device)
+        for step in range(6):
+            channel.give(ragged_batch(device, worker.place, step), 12, worker.place)
+        worker.transport.close()
+        return True
+
+    def taker(worker: Worker) -> bool:
+        device, channel = Device(worker, KINDS[kind], tmp_path / "store"), channel_of(worker)
+        everywhere(device)
+        whole = False
+        for step in range(6):
+            batch = channel.take(worker.place - givers).value
+            assert is_as_given(batch, step)
+            whole = whole or device.memory.holds(batch["wide"])
+        worker.transport.close()
+        return whole == (kind == "read" and not (balance and givers > 1))
+
+    with World(*[giver] * givers, taker, taker) as world:
+        assert world.gave() == [True] * (givers + 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["read", "moved"])
+def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
+    """From two halves to two that want all: bucket by bucket, and nobody writes to another's frame."""
+    shapes = {"a": (64, 700), "b": (10,), "c": (128, 500)}
+
+    def whole(name: str, step: int) -> Tensor:
+        count = shapes[name][0] * (shapes[name][1] if len(shapes[name]) > 1 else 1)
+        return (torch.arange(count, dtype=torch.float32) + step).view(shapes[name])
+
+    def work(worker: Worker) -> bool:
+        device = Device(worker, KINDS[kind], tmp_path / "store")
+        everywhere(device)
+        mesh, gives = DeviceMesh.from_sizes(dp_size=2), worker.place < 2
+        channel = WeightChannel(Route("s", "s", "s", kind="weights"), Party(mesh, 0), Party(mesh, 2), worker.transport, 0, 0, checksum=True)
+
+        def held(step: int) -> dict[str, Any]:
+            found = {}
+            for name, shape in shapes.items():
+                half = shape[0] // 2
+                box = Box((half * worker.place, *(0 for _ in shape[1:])), (half, *shape[1:]))
+                found[name] = Shard(shape, box, device.tensor(whole(name, step)[half * worker.place : half * (worker.place + 1)]))
+            return found
+
+        for step in range(1, 5):
+            if step == 1:
+                channel.meet(held(0) if gives else None, None if gives else {})
+            if gives:
+                channel.give(held(step), step)
+            else:
+                channel.due(step)
+                assert all(torch.equal(tensor, whole(name, step)) for name, tensor in channel.take())
+        worker.transport.close()
+        return True
+
+    with World(*[work] * 4) as world:
+        assert world.gave() == [True] * 4
+
+
+class Shard:
+    """A shard as a DTensor holds it."""
+
+    def __init__(self, shape: tuple[int, ...], box: Box, local: Tensor) -> None:
+        self.shape, self.dtype, self.ndim = shape, local.dtype, len(shape)
+        self.offsets, self.sizes, self._local = box.start, box.size, local
+
+    def __create_chunk_list__(self) -> Sequence[Shard]:
+        return [self]
+
+    def to_local(self) -> Tensor:
+        return self._local
 
 
 # Between nodes

@@ -84,9 +84,9 @@ class Delivery:
     whole: bool = True
     """Whether all of it is there: tensors may still be on their way from one device to another."""
 
-    def value(self) -> Any:
-        """Raises `FrameError`."""
-        return unpack(self.frame, self.beside)
+    def value(self, device: torch.device | None = None) -> Any:
+        """What lay on a device is put on this one. Raises `FrameError`."""
+        return unpack(self.frame, self.beside, device)
 
 
 class Transfers(Protocol):
@@ -177,6 +177,8 @@ class Transport:
         """Seconds to wait for one place before it counts as lost; 0 for ever."""
         self.dropped: Callable[[], bool] = lambda: False
         """Asked by whoever waits: whether the step that it waits in is dropped."""
+        self.device: torch.device | None = None
+        """This worker's, where it is another than the CPU: what comes from one is put there."""
         self.transfers: Transfers | None = None
         """Of this worker's device, where it has any."""
 
@@ -294,7 +296,7 @@ class Transport:
     def read(self, came: Delivery, source: int) -> Any:
         """The value of what came. Raises `PeerLost` where it is none."""
         try:
-            return came.value()
+            return came.value(self.device)
         except FrameError as error:
             raise self.lost(source, f"sent what is no frame: {error}") from None
 
