@@ -183,7 +183,9 @@ class Transport:
     def receive(self, source: int, lane: int) -> Tensor:
         """The next frame of a lane. Raises `PeerLost`, `Dropped`."""
         frame = self._next(source, lane)
-        return frame if isinstance(frame, Tensor) else torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        if isinstance(frame, Tensor):
+            return frame
+        return torch.frombuffer(bytearray(frame), dtype=torch.uint8) if frame else _NOWHERE
 
     def hear(self, source: int, lane: int) -> Any:
         """The next value of a lane. Raises `PeerLost`, also where what came is no value, and `Dropped`."""
