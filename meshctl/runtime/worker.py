@@ -99,6 +99,7 @@ class Worker:
         join(store, group, told.rank)
         transport = self._transport = self._reached(plan, place, store)
         transport.patience = plan.run.patience
+        transport.device = device if (device := devices_of(group)[0]).type != "cpu" else None
         speaking = [group.first_place + rank for group in plan.groups if not group.program for rank in range(group.workers)]
         ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", ear), place, speaking, transport.wake)
         components = self._components(plan, start.path, ending, transport)

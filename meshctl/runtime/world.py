@@ -94,8 +94,6 @@ def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) ->
     near = {worker.place for name in names for worker in plan.workers(name, node)}
     far = {worker.place for name in names for worker in plan.workers(name)} - near
     transport = Transport(place, slots, partial(_name, plan), partial(_route_of, plan))
-    first, *_ = devices_of(plan.group(group))
-    transport.device = None if first.type == "cpu" else first
     device = _device(meeting, transport, near, far)
     if len(near) > 1:
         _reach_near(meeting, transport, near, device)

@@ -15,10 +15,10 @@ from meshctl.routes import Dispatch, Route, RouteError
 from meshctl.runtime.batch import Batch, BatchError, Ragged
 from meshctl.runtime.channel import Channel, Party, Taken
 from meshctl.runtime.frames import Frame, unpack
-from meshctl.runtime.said import Row, batch_row, form_in, layout_of, row_in, rows_in, table_of, told
+from meshctl.runtime.said import Row, batch_row, form_in, layout_of, outline_of, row_in, rows_in, table_of, told
 from meshctl.runtime.transports import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
-from meshctl.shares import Grid
+from meshctl.shares import Grid, parts_for
 
 BATCH = Batch({"x": torch.arange(4.0), "r": Ragged.of([torch.ones(n) for n in range(4)]), "t": list("abcd")}, ids=torch.arange(4)[:, None])
 PLAIN: list[Any] = [None, True, -1, 2**70, 0.5, float("nan"), "", "x", [], [1], {}, {"kind": "batch"}, b"b", ()]
@@ -171,3 +171,33 @@ def test_a_form_changes_with_what_it_is_a_form_of() -> None:
     columns = [("x", torch.ones(2)), ("x", torch.ones(3)), ("x", torch.ones(2).int()), ("x", torch.ones(2, 1)), ("y", torch.ones(2))]
     batches = [Batch({name: column}, ids=torch.arange(len(column))) for name, column in columns]
     assert len({told(batch_row(batch, Dispatch(), alone=True)) for batch in batches}) == 5
+
+
+starts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=3, max_size=3)
+
+
+@settings(max_examples=300)
+@given(starts, starts, st.sampled_from([(), (2,)]), st.sampled_from(["all", "first", "peer"]), st.booleans())
+def test_tables_of_one_outline_are_cut_alike(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], inner: tuple[int, ...], execute: str, even: bool
+) -> None:
+    if even:
+        other = [(start * 3, count) for start, count in one]
+    rows = [[_counted(Grid(start, (count, *inner))) if count else Row() for start, count in some] for some in (one, other)]
+    outlines = [outline_of(some) for some in rows]
+    if outlines[0] is not None and outlines[0] == outlines[1] and any(row.form for row in rows[0]):
+        mesh, dispatch = DeviceMesh.from_sizes(dp_size=3), Dispatch(allow_empty=True)
+        cuts = [parts_for(execute, dispatch, mesh, table_of(some)) for some in rows]
+        assert cuts[0] == cuts[1]
+
+
+def _counted(grid: Grid) -> Row:
+    return batch_row(Batch({}, ids=grid, group_depth=len(grid.shape) - 1), Dispatch(), alone=True)
+
+
+def test_what_is_shared_out_by_its_samples_has_no_outline() -> None:
+    batch = Batch({"x": torch.ones(2)}, ids=torch.tensor([5, 9]))
+    assert outline_of([batch_row(batch, Dispatch(), alone=True)]) is None
+    assert outline_of([batch_row(BATCH, Dispatch(balance="tokens"), alone=True)]) is None
+    assert outline_of([_counted(Grid(4, (2,))), _counted(Grid(2, (2,)))]) is None
+    assert outline_of([_counted(Grid(4, (2,))), _counted(Grid(6, (2,)))]) is not None

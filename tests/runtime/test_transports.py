@@ -137,3 +137,10 @@ def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: object) -> N
     other.send(0, 4, Frame(odd))
     with pytest.raises(PeerLost, match="place 1 sent what are not the rows of 1 places"):
         exchange(one, [0, 1], 0, 4, b"row")
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 70])
+def test_a_frame_that_came_as_bytes_is_received_as_memory(data: bytes) -> None:
+    transport = MemoryTransport(0, {}, {})
+    transport.arrived(0, 4, data)
+    assert bytes(transport.receive(0, 4).frame.tolist()) == data
