@@ -1,11 +1,14 @@
 """For all tests.
 
 Nothing is timed in a test, so hypothesis gives no example a deadline. And Ctrl-C is heard: a shell that starts something in the
-background has it ignored, by all that descends from it.
+background has it ignored, by all that descends from it. A forked process leaves alone what other tests left behind: threads of a process
+group are not there in it, and to collect that as garbage would crash.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 
 from hypothesis import settings
@@ -14,3 +17,4 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.register_at_fork(after_in_child=gc.freeze)

@@ -27,9 +27,10 @@ from meshctl.routes import Dispatch, Route
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.channel import Channel, Party
 from meshctl.runtime.frames import MOST_BESIDE, FrameError
-from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, local
+from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, lending
 from meshctl.runtime.transports.arena import GRAIN
-from meshctl.runtime.transports.local import HELD, INLINE, Address, Local
+from meshctl.runtime.transports.lending import HELD, INLINE
+from meshctl.runtime.transports.local import Address, Local
 from tests.runtime.hostile_world import Impostor, Worker, World, files_open
 
 pytestmark = pytest.mark.slow
@@ -97,7 +98,7 @@ def test_a_write_into_a_frame_that_was_received_ends_the_writer_and_no_other(nby
 
 
 def test_a_receiver_that_gives_nothing_back_is_named_and_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "SOON", 0.01)
+    monkeypatch.setattr(lending, "SOON", 0.01)
 
     def giver(worker: Worker) -> list[Any]:
         try:
@@ -262,9 +263,9 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
         for step in range(steps):
             batch = made(worker, rows, step)
             channel.give(batch, rows, 0)
-            blocks = max(blocks, len(worker.local._arena._blocks))
+            blocks = max(blocks, len(worker.local.lending.arena._blocks))
         worker.transport.close()
-        return [blocks, len(worker.local._rooms), worker.local.nbytes]
+        return [blocks, len(worker.local.lending.rooms), worker.local.nbytes]
 
     def taker(worker: Worker) -> bool:
         channel, rank = channel_to(worker), worker.place - 1
@@ -407,16 +408,16 @@ def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
             worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), room, lent=True))
         own = [worker.transport.hear(0, lane) for lane in (LANE, BACK)]
         assert all(torch.equal(tensor, room) for tensor in own)
-        [block] = worker.local._rooms.values()
+        [block] = worker.local.lending.rooms.values()
         held = []
         for drop in (lambda: own.pop(), lambda: own.pop(), lambda: worker.say("dropped"), lambda: worker.say("dropped")):
             drop()
             worker.hear()
             worker.look()
-            worker.local._arena._settle()
+            worker.local.lending.arena._settle()
             held.append(sum(block.holders.values()))
         del room
-        worker.local._arena._settle()
+        worker.local.lending.arena._settle()
         return [*held, sum(block.holders.values()), worker.transport.alloc(GRAIN).data_ptr() == block.memory.address]
 
     def taker(worker: Worker) -> None:

@@ -17,8 +17,6 @@ A `Way` says where that memory is, how a message leaves (`post`), and calls `arr
 
 from __future__ import annotations
 
-import os
-import select
 import threading
 import time
 from collections import defaultdict, deque
@@ -31,6 +29,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.frames import Frame, FrameError, unpack
+from meshctl.runtime.transports.watch import Watch
 
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
 SLOTS = 2
@@ -172,7 +171,7 @@ class Transport:
         self._lost: PeerLost | None = None
         self._gone: dict[int, str] = {}
         """Places that have ended, and how."""
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
         self.patience = 0.0
         """Seconds to wait for one place before it counts as lost; 0 for ever."""
         self.dropped: Callable[[], bool] = lambda: False
@@ -336,7 +335,7 @@ class Transport:
 
     def watch(self, file: int, act: Callable[[], None]) -> None:
         """Has whoever waits read a file, by `act`, when there is something to read."""
-        self._watch = self._watch or _Watch()
+        self._watch = self._watch or Watch()
         self._watch.add(file, act)
 
     def unwatch(self, file: int) -> None:
@@ -437,39 +436,3 @@ def tensor_of(frame: Tensor | bytes) -> Tensor:
 def flat(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, uint8 `[n]`; of a contiguous one as they lie."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-class _Watch:
-    """Files that whoever waits reads; the waiting thread does all the work, so nothing else takes its time."""
-
-    def __init__(self) -> None:
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
-        self._acts: dict[int, Callable[[], None]] = {}
-        self._thread = threading.get_ident()
-        self.add(self._bell, self._heard)
-
-    def add(self, file: int, act: Callable[[], None]) -> None:
-        self._acts[file] = act
-        self._poll.register(file, select.POLLIN)
-
-    def remove(self, file: int) -> None:
-        if self._acts.pop(file, None):
-            self._poll.unregister(file)
-
-    def look(self, seconds: float | None = None) -> None:
-        """Waits for one of the files, and reads those that have something."""
-        for file, _ in self._poll.poll(None if seconds is None else seconds * 1000):
-            if act := self._acts.get(file):
-                act()
-
-    def wake(self) -> None:
-        """From another thread."""
-        if threading.get_ident() != self._thread:
-            os.eventfd_write(self._bell, 1)
-
-    def close(self) -> None:
-        os.close(self._bell)
-
-    def _heard(self) -> None:
-        os.eventfd_read(self._bell)

@@ -19,40 +19,30 @@ import select
 import socket
 import struct
 import threading
-import time
 import weakref
-from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from meshctl.runtime.frames import MOST_BESIDE, bytes_of, is_plain
-from meshctl.runtime.transports import Delivery, Held, Loan, Transport, Way
-from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped
+from meshctl.runtime.frames import MOST_BESIDE, bytes_of
+from meshctl.runtime.transports import Delivery, Loan, Transport, Way
+from meshctl.runtime.transports.arena import ArenaError, Block, Mapped
 from meshctl.runtime.transports.device import DeviceError, DeviceMemory, Neighbours
+from meshctl.runtime.transports.lending import INLINE, Lending, Lying
 from meshctl.runtime.transports.ondevice import Lent, OnDevice
 
-INLINE = 4096
-"""Bytes of a frame that travels in its message."""
-SOON = 0.25
-"""Seconds to wait for a block to come back, where there is one for each slot and one that is read, before there is another one."""
-HELD = 8
-"""Blocks that a receiver may hold beside those that are under way to it."""
 _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, the block's bytes where its file comes with the message, bytes."""
 _AT = struct.Struct("<q")
 """Where a tensor beside a frame begins in its block."""
 _HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE, _LOST, _DEVICE, _COME = range(12)
-_SHARED, _ON_DEVICE, _ROOM = range(3)
-"""Instead of a lane, of a block that is given back or dropped: which memory's it is. Of a room, the bytes are the lane."""
-ALLOC = 1 << 16
-"""Bytes from which on `alloc` gives memory that others read; less is as well copied."""
-_ROOM = _HEAD.size + INLINE
+_FRAMES, _ROOMS, _ON_DEVICE = range(3)
+"""Instead of a lane, of a block that is given back or dropped: what it is used for. Of a room, the bytes are the lane."""
+_MOST = _HEAD.size + INLINE
 _PASSED = socket.CMSG_SPACE(4)
 _UID = struct.Struct("3i")
 _ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
@@ -89,30 +79,6 @@ class _Line:
         """What came before the frame that it belongs to: tensors, or the bytes of those that transfers bring."""
 
 
-@dataclass(frozen=True)
-class _Room:
-    """The use of a block that an endpoint writes to."""
-
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class _Lying:
-    """A tensor in a block of `alloc`."""
-
-    block: Block
-    at: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What is known of a loan: its block, where it has one, and what lies beside it."""
-
-    block: Block | None
-    beside: tuple[_Lying | Lent, ...] = ()
-
-
 class Local(Way):
     shares_memory = True
     inline = INLINE
@@ -128,11 +94,7 @@ class Local(Way):
         self._peers: dict[int, Address] = {}
         self._to: dict[int, _Line] = {}
         self._from: dict[int, _Line] = {}
-        self._arena = Arena(self._dropped)
-        self._rooms: dict[int, Block] = {}
-        """By their addresses."""
-        self._most: Counter[int] = Counter()
-        """By lane, the tensors that went beside one frame."""
+        self.lending = Lending(transport, self._dropped)
         self._mapped: dict[tuple[int, int, bool], Mapped] = {}
         self._queue: deque[tuple[_Line, bytes, int]] = deque()
         self._sending = threading.Lock()
@@ -140,13 +102,12 @@ class Local(Way):
         self._more = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._pids: list[int] = []
         self._leaving = self._closing = False
-        self.device: OnDevice | None = None
         os.register_at_fork(after_in_child=partial(_forked, weakref.ref(self)))
         transport.watch(self._listener.fileno(), self._accept)
 
     def use(self, memory: DeviceMemory, neighbours: Neighbours) -> None:
         """Has tensors of a device go by its own memory, where `neighbours` say so; before the first frame."""
-        self.device = OnDevice(self._transport.place, memory, neighbours, self._dropped_on_device)
+        self.lending.device = OnDevice(self._transport.place, memory, neighbours, self._dropped_on_device)
 
     def meet(self, peers: Mapping[int, Address]) -> None:
         """Tells where the others listen; nobody connects before there is something to say."""
@@ -166,100 +127,21 @@ class Local(Way):
     # Memory
 
     def alloc(self, nbytes: int) -> Tensor | None:
-        if nbytes < ALLOC or self._closing:
-            return None
-        size = 1 << (nbytes - 1).bit_length()  # so that there are few kinds; pages that nobody touches take no memory
-        try:
-            block = self._arena.take(_Room(size), size, [self._transport.place])
-        except ArenaError:
-            return None
-        self._rooms[block.memory.address] = block
-        return self._own(block, 0, nbytes)
+        return self.lending.alloc(nbytes)
 
     def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
-        if self.device and self.device.hands_over(to, tensor):
-            return True
-        if not lent or not self._rooms or tensor.nbytes <= INLINE or not is_plain(tensor):
-            return False
-        return tensor.untyped_storage().data_ptr() in self._rooms
+        return self.lending.hands_over(to, lent, tensor)
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
-        lent = self._lent_beside(to, lane, beside) if beside else ()
-        if nbytes <= INLINE:
-            return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside, _Kept(None, lent))
-        use = (lane, tuple(to))
-        self._await_block(self._arena, use, nbytes)
-        block = self._arena.take(use, nbytes, to)
-        return Loan(tuple(to), lane, block.memory.view(0, nbytes), beside, _Kept(block, lent))
-
-    def _lent_beside(self, to: Sequence[int], lane: int, tensors: Sequence[Tensor]) -> tuple[_Lying | Lent, ...]:
-        self._await_rooms(to, lane, len(tensors))
-        lent = tuple(self._lend_one(to, (lane, tuple(to), number), tensor) for number, tensor in enumerate(tensors))
-        if self.device and any(isinstance(one, Lent) for one in lent):
-            self.device.finish()
-        return lent
-
-    def _lend_one(self, to: Sequence[int], use: tuple[int, tuple[int, ...], int], tensor: Tensor) -> _Lying | Lent:
-        if self.device and self.device.hands_over(to, tensor):
-            self._await_block(self.device.arena, use, tensor.nbytes)
-            return self.device.lend(to, use, tensor)
-        block, lane = self._rooms[tensor.untyped_storage().data_ptr()], use[0]
-        self._arena.share(block, ((place, lane) for place in to))
-        return _Lying(block, tensor.data_ptr() - block.memory.address, tensor.nbytes)
-
-    def _await_block(self, arena: Arena, use: tuple[Any, ...], nbytes: int) -> None:
-        """One may be about to come back, and fresh memory is many times slower. Raises `Held`."""
-        if arena.has(use, nbytes):
-            return
-        lane, to, *_ = use
-        count = arena.count(use)
-        enough = count > self._transport.slots(lane)
-        until = time.monotonic() + (SOON if enough else 0.0)
-        while True:
-            self._transport.look(max(0.0, until - time.monotonic()))
-            if arena.has(use, 0 if enough else nbytes):  # one that is too small is replaced
-                return
-            if time.monotonic() >= until:
-                break
-        if count >= self._bound(lane):
-            raise Held(f"{' or '.join(self._transport.who(place) for place in to)} still holds {count} of them")
-
-    def _await_rooms(self, to: Sequence[int], lane: int, count: int) -> None:
-        """Whoever is given tensors beside frames gives them back. Raises `Held`."""
-        self._most[lane] = max(self._most[lane], count)
-        until = time.monotonic() + SOON
-        for place in to:
-            while (held := self._arena.held([*self._rooms.values()], (place, lane))) >= self._bound(lane) * self._most[lane]:
-                if time.monotonic() >= until:
-                    raise Held(f"{self._transport.who(place)} still holds {held} of them")
-                self._transport.look(max(0.0, until - time.monotonic()))
-
-    def _bound(self, lane: int) -> int:
-        """Frames that a receiver may hold beside the one that comes: those that are under way, and a few."""
-        return self._transport.slots(lane) + HELD
+        return self.lending.lend(to, lane, nbytes, beside)
 
     def own(self, loan: Loan) -> Delivery:
-        kept: _Kept | None = loan.kept
-        if kept is None:
-            return Delivery(loan.inline)
-        frame = self._own(kept.block, 0, len(loan.frame)) if kept.block else loan.frame
-        return Delivery(frame, [self._own_beside(loan.lane, one) for one in kept.beside])
-
-    def _own_beside(self, lane: int, one: _Lying | Lent) -> Tensor:
-        if isinstance(one, _Lying):
-            return self._own(one.block, one.at, one.nbytes, (self._transport.place, lane))
-        assert self.device
-        return self.device.own(one)
-
-    def _own(self, block: Block, at: int, nbytes: int, holder: Hashable = None) -> Tensor:
-        """Some of a block, for this place itself."""
-        holder = self._transport.place if holder is None else holder
-        return block.memory.view(at, nbytes, partial(self._arena.give_back, block.number, holder))
+        return self.lending.own(loan)
 
     @property
     def nbytes(self) -> int:
         """Of all blocks of this process."""
-        return self._arena.nbytes
+        return self.lending.arena.nbytes
 
     # Sending
 
@@ -278,14 +160,14 @@ class Local(Way):
         else:
             self._push(line, _HEAD.pack(_INLINE, lane, 0, 0, len(loan.frame)) + bytes_of(loan.frame))
         moved = [one.tensor for one in kept.beside if isinstance(one, Lent)]
-        if moved and self.device and self.device.goes(to) and self._transport.transfers:
+        if moved and self.lending.device and self.lending.device.goes(to) and self._transport.transfers:
             self._transport.transfers.send(to, moved, _nothing)
 
-    def _say_beside(self, line: _Line, lane: int, one: _Lying | Lent) -> None:
-        if isinstance(one, _Lying):
+    def _say_beside(self, line: _Line, lane: int, one: Lying | Lent) -> None:
+        if isinstance(one, Lying):
             self._say_block(line, _BESIDE, lane, one.block, one.nbytes, _AT.pack(one.at))
-        elif self.device:
-            self._push(line, _HEAD.pack(_DEVICE, lane, 0, 0, 0) + self.device.said(line.place, one))
+        elif self.lending.device:
+            self._push(line, _HEAD.pack(_DEVICE, lane, 0, 0, 0) + self.lending.device.said(line.place, one))
 
     def _say_block(self, line: _Line, what: int, lane: int, block: Block, nbytes: int, more: bytes = b"") -> None:
         """Something lies in a block, whose file goes with the first message about it."""
@@ -401,7 +283,7 @@ class Local(Way):
     def _read_one(self, line: _Line) -> None:
         """The next message of a line. Raises `BlockingIOError` where there is none yet."""
         try:
-            message, passed, _, _ = line.sock.recvmsg(_ROOM, _PASSED, socket.MSG_CMSG_CLOEXEC)
+            message, passed, _, _ = line.sock.recvmsg(_MOST, _PASSED, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return  # it left some of ours unread; what it said before its end comes next
         files = _files_of(passed) if passed else ()
@@ -437,15 +319,15 @@ class Local(Way):
         elif what == _BESIDE and len(line.beside) < MOST_BESIDE:
             [at] = _AT.unpack(message[_HEAD.size :])
             line.beside.append(self._lent(line, False, number, size, at, nbytes, files, lane))
-        elif what == _DEVICE and self.device and len(line.beside) < MOST_BESIDE:
-            came = self.device.heard(line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE))
+        elif what == _DEVICE and self.lending.device and len(line.beside) < MOST_BESIDE:
+            came = self.lending.device.heard(line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE))
             if isinstance(came, int) and self._transport.transfers is None:
                 raise _Malformed("a transfer, where there are none")
             line.beside.append(came)
-        elif what == _DROP and lane == _SHARED:
+        elif what == _DROP and lane == _FRAMES:
             for write in (False, True):
                 self._mapped.pop((line.place, number, write), None)
-        elif what == _DROP and self.device and self.device.shut(line.place, number):
+        elif what == _DROP and self.lending.device and self.lending.device.shut(line.place, number):
             self._release(line, _ON_DEVICE, number)
         else:
             raise _Malformed(f"kind {what}")
@@ -462,9 +344,9 @@ class Local(Way):
         if what == _CREDIT:
             self._transport.arrived(line.place, lane, None)
         elif what == _FREE and lane != _ON_DEVICE:
-            self._arena.give_back(number, line.place if lane == _SHARED else (line.place, nbytes))
-        elif what == _FREE and self.device:
-            self.device.arena.give_back(number, line.place)
+            self.lending.arena.give_back(number, line.place if lane == _FRAMES else (line.place, nbytes))
+        elif what == _FREE and self.lending.device:
+            self.lending.device.arena.give_back(number, line.place)
         elif what == _COME and self._transport.transfers:
             self._transport.transfers.come(line.place)
         else:
@@ -487,7 +369,7 @@ class Local(Way):
         mapped = self._mapped.get(key)
         if mapped is None:
             raise _Malformed(f"the unknown block {number}")
-        memory, of = (_SHARED, 0) if room is None else (_ROOM, room)
+        memory, of = (_FRAMES, 0) if room is None else (_ROOMS, room)
         return mapped.view(at, nbytes, None if write else partial(self._release, line, memory, number, of))
 
     def _release(self, line: _Line, memory: int, number: int, of: int = 0) -> None:
@@ -499,7 +381,6 @@ class Local(Way):
         self._say(self._to[place], _DROP, _ON_DEVICE, number)
 
     def _dropped(self, block: Block) -> None:
-        self._rooms.pop(block.memory.address, None)
         for place in {place for place, _ in block.known}:
             self._say(self._to[place], _DROP, block=block.number)
 
@@ -560,9 +441,7 @@ class Local(Way):
         for file in self._pids:
             os.close(file)
         self._listener.close()
-        self._arena.close()
-        if self.device:
-            self.device.close()
+        self.lending.close()
         self._mapped.clear()
         if self._pusher is None:
             os.close(self._more)
@@ -575,7 +454,7 @@ def _forked(way: weakref.ref[Local]) -> None:
     """A child of this process, a data loader's, has copies of everything: it says nothing to anybody, and lends no memory."""
     if local := way():
         local._closing = True
-        local._rooms.clear()
+        local.lending.forget()
 
 
 class _Malformed(ValueError):
