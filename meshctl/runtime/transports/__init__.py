@@ -397,6 +397,13 @@ class Transport:
         if watch:
             watch.close()
 
+    def check(self, on: int, lane: int) -> None:
+        """Raises `PeerLost` where it is in vain to wait for a place, in a lane."""
+        if self._lost:
+            raise PeerLost(self._lost.how, self._lost.place, self._route(lane)) from self._lost
+        if on in self._gone:
+            raise self.lost(on, self._gone[on], lane)
+
     def _notify(self) -> None:
         if self._watch:
             self._watch.wake()
@@ -409,10 +416,7 @@ class Transport:
         while not ready():
             if self.dropped():
                 raise Dropped
-            if self._lost:
-                raise PeerLost(self._lost.how, self._lost.place, self._route(lane)) from self._lost
-            if on in self._gone:
-                raise self.lost(on, self._gone[on], lane)
+            self.check(on, lane)
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise self.lost(on, f"did not {act} for {self.patience:.0f} s, which is `run.patience`", lane)

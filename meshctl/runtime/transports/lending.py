@@ -89,7 +89,7 @@ class Lending:
         return tensor.untyped_storage().data_ptr() in self.rooms
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor]) -> Loan:
-        """Raises `Held`."""
+        """Raises `Held`, `PeerLost`."""
         lent = self._lent_beside(to, lane, beside) if beside else ()
         if nbytes <= INLINE:
             return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside, Kept(None, lent))
@@ -154,7 +154,7 @@ class Lending:
         enough = count > self._transport.slots(lane)
         until = time.monotonic() + (SOON if enough else 0.0)
         while True:
-            self._transport.look(max(0.0, until - time.monotonic()))
+            self._look(to, lane, until)
             if arena.has(use, 0 if enough else nbytes):  # one that is too small is replaced
                 return
             if time.monotonic() >= until:
@@ -170,7 +170,13 @@ class Lending:
             while (held := self.arena.held([*self.rooms.values()], (place, lane))) >= self._bound(lane) * self._most[lane]:
                 if time.monotonic() >= until:
                     raise self._held([place], held)
-                self._transport.look(max(0.0, until - time.monotonic()))
+                self._look(to, lane, until)
+
+    def _look(self, to: Sequence[int], lane: int, until: float) -> None:
+        """Hears what has come. Raises `PeerLost`."""
+        self._transport.look(max(0.0, until - time.monotonic()))
+        for place in to:
+            self._transport.check(place, lane)
 
     def _bound(self, lane: int) -> int:
         """Frames that a receiver may hold beside the one that comes: those that are under way, and a few."""
