@@ -12,12 +12,15 @@ import argparse
 import json
 import threading
 from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
 
 from benchmarks import samples
 from benchmarks.worlds import Taker, even, plan_of
 from meshctl.plan.model import Plan
 from meshctl.runtime.channel import Channel, Party
-from meshctl.runtime.transports import Delivery, Loan, PeerLost
+from meshctl.runtime.transports import Loan, PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 
 RANKS = (4, 16, 64)
@@ -36,10 +39,9 @@ class Counting(MemoryTransport):
         self.sent += len(loan.frame) * len(loan.to)
         super().deliver(loan)
 
-    def receive(self, source: int, lane: int) -> Delivery:
-        came = super().receive(source, lane)
-        self.received += len(came.frame)
-        return came
+    def arrived(self, source: int, lane: int, frame: Tensor | bytes | None, *more: Any) -> None:
+        self.received += 0 if frame is None else len(frame)
+        super().arrived(source, lane, frame, *more)
 
 
 def main() -> None:

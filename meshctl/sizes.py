@@ -177,7 +177,7 @@ def _numbers(given: Mapping[str, object], world_size: object, sequence_parallel:
 
 def _nearest_number(size: str, value: object, ranks: int) -> tuple[str, ...]:
     """What a size may be in place of a number that it may not be: one that divides the ranks, where they are known."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (isinstance(value, float) and not isfinite(value)):
         return ()
     may = divisors(ranks) if ranks > 0 and size not in ("world_size", "vpp_size") else [max(1, round(value))]
     return (f"{size if size == 'world_size' else size.removesuffix('_size')} {min(may, key=lambda number: abs(number - value))}",)

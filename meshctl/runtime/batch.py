@@ -119,6 +119,8 @@ class Batch:
             if ids.dtype.is_floating_point or ids.dtype.is_complex:
                 raise BatchError(f"ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
             self._ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
+            if self._ids.ndim != 2 or not self._ids.shape[1]:
+                raise BatchError(f"ids are rows of numbers, [n] or [n, depth], not {list(ids.shape)}")
             sizes.append(self._ids.shape[0])
         if sizes and sizes.count(sizes[0]) != len(sizes):
             named = zip([*self._columns, "ids"], sizes, strict=False)
@@ -183,9 +185,9 @@ class Batch:
         return self._grid if self.has_ids or not self._length else Grid(0, (self._length,))
 
     @property
-    def known_ids(self) -> Tensor | Grid:
-        """The ids, not listed where they are known to be numbered evenly."""
-        return self.ids if self._grid is None else self._grid
+    def known_ids(self) -> Tensor | Grid | None:
+        """The ids, not listed where they are known to be numbered evenly; none where the batch was given none."""
+        return self._ids if self._grid is None else self._grid
 
     @property
     def group_ids(self) -> Tensor | None:
@@ -261,7 +263,7 @@ class Batch:
             else column.clone() if isinstance(column, Tensor) else list(column)
             for name, column in self._columns.items()
         }
-        return self._with(copied, self.ids.clone() if self._grid is None else self._grid)
+        return self._with(copied, self._ids.clone() if self._ids is not None else self._grid)
 
     def to(self, device: torch.device | str) -> Batch:
         moved: dict[str, Column] = {
@@ -269,7 +271,7 @@ class Batch:
             else column.to(device) if isinstance(column, Tensor) else column
             for name, column in self._columns.items()
         }
-        return self._with(moved, self.known_ids if self.has_ids else None)
+        return self._with(moved, self.known_ids)
 
     def minibatches(self, size: int, seed: int | None = None) -> Iterator[Batch]:
         """Cuts of at most `size` samples, shuffled by `seed` where one is given.
@@ -381,7 +383,7 @@ def identify(result: Batch, given: Batch | None) -> Batch:
             listed = children(given.ids, times)
             result = Batch(result.columns, ids=listed, group_depth=listed.shape[1] - 1, most=given.most * times)
         else:
-            ids = given.known_ids if times else given.ids[:0]
+            ids = (given.known_ids if given.has_ids else given.ids) if times else given.ids[:0]
             result = Batch(result.columns, ids=ids, group_depth=given.group_depth, most=given.most)
     missing = [name for name in given.columns if name.startswith(MARK) and name not in result]
     if not missing:
@@ -414,6 +416,8 @@ def _take_tensor(column: Tensor, rows: list[int]) -> Tensor:
 
 
 def _concat(name: str, parts: list[Column]) -> Column:
+    if len(devices := {str(part.device) for part in parts if isinstance(part, Tensor)}) > 1:
+        raise BatchError(f"column {name!r} is on {' here and on '.join(sorted(devices))} there")
     if all(isinstance(part, Tensor) for part in parts):
         return torch.cat([part for part in parts if isinstance(part, Tensor)])
     if all(isinstance(part, Ragged) for part in parts):

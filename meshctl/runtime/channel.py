@@ -143,7 +143,7 @@ class Channel:
                 elif teller == me:
                     self._send_part(head, part, me)
         except Held as held:
-            raise self._kept(held) from None
+            raise self._overheld(held) from None
         return own.ended and all(row.ended for row in rows)
 
     def _row_of(self, speaker: int, said: Any) -> Row:
@@ -292,7 +292,7 @@ class Channel:
             raise self._strange(speaker, f"no batch of {count} samples")
         return batch
 
-    def _kept(self, held: Held) -> RouteError:
+    def _overheld(self, held: Held) -> RouteError:
         return RouteError(f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept")
 
     def _strange(self, speaker: int, what: str) -> PeerLost:
@@ -313,7 +313,7 @@ class Channel:
         try:
             self._transport.pass_on(came, peers[1:], self._lane + PASSED)
         except Held as held:
-            raise self._kept(held) from None
+            raise self._overheld(held) from None
         return value
 
     def _peers(self, rank: int, part: int) -> list[int]:

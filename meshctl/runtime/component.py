@@ -178,7 +178,7 @@ class Component:
         """Asks for the end of the run: all workers agree on a last step, and end after it."""
         self.place.stop(reason)
 
-    def alloc(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def alloc(self, *size: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Memory for what an endpoint gives, like `torch.empty` on the CPU: where its takers can read it as it lies, it is not copied.
 
             tokens = self.alloc(len(batch), 128, dtype=torch.int64)
@@ -187,6 +187,7 @@ class Component:
 
         What was given is lent to those who take it, and is not written any more; when nobody holds it, it is used again.
         """
+        shape = [number for some in size for number in ([some] if isinstance(some, int) else some)]
         nbytes = prod(shape) * dtype.itemsize
         return self.place.alloc(nbytes).view(dtype).view(shape) if nbytes else torch.empty(shape, dtype=dtype)
 

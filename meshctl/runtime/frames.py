@@ -138,8 +138,8 @@ class Frame:
     def _ids(batch: Batch) -> Tensor | list[int]:
         """`[start, shape ...]` where they are known to be a grid, and some column has as many bytes as there are samples."""
         ids = batch.known_ids
-        if isinstance(ids, Tensor):
-            return ids
+        if not isinstance(ids, Grid):
+            return batch.ids
         column = next(iter(batch.columns.values()), None)
         sized = column.numel() >= len(ids) if isinstance(column, Tensor) else column is not None
         return [ids.start, *ids.shape] if sized else batch.ids

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from meshctl.shares import Grid
 
 def grid_of(ids: Tensor) -> Grid | None:
     """The ids as a grid, where they are numbered evenly."""
-    if not len(ids):
+    if not ids.numel():
         return None
     if len(ids) == 1:
         first, *rest = ids[0].tolist()
@@ -20,10 +22,10 @@ def grid_of(ids: Tensor) -> Grid | None:
         return Grid(int(ids[0]), (len(ids),)) if even else None
     first, last = ids[0].tolist(), ids[-1].tolist()
     shape = tuple(stop - start + 1 for start, stop in zip(first, last, strict=True))
-    grid = Grid(first[0], shape)
-    if any(first[1:]) or min(shape) < 1 or len(grid) != len(ids) or not torch.equal(ids, ids_of(grid, 0, len(ids))):
+    if any(first[1:]) or min(shape) < 1 or prod(shape) != len(ids):
         return None
-    return grid
+    grid = Grid(first[0], shape)
+    return grid if torch.equal(ids, ids_of(grid, 0, len(ids))) else None
 
 
 def ids_of(grid: Grid, start: int, stop: int) -> Tensor:

@@ -31,6 +31,8 @@ from meshctl.shares import Grid, Run, Table
 
 FORMS = 64
 """How many forms are kept."""
+MOST = 1 << 31
+"""Samples that one speaker may say it has."""
 _WIDE = 1 << 63
 FEW = 4
 """Runs that are joined one by one; of more, rows are picked by an index."""
@@ -63,12 +65,12 @@ class Form:
         return prod(self.shape)
 
     @cached_property
-    def most(self) -> int:
+    def least_numbers(self) -> int:
         """How many numbers a row of this form has at least."""
         return 1 + max((index for index in (*self.ragged.values(), self.lengths, self.homes) if index is not None), default=-1)
 
     @cached_property
-    def counts(self) -> bool:
+    def by_number(self) -> bool:
         """Whether its samples are shared out by their number alone."""
         return bool(self.shape) and self.lengths is None and self.homes is None
 
@@ -180,12 +182,13 @@ def row_in(said: Any) -> Row | None:
 
 def _batch_in(said: Any, ids: Any, numbers: Any) -> Row | None:
     form = form_in(said) if isinstance(said, bytes) else None
-    if form is None or not isinstance(numbers, list) or len(numbers) < form.most:
+    if form is None or not isinstance(numbers, list) or len(numbers) < form.least_numbers:
         return None
     if form.shape:
         count = form.count if type(ids) is int and -_WIDE <= ids < _WIDE - form.shape[0] else -1
     else:
-        count = len(ids) if isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2 and ids.shape[1] else -1
+        listed = isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2 and 0 < ids.shape[1] >= form.groups
+        count = len(ids) if listed else -1
     if count < 0 or (numbers and not all(_are_numbers(each, count) for each in numbers)):
         return None
     return Row(form, ids, numbers)
@@ -204,6 +207,8 @@ def form_in(said: bytes) -> Form | None:
             if not all(type(number) is int and number >= least for least, some in ((1, shape), (0, [groups, *indices])) for number in some):
                 return None
             if not all(map(_is_kind, columns.values())) or (ragged and ragged.keys() != _ragged_in(columns)):
+                return None
+            if not all(type(name) is str for name in columns) or prod(shape) > MOST or (shape and groups > len(shape)):
                 return None
             return Form(tuple(shape), groups, columns, ragged, lengths, homes)
     return None
@@ -240,7 +245,7 @@ def outline_of(rows: Sequence[Row]) -> tuple[Form | None, ...] | None:
     after: int | None = None
     for row in rows:
         if form := row.form:
-            if not form.counts or (after is not None and row.ids < after):
+            if not form.by_number or (after is not None and row.ids < after):
                 return None
             after = row.ids + form.shape[0]
     return tuple([row.form for row in rows])

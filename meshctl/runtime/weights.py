@@ -194,7 +194,7 @@ class WeightChannel:
             while self._unsent and self._unsent[0] <= number:
                 self._send(self._buckets[self._unsent.popleft()])
         except Held as held:
-            raise self._kept(held) from None
+            raise self._overheld(held) from None
         if not self._unsent:
             self._local = {}
 
@@ -380,7 +380,7 @@ class WeightChannel:
         try:
             self._transport.pass_on(came, others, self._lane + PASSED)
         except Held as held:
-            raise self._kept(held) from None
+            raise self._overheld(held) from None
         return value
 
     def _unpacked(self, place: int, lane: int) -> Any:
@@ -410,7 +410,7 @@ class WeightChannel:
                 who = self._transport.who(place)
                 raise RouteError(f"`{self.route.name}`: `{item.name}` from {who} is not what it gave: its checksum is another one")
 
-    def _kept(self, held: Held) -> RouteError:
+    def _overheld(self, held: Held) -> RouteError:
         return RouteError(f"`{self.route.name}`: {held}; weights are lent while they are loaded: clone() what is kept")
 
     def _malformed(self, place: int, why: str) -> RouteError:

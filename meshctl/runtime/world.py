@@ -28,7 +28,7 @@ from meshctl.routes import Route
 from meshctl.runtime.channel import LANES
 from meshctl.runtime.collective import RUNNING
 from meshctl.runtime.transports import PeerLost, Transport, WayError
-from meshctl.runtime.transports.device import CHOICE, DEVICES, DeviceMemory, Neighbours, devices_at, links_of, meet, memory_of
+from meshctl.runtime.transports.device import CHOICE, DEVICES, DeviceMemory, Neighbours, devices_at, meet, memory_of, transfers_of
 from meshctl.runtime.transports.gloo import Bridge, Gloo, PointToPoint
 from meshctl.runtime.transports.local import Address as NodeAddress
 from meshctl.runtime.transports.local import Local
@@ -152,13 +152,17 @@ def _device(meeting: Meeting, transport: Transport, near: Set[int], far: Set[int
         return None
     on_devices = {other for other in near | far if plan.group(plan.at_place(other)[0]).device_type == own.device_type}
     first = devices_of(own)[0]
-    memory = None if os.environ.get(CHOICE) == "cpu" else memory_of(first)
+    if (chosen := os.environ.get(CHOICE, "")) not in ("", "cpu"):
+        raise WayError(f"{CHOICE} is {chosen!r}: it may be `cpu`, so that tensors of devices go by way of the CPU's memory")
+    memory = None if chosen else memory_of(first)
     wait = partial(_await, plan, store, where="devices")
     neighbours = meet(memory, place, on_devices & near | {place}, store, wait)
     others = devices_at(on_devices & far, store, wait)
     if memory is None:
         return None
-    transport.transfers = links_of(place, first, store, lambda other, error: transport.fail(transport.lost(other, f"broke off: {error}")))
+    transport.transfers = transfers_of(
+        place, first, store, lambda other, error: transport.fail(transport.lost(other, f"broke off: {error}"))
+    )
     return Device(memory, neighbours, others)
 
 

@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports.arena import Mapped
 from meshctl.runtime.transports.cuda import Later, Region
 from meshctl.runtime.transports.device import DeviceError
 
@@ -77,9 +76,6 @@ class Standin:
 
     def after(self, act: Callable[[], None]) -> None:
         self._later.put(self.finish, act)
-
-    def pin(self, memory: Mapped) -> bool:
-        return False
 
     def close(self) -> None:
         self._later.close()

@@ -114,3 +114,24 @@ def test_ids_that_nobody_listed_are_those_of_the_list(grid: Grid) -> None:
     assert Batch({"x": torch.ones(2)}).grid == Grid(0, (2,)) and not Batch({"x": torch.ones(2)}).has_ids
     with pytest.raises(BatchError, match="x 6, ids 5"):
         Batch({"x": torch.arange(6)}, ids=Grid(0, (5,)))
+
+
+def test_a_batch_that_was_given_no_ids_has_none_however_it_is_made() -> None:
+    given = Batch({"x": torch.zeros(3)}, ids=torch.arange(100, 103))
+    fresh = Batch({"x": torch.arange(3)})
+    made = [fresh.with_columns(y=torch.ones(3)), fresh.select("x"), fresh.clone(), fresh.to("cpu"), fresh.joined(Batch({"y": torch.ones(3)}))]
+    assert not any(batch.has_ids for batch in made)
+    assert all(identify(batch, given).ids.tolist() == [[100], [101], [102]] for batch in made)
+
+
+def test_ids_may_be_any_numbers() -> None:
+    assert Batch({"x": torch.zeros(2)}, ids=torch.tensor([1, 2**62])).repeat(4).grid is None
+    for wrong in (torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 1, 1, dtype=torch.int64)):
+        with pytest.raises(BatchError, match="rows of numbers"):
+            Batch({"x": torch.zeros(3)}, ids=wrong)
+
+
+def test_columns_of_two_devices_are_not_joined() -> None:
+    near, far = (Batch({"x": torch.zeros(2, device=device)}) for device in ("cpu", "meta"))
+    with pytest.raises(BatchError, match="'x' is on cpu here and on meta there"):
+        Batch.concat([near, far])

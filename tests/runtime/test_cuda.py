@@ -26,9 +26,9 @@ import pytest
 import torch
 from torch.distributed import Store, TCPStore
 
-from meshctl.runtime.transports.arena import Arena, Sealed
+from meshctl.runtime.transports.arena import Arena
 from meshctl.runtime.transports.cuda import GRAIN, Cuda
-from meshctl.runtime.transports.device import DeviceError, DeviceMemory, Neighbours, links_of, meet, memory_of
+from meshctl.runtime.transports.device import DeviceError, DeviceMemory, Neighbours, meet, memory_of, transfers_of
 from tests.runtime.devices import Standin, gpus
 
 LIMIT = 120
@@ -274,23 +274,6 @@ def test_what_is_closed_is_free(memory: Cuda) -> None:
     assert before - after < 64 * GRAIN
 
 
-@gpus(1)
-@pytest.mark.parametrize("write", [True, False])
-def test_memory_of_the_cpu_is_pinned(memory: Cuda, write: bool) -> None:
-    from meshctl.runtime.transports.arena import Mapped
-
-    sealed = Sealed(1 << 20)
-    sealed.view(0, 1 << 20).fill_(5)
-    mapped = sealed if write else Mapped(sealed.file, sealed.nbytes, write=False)
-    if not memory.pin(mapped):
-        assert not write, "memory that may be written can always be pinned"
-        pytest.skip("this device pins no read-only memory")
-    view = mapped.view(0, 1 << 20)
-    assert view.is_pinned()
-    assert view.to(CUDA, non_blocking=True).eq(5).all().item()
-    sealed.close()
-
-
 # Transfers by NCCL
 
 
@@ -299,7 +282,7 @@ def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> No
     device, store, other = torch.device("cuda", numbers[place]), connect(port), 1 - place
     torch.cuda.set_device(device)
     broken: list[Any] = []
-    links = links_of(place, device, store, lambda place, error: broken.append((place, error)))
+    transfers = transfers_of(place, device, store, lambda place, error: broken.append((place, error)))
     sent, heard = (threading.Semaphore(0) for _ in "12")
     arrived: list[list[torch.Tensor]] = []
 
@@ -307,20 +290,20 @@ def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> No
         arrived.append(tensors)
         heard.release()
 
-    links.connect([(0, 1), (1, 0)], LIMIT)
     for number in range(rounds):
         tensors = [tensor.to(device) for tensor in message(place, number)]
-        links.send(other, tensors, sent.release)
+        transfers.send(other, tensors, sent.release)
         for tensor in tensors:
             tensor.fill_(0)  # its maker uses it again at once
     torch.cuda.current_stream(device).synchronize()
     hand(store, place, "written")  # the headers
     for number in range(rounds):
-        links.expect(other, [tensor.nbytes for tensor in message(other, number)], partial(store.set, f"come/{place}/{number}", ""), take)
+        sizes = [tensor.nbytes for tensor in message(other, number)]
+        transfers.expect(other, sizes, partial(store.set, f"come/{place}/{number}", ""), take)
     ear = connect(port)
     for number in range(rounds):
         ear.wait([f"come/{other}/{number}"], timedelta(seconds=LIMIT))
-        links.come(other)
+        transfers.come(other)
     for number in range(rounds):
         assert sent.acquire(timeout=LIMIT) and heard.acquire(timeout=LIMIT), broken
         for tensor, expected in zip(arrived[number], message(other, number), strict=True):
@@ -329,7 +312,7 @@ def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> No
     assert not broken
     hand(store, place, "goodbye")
     begun = time.monotonic()
-    links.close()
+    transfers.close()
     assert time.monotonic() - begun < 10
 
 
@@ -350,14 +333,20 @@ def break_off(place: int, port: int) -> None:
     """One posts a receive that nobody serves, and closes."""
     device, store = torch.device("cuda", place), connect(port)
     torch.cuda.set_device(device)
-    links = links_of(place, device, store, lambda place, error: None)
-    links.connect([(0, 1)], LIMIT)
+    transfers = transfers_of(place, device, store, lambda place, error: None)
+    made = threading.Event()  # by a first transfer
+    if place == 0:
+        transfers.send(1, [torch.ones(10, device=device)], made.set)
+        transfers.come(1)
+    else:
+        transfers.expect(0, [40], lambda: None, lambda tensors: made.set())
+    assert made.wait(LIMIT)
     if place == 1:
-        links.expect(0, [40], lambda: None, lambda tensors: os._exit(3))
+        transfers.expect(0, [40], lambda: None, lambda tensors: os._exit(3))
         time.sleep(1)
     hand(store, place, "posted")
     begun = time.monotonic()
-    links.close()
+    transfers.close()
     assert time.monotonic() - begun < 15
     assert torch.ones(10, device=device).sum().item() == 10
     hand(store, place, "closed")

@@ -21,8 +21,9 @@ import pytest
 import torch
 from torch.distributed import FileStore
 
-from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Mapped, Sealed
-from meshctl.runtime.transports.cuda import Later, Runtime, _Handle, library, pinned
+from meshctl.runtime.transports import cuda
+from meshctl.runtime.transports.arena import Arena, ArenaError, Block
+from meshctl.runtime.transports.cuda import Later, Runtime, _Handle, library
 from meshctl.runtime.transports.device import DEVICES, DeviceError, DeviceMemory, Neighbours, meet, memory_of
 from tests.runtime.devices import Standin
 
@@ -252,6 +253,32 @@ def test_a_device_that_is_not_there_has_none() -> None:
     assert memory_of(torch.device("cuda", 0)) is None
 
 
+@pytest.mark.parametrize("error", [DeviceError, RuntimeError, torch.OutOfMemoryError, BufferError, AttributeError])
+def test_a_device_that_cannot_be_used_has_none(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: torch.device) -> DeviceMemory:
+        raise error("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(cuda, "Cuda", broken)
+    assert memory_of(torch.device("cuda", 0)) is None
+
+
+@pytest.mark.parametrize("name", ["cudaIpcOpenMemHandle", "cudaGetErrorString"])
+def test_a_device_whose_library_lacks_a_function_has_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = Library()
+    delattr(lib, name)
+    with pytest.raises(AttributeError, match=name):
+        Runtime(lib, nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "library", lambda: lib)
+    assert memory_of(torch.device("cuda", 0)) is None
+
+
+def test_memory_of_says_what_is_wrong_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(cuda, "Cuda")
+    with pytest.raises(AttributeError, match="Cuda"):
+        memory_of(torch.device("cuda", 0))
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 def test_a_torch_without_cuda_has_no_library_of_it() -> None:
     with pytest.raises(DeviceError, match="without CUDA"):
@@ -274,8 +301,6 @@ class Library:
         self._define("cudaIpcOpenMemHandle", self._open, out, _Handle, ctypes.c_uint)
         self._define("cudaIpcCloseMemHandle", None, pointer)
         self._define("cudaDeviceGetPCIBusId", self._bus, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-        self._define("cudaHostRegister", None, pointer, ctypes.c_size_t, ctypes.c_uint)
-        self._define("cudaHostUnregister", None, pointer)
         self._define("cudaStreamCreateWithFlags", self._stream, out, ctypes.c_uint)
         self._define("cudaGetLastError", None)
         self._text = ctypes.create_string_buffer(b"out of memory")
@@ -317,9 +342,6 @@ def test_calls_pass_what_their_signatures_say() -> None:
     runtime.shut(3)
     runtime.free(4)
     assert runtime.bus_name(1) == "0000:3b:00.0"
-    runtime.pin(5, 6, True)
-    runtime.pin(5, 6, False)
-    runtime.unpin(5)
     assert runtime.stream() == 0x7F0000000000
     calls = [call for call in lib.said if call[0] != "cudaDeviceGetPCIBusId"]
     assert calls == [
@@ -328,9 +350,6 @@ def test_calls_pass_what_their_signatures_say() -> None:
         ("cudaIpcOpenMemHandle", bytes(range(64)), 1),
         ("cudaIpcCloseMemHandle", 3),
         ("cudaFree", 4),
-        ("cudaHostRegister", 5, 6, 1),
-        ("cudaHostRegister", 5, 6, 9),
-        ("cudaHostUnregister", 5),
         ("cudaStreamCreateWithFlags", 1),
     ]
 
@@ -367,33 +386,3 @@ def test_a_handle_of_another_length_is_refused(length: int) -> None:
     with pytest.raises(DeviceError, match=f"{length} bytes"):
         Runtime(lib, nullcontext).open(b"x" * length)
     assert not lib.said
-
-
-
-@pytest.mark.parametrize("write", [True, False])
-def test_memory_of_the_cpu_is_pinned_while_it_is_mapped(write: bool) -> None:
-    lib, later = Library(), Later()
-    sealed = Sealed(1 << 16)
-    memory = sealed if write else Mapped(sealed.file, sealed.nbytes, write=False)
-    assert pinned(memory, Runtime(lib, nullcontext), later)
-    assert lib.said == [("cudaHostRegister", memory.address, 1 << 16, 1 if write else 9)]
-    view = memory.view(0, 100)
-    address = memory.address
-    sealed.close()
-    del memory, sealed
-    gc.collect()
-    assert len(lib.said) == 1
-    del view
-    gc.collect()
-    later.close()
-    assert lib.said[1:] == [("cudaHostUnregister", address)]
-
-
-def test_memory_that_cannot_be_pinned_is_as_good_as_before() -> None:
-    lib, later = Library("cudaHostRegister"), Later()
-    memory = Sealed(1 << 16)
-    assert not pinned(memory, Runtime(lib, nullcontext), later)
-    memory.close()
-    del memory
-    later.close()
-    assert [name for name, *_ in lib.said] == ["cudaHostRegister", "cudaGetLastError"]

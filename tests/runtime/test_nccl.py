@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore, ProcessGroupGloo, Store, TCPStore
 
-from meshctl.runtime.transports import PeerLost, nccl
-from meshctl.runtime.transports.nccl import Join, Links, Pair, meeting_point
+from meshctl.runtime.transports import nccl
+from meshctl.runtime.transports.nccl import Join, Pair, PairTransfers, meeting_point
 from meshctl.runtime.transports.raw import over
 
 LARGE = 16 << 20
@@ -55,9 +55,6 @@ class HostStreams:
         return nullcontext()
 
 
-def nothing() -> None: ...
-
-
 def address_of(memory: bytearray) -> int:
     return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
@@ -77,10 +74,10 @@ _HEADER, _COME, _BYE, _LISTEN = range(4)
 
 @dataclass
 class Worker:
-    """One process: its links, and a connection to every other for headers and what answers them."""
+    """One process: its transfers, and a connection to every other for headers and what answers them."""
 
     place: int
-    links: Links
+    transfers: PairTransfers
     lines: dict[int, socket.socket]
     rng: random.Random
     arrived: dict[int, list[list[Tensor]]] = field(default_factory=dict)
@@ -93,7 +90,7 @@ class Worker:
     """Headers that came while this place does not listen."""
 
     def send(self, to: int, tensors: list[Tensor]) -> None:
-        self.links.send(to, tensors, lambda: self.done.append(to))
+        self.transfers.send(to, tensors, lambda: self.done.append(to))
         sizes = [tensor.nbytes for tensor in tensors]
         self.lines[to].send(struct.pack(f"i{len(sizes)}q", _HEADER, *sizes))
 
@@ -114,13 +111,14 @@ class Worker:
             for header in waiting:
                 self.expect(*header)
         elif what == _COME:
-            self.links.come(other)
+            self.transfers.come(other)
         else:
             self.over.add(other)
 
     def expect(self, other: int, sizes: tuple[int, ...]) -> None:
         time.sleep(self.rng.random() * self.dull)
-        self.links.expect(other, sizes, partial(self.lines[other].send, struct.pack("i", _COME)), self.arrived.setdefault(other, []).append)
+        come = partial(self.lines[other].send, struct.pack("i", _COME))
+        self.transfers.expect(other, sizes, come, self.arrived.setdefault(other, []).append)
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + LIMIT - 10
@@ -132,7 +130,7 @@ class Worker:
         for line in self.lines.values():
             line.send(struct.pack("i", _BYE))
         self.until(lambda: len(self.over) == len(self.lines), "goodbyes")
-        self.links.close()
+        self.transfers.close()
 
 
 def run(folder: Path, size: int, work: Callable[[Worker], None], deaf: int = -1) -> list[int]:
@@ -172,8 +170,8 @@ def live(place: int, lines: dict[int, socket.socket], port: int, work: Callable[
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=LIMIT))
     broken: list[int] = []
-    links = Links(place, HostStreams(), by_gloo(store), lambda other, error: broken.append(other))
-    worker = Worker(place, links, lines, random.Random(place), broken=broken, deaf=[] if deaf else None)
+    transfers = PairTransfers(place, HostStreams(), by_gloo(store), lambda other, error: broken.append(other))
+    worker = Worker(place, transfers, lines, random.Random(place), broken=broken, deaf=[] if deaf else None)
     threading.Thread(target=worker.listen, daemon=True).start()
     work(worker)
 
@@ -267,43 +265,24 @@ def test_the_death_of_one_is_told_and_leaves_the_others_alone(tmp_path: Path) ->
             time.sleep(0.5)  # the others have theirs
             os.kill(os.getpid(), signal.SIGKILL)
         worker.until(lambda: 2 in worker.over, "the end")
-        worker.links.expect(2, [LARGE], nothing, lambda tensors: os._exit(3))
+        worker.transfers.expect(2, [LARGE], lambda: None, lambda tensors: os._exit(3))
         worker.until(lambda: worker.broken == [2], "word of it")
         for other in others:
             worker.send(other, [torch.ones(LARGE // 4)])
         worker.until(lambda: all(len(worker.arrived[other]) == 2 for other in others), "the others")
         begun = time.monotonic()
         worker.until(lambda: len(worker.done) == 2 + len(others), "its own")
-        worker.links.close()
+        worker.transfers.close()
         assert time.monotonic() - begun < nccl.GRACE + 1
 
     assert run(tmp_path, 3, work) == [0, 0, -signal.SIGKILL], told(tmp_path)
-
-
-@pytest.mark.slow
-def test_pairs_are_made_before_they_are_needed(tmp_path: Path) -> None:
-    def work(worker: Worker) -> None:
-        pairs = [(giver, taker) for giver in range(4) for taker in range(4) if giver != taker and (giver + taker) % 3]
-        random.Random(worker.place).shuffle(pairs)
-        worker.links.connect(pairs, LIMIT / 2)
-        made = {("to", other) for other in worker.links._givers} | {("from", other) for other in worker.links._takers}
-        assert made == {("to", b) for a, b in pairs if a == worker.place} | {("from", a) for a, b in pairs if b == worker.place}
-        for giver, taker in pairs:
-            if giver == worker.place:
-                worker.send(taker, message(giver, taker, 0, False))
-        worker.until(lambda: sum(map(len, worker.arrived.values())) == sum(taker == worker.place for _, taker in pairs), "the others")
-        worker.until(lambda: len(worker.done) == sum(giver == worker.place for giver, _ in pairs), "its own")
-        assert all(map(torch.equal, tensors, message(giver, worker.place, 0, False)) for giver, [tensors] in worker.arrived.items())
-        worker.leave()
-
-    assert run(tmp_path, 4, work) == [0] * 4, told(tmp_path)
 
 
 # One end alone
 
 
 class Never:
-    """A pair whose other end does nothing, until it is aborted."""
+    """A pair whose other end does lambda: None, until it is aborted."""
 
     def __init__(self) -> None:
         self.aborted = threading.Event()
@@ -360,15 +339,19 @@ KINDS = {
 
 
 @pytest.fixture
-def wired() -> Iterator[Links]:
+def wired() -> Iterator[PairTransfers]:
     wires: dict[tuple[int, int], Wire] = {}
-    links = Links(0, HostStreams(), lambda giver, taker, rank: wires.setdefault((giver, taker), Wire()), lambda place, error: None)
-    yield links
-    links.close()
+
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        return wires.setdefault((giver, taker), Wire())
+
+    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: None)
+    yield transfers
+    transfers.close()
 
 
 @pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), [*KINDS], []], ids=lambda kinds: "+".join(kinds) or "none")
-def test_any_tensors_arrive_as_their_bytes(wired: Links, kinds: list[str]) -> None:
+def test_any_tensors_arrive_as_their_bytes(wired: PairTransfers, kinds: list[str]) -> None:
     """From this place to itself."""
     tensors = [KINDS[kind] for kind in kinds]
     got: queue.SimpleQueue[list[Tensor]] = queue.SimpleQueue()
@@ -390,9 +373,9 @@ def said() -> Iterator[list[Any]]:
 def test_one_message_is_received_at_a_time_and_its_giver_told_when(said: list[Any]) -> None:
     pairs = {source: Never() for source in (1, 2, 3)}
     come: queue.SimpleQueue[int] = queue.SimpleQueue()
-    links = Links(0, HostStreams(), lambda giver, taker, rank: pairs[giver], lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), lambda giver, taker, rank: pairs[giver], lambda place, error: said.append(error))
     for source in pairs:
-        links.expect(source, [10], partial(come.put, source), lambda tensors: None)
+        transfers.expect(source, [10], partial(come.put, source), lambda tensors: None)
     waiting = set(pairs)
     while waiting:
         source = come.get(timeout=10)
@@ -401,17 +384,17 @@ def test_one_message_is_received_at_a_time_and_its_giver_told_when(said: list[An
         assert come.empty() and [other for other in waiting if pairs[other].posted.is_set()] == [source]
         pairs[source].abort()  # it has arrived
         waiting.remove(source)
-    links.close()
+    transfers.close()
     assert not said
 
 
 def test_one_message_is_sent_at_a_time(said: list[Any]) -> None:
     pairs = {to: Never() for to in (1, 2, 3)}
-    links = Links(0, HostStreams(), lambda giver, taker, rank: pairs[taker], lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), lambda giver, taker, rank: pairs[taker], lambda place, error: said.append(error))
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
     for to in pairs:
-        links.send(to, [torch.ones(3)], partial(done.put, to))
-        links.come(to)
+        transfers.send(to, [torch.ones(3)], partial(done.put, to))
+        transfers.come(to)
     waiting = set(pairs)
     while waiting:
         time.sleep(0.05)
@@ -419,50 +402,34 @@ def test_one_message_is_sent_at_a_time(said: list[Any]) -> None:
         pairs[to].abort()
         assert done.get(timeout=10) == to
         waiting.remove(to)
-    links.close()
+    transfers.close()
     assert not said
-
-
-@pytest.mark.parametrize("fault", ["", "Connection refused"])
-def test_a_place_that_is_not_there_is_named_at_the_start(fault: str) -> None:
-    never = threading.Event()
-
-    def join(giver: int, taker: int, rank: int) -> Pair:
-        if not fault:
-            never.wait(10)
-        raise RuntimeError(fault)
-
-    links = Links(0, HostStreams(), join, lambda place, error: None)
-    with pytest.raises(PeerLost, match=f"place 7 .*: {fault or 'it did not come'}"):
-        links.connect([(5, 6), (4, 0), (0, 7)], 0.3 if not fault else 30)
-    never.set()
-    links.close()
 
 
 def test_nothing_is_posted_before_the_other_end_comes(said: list[Any]) -> None:
     pair = Never()
-    links = Links(0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error))
     ended = threading.Event()
-    links.send(1, [torch.ones(1)], ended.set)
-    links.come(2)
+    transfers.send(1, [torch.ones(1)], ended.set)
+    transfers.come(2)
     assert not pair.posted.wait(0.1)
-    links.come(1)
+    transfers.come(1)
     assert pair.posted.wait(10) and not ended.is_set()
     pair.abort()
     assert ended.wait(10) and not said
-    links.close()
+    transfers.close()
 
 
 def test_what_is_under_way_is_broken_off_and_counts_for_nothing(said: list[Any]) -> None:
     pair = Never()
-    links = Links(0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error))
     for source in (1, 4, 5):
-        links.expect(source, [100], nothing, said.append)
-    links.expect(2, [], nothing, lambda tensors: None)
-    links.send(3, [torch.ones(3)], lambda: said.append("done"))  # nobody says "come"
+        transfers.expect(source, [100], lambda: None, said.append)
+    transfers.expect(2, [], lambda: None, lambda tensors: None)
+    transfers.send(3, [torch.ones(3)], lambda: said.append("done"))  # nobody says "come"
     assert pair.posted.wait(10)
     begun = time.monotonic()
-    links.close()
+    transfers.close()
     assert time.monotonic() - begun < 1 and not said
 
 
@@ -474,11 +441,11 @@ def test_an_end_that_never_comes_is_left_behind(said: list[Any], monkeypatch: py
         never.wait(20)
         raise RuntimeError("too late")
 
-    links = Links(0, HostStreams(), join, lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
     for source in range(1, 30):
-        links.expect(source, [100], nothing, said.append)
+        transfers.expect(source, [100], lambda: None, said.append)
     begun = time.monotonic()
-    links.close()
+    transfers.close()
     assert time.monotonic() - begun < 2
     never.set()
     assert not said
@@ -492,10 +459,10 @@ def test_an_end_that_comes_too_late_posts_nothing(said: list[Any], monkeypatch: 
         assert joined.wait(10)
         return pair
 
-    links = Links(0, HostStreams(), join, lambda place, error: said.append(error))
-    links.expect(1, [100], nothing, said.append)
-    [end] = links._takers.values()
-    links.close()
+    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
+    transfers.expect(1, [100], lambda: None, said.append)
+    [end] = transfers._takers.values()
+    transfers.close()
     joined.set()
     end._thread.join(10)
     assert not end._thread.is_alive() and not pair.posted.is_set() and not said
@@ -511,39 +478,39 @@ def test_a_pair_that_cannot_be_made_is_told_with_its_place(said: list[Any]) -> N
         said.append((place, str(error)))
         told.release()
 
-    links = Links(7, HostStreams(), join, broke)
-    links.expect(4, [1], nothing, said.append)
+    transfers = PairTransfers(7, HostStreams(), join, broke)
+    transfers.expect(4, [1], lambda: None, said.append)
     assert told.acquire(timeout=10)
-    links.send(5, [torch.ones(1)], lambda: said.append("done"))
-    links.come(5)
+    transfers.send(5, [torch.ones(1)], lambda: said.append("done"))
+    transfers.come(5)
     assert told.acquire(timeout=10)
     assert said == [(4, "4 7 1"), (5, "7 5 0")]
-    links.close()
+    transfers.close()
 
 
 def test_messages_without_a_byte_need_no_pair(said: list[Any]) -> None:
     def join(giver: int, taker: int, rank: int) -> Pair:
         raise AssertionError
 
-    links = Links(0, HostStreams(), join, lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
     ended = threading.Semaphore(0)
-    links.send(1, [torch.empty(0), torch.empty(0, 5)], ended.release)
-    links.come(1)
-    links.expect(2, [0, 0, 0], nothing, lambda tensors: (said.append([len(tensor) for tensor in tensors]), ended.release())[0])
+    transfers.send(1, [torch.empty(0), torch.empty(0, 5)], ended.release)
+    transfers.come(1)
+    transfers.expect(2, [0, 0, 0], lambda: None, lambda tensors: (said.append([len(tensor) for tensor in tensors]), ended.release())[0])
     assert ended.acquire(timeout=10) and ended.acquire(timeout=10)
     assert said == [[0, 0, 0]]
-    links.close()
+    transfers.close()
 
 
 def test_who_comes_early_is_remembered(said: list[Any]) -> None:
     pair = Never()
     pair.aborted.set()
-    links = Links(0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error))
     ended = threading.Event()
-    links.come(1)
-    links.send(1, [torch.ones(1)], ended.set)
+    transfers.come(1)
+    transfers.send(1, [torch.ones(1)], ended.set)
     assert ended.wait(10) and not said
-    links.close()
+    transfers.close()
 
 
 def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
@@ -551,8 +518,8 @@ def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
     pair = Never()
     pair.aborted.set()
     arrived = threading.Event()
-    links = Links(0, HostStreams(gone.set), lambda giver, taker, rank: pair, lambda place, error: None)
-    links.expect(1, [100, 8], nothing, lambda tensors: (received.extend(tensors), arrived.set())[1])
+    transfers = PairTransfers(0, HostStreams(gone.set), lambda giver, taker, rank: pair, lambda place, error: None)
+    transfers.expect(1, [100, 8], lambda: None, lambda tensors: (received.extend(tensors), arrived.set())[1])
     assert arrived.wait(10)
     kept = received[1].view(torch.int64)
     received.clear()
@@ -560,7 +527,7 @@ def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
     assert not gone.is_set()
     del kept
     assert gone.wait(10)  # the thread that received it waits for the next message meanwhile
-    links.close()
+    transfers.close()
 
 
 def test_each_pair_has_a_connection_of_its_own() -> None:

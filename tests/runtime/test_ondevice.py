@@ -29,7 +29,7 @@ from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, lending
 from meshctl.runtime.transports.arena import ArenaError
 from meshctl.runtime.transports.device import DEVICES, DeviceError, Neighbours
 from meshctl.runtime.transports.lending import HELD
-from meshctl.runtime.transports.nccl import Links
+from meshctl.runtime.transports.nccl import PairTransfers
 from meshctl.runtime.transports.ondevice import OnDevice
 from meshctl.runtime.transports.tcp import Tcp
 from meshctl.runtime.weight_links import Box
@@ -57,7 +57,7 @@ class Device:
         self.worker, self._piece, self._at = worker, self.memory.make(64 << 20), 0
         joined = FileStore(str(store), -1)
         joined.set_timeout(timedelta(seconds=60))
-        worker.transport.transfers = Links(worker.place, HostStreams(), by_gloo(joined), self._broke)
+        worker.transport.transfers = PairTransfers(worker.place, HostStreams(), by_gloo(joined), self._broke)
         worker.local.use(self.memory, neighbours)
 
     def _broke(self, place: int, error: Exception) -> None:
@@ -100,7 +100,7 @@ def test_tensors_of_a_device_come_whole_by_every_way(tmp_path: Path, kind: str, 
             assert worker.transport.hear(place, BACK) == "all"
         worker.transport.close()
         assert worker.local.lending.device
-        return worker.local.lending.device.arena.count((LANE, tuple(to), 0))
+        return worker.local.lending.device.arena.count((LANE, tuple(to)))
 
     def taker(worker: Worker) -> bool:
         rng, device = random.Random(worker.place), Device(worker, KINDS[kind], tmp_path / "store")
@@ -162,7 +162,7 @@ def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path:
         assert worker.local.lending.device
         arena = worker.local.lending.device.arena
         arena.has("nothing", 0)
-        left = [len(arena._dropped), arena.count((LANE, (1, 2), 0)), len(device.memory.pieces) - 1]
+        left = [len(arena._dropped), arena.count((LANE, (1, 2))), len(device.memory.pieces) - 1]
         worker.transport.close()
         return left
 
@@ -358,6 +358,12 @@ class Shard:
 class Both(Standin):
     """What two places of one process have: all that is in one of their pieces is on the device."""
 
+    finished = 0
+
+    def finish(self) -> None:
+        self.finished += 1
+        super().finish()
+
 
 @pytest.mark.slow
 def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> None:
@@ -365,7 +371,7 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
     transports, ways, memory = [Transport(place, {}) for place in range(2)], list[Tcp](), Both()
     for transport in transports:
         store = FileStore(str(tmp_path / "store"), -1)
-        transport.transfers = Links(transport.place, HostStreams(), by_gloo(store), lambda place, error: None)
+        transport.transfers = PairTransfers(transport.place, HostStreams(), by_gloo(store), lambda place, error: None)
         way = Tcp(transport, "token")
         way.use(memory, range(2))
         ways.append(way)
@@ -380,6 +386,7 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
             frame = transports[0].frame((1,), batch)
             assert len(frame.beside) == 1
             transports[0].send((1,), LANE, frame)
+            assert memory.finished == step + 1, "who takes it would wait for our device"
             transports[0].send((1,), LANE, transports[0].frame((1,), step))  # may not overtake it
 
     thread = threading.Thread(target=give)
@@ -405,9 +412,10 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
     st.lists(
         st.one_of(
             st.builds(
-                lambda number, size, nbytes, handle: struct.pack("<qqq", number, size, nbytes) + handle,
+                lambda number, size, at, nbytes, handle: struct.pack("<qqqq", number, size, at, nbytes) + handle,
                 st.integers(-2, 3),
                 st.sampled_from([0, 1, -1, 100, 4096, 1 << 40, 2**63 - 1]),
+                st.sampled_from([0, 0, 1, 512, -512, 2**62]),
                 st.sampled_from([0, 1, -1, 100, 4096, 4097, 2**63 - 1]),
                 st.one_of(st.just(b""), st.just(b"real"), st.binary(max_size=40)),
             ),

@@ -201,3 +201,22 @@ def test_what_is_shared_out_by_its_samples_has_no_outline() -> None:
     assert outline_of([batch_row(BATCH, Dispatch(balance="tokens"), alone=True)]) is None
     assert outline_of([_counted(Grid(4, (2,))), _counted(Grid(2, (2,)))]) is None
     assert outline_of([_counted(Grid(4, (2,))), _counted(Grid(6, (2,)))]) is not None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        [[2**62, 4], 0, {}, {}, None, None],
+        [[2**40], 0, {}, {}, None, None],
+        [[3], 2, {}, {}, None, None],
+        [[3], 0, {7: ["list"]}, {}, None, None],
+    ],
+)
+def test_a_form_of_more_than_can_be_is_none(form: list[Any]) -> None:
+    assert form_in(Frame(form).inline()) is None
+
+
+def test_a_group_is_a_part_of_an_id() -> None:
+    form = Frame([[], 2, {}, {}, None, None]).inline()
+    assert row_in(Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
+    assert row_in(Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None

@@ -13,6 +13,8 @@ A `Way` says where that memory is, how a message leaves (`post`), and calls `arr
     local     processes of one node               a header over a unix socket; the frame lies in memory that both map
     tcp       processes of different nodes        the bytes over a connection, into memory that was touched before
     gloo      the same                            torch's gloo
+
+Tensors that lie on devices go beside frames, too: read there by those of the node that can (`ondevice.py`), else brought by `Transfers`.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class Delivery:
 
 
 class Transfers(Protocol):
-    """What brings tensors from one device to another (`nccl.Links`)."""
+    """What brings tensors from one device to another (`nccl.PairTransfers`)."""
 
     def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None]) -> None: ...
     def expect(
@@ -273,7 +275,7 @@ class Transport:
     # Receiving
 
     def receive(self, source: int, lane: int) -> Delivery:
-        """The next frame of a lane, uint8 `[n]`. Raises `PeerLost`, `Dropped`."""
+        """What comes next in a lane, its frame as uint8 `[n]`. Raises `PeerLost`, `Dropped`."""
         came = self._next(source, lane)
         came.frame = tensor_of(came.frame)
         return came
@@ -386,12 +388,14 @@ class Transport:
     def close(self) -> None:
         """After the last frame that anybody sends: all places close together."""
         ways = [*dict.fromkeys(self._ways.values())]
-        for way in ways:
-            way.leave()
-        for way in ways:
-            way.close()
-        if self.transfers:
-            self.transfers.close()
+        try:
+            for way in ways:
+                way.leave()
+            for way in ways:
+                way.close()
+        finally:
+            if self.transfers:
+                self.transfers.close()
         with self._lock:
             watch, self._watch = self._watch, None
         if watch:

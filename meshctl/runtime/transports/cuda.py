@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports.arena import ArenaError, Mapped, Pages
+from meshctl.runtime.transports.arena import ArenaError
 from meshctl.runtime.transports.device import DeviceError
 from meshctl.runtime.transports.raw import over
 
@@ -31,8 +30,6 @@ GRAIN = 2 << 20
 """Bytes that the driver hands out at once; a piece is a whole number of them."""
 _LAZY_PEERS = 1
 """cudaIpcMemLazyEnablePeerAccess."""
-_PORTABLE, _READ_ONLY = 1, 8
-"""cudaHostRegisterPortable, cudaHostRegisterReadOnly."""
 _NON_BLOCKING = 1
 """cudaStreamNonBlocking: the stream does not wait for the default one, nor that for it."""
 _BUS_NAME = 32
@@ -52,8 +49,6 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cudaIpcOpenMemHandle": (ctypes.POINTER(ctypes.c_void_p), _Handle, ctypes.c_uint),
     "cudaIpcCloseMemHandle": (ctypes.c_void_p,),
     "cudaDeviceGetPCIBusId": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
-    "cudaHostRegister": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint),
-    "cudaHostUnregister": (ctypes.c_void_p,),
     "cudaStreamCreateWithFlags": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint),
     "cudaGetLastError": (),
 }
@@ -128,12 +123,6 @@ class Runtime:
         self._call("cudaDeviceGetPCIBusId", name, _BUS_NAME, number)
         return name.value.decode()
 
-    def pin(self, address: int, nbytes: int, write: bool) -> None:
-        self._call("cudaHostRegister", address, nbytes, _PORTABLE | (0 if write else _READ_ONLY))
-
-    def unpin(self, address: int) -> None:
-        self._call("cudaHostUnregister", address)
-
     def stream(self) -> int:
         """A new one, which lasts as long as the process."""
         stream = ctypes.c_void_p()
@@ -167,7 +156,7 @@ class Region:
 
     def close(self) -> None:
         """After the last use of the last view."""
-        release, self.release = self.release, _nothing
+        release, self.release = self.release, lambda: None
         release()
 
 
@@ -226,7 +215,7 @@ class Cuda:
 
     def open(self, handle: bytes, nbytes: int) -> Region:
         if (own := self._own.get(handle)) is not None:
-            return Region(own, nbytes, self.device, handle, False, _nothing)
+            return Region(own, nbytes, self.device, handle, False, lambda: None)
         address = self.runtime.open(handle)
         extent = self.runtime.extent(address)
         if extent is not None and extent < nbytes:
@@ -248,9 +237,6 @@ class Cuda:
         else:
             self._later.put(partial(_await, events), act)
 
-    def pin(self, memory: Mapped) -> bool:
-        return pinned(memory, self.runtime, self._later)
-
     def close(self) -> None:
         self._later.close()
 
@@ -266,23 +252,6 @@ class Cuda:
         self.runtime.free(self._own.pop(handle))
 
 
-def pinned(memory: Mapped, runtime: Runtime, later: Later) -> bool:
-    """Lets devices copy from and to memory of the CPU by themselves, at full speed, as long as it is mapped; whether they do. Its pages
-    are touched by that. A copy that was told so (`non_blocking`) no longer ends before it returns: views are given back `after`."""
-    try:
-        runtime.pin(memory.address, memory.nbytes, memory.write)
-    except DeviceError:
-        return False
-    weakref.finalize(memory, later.put, _nothing, partial(_unpinned, runtime, memory.address, memory.pages)).atexit = False
-    return True
-
-
-def _unpinned(runtime: Runtime, address: int, pages: Pages) -> None:
-    """The pages are mapped until here."""
-    with suppress(DeviceError):
-        runtime.unpin(address)
-
-
 def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
     """Where a stream is now; who waits for it takes no processor."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -293,6 +262,3 @@ def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
 def _await(events: list[torch.cuda.Event]) -> None:
     for event in events:
         event.synchronize()
-
-
-def _nothing() -> None: ...

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from meshctl.runtime.transports.arena import Mapped, Piece
+from meshctl.runtime.transports.arena import Piece
 
 _SAMPLE = 4096
 """Bytes that are read on trial."""
@@ -57,10 +57,6 @@ class DeviceMemory(Protocol):
     def after(self, act: Callable[[], None]) -> None:
         """Calls `act`, on a thread of its own, when all that is queued now is done. For finalizers: it never waits and never raises."""
 
-    def pin(self, memory: Mapped) -> bool:
-        """Has memory of the CPU copied from and to at full speed, while it is mapped; whether that could be done. From then on its views,
-        too, are given back `after`."""
-
     def close(self) -> None:
         """After the last `after`: what was left to do is done."""
 
@@ -71,27 +67,30 @@ class Means:
 
     memory: str
     """(device) -> `DeviceMemory`."""
-    links: str
-    """(place, device, store, broke) -> `nccl.Links`."""
+    transfers: str
+    """(place, device, store, broke) -> `nccl.PairTransfers`."""
 
 
 DEVICES: Mapping[str, Means] = {
-    "cuda": Means("meshctl.runtime.transports.cuda:Cuda", "meshctl.runtime.transports.nccl:links"),
+    "cuda": Means("meshctl.runtime.transports.cuda:Cuda", "meshctl.runtime.transports.nccl:transfers"),
 }
 """By torch's name; tensors of every other type go by way of the CPU's memory."""
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
     """None where tensors go by way of the CPU's memory: that device has no other, or cannot be used."""
+    if device.type not in DEVICES:
+        return None
+    make = _loaded(DEVICES[device.type].memory)
     try:
-        return cast(DeviceMemory, _loaded(DEVICES[device.type].memory)(device)) if device.type in DEVICES else None
-    except DeviceError:
+        return cast(DeviceMemory, make(device))
+    except (*_FAILURES, AttributeError):  # the latter of a library that lacks a function
         return None
 
 
-def links_of(place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]) -> Any:
-    """The `nccl.Links` of a device that has a `memory_of`."""
-    return _loaded(DEVICES[device.type].links)(place, device, store, broke)
+def transfers_of(place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]) -> Any:
+    """The `nccl.PairTransfers` of a device that has a `memory_of`."""
+    return _loaded(DEVICES[device.type].transfers)(place, device, store, broke)
 
 
 def _loaded(path: str) -> Any:
@@ -100,13 +99,13 @@ def _loaded(path: str) -> Any:
 
 
 CHOICE = "MESHCTL_DEVICES"
-"""`cpu` in the environment has tensors of all devices go by way of the CPU's memory; the same everywhere."""
+"""`cpu` in the environment has tensors of all devices go by way of the CPU's memory."""
 
 
 # Who reads whom
 
 
-Way = Literal["device", "nccl", "cpu"]
+Path = Literal["device", "nccl", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class Neighbours:
     reads: Mapping[int, frozenset[int]]
     """Place -> whose memory it reads where it lies."""
 
-    def way(self, giver: int, taker: int) -> Way:
+    def way(self, giver: int, taker: int) -> Path:
         """How a tensor on one's device gets to the other's. NCCL takes no two processes on one device."""
         if giver in self.reads.get(taker, ()):
             return "device"

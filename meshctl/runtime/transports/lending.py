@@ -22,7 +22,7 @@ from torch import Tensor
 from meshctl.runtime.frames import is_plain
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block
-from meshctl.runtime.transports.ondevice import Lent, OnDevice
+from meshctl.runtime.transports.ondevice import Lent, OnDevice, laid
 
 INLINE = 4096
 """Bytes of a frame, and of a tensor, that are as well copied into a message."""
@@ -120,17 +120,24 @@ class Lending:
     # Beside frames
 
     def _lent_beside(self, to: Sequence[int], lane: int, tensors: Sequence[Tensor]) -> tuple[Lying | Lent, ...]:
-        self._await_rooms(to, lane, len(tensors))
-        lent = tuple(self._lend_one(to, (lane, tuple(to), number), tensor) for number, tensor in enumerate(tensors))
-        if self.device and any(isinstance(one, Lent) for one in lent):
-            self.device.finish()
+        on_device = [tensor for tensor in tensors if self.device and self.device.hands_over(to, tensor)]
+        lent = {id(one.tensor): one for one in self._lent_on_device(to, lane, on_device)}
+        if len(lent) < len(tensors):
+            self._await_rooms(to, lane, len(tensors))
+        return tuple(lent.get(id(tensor)) or self._lying(to, lane, tensor) for tensor in tensors)
+
+    def _lent_on_device(self, to: Sequence[int], lane: int, tensors: Sequence[Tensor]) -> Sequence[Lent]:
+        if not tensors or not self.device:
+            return ()
+        use, total = (lane, tuple(to)), laid(tensors)[-1]
+        if self.device.readers(to):
+            self._await_block(self.device.arena, use, total)
+        lent = self.device.lend(to, use, tensors)
+        self.device.finish()
         return lent
 
-    def _lend_one(self, to: Sequence[int], use: tuple[int, tuple[int, ...], int], tensor: Tensor) -> Lying | Lent:
-        if self.device and self.device.hands_over(to, tensor):
-            self._await_block(self.device.arena, use, tensor.nbytes)
-            return self.device.lend(to, use, tensor)
-        block, lane = self.rooms[tensor.untyped_storage().data_ptr()], use[0]
+    def _lying(self, to: Sequence[int], lane: int, tensor: Tensor) -> Lying:
+        block = self.rooms[tensor.untyped_storage().data_ptr()]
         self.arena.share(block, ((place, lane) for place in to))
         return Lying(block, tensor.data_ptr() - block.memory.address, tensor.nbytes)
 

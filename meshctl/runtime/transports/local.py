@@ -343,9 +343,9 @@ class Local(Way):
     def _answered(self, line: _Line, what: int, lane: int, number: int, nbytes: int) -> None:
         if what == _CREDIT:
             self._transport.arrived(line.place, lane, None)
-        elif what == _FREE and lane != _ON_DEVICE:
+        elif what == _FREE and lane in (_FRAMES, _ROOMS):
             self.lending.arena.give_back(number, line.place if lane == _FRAMES else (line.place, nbytes))
-        elif what == _FREE and self.lending.device:
+        elif what == _FREE and lane == _ON_DEVICE and self.lending.device:
             self.lending.device.arena.give_back(number, line.place)
         elif what == _COME and self._transport.transfers:
             self._transport.transfers.come(line.place)

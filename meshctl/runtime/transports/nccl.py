@@ -15,10 +15,10 @@ end. For the same reason each end has a thread: what waits for one peer waits fo
 
 Nor may a device have many communicators at work, says NCCL's manual, unless all ranks use them in one order. So a worker sends one message
 at a time, and receives one: its "come" says that it is the sender's turn. A taker that waits thus waits for a giver that has at most others
-to serve who have all said "come" to it, and wait for nobody else: there is no circle. `connect` makes communicators while nothing else goes
-on, in one order everywhere, because making one may wait for all that the device does.
+to serve who have all said "come" to it, and wait for nobody else: there is no circle. A communicator is made at the first
+transfer of its pair, in the turn of that; making it may wait for all that the device does just then.
 
-`Links` knows nothing of CUDA: it works on `Streams` and on a `Join`, and so over gloo and the CPU's memory as well.
+`PairTransfers` knows nothing of CUDA: it works on `Streams` and on a `Join`, and so over gloo and the CPU's memory as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,12 +39,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from meshctl.runtime.collective import RUNNING
-from meshctl.runtime.transports import PeerLost
 from meshctl.runtime.transports.cuda import Runtime, library
 
-MOST = 32
-"""Pairs that one process may be in, each way counted: torch takes NCCL's streams from so many, and two pairs on one stream would wait for
-one another."""
 GRACE = 5.0
 """Seconds in which all ends stop, after what they wait for was aborted."""
 _ALIGN = 512
@@ -85,21 +81,21 @@ class Streams(Protocol):
 
 
 @dataclass(frozen=True)
-class _Gift:
+class _Outgoing:
     memory: Tensor
     written: Callable[[], None]
     done: Callable[[], None]
 
 
 @dataclass(frozen=True)
-class _Hope:
+class _Expected:
     sizes: tuple[int, ...]
     come: Callable[[], None]
     arrived: Callable[[list[Tensor]], None]
 
 
-class Links:
-    """A worker's transfers with all others. No call waits but `connect` and `close`; callbacks come on threads of its own."""
+class PairTransfers:
+    """A worker's transfers with all others, pair by pair. No call waits but `close`; callbacks come on threads of its own."""
 
     def __init__(self, place: int, streams: Streams, join: Join, broke: Callable[[int, Exception], None]) -> None:
         """`broke` is called with a place from which nothing more can come, or to which nothing more can go."""
@@ -109,24 +105,6 @@ class Links:
         self._lock = threading.Lock()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         """Whose turn it is."""
-        self._lost: dict[int, Exception] = {}
-
-    def connect(self, pairs: Iterable[tuple[int, int]], patience: float) -> None:
-        """Makes the communicators of the ordered pairs in which this place is, before the first `send`; all places call it with the same
-        pairs. Raises `PeerLost`."""
-        for giver, taker in sorted(pair for pair in pairs if self._place in pair):
-            there = threading.Event()
-            if taker == self._place:
-                self.expect(giver, [1], _nothing, partial(_met, there))
-            else:
-                self.send(taker, [torch.zeros(1, dtype=torch.uint8)], there.set)
-                self.come(taker)
-            self._await(there, giver + taker - self._place, time.monotonic() + patience)
-
-    def _await(self, there: threading.Event, other: int, until: float) -> None:
-        while not there.wait(0.05):
-            if other in self._lost or time.monotonic() > until:
-                raise PeerLost(f"place {other} cannot be reached from device to device: {self._lost.get(other, 'it did not come')}")
 
     def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None]) -> None:
         """Sends them as one message, in the order of calls. They are copied, on the current stream: who wrote them may write again at
@@ -137,7 +115,7 @@ class Links:
         for tensor, at in zip(tensors, starts, strict=True):
             if tensor.nbytes:
                 memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        self._giver(to).give(_Gift(memory, self._streams.mark(), done))
+        self._giver(to).send(_Outgoing(memory, self._streams.mark(), done))
 
     def come(self, to: int) -> None:
         """The other end has said that it is the turn of the next message to it; also before that was sent here."""
@@ -148,7 +126,7 @@ class Links:
     ) -> None:
         """The next message from there has tensors of so many bytes. `come` is called when it is its turn, to tell the giver; then
         `arrived` gets them, uint8 `[n]` each, complete."""
-        self._taker(source).hope(_Hope(tuple(sizes), come, arrived))
+        self._taker(source).expect(_Expected(tuple(sizes), come, arrived))
 
     def close(self) -> None:
         """Breaks off what is under way; once. After the end of a run there is nothing: everybody has said goodbye."""
@@ -166,7 +144,7 @@ class Links:
         with self._lock:
             if to not in self._givers:
                 self._givers[to] = _Giver(
-                    self._streams, partial(self._join, self._place, to, 0), partial(self._broken, to), self._sending
+                    self._streams, partial(self._join, self._place, to, 0), partial(self._broke, to), self._sending
                 )
             return self._givers[to]
 
@@ -174,13 +152,9 @@ class Links:
         with self._lock:
             if source not in self._takers:
                 self._takers[source] = _Taker(
-                    self._streams, partial(self._join, source, self._place, 1), partial(self._broken, source), self._receiving
+                    self._streams, partial(self._join, source, self._place, 1), partial(self._broke, source), self._receiving
                 )
             return self._takers[source]
-
-    def _broken(self, place: int, error: Exception) -> None:
-        self._lost[place] = error
-        self._broke(place, error)
 
 
 class _End:
@@ -231,78 +205,71 @@ class _End:
 
 class _Giver(_End):
     def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None], turn: threading.Lock) -> None:
-        self._gifts: queue.SimpleQueue[_Gift | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self._invitations = threading.Semaphore(0)
         super().__init__(streams, join, broke, turn)
 
-    def give(self, gift: _Gift) -> None:
-        self._gifts.put(gift)
+    def send(self, message: _Outgoing) -> None:
+        self._outgoing.put(message)
 
     def come(self) -> None:
         self._invitations.release()
 
     def leave(self) -> None:
         super().leave()
-        self._gifts.put(None)
+        self._outgoing.put(None)
         self._invitations.release()
 
     def run(self) -> None:
         """The memory of a message was made on the program's stream and is read on others: it is kept until they are done with it."""
-        while (gift := self._gifts.get()) is not None:
-            gift.written()
+        while (message := self._outgoing.get()) is not None:
+            message.written()
             self._invitations.acquire()
             if self.leaving.is_set():
                 return
-            if gift.memory.nbytes:
+            if message.memory.nbytes:
                 with self.turn:
-                    self.pair.send([gift.memory], 1, _TAG).wait()
+                    self.pair.send([message.memory], 1, _TAG).wait()
                     self.streams.mark()()
             if self.leaving.is_set():  # it may have been broken off
                 return
-            gift.done()
-            del gift
+            message.done()
+            del message
 
 
 class _Taker(_End):
     def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None], turn: threading.Lock) -> None:
-        self._hopes: queue.SimpleQueue[_Hope | None] = queue.SimpleQueue()
+        self._expected: queue.SimpleQueue[_Expected | None] = queue.SimpleQueue()
         super().__init__(streams, join, broke, turn)
 
-    def hope(self, hope: _Hope) -> None:
-        self._hopes.put(hope)
+    def expect(self, message: _Expected) -> None:
+        self._expected.put(message)
 
     def leave(self) -> None:
         super().leave()
-        self._hopes.put(None)
+        self._expected.put(None)
 
     def run(self) -> None:
-        while (hope := self._hopes.get()) is not None:
-            starts, total = _laid(hope.sizes)
+        while (message := self._expected.get()) is not None:
+            starts, total = _laid(message.sizes)
             memory = self.streams.room(total)
             with self.turn:
                 if self.leaving.is_set():
                     return
-                hope.come()
+                message.come()
                 if total:
                     self.pair.recv([memory], 0, _TAG).wait()
                     self.streams.mark()()
             if self.leaving.is_set():  # it may have been broken off
                 return
-            hope.arrived([memory[at : at + size] for at, size in zip(starts, hope.sizes, strict=True)])
-            del memory, hope  # what was received lives as long as its takers want, and not until the next message
+            message.arrived([memory[at : at + size] for at, size in zip(starts, message.sizes, strict=True)])
+            del memory, message  # what was received lives as long as its takers want, and not until the next message
 
 
 def _laid(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Where tensors begin in a message, and its bytes: a function of the sizes alone, which both ends know."""
     *starts, total = accumulate((-(-size // _ALIGN) * _ALIGN for size in sizes), initial=0)
     return starts, total
-
-
-def _nothing() -> None: ...
-
-
-def _met(there: threading.Event, tensors: list[Tensor]) -> None:
-    there.set()
 
 
 # CUDA
@@ -363,6 +330,6 @@ def meeting_point(store: Store, giver: int, taker: int) -> Store:
     return own
 
 
-def links(place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]) -> Links:
+def transfers(place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]) -> PairTransfers:
     """A worker's, over NCCL. Raises `DeviceError` where CUDA cannot be used."""
-    return Links(place, CudaStreams(device), by_nccl(device, store), broke)
+    return PairTransfers(place, CudaStreams(device), by_nccl(device, store), broke)

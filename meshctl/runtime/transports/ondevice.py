@@ -1,6 +1,6 @@
 """A worker's device, as what lies on it goes beside frames: in blocks that the others of its node read, or by transfers to their devices.
 
-    lend        copies a tensor into a block, where one of those who get it reads this device's memory
+    lend        copies the tensors beside a frame into a block, where one of those who get them reads this device's memory
     said        what one of them is told of it: which block, and its handle where it does not know it; or only how many bytes will come
     heard       the view of what was said; none where it comes by a transfer
 
@@ -14,14 +14,17 @@ import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 from torch import Tensor
 
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Piece
 from meshctl.runtime.transports.device import DeviceMemory, Neighbours
 
-_WORDS = struct.Struct("<qqq")
-"""Block or 0, its bytes where its handle follows, bytes of the tensor."""
+_WORDS = struct.Struct("<qqqq")
+"""Block or 0, its bytes where its handle follows, where the tensor begins in it, bytes of the tensor."""
+_ALIGN = 512
+"""Bytes; of each tensor's begin in a block, as torch's allocator has it."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,9 @@ class Lent:
     """A tensor that goes beside a frame."""
 
     tensor: Tensor
-    block: Block | None
+    block: Block | None = None
     """Where its bytes are for those who read this device's memory."""
+    at: int = 0
 
 
 class OnDevice:
@@ -50,14 +54,16 @@ class OnDevice:
         """Those places that read this device's memory, this one's own among them."""
         return [place for place in to if place == self._place or self._neighbours.way(self._place, place) == "device"]
 
-    def lend(self, to: Sequence[int], use: Hashable, tensor: Tensor) -> Lent:
-        """Others may be told of it after `finish`. Raises `DeviceError`."""
+    def lend(self, to: Sequence[int], use: Hashable, tensors: Sequence[Tensor]) -> list[Lent]:
+        """Others may be told of them after `finish`. Raises `DeviceError`."""
         readers = self.readers(to)
         if not readers:
-            return Lent(tensor, None)
-        block = self.arena.take(use, tensor.nbytes, readers)
-        block.memory.view(0, tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        return Lent(tensor, block)
+            return [Lent(tensor) for tensor in tensors]
+        *starts, total = laid(tensors)
+        block = self.arena.take(use, total, readers * len(tensors))  # each view of it is given back
+        for tensor, at in zip(tensors, starts, strict=True):
+            block.memory.view(at, tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return [Lent(tensor, block, at) for tensor, at in zip(tensors, starts, strict=True)]
 
     def finish(self) -> None:
         """Waits until what was lent is written."""
@@ -67,7 +73,7 @@ class OnDevice:
         """What this place itself gets."""
         assert lent.block is not None
         gone = partial(self._memory.after, partial(self.arena.give_back, lent.block.number, self._place))
-        return lent.block.memory.view(0, lent.tensor.nbytes, gone)
+        return lent.block.memory.view(lent.at, lent.tensor.nbytes, gone)
 
     def goes(self, to: int) -> bool:
         """Whether what is lent to a place gets there by a transfer."""
@@ -77,18 +83,18 @@ class OnDevice:
 
     def said(self, to: int, lent: Lent) -> bytes:
         if lent.block is None or self.goes(to):
-            return _WORDS.pack(0, 0, lent.tensor.nbytes)
+            return _WORDS.pack(0, 0, 0, lent.tensor.nbytes)
         new = (to, False) not in lent.block.known
         lent.block.known.add((to, False))
-        words = _WORDS.pack(lent.block.number, lent.block.nbytes if new else 0, lent.tensor.nbytes)
+        words = _WORDS.pack(lent.block.number, lent.block.nbytes if new else 0, lent.at, lent.tensor.nbytes)
         return words + (lent.block.memory.handle if new else b"")
 
     def heard(self, source: int, words: bytes, gone: Callable[[int], None]) -> Tensor | int:
         """A view, whose death `gone` tells with the block's number; or the bytes that a transfer brings. Raises `ArenaError`,
         `DeviceError` and `struct.error` for what nobody says."""
-        number, size, nbytes = _WORDS.unpack_from(words)
-        if nbytes <= 0 or number < 0:
-            raise ArenaError(f"a tensor of {nbytes} bytes in block {number}")
+        number, size, at, nbytes = _WORDS.unpack_from(words)
+        if nbytes <= 0 or number < 0 or at % _ALIGN:
+            raise ArenaError(f"a tensor of {nbytes} bytes at {at} in block {number}")
         if not number:
             return int(nbytes)
         if handle := words[_WORDS.size :]:
@@ -98,7 +104,7 @@ class OnDevice:
         piece = self._opened.get((source, number))
         if piece is None:
             raise ArenaError(f"the unknown block {number}")
-        return piece.view(0, nbytes, partial(self._memory.after, partial(gone, number)))
+        return piece.view(at, nbytes, partial(self._memory.after, partial(gone, number)))
 
     def shut(self, source: int, number: int) -> bool:
         """A block is used no more: nobody has a view of it. Whether it was open."""
@@ -114,3 +120,8 @@ class OnDevice:
     def _dropped(self, block: Block) -> None:
         for place, _ in block.known:
             self._drop(place, block.number)
+
+
+def laid(tensors: Sequence[Tensor]) -> list[int]:
+    """Where tensors begin in a block, and how many bytes they take."""
+    return [*accumulate((-(-tensor.nbytes // _ALIGN) * _ALIGN for tensor in tensors), initial=0)]

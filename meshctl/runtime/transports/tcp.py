@@ -113,6 +113,8 @@ class Tcp(Way):
         return all(place in self._devices for place in to)
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
+        if beside and self._memory:
+            self._memory.finish()  # who takes it serves nobody else meanwhile: it may not have to wait for what this device still does
         return Loan(tuple(to), lane, self._warm.take((tuple(to), lane), nbytes), beside)
 
     def _room(self, line: Line, what: int, lane: int, nbytes: int) -> Tensor:
