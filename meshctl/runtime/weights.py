@@ -34,9 +34,9 @@ from torch import Tensor
 from meshctl.routes import Route, RouteError
 from meshctl.runtime import weight_links
 from meshctl.runtime.channel import HOPS, PASSED, TABLES, TOGETHER, WRITTEN, Party
+from meshctl.runtime.devices import DEVICES
 from meshctl.runtime.frames import Frame, FrameError, on_device, unpack
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
-from meshctl.runtime.transports.device import DEVICES
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.runtime.transports.warm import Warm
 from meshctl.runtime.weight_links import Box, Bucket, Item, Layout, Layouts, Parameter, Sharded, boxes

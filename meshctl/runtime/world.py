@@ -27,8 +27,8 @@ from meshctl.plan.model import Group, Plan
 from meshctl.routes import Route
 from meshctl.runtime.channel import LANES
 from meshctl.runtime.collective import RUNNING
+from meshctl.runtime.devices import CHOICE, DEVICES, DeviceMemory, Neighbours, devices_at, meet, memory_of, transfers_of
 from meshctl.runtime.transports import PeerLost, Transport, WayError
-from meshctl.runtime.transports.device import CHOICE, DEVICES, DeviceMemory, Neighbours, devices_at, meet, memory_of, transfers_of
 from meshctl.runtime.transports.gloo import Bridge, Gloo, PointToPoint
 from meshctl.runtime.transports.local import Address as NodeAddress
 from meshctl.runtime.transports.local import Local

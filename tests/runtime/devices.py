@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports.cuda import Later, Region
-from meshctl.runtime.transports.device import DeviceError
+from meshctl.runtime.devices import DeviceError
+from meshctl.runtime.devices.cuda import Later, Region
 
 _HANDLE = struct.Struct("<qq")
 CPU = torch.device("cpu")

@@ -119,7 +119,8 @@ def test_ids_that_nobody_listed_are_those_of_the_list(grid: Grid) -> None:
 def test_a_batch_that_was_given_no_ids_has_none_however_it_is_made() -> None:
     given = Batch({"x": torch.zeros(3)}, ids=torch.arange(100, 103))
     fresh = Batch({"x": torch.arange(3)})
-    made = [fresh.with_columns(y=torch.ones(3)), fresh.select("x"), fresh.clone(), fresh.to("cpu"), fresh.joined(Batch({"y": torch.ones(3)}))]
+    other = Batch({"y": torch.ones(3)})
+    made = [fresh.with_columns(y=other["y"]), fresh.select("x"), fresh.clone(), fresh.to("cpu"), fresh.joined(other)]
     assert not any(batch.has_ids for batch in made)
     assert all(identify(batch, given).ids.tolist() == [[100], [101], [102]] for batch in made)
 

@@ -26,9 +26,9 @@ import pytest
 import torch
 from torch.distributed import Store, TCPStore
 
+from meshctl.runtime.devices import DeviceError, DeviceMemory, Neighbours, meet, memory_of, transfers_of
+from meshctl.runtime.devices.cuda import GRAIN, Cuda
 from meshctl.runtime.transports.arena import Arena
-from meshctl.runtime.transports.cuda import GRAIN, Cuda
-from meshctl.runtime.transports.device import DeviceError, DeviceMemory, Neighbours, meet, memory_of, transfers_of
 from tests.runtime.devices import Standin, gpus
 
 LIMIT = 120

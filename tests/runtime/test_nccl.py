@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore, ProcessGroupGloo, Store, TCPStore
 
-from meshctl.runtime.transports import nccl
-from meshctl.runtime.transports.nccl import Join, Pair, PairTransfers, meeting_point
-from meshctl.runtime.transports.raw import over
+from meshctl.runtime.devices import nccl
+from meshctl.runtime.devices.nccl import Join, Pair, PairTransfers, meeting_point
+from meshctl.runtime.devices.raw import over
 
 LARGE = 16 << 20
 LIMIT = 60

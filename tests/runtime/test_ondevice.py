@@ -25,12 +25,12 @@ from meshctl.routes import Dispatch, Route
 from meshctl.runtime import frames, parts, weights
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.channel import Channel, Party
+from meshctl.runtime.devices import DEVICES, DeviceError, Neighbours
+from meshctl.runtime.devices.nccl import PairTransfers
+from meshctl.runtime.devices.ondevice import OnDevice
 from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, lending
 from meshctl.runtime.transports.arena import ArenaError
-from meshctl.runtime.transports.device import DEVICES, DeviceError, Neighbours
 from meshctl.runtime.transports.lending import HELD
-from meshctl.runtime.transports.nccl import PairTransfers
-from meshctl.runtime.transports.ondevice import OnDevice
 from meshctl.runtime.transports.tcp import Tcp
 from meshctl.runtime.weight_links import Box
 from meshctl.runtime.weights import WeightChannel

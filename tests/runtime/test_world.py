@@ -14,9 +14,9 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 from meshctl.cluster import DIRECT, Cluster
 from meshctl.plan.model import Plan
 from meshctl.runtime import world
+from meshctl.runtime.devices import DEVICES
 from meshctl.runtime.frames import Frame
 from meshctl.runtime.transports import PeerLost, Transport
-from meshctl.runtime.transports.device import DEVICES
 from meshctl.runtime.transports.gloo import Gloo
 from meshctl.runtime.transports.local import Local
 from meshctl.runtime.transports.tcp import Tcp

@@ -1,6 +1,6 @@
 """Memory that processes of one node share: written once by whoever makes a frame, read where it lies by all who get it.
 
-A `Block` is one piece: a memfd, which has no name, so that nothing is left of it after any death; or memory of a device (`device.py`).
+A `Block` is one piece: a memfd, which has no name, so that nothing is left of it after any death; or memory of a device (`devices`).
 Fresh memory is many times slower than memory that was touched before, so blocks are used again: an `Arena` keeps those that are free by
 what they are used for, and makes a new one only while all others are held. Who reads a memfd maps it read-only, so that no replica can
 change what another one sees.

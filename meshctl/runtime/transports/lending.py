@@ -2,7 +2,7 @@
 
     frame       a block of the arena, which all who get it read; small ones need none
     room        a block that an endpoint writes its result to (`alloc`), and that its takers then read
-    device      a block of the worker's device (`ondevice.py`)
+    device      a block of the worker's device (`devices.ondevice`)
 
 Blocks go round. Who keeps what it was lent gets no more of it once it has some frames' worth: it is named.
 """
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.runtime.devices.ondevice import Lent, OnDevice, laid
 from meshctl.runtime.frames import is_plain
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block
-from meshctl.runtime.transports.ondevice import Lent, OnDevice, laid
 
 INLINE = 4096
 """Bytes of a frame, and of a tensor, that are as well copied into a message."""

@@ -28,12 +28,12 @@ from functools import partial
 
 from torch import Tensor
 
+from meshctl.runtime.devices import DeviceError, DeviceMemory, Neighbours
+from meshctl.runtime.devices.ondevice import Lent, OnDevice
 from meshctl.runtime.frames import MOST_BESIDE, bytes_of
 from meshctl.runtime.transports import Delivery, Loan, Transport, Way
 from meshctl.runtime.transports.arena import ArenaError, Block, Mapped
-from meshctl.runtime.transports.device import DeviceError, DeviceMemory, Neighbours
 from meshctl.runtime.transports.lending import INLINE, Lending, Lying
-from meshctl.runtime.transports.ondevice import Lent, OnDevice
 
 _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, the block's bytes where its file comes with the message, bytes."""
@@ -427,11 +427,18 @@ class Local(Way):
         """Waits for the other ends' goodbye: nothing is on its way then. Raises `PeerLost`."""
         try:
             self._transport.wait_until(lambda: all(line.over for line in (*self._to.values(), *self._from.values())))
-            while pusher := self._pusher:
-                pusher.join()
+            while not self._said_all():
+                if pusher := self._pusher:
+                    pusher.join()
         finally:
             self._closing = True
             self._let_go()
+
+    def _said_all(self) -> bool:
+        """Whether every message has left: one that was queued while another thread was sending is sent by that thread, a little later."""
+        self._send_queued()
+        with self._sending:
+            return not self._queue and self._pusher is None
 
     def _let_go(self) -> None:
         for file in (self._listener.fileno(), *self._pids):

@@ -28,9 +28,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from meshctl.runtime.devices import DeviceMemory
 from meshctl.runtime.frames import MOST_BESIDE, bytes_of
 from meshctl.runtime.transports import Loan, PeerLost, Transport, Way
-from meshctl.runtime.transports.device import DeviceMemory
 from meshctl.runtime.transports.line import Line, Malformed, Message, Progress, memoryview_of
 from meshctl.runtime.transports.warm import Warm
 

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from meshctl.runtime.collective import RUNNING
-from meshctl.runtime.transports.cuda import Runtime, library
+from meshctl.runtime.devices.cuda import Runtime, library
 
 GRACE = 5.0
 """Seconds in which all ends stop, after what they wait for was aborted."""

@@ -21,10 +21,9 @@ import pytest
 import torch
 from torch.distributed import FileStore
 
-from meshctl.runtime.transports import cuda
+from meshctl.runtime.devices import DEVICES, DeviceError, DeviceMemory, Neighbours, cuda, meet, memory_of
+from meshctl.runtime.devices.cuda import Later, Runtime, _Handle, library
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block
-from meshctl.runtime.transports.cuda import Later, Runtime, _Handle, library
-from meshctl.runtime.transports.device import DEVICES, DeviceError, DeviceMemory, Neighbours, meet, memory_of
 from tests.runtime.devices import Standin
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.runtime.devices import DeviceError
+from meshctl.runtime.devices.raw import over
 from meshctl.runtime.transports.arena import ArenaError
-from meshctl.runtime.transports.device import DeviceError
-from meshctl.runtime.transports.raw import over
 
 GRAIN = 2 << 20
 """Bytes that the driver hands out at once; a piece is a whole number of them."""

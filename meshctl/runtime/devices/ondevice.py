@@ -18,8 +18,8 @@ from itertools import accumulate
 
 from torch import Tensor
 
+from meshctl.runtime.devices import DeviceMemory, Neighbours
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Piece
-from meshctl.runtime.transports.device import DeviceMemory, Neighbours
 
 _WORDS = struct.Struct("<qqqq")
 """Block or 0, its bytes where its handle follows, where the tensor begins in it, bytes of the tensor."""
