@@ -373,6 +373,35 @@ def test_a_giver_that_is_killed_is_named(listen: Listen, size: int, after: int) 
         assert said_to(receive) == "giver:1 is gone"
 
 
+def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen: Listen) -> None:
+    transport = Transport(0, {}, "giver:{}".format)
+    way = listen(transport)
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if not pid:
+        with suppress(BaseException):
+            ours.close()
+            other = Transport(1, {})
+            mine = Tcp(other, TOKEN)
+            mine.meet({0: way.address})
+            other.send(0, 4, Frame(0))
+            if not os.fork():
+                theirs.recv(1)  # until the test has ended
+                os._exit(0)
+            time.sleep(60)
+        os._exit(0)
+    theirs.close()
+    try:
+        way.meet({1: way.address})
+        assert transport.receive(1, 4).value() == 0
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        assert said_to(lambda: transport.receive(1, 4)) == "giver:1 is gone"
+    finally:
+        ours.close()
+        os.waitpid(pid, 0)
+
+
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped, then killed"])
 def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
     """Also by who waits for a slot, with most of a frame still on its way."""

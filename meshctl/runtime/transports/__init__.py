@@ -19,8 +19,10 @@ Tensors that lie on devices go beside frames, too: who can reads them there (`de
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,6 +132,9 @@ class Way:
         """Sends a frame, or a credit where there is none; never waits for the receiver's program. `write`: to be written there."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """In a forked child of this process: all of it is its parent's, and what it has open is closed."""
+
     def tell(self, lost: int) -> None:
         """Says to all who are connected that a place is lost; waits for nobody."""
 
@@ -182,6 +187,7 @@ class Transport:
         """This worker's, where it is another than the CPU: what comes from one is put there."""
         self.transfers: Transfers | None = None
         """Of this worker's device, where it has any."""
+        os.register_at_fork(after_in_child=partial(_forget, weakref.ref(self)))
 
     def reach(self, places: Iterable[int], way: Way) -> None:
         """Says by which way places are reached; what was said first holds."""
@@ -432,6 +438,13 @@ class Transport:
                     self._watch.look(left)
                 finally:
                     self._lock.acquire()
+
+
+def _forget(transport: weakref.ref[Transport]) -> None:
+    """A child, a data loader's, neither speaks in its parent's name nor keeps its connections open when it dies."""
+    if found := transport():
+        for way in dict.fromkeys(found._ways.values()):
+            way.forget()
 
 
 def tensor_of(frame: Tensor | bytes) -> Tensor:

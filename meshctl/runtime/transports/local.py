@@ -19,7 +19,6 @@ import select
 import socket
 import struct
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -102,7 +101,6 @@ class Local(Way):
         self._more = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._pids: list[int] = []
         self._leaving = self._closing = False
-        os.register_at_fork(after_in_child=partial(_forked, weakref.ref(self)))
         transport.watch(self._listener.fileno(), self._accept)
 
     def use(self, memory: DeviceMemory, neighbours: Neighbours) -> None:
@@ -423,6 +421,13 @@ class Local(Way):
         for line in (*self._to.values(), *self._from.values()):
             self._say(line, _GOODBYE)
 
+    def forget(self) -> None:
+        self._closing = True
+        self.lending.forget()
+        for line in (*self._to.values(), *self._from.values()):
+            line.sock.close()
+        self._listener.close()
+
     def close(self) -> None:
         """Waits for the other ends' goodbye: nothing is on its way then. Raises `PeerLost`."""
         try:
@@ -455,13 +460,6 @@ class Local(Way):
 
 
 def _nothing() -> None: ...
-
-
-def _forked(way: weakref.ref[Local]) -> None:
-    """A child of this process, a data loader's, has copies of everything: it says nothing to anybody, and lends no memory."""
-    if local := way():
-        local._closing = True
-        local.lending.forget()
 
 
 class _Malformed(ValueError):

@@ -268,6 +268,11 @@ class Tcp(Way):
         for line in self._lines:
             self._push(line, _LOST, lost)
 
+    def forget(self) -> None:
+        for line in (*self._lines, *self._strangers):
+            line.sock.close()
+        self._listener.close()
+
     def leave(self) -> None:
         """Says goodbye on every connection."""
         self._closing = True
