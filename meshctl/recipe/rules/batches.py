@@ -18,7 +18,7 @@ from meshctl.recipe.rules.models import proposals
 from meshctl.recipe.rules.pipeline import input_path
 from meshctl.recipe.rules.schedule import Times, times_of
 from meshctl.recipe.words import counted, listed
-from meshctl.routes import COLLECT, DISPATCH, Dispatch, shares, voices
+from meshctl.routes import COLLECT, DISPATCH, Dispatch, heard_by, peer_span, shares, voices
 from meshctl.shares import Table, shares_for
 
 FEW = 64
@@ -319,16 +319,17 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
         if mesh is None or not stage.inputs or stage.name not in taken:
             continue
         mode, source = _lead_of(facts, stage).mode, _before(facts, stage)
-        if facts.join(stage) == "first" and _gives_batch(facts, stage) and execute != "first" and mode != "all" and mesh.data_size > 1:
-            others = counted(mesh.data_size - 1, "other")
-            message = f"stage `{stage.name}` hands on the samples of data rank 0 of `{stage.component}`: those of the {others} are lost"
+        givers = facts.meshes.get(source.component) if source else None
+        producers = voices(collect_of(facts, source), execute_of(facts, source)).count(givers) if source and givers else 0
+        if facts.join(stage) == "first" and _gives_batch(facts, stage) and (who := _alone(facts, stage, mesh, mode, producers)):
+            message = f"stage `{stage.name}` hands on the samples of {who} of `{stage.component}`: those of the others are lost"
             span = facts.value("pipeline", stage.name, "collect" if facts.names("pipeline", stage.name, "collect") else "call")
             yield Diagnostic("MC538", message, span, help="say `collect: flatten`", severity="warning")
         if facts.join(stage) != "samples":
             continue
         why = _lost(mesh, mode, stage.component) if execute == "all" else ""
-        if execute == "peer" and source is not None and (givers := facts.meshes.get(source.component)) is not None:
-            why = _lost_by_peers(mesh, mode, voices(collect_of(facts, source), execute_of(facts, source)).count(givers), stage.component)
+        if execute == "peer" and producers:
+            why = _lost_by_peers(mesh, mode, producers, stage.component)
         if why:
             spans = [("pipeline", stage.name, key) for key in ("dispatch", "execute", "call")]
             span = facts.value(*next(path for path in spans if facts.names(*path)))
@@ -336,6 +337,20 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
             message = f"{how} and `collect: {collect_of(facts, stage)}` of stage `{stage.name}`: {why}"
             help = "say `dispatch: slice_dp`" if execute == "all" else "say `execute: all`"
             yield Diagnostic("MC538", message, span, help=help, severity="warning")
+
+
+def _alone(facts: Facts, stage: Stage, mesh: DeviceMesh, mode: str, producers: int) -> str:
+    """Whose samples a stage hands on that collects one worker's, where others get samples, too; empty where that worker gets them all."""
+    execute = execute_of(facts, stage)
+    if execute == "all" and DISPATCH[mode].shares(mesh) > 1:
+        return "data rank 0" if mode == "slice_dp" else "one worker"
+    if execute == "peer" and producers:
+        one = voices(collect_of(facts, stage)).rank(mesh, 0)
+        heard = heard_by(mesh, execute, producers, one)
+        span = peer_span(mesh.world_size, heard[0], producers) if heard else range(0)
+        several = sum(map(len, DISPATCH[mode].among(mesh, span))) > 1 if span else False
+        return "one worker" if len(heard) < producers or several else ""
+    return ""
 
 
 def _gives_batch(facts: Facts, stage: Stage) -> bool:
