@@ -12,9 +12,10 @@ Which pairs of workers may go this way is found out by trying: `meet` has everyb
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -23,6 +24,8 @@ from torch.distributed import Store
 
 from meshctl.runtime.transports.arena import Piece
 
+ALIGN = 512
+"""Bytes; of the begin of each of several tensors in one memory, as torch's allocator has it."""
 _SAMPLE = 4096
 """Bytes that are read on trial."""
 _OFFERS, _READS = "device/offers", "device/reads"
@@ -33,6 +36,12 @@ _FAILURES = (RuntimeError, BufferError)
 
 class DeviceError(RuntimeError):
     """A device that does not do what it was asked for; the message says the call."""
+
+
+def laid(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where tensors of so many bytes begin, one after another, and how many bytes they take: the same for whoever knows the sizes."""
+    *starts, total = accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0)
+    return starts, total
 
 
 class DeviceMemory(Protocol):

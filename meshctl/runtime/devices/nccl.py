@@ -30,7 +30,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any, Protocol, cast
 
 import torch
@@ -39,12 +38,11 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from meshctl.runtime.collective import RUNNING
+from meshctl.runtime.devices import laid
 from meshctl.runtime.devices.cuda import Runtime, library
 
 GRACE = 5.0
 """Seconds in which all ends stop, after what they wait for was aborted."""
-_ALIGN = 512
-"""Bytes; of each tensor's begin in a message, as torch's allocator has it."""
 _TAG = 0
 
 
@@ -106,11 +104,11 @@ class PairTransfers:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         """Whose turn it is."""
 
-    def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None]) -> None:
+    def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None] = lambda: None) -> None:
         """Sends them as one message, in the order of calls. They are copied, on the current stream: who wrote them may write again at
         once. `done` is called when they have left."""
         sizes = [tensor.nbytes for tensor in tensors]
-        starts, total = _laid(sizes)
+        starts, total = laid(sizes)
         memory = torch.empty(total, dtype=torch.uint8, device=self._streams.device)
         for tensor, at in zip(tensors, starts, strict=True):
             if tensor.nbytes:
@@ -251,7 +249,7 @@ class _Taker(_End):
 
     def run(self) -> None:
         while (message := self._expected.get()) is not None:
-            starts, total = _laid(message.sizes)
+            starts, total = laid(message.sizes)
             memory = self.streams.room(total)
             with self.turn:
                 if self.leaving.is_set():
@@ -264,12 +262,6 @@ class _Taker(_End):
                 return
             message.arrived([memory[at : at + size] for at, size in zip(starts, message.sizes, strict=True)])
             del memory, message  # what was received lives as long as its takers want, and not until the next message
-
-
-def _laid(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where tensors begin in a message, and its bytes: a function of the sizes alone, which both ends know."""
-    *starts, total = accumulate((-(-size // _ALIGN) * _ALIGN for size in sizes), initial=0)
-    return starts, total
 
 
 # CUDA

@@ -2,7 +2,7 @@
 
     lend        copies the tensors beside a frame into a block, where one of those who get them reads this device's memory
     said        what one of them is told of it: which block, and its handle where it does not know it; or only how many bytes will come
-    heard       the view of what was said; none where it comes by a transfer
+    heard       the view of what was said, or how many bytes a transfer brings
 
 A block comes back when the last view of it has died everywhere and nothing on any device reads it any more. One that is used no more is
 closed by all who opened it before it is freed.
@@ -14,17 +14,14 @@ import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 from torch import Tensor
 
-from meshctl.runtime.devices import DeviceMemory, Neighbours
+from meshctl.runtime.devices import ALIGN, DeviceMemory, Neighbours, laid
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block, Piece
 
 _WORDS = struct.Struct("<qqqq")
 """Block or 0, its bytes where its handle follows, where the tensor begins in it, bytes of the tensor."""
-_ALIGN = 512
-"""Bytes; of each tensor's begin in a block, as torch's allocator has it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class OnDevice:
         readers = self.readers(to)
         if not readers:
             return [Lent(tensor) for tensor in tensors]
-        *starts, total = laid(tensors)
+        starts, total = laid([tensor.nbytes for tensor in tensors])
         block = self.arena.take(use, total, readers * len(tensors))  # each view of it is given back
         for tensor, at in zip(tensors, starts, strict=True):
             block.memory.view(at, tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -93,7 +90,7 @@ class OnDevice:
         """A view, whose death `gone` tells with the block's number; or the bytes that a transfer brings. Raises `ArenaError`,
         `DeviceError` and `struct.error` for what nobody says."""
         number, size, at, nbytes = _WORDS.unpack_from(words)
-        if nbytes <= 0 or number < 0 or at % _ALIGN:
+        if nbytes <= 0 or number < 0 or at % ALIGN:
             raise ArenaError(f"a tensor of {nbytes} bytes at {at} in block {number}")
         if not number:
             return int(nbytes)
@@ -120,8 +117,3 @@ class OnDevice:
     def _dropped(self, block: Block) -> None:
         for place, _ in block.known:
             self._drop(place, block.number)
-
-
-def laid(tensors: Sequence[Tensor]) -> list[int]:
-    """Where tensors begin in a block, and how many bytes they take."""
-    return [*accumulate((-(-tensor.nbytes // _ALIGN) * _ALIGN for tensor in tensors), initial=0)]

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.devices.ondevice import Lent, OnDevice, laid
+from meshctl.runtime.devices import laid
+from meshctl.runtime.devices.ondevice import Lent, OnDevice
 from meshctl.runtime.frames import is_plain
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block
@@ -129,8 +130,9 @@ class Lending:
     def _lent_on_device(self, to: Sequence[int], lane: int, tensors: Sequence[Tensor]) -> Sequence[Lent]:
         if not tensors or not self.device:
             return ()
-        use, total = (lane, tuple(to)), laid(tensors)[-1]
+        use = (lane, tuple(to))
         if self.device.readers(to):
+            _, total = laid([tensor.nbytes for tensor in tensors])
             self._await_block(self.device.arena, use, total)
         lent = self.device.lend(to, use, tensors)
         self.device.finish()

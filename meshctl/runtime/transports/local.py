@@ -159,7 +159,7 @@ class Local(Way):
             self._push(line, _HEAD.pack(_INLINE, lane, 0, 0, len(loan.frame)) + bytes_of(loan.frame))
         moved = [one.tensor for one in kept.beside if isinstance(one, Lent)]
         if moved and self.lending.device and self.lending.device.goes(to) and self._transport.transfers:
-            self._transport.transfers.send(to, moved, _nothing)
+            self._transport.transfers.send(to, moved)
 
     def _say_beside(self, line: _Line, lane: int, one: Lying | Lent) -> None:
         if isinstance(one, Lying):
@@ -457,9 +457,6 @@ class Local(Way):
         self._mapped.clear()
         if self._pusher is None:
             os.close(self._more)
-
-
-def _nothing() -> None: ...
 
 
 class _Malformed(ValueError):

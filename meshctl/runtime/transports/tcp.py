@@ -144,7 +144,7 @@ class Tcp(Way):
                 self._push(line, _BESIDE, lane, torch.frombuffer(bytearray(_SIZE.pack(tensor.nbytes)), dtype=torch.uint8))
             self._push(line, _FRAME, lane, loan.frame)
             if loan.beside and self._transport.transfers:
-                self._transport.transfers.send(to, loan.beside, lambda: None)
+                self._transport.transfers.send(to, loan.beside)
 
     def _push(self, line: Line, what: int, lane: int = 0, frame: Tensor | None = None) -> None:
         nbytes, memory = (0, None) if frame is None else (len(frame), memoryview_of(frame))
