@@ -12,7 +12,7 @@ that made them, their home) and that travel with them unseen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -338,8 +338,8 @@ class Batch:
     # Joining
 
     @classmethod
-    def concat(cls, batches: Sequence[Batch]) -> Batch:
-        """One after another. They have the same columns; `most` is the sum."""
+    def concat(cls, batches: Sequence[Batch], cat: Callable[[list[Tensor]], Tensor] = torch.cat) -> Batch:
+        """One after another. They have the same columns; `most` is the sum. `cat` joins tensors along dim 0."""
         if not batches:
             raise BatchError("nothing to concatenate")
         if len(batches) == 1:
@@ -350,7 +350,7 @@ class Batch:
                 raise BatchError(f"columns differ: {', '.join(first.names)} and {', '.join(other.names)}")
             if other.ids.shape[1] != first.ids.shape[1]:
                 raise BatchError(f"ids differ in depth: {first.ids.shape[1]} and {other.ids.shape[1]}")
-        columns = {name: _concat(name, [batch._columns[name] for batch in batches]) for name in first._columns}
+        columns = {name: _concat(name, [batch._columns[name] for batch in batches], cat) for name in first._columns}
         ids = torch.cat([batch.ids for batch in batches])
         most = None if first._most is None else sum(batch.most for batch in batches)
         return cls(columns, ids=ids, group_depth=first.group_depth, most=most)
@@ -415,16 +415,16 @@ def _take_tensor(column: Tensor, rows: list[int]) -> Tensor:
     return column[torch.tensor(rows, device=column.device)]
 
 
-def _concat(name: str, parts: list[Column]) -> Column:
+def _concat(name: str, parts: list[Column], cat: Callable[[list[Tensor]], Tensor]) -> Column:
     if len(devices := {str(part.device) for part in parts if isinstance(part, Tensor)}) > 1:
         raise BatchError(f"column {name!r} is on {' here and on '.join(sorted(devices))} there")
     if all(isinstance(part, Tensor) for part in parts):
-        return torch.cat([part for part in parts if isinstance(part, Tensor)])
+        return cat([part for part in parts if isinstance(part, Tensor)])
     if all(isinstance(part, Ragged) for part in parts):
         ragged = [part for part in parts if isinstance(part, Ragged)]
         lengths = torch.cat([part.lengths for part in ragged])
         filled = [part.values for part in ragged if len(part.values)] or [ragged[0].values]
-        return Ragged(torch.cat(filled), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+        return Ragged(cat(filled), torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
     if all(isinstance(part, list) for part in parts):
         return [item for part in parts if isinstance(part, list) for item in part]
     raise BatchError(f"column {name!r} is a tensor here and something else there")

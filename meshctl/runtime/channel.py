@@ -165,7 +165,7 @@ class Channel:
             raise RouteError(f"`{self.route.source}` gave a Batch, and collect: {self.route.collect} is for numbers and tensors")
         if (home := self.route.dispatch.home) and MARK + "home." + home not in value:
             raise RouteError(f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there")
-        return batch_row(value, self.route.dispatch, alone=len(self._speakers) == 1)
+        return batch_row(value, self.route.dispatch, alone=len(self._speakers) == 1, lies_mappable=self._transport.lies_mappable)
 
     def _send(self, places: Sequence[int], lane: int, value: Mapping[str, Any]) -> None:
         frame = self._transport.frame(places, value, lent=True)
@@ -200,12 +200,13 @@ class Channel:
             self._transport.deliver(loan)
 
     def _together(self, said: Said, part: int) -> Mapping[str, Sequence[Any]] | None:
-        """The columns of a part that several speakers write into one frame: where all, and all who get it, share memory."""
+        """The columns of a part that several speakers write into one frame: where all, and all who get it, share memory, and these could
+        not map them as they lie."""
         teller, has = self._hearing.tellers[part], said.cut.speakers[part]
         if len(has) < 2 or said.rows[teller].form is None or not self._share_memory(part, has):
             return None
         schema = said.schema_of(part)
-        return schema if schema and said.has_bytes(part, schema, TOGETHER) else None
+        return schema if schema and said.copies(part, schema, TOGETHER) else None
 
     def _share_memory(self, part: int, has: tuple[int, ...]) -> bool:
         """Whether some speakers, the teller of a part, and all who get it are on one node, and can write to the same frame."""
@@ -276,7 +277,7 @@ class Channel:
                 got = self._receive(rank, part, speaker)
                 self._check(got, layout, speaker)
                 parts[speaker] = self._part_of(got, said.cut.share(part, speaker).count, speaker)
-            batch = _assembled(said.parts[part], parts)
+            batch = _assembled(said.parts[part], parts, self._transport.cat)
         batch.most = said.cut.most
         return Taken(batch, said)
 
@@ -416,13 +417,13 @@ def _says(heard: Any, layout: int) -> bool:
     return isinstance(heard, dict) and type(heard.get("layout")) is int and heard["layout"] == layout
 
 
-def _assembled(samples: Sequence[Run], parts: Mapping[int, Batch]) -> Batch:
+def _assembled(samples: Sequence[Run], parts: Mapping[int, Batch], cat: Callable[[list[Tensor]], Tensor]) -> Batch:
     """The speakers' parts in sample order."""
     if len(parts) == 1 and len(samples) < 2:
         [only] = parts.values()
         return only
     filled = [speaker for speaker in sorted(parts) if len(parts[speaker])]
-    whole = Batch.concat([parts[speaker] for speaker in filled or sorted(parts)[:1]] or [Batch({})])
+    whole = Batch.concat([parts[speaker] for speaker in filled or sorted(parts)[:1]] or [Batch({})], cat)
     starts, at = {}, 0
     for speaker in filled:
         starts[speaker], at = at, at + len(parts[speaker])

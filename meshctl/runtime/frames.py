@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, BatchError, Ragged
+from meshctl.runtime.copies import is_ours, is_plain
 from meshctl.shares import Grid
 
 MAGIC = b"MSH2"
 ALIGN = 64
-SMALL = 1 << 12
-"""Bytes of a tensor up to which what is around its copy costs more than the copy."""
 MOST_BESIDE = 1 << 12
 """Tensors beside one frame; any more lie in it."""
 _PREFIX = struct.Struct("<4sI")
@@ -85,7 +84,7 @@ class Frame:
             begin, nbytes = self._start + at, tensor.nbytes
             if not nbytes or tensor.is_meta:
                 continue
-            if nbytes <= SMALL and is_plain(tensor):
+            if is_ours(nbytes) and is_plain(tensor):
                 ctypes.memmove(memory + begin, tensor.data_ptr(), nbytes)
             else:
                 into[begin : begin + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -177,11 +176,6 @@ def on_device(tensor: Tensor) -> bool:
 
 def _kind_of(tensor: Tensor) -> int:
     return _NUMBERS[tensor.dtype] + _ON_DEVICE * on_device(tensor)
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether its bytes are its values, in their order, in this host's memory."""
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _as_plain(tensor: Tensor) -> Tensor:

@@ -6,22 +6,25 @@ its own rows.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any
 
-import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, Column, Ragged
-from meshctl.runtime.frames import FrameError, is_plain, on_device
+from meshctl.runtime.copies import is_plain
+from meshctl.runtime.frames import FrameError, on_device
 from meshctl.shares import Run
 
+SMALL = 1 << 10
+"""Bytes of a row up to which many of them are picked by an index."""
 Spans = list[tuple[int, int, int]]
-"""Place in the target's values, first and last of the source's."""
+"""Place in the target, and first and last of the source's rows."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +119,12 @@ def picked(batch: Batch, pieces: Sequence[Piece]) -> Batch:
 
 
 def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
-    """Copies rows of one batch to their places in another, column by column."""
+    """Copies rows of one batch to their places in another, column by column. Raises `FrameError` where these are not there."""
     if not pieces:
         return
     scattered = len(pieces) > 1 and _together(pieces)
     rows = torch.tensor([row for piece in pieces for row in range(piece.start, piece.stop)]) if scattered else None
+    whole = [(piece.at, piece.start, piece.stop) for piece in pieces]
     spans: dict[tuple[int, int], Spans] = {}
     for name, column in target.columns.items():
         given = source[name]
@@ -130,18 +134,9 @@ def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
             alike = id(column.offsets), id(given.offsets)
             if alike not in spans:
                 spans[alike] = _spans(column, given, pieces)
-            _fill_ragged(column, given, spans[alike], scattered)
+            _copy_rows(column.values, given.values.detach(), spans[alike])
         elif isinstance(column, Tensor):
-            _fill_tensor(column, given.detach(), pieces, rows)
-
-
-def _fill_tensor(target: Tensor, source: Tensor, pieces: Sequence[Piece], rows: Tensor | None) -> None:
-    """`rows` are those of the source where they go to neighbouring places."""
-    if rows is not None and source.device.type == "cpu":
-        torch.index_select(source, 0, rows, out=target[pieces[0].at : pieces[0].at + len(rows)])
-        return
-    for piece in pieces:
-        target[piece.at : piece.at + piece.stop - piece.start].copy_(source[piece.start : piece.stop])
+            _copy_rows(column, given.detach(), whole, rows)
 
 
 def _spans(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> Spans:
@@ -149,22 +144,25 @@ def _spans(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> Spans:
     return [(into[piece.at], out[piece.start], out[piece.stop]) for piece in pieces]
 
 
-def _fill_ragged(target: Ragged, source: Ragged, spans: Spans, together: bool) -> None:
-    """`together` says that the spans go to neighbouring places."""
-    given, taken = source.values.detach(), target.values
-    if together and is_plain(given) and is_plain(taken) and given.numel() and taken.numel():
-        out, into = _bytes_of_rows(given), _bytes_of_rows(taken)
-        at, count = spans[0][0], sum(stop - start for _, start, stop in spans)
-        numpy.concatenate([out[start:stop] for _, start, stop in spans], out=into[at : at + count])
-        return
-    for at, start, stop in spans:
-        taken[at : at + stop - start].copy_(given[start:stop])
+def _copy_rows(target: Tensor, source: Tensor, spans: Spans, rows: Tensor | None = None) -> None:
+    """`rows` are all of the source's, where they go to neighbouring places."""
+    if target.dtype != source.dtype or target.shape[1:] != source.shape[1:] or _end(spans) > len(target):
+        raise FrameError(f"no room for rows of {source.dtype} {list(source.shape[1:])} in {target.dtype} {list(target.shape)}")
+    row = prod(source.shape[1:]) * source.element_size()
+    if rows is not None and row < SMALL and target.device == source.device:
+        torch.index_select(source, 0, rows, out=target[spans[0][0] : spans[0][0] + len(rows)])
+    elif is_plain(target) and is_plain(source):
+        into, out = target.data_ptr(), source.data_ptr()
+        for at, start, stop in spans:
+            ctypes.memmove(into + at * row, out + start * row, (stop - start) * row)
+    else:
+        for at, start, stop in spans:
+            target[at : at + stop - start].copy_(source[start:stop])
 
 
-def _bytes_of_rows(values: Tensor) -> NDArray[numpy.uint8]:
-    """`[rows, bytes of each]`: many slices of it cost less than of a tensor."""
-    flat = values.as_strided((values.numel(),), (1,))  # strides of dims of one element say nothing
-    return flat.view(torch.uint8).numpy().reshape(len(values), -1)
+def _end(spans: Spans) -> int:
+    """Of the last place."""
+    return max(at + stop - start for at, start, stop in spans)
 
 
 def _together(pieces: Sequence[Piece]) -> bool:

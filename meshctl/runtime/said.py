@@ -11,7 +11,7 @@ read once. A row is input: it is checked before anything is computed from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -27,6 +27,7 @@ from meshctl.runtime.batch import MARK, Batch, Column, Ragged
 from meshctl.runtime.frames import Frame, FrameError, unpack
 from meshctl.runtime.ids import ids_of
 from meshctl.runtime.parts import Piece, dtype_of, kind_of, packed, pieces_of
+from meshctl.runtime.transports.strips import is_mappable
 from meshctl.shares import Grid, Run, Table
 
 FORMS = 64
@@ -54,10 +55,12 @@ class Form:
     """Which of them are the tokens of each sample, where the dispatch balances."""
     homes: int | None
     """Which of them are the data ranks that samples go home to."""
+    mappable: Sequence[str] = ()
+    """Columns that lie so that those who get them can map what others give them before and after."""
 
     @cached_property
     def told(self) -> bytes:
-        return Frame([list(self.shape), self.groups, self.columns, self.ragged, self.lengths, self.homes]).inline()
+        return Frame([list(self.shape), self.groups, self.columns, self.ragged, self.lengths, self.homes, [*self.mappable]]).inline()
 
     @cached_property
     def count(self) -> int:
@@ -94,8 +97,9 @@ class Row(NamedTuple):
 # Telling
 
 
-def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool) -> Row:
-    """Of a batch; lengths of ragged columns only where several speakers may write one frame, tokens and homes where they decide."""
+def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool, lies_mappable: Callable[[Tensor], bool] = lambda tensor: False) -> Row:
+    """Of a batch; lengths of ragged columns, and how others lie, only where several speakers may write one frame, tokens and homes where
+    they decide."""
     numbers: list[Tensor] = []
     known: dict[int, int] = {}
     columns = batch.columns.items()
@@ -111,8 +115,9 @@ def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool) -> Row:
     if dispatch.home:
         homes = len(numbers)
         numbers.append(batch[MARK + "home." + dispatch.home])
+    mappable = () if alone else tuple([name for name, column in columns if isinstance(column, Tensor) and lies_mappable(column)])
     grid = batch.grid
-    form = _form(grid.shape if grid is not None else (), batch.group_depth, kinds, ragged, lengths, homes)
+    form = _form(grid.shape if grid is not None else (), batch.group_depth, kinds, ragged, lengths, homes, mappable)
     return Row(form, batch.ids if grid is None else grid.start, numbers)
 
 
@@ -133,7 +138,7 @@ def _kind(column: Column) -> tuple[Any, ...]:
 
 @lru_cache(FORMS)
 def _form(
-    shape: tuple[int, ...], groups: int, kinds: tuple[tuple[Any, ...], ...], ragged: tuple[tuple[str, int], ...], *others: int | None
+    shape: tuple[int, ...], groups: int, kinds: tuple[tuple[Any, ...], ...], ragged: tuple[tuple[str, int], ...], *others: Any
 ) -> Form:
     columns = {name: [kind, *(str(dtype) for dtype in some[:1]), *(list(shape) for shape in some[1:])] for name, kind, *some in kinds}
     return Form(shape, groups, columns, dict(ragged), *others)
@@ -202,15 +207,15 @@ def form_in(said: bytes) -> Form | None:
     except FrameError:
         return None
     match found:
-        case [list(shape), int(groups), dict(columns), dict(ragged), lengths, homes]:
+        case [list(shape), int(groups), dict(columns), dict(ragged), lengths, homes, list(mappable)]:
             indices = [*ragged.values(), *(index for index in (lengths, homes) if index is not None)]
             if not all(type(number) is int and number >= least for least, some in ((1, shape), (0, [groups, *indices])) for number in some):
                 return None
             if not all(map(_is_kind, columns.values())) or (ragged and ragged.keys() != _ragged_in(columns)):
                 return None
-            if not all(type(name) is str for name in columns) or prod(shape) > MOST or (shape and groups > len(shape)):
+            if not all(type(name) is str for name in (*columns, *mappable)) or prod(shape) > MOST or (shape and groups > len(shape)):
                 return None
-            return Form(tuple(shape), groups, columns, ragged, lengths, homes)
+            return Form(tuple(shape), groups, columns, ragged, lengths, homes, tuple(mappable))
     return None
 
 
@@ -385,11 +390,26 @@ class Said:
         alike = all(schema == schemas[0] for schema in schemas) and all(len(said) > 1 for said in schemas[0].values())
         return schemas[0] if alike else None
 
-    def has_bytes(self, part: int, schema: Mapping[str, Sequence[Any]], least: int) -> bool:
-        """Whether the columns of a part have so many."""
+    def copies(self, part: int, schema: Mapping[str, Sequence[Any]], least: int) -> bool:
+        """Whether so many bytes of a part's columns have to be copied, as who gets it cannot map them as they lie."""
         for name, (kind, dtype, shape) in schema.items():
-            count = int(self.lengths_of(part, name).sum()) if kind == "ragged" else self.cut.counts[part]
-            least -= count * prod(shape) * dtype_of(dtype).itemsize
+            row = prod(shape) * dtype_of(dtype).itemsize
+            if kind == "tensor" and self._is_mappable(part, name, row):
+                continue
+            least -= row * (int(self.lengths_of(part, name).sum()) if kind == "ragged" else self.cut.counts[part])
             if least <= 0:
                 return True
         return False
+
+    def _is_mappable(self, part: int, name: str, row: int) -> bool:
+        """Whether what the speakers have of a part's column, in rows of so many bytes, can be mapped one after another."""
+        end = 0
+        for speaker in self.cut.speakers[part]:
+            form, pieces = self.rows[speaker].form, self.cut.share(part, speaker).pieces
+            if form is None or name not in form.mappable or len(pieces) > 1 or pieces[0].at != end:
+                return False
+            [piece] = pieces
+            end += piece.stop - piece.start
+            if not is_mappable(piece.start * row, (piece.stop - piece.start) * row, last=end == self.cut.counts[part]):
+                return False
+        return True

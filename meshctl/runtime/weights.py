@@ -34,6 +34,7 @@ from torch import Tensor
 from meshctl.routes import Route, RouteError
 from meshctl.runtime import weight_links
 from meshctl.runtime.channel import HOPS, PASSED, TABLES, TOGETHER, WRITTEN, Party
+from meshctl.runtime.copies import copy
 from meshctl.runtime.devices import DEVICES
 from meshctl.runtime.frames import Frame, FrameError, on_device, unpack
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
@@ -321,7 +322,7 @@ class WeightChannel:
                 return arrived[0][1]
             for part, tensor in arrived:
                 whole = self._room(name, box, tensor) if whole is None else whole
-                part.of(whole, box).copy_(tensor)
+                copy(part.of(whole, box), tensor)
         return self._room(name, box) if whole is None else whole
 
     def _room(self, name: str, box: Box, like: Tensor | None = None) -> Tensor:
@@ -426,7 +427,7 @@ def checksum(tensor: Tensor) -> int:
 def _fill(room: Sequence[Tensor], items: Sequence[Item], parts: Sequence[Box], own: Sequence[Tensor]) -> None:
     """Copies a giver's parts to their places in the items."""
     for target, item, part, tensor in zip(room, items, parts, own, strict=True):
-        part.of(target, item.box).copy_(tensor.detach())
+        copy(part.of(target, item.box), tensor.detach())
 
 
 def _said(weights: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -280,6 +280,51 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
     assert 4 <= blocks <= 2 * (SLOTS + 2 + HELD) and rooms == left == 0
 
 
+@pytest.mark.parametrize(("replicas", "width", "mapped"), [(1, 1024, True), (2, 1024, True), (1, 1000, False)])
+def test_what_several_made_where_it_is_read_is_mapped_one_after_another(replicas: int, width: int, mapped: bool) -> None:
+    """Rows of 4 KiB end with a page, those of 4,000 bytes do not; the second giver writes one column in memory of its own."""
+    rows, steps, givers = 24, 40, 4
+
+    def channel_to(worker: Worker) -> Channel:
+        giver, taker = DeviceMesh.from_sizes(dp_size=givers), DeviceMesh.from_sizes(dp_size=2, tp_size=replicas)
+        return Channel(Route("a -> b", "a", "b"), Party(giver, 0), Party(taker, givers), worker.transport, 0)
+
+    def whole(step: int) -> Tensor:
+        return (torch.arange(givers * rows * width) + step).view(-1, width).float()
+
+    def giver(worker: Worker) -> list[int]:
+        channel, blocks, own = channel_to(worker), 0, slice(worker.place * rows, (worker.place + 1) * rows)
+        for step in range(steps):
+            x = worker.transport.alloc(rows * width * 4).view(torch.float32).view(rows, width).copy_(whole(step)[own])
+            y = torch.arange(givers * rows)[own] + step
+            z = whole(step)[own, :8] if worker.place == 1 else worker.transport.alloc(rows * 32).view(torch.float32).view(rows, 8)
+            channel.give(Batch({"x": x, "y": y, "z": z.copy_(whole(step)[own, :8])}, ids=torch.arange(givers * rows)[own]), rows, worker.place)
+            blocks = max(blocks, len(worker.local.lending.arena._blocks))
+        del x, z
+        worker.transport.close()
+        return [blocks, worker.local.nbytes]
+
+    def taker(worker: Worker) -> list[bool]:
+        channel, rank, kept = channel_to(worker), worker.place - givers, deque[tuple[int, Batch]](maxlen=2)
+        mine = slice(rank // replicas * 2 * rows, (rank // replicas + 1) * 2 * rows)
+        strips = worker.local._strips._kept
+        for step in range(steps):
+            kept.append((step, channel.take(rank).value))
+            for number, batch in kept:
+                assert torch.equal(batch["x"], whole(number)[mine]) and torch.equal(batch["z"], whole(number)[mine, :8])
+                assert torch.equal(batch["y"], torch.arange(givers * rows)[mine] + number)
+        held = any(strip.address == kept[-1][1]["x"].data_ptr() for strip in strips.values())
+        kept.clear()
+        del batch
+        worker.transport.close()
+        return [held, not strips]
+
+    with World(*[giver] * givers, *[taker] * (2 * replicas)) as world:
+        said = world.gave()
+    assert all(left == 0 and blocks <= 2 * (SLOTS + 3 + HELD) for blocks, left in said[:givers])
+    assert said[givers:] == [[mapped, True]] * (2 * replicas)
+
+
 def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> None:
     def giver(worker: Worker) -> str:
         try:

@@ -115,7 +115,7 @@ def test_a_row_of_turned_bits_is_a_row_or_none(more: bytes, at: int, bit: int) -
     assert form_in(more) is None
 
 
-FORM: list[Any] = [[2], 0, {}, {}, None, None]
+FORM: list[Any] = [[2], 0, {}, {}, None, None, []]
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,12 @@ def test_what_is_shared_out_by_its_samples_has_no_outline() -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        [[2**62, 4], 0, {}, {}, None, None],
-        [[2**40], 0, {}, {}, None, None],
-        [[3], 2, {}, {}, None, None],
-        [[3], 0, {7: ["list"]}, {}, None, None],
+        [[2**62, 4], 0, {}, {}, None, None, []],
+        [[2**40], 0, {}, {}, None, None, []],
+        [[3], 2, {}, {}, None, None, []],
+        [[3], 0, {7: ["list"]}, {}, None, None, []],
+        [[3], 0, {"x": ["list"]}, {}, None, None, [7]],
+        [[3], 0, {"x": ["list"]}, {}, None, None],
     ],
 )
 def test_a_form_of_more_than_can_be_is_none(form: list[Any]) -> None:
@@ -217,6 +219,6 @@ def test_a_form_of_more_than_can_be_is_none(form: list[Any]) -> None:
 
 
 def test_a_group_is_a_part_of_an_id() -> None:
-    form = Frame([[], 2, {}, {}, None, None]).inline()
+    form = Frame([[], 2, {}, {}, None, None, []]).inline()
     assert row_in(Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
     assert row_in(Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from meshctl.runtime.copies import copy
 from meshctl.runtime.frames import Frame, FrameError, unpack
 from meshctl.runtime.transports.watch import Watch
 
@@ -119,6 +120,14 @@ class Way:
         """Whether a tensor can go to some places beside a frame; `lent` if nobody writes to it any more, so that they may read it as it
         lies."""
         return False
+
+    def lies_mappable(self, tensor: Tensor) -> bool:
+        """Whether a tensor that is handed over begins where `joined` can begin with it."""
+        return False
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Tensors that were handed over as one, along dim 0, without a copy; none where that cannot be."""
+        return None
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
         """`beside` are tensors that it hands over."""
@@ -212,6 +221,16 @@ class Transport:
         room = next(rooms, None)
         return torch.empty(nbytes, dtype=torch.uint8) if room is None else room
 
+    def lies_mappable(self, tensor: Tensor) -> bool:
+        """Whether those who get a tensor as it lies can map what others give them after it."""
+        return any(way.lies_mappable(tensor) for way in dict.fromkeys(self._ways.values()))
+
+    def cat(self, tensors: list[Tensor]) -> Tensor:
+        """One after another along dim 0: mapped so where they lie in memory for that, else copied."""
+        found = (joined for way in dict.fromkeys(self._ways.values()) if (joined := way.joined(tensors)) is not None)
+        joined = next(found, None)
+        return torch.cat(tensors) if joined is None else joined
+
     def frame(self, to: Sequence[int], value: Any, *, lent: bool = False) -> Frame:
         """A value laid out for some places, all by the same way; `lent` if nobody writes to it any more. Raises `FrameError`."""
         return Frame(value, partial(self._way_to(to).hands_over, to, lent))
@@ -241,7 +260,7 @@ class Transport:
             return
         frame = tensor_of(came.frame)
         loan = self.lend(to, lane, len(frame))
-        loan.frame.copy_(frame)
+        copy(loan.frame, frame)
         self.deliver(loan)
 
     def invite(self, loan: Loan, writer: int, lane: int) -> None:

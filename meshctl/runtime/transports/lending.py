@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.runtime.copies import is_plain
 from meshctl.runtime.devices import laid
 from meshctl.runtime.devices.ondevice import Lent, OnDevice
-from meshctl.runtime.frames import is_plain
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block
+from meshctl.runtime.transports.strips import is_mappable
 
 INLINE = 4096
 """Bytes of a frame, and of a tensor, that are as well copied into a message."""
@@ -85,9 +86,13 @@ class Lending:
     def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
         if self.device and self.device.hands_over(to, tensor):
             return True
-        if not lent or not self.rooms or tensor.nbytes <= INLINE or not is_plain(tensor):
-            return False
-        return tensor.untyped_storage().data_ptr() in self.rooms
+        return lent and tensor.nbytes > INLINE and self._is_in_room(tensor)
+
+    def lies_mappable(self, tensor: Tensor) -> bool:
+        return self._is_in_room(tensor) and is_mappable(tensor.data_ptr(), tensor.nbytes, last=True)
+
+    def _is_in_room(self, tensor: Tensor) -> bool:
+        return bool(self.rooms) and is_plain(tensor) and tensor.untyped_storage().data_ptr() in self.rooms
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor]) -> Loan:
         """Raises `Held`, `PeerLost`."""

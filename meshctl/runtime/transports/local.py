@@ -20,10 +20,11 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -33,16 +34,21 @@ from meshctl.runtime.frames import MOST_BESIDE, bytes_of
 from meshctl.runtime.transports import Delivery, Loan, Transport, Way
 from meshctl.runtime.transports.arena import ArenaError, Block, Mapped
 from meshctl.runtime.transports.lending import INLINE, Lending, Lying
+from meshctl.runtime.transports.strips import Strips
 
 _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, the block's bytes where its file comes with the message, bytes."""
-_AT = struct.Struct("<q")
-"""Where a tensor beside a frame begins in its block."""
+_LYING = struct.Struct("<qqqq")
+"""Of each tensor beside a frame: block, the block's bytes where its file comes with the message, where in it, bytes."""
+_NUMBER = struct.Struct("<q")
+"""Of each block that is given back together with others."""
+_MANY = 64
+"""Tensors of which one message tells."""
 _HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE, _LOST, _DEVICE, _COME = range(12)
 _FRAMES, _ROOMS, _ON_DEVICE = range(3)
 """Instead of a lane, of a block that is given back or dropped: what it is used for. Of a room, the bytes are the lane."""
 _MOST = _HEAD.size + INLINE
-_PASSED = socket.CMSG_SPACE(4)
+_PASSED = socket.CMSG_SPACE(4 * _MANY)
 _UID = struct.Struct("3i")
 _ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """What sending to who is gone, or to whom this end has closed, gives."""
@@ -70,8 +76,8 @@ class _Line:
 
     def __init__(self, sock: socket.socket, place: int = -1) -> None:
         self.sock, self.place = sock, place
-        self.backlog: deque[tuple[bytes, int]] = deque()
-        """What the socket did not take yet: (message, file to pass or -1); the file is the backlog's own."""
+        self.backlog: deque[tuple[bytes, Sequence[int]]] = deque()
+        """What the socket did not take yet: (message, files to pass); the files are the backlog's own."""
         self.over = False
         """Whether the other end has said goodbye."""
         self.beside: list[Tensor | int] = []
@@ -95,7 +101,8 @@ class Local(Way):
         self._from: dict[int, _Line] = {}
         self.lending = Lending(transport, self._dropped)
         self._mapped: dict[tuple[int, int, bool], Mapped] = {}
-        self._queue: deque[tuple[_Line, bytes, int]] = deque()
+        self._strips = Strips(self._memory_of)
+        self._queue: deque[tuple[_Line, bytes, Sequence[int]]] = deque()
         self._sending = threading.Lock()
         self._pusher: threading.Thread | None = None
         self._more = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -130,6 +137,19 @@ class Local(Way):
     def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
         return self.lending.hands_over(to, lent, tensor)
 
+    def lies_mappable(self, tensor: Tensor) -> bool:
+        return self.lending.lies_mappable(tensor)
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        return self._strips.joined(tensors)
+
+    def _memory_of(self, address: int, nbytes: int) -> Mapped | None:
+        """The shared memory, of this process or of others, in which so many bytes at an address lie."""
+        for memory in (*self._mapped.values(), *[block.memory for block in self.lending.rooms.values()]):
+            if isinstance(memory, Mapped) and memory.address <= address and address + nbytes <= memory.address + memory.nbytes:
+                return memory
+        return None
+
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
         return self.lending.lend(to, lane, nbytes, beside)
 
@@ -151,8 +171,7 @@ class Local(Way):
         if kept is None:
             self._push(line, _HEAD.pack(_INLINE, lane, 0, 0, len(loan.inline)) + loan.inline)
             return
-        for one in kept.beside:
-            self._say_beside(line, lane, one)
+        self._say_beside(line, lane, kept.beside)
         if kept.block:
             self._say_block(line, _WRITE if write else _BLOCK, lane, kept.block, len(loan.frame))
         else:
@@ -161,18 +180,35 @@ class Local(Way):
         if moved and self.lending.device and self.lending.device.goes(to) and self._transport.transfers:
             self._transport.transfers.send(to, moved)
 
-    def _say_beside(self, line: _Line, lane: int, one: Lying | Lent) -> None:
-        if isinstance(one, Lying):
-            self._say_block(line, _BESIDE, lane, one.block, one.nbytes, _AT.pack(one.at))
-        elif self.lending.device:
-            self._push(line, _HEAD.pack(_DEVICE, lane, 0, 0, 0) + self.lending.device.said(line.place, one))
+    def _say_beside(self, line: _Line, lane: int, beside: Sequence[Lying | Lent]) -> None:
+        at = 0
+        while at < len(beside):
+            lying = [*takewhile(lambda one: isinstance(one, Lying), beside[at : at + _MANY])]
+            if lying:
+                self._say_lying(line, lane, [one for one in lying if isinstance(one, Lying)])
+            elif self.lending.device and isinstance(one := beside[at], Lent):
+                self._push(line, _HEAD.pack(_DEVICE, lane, 0, 0, 0) + self.lending.device.said(line.place, one))
+            at += len(lying) or 1
 
-    def _say_block(self, line: _Line, what: int, lane: int, block: Block, nbytes: int, more: bytes = b"") -> None:
-        """Something lies in a block, whose file goes with the first message about it."""
-        knows = line.place, what == _WRITE
-        new = knows not in block.known
-        block.known.add(knows)
-        self._push(line, _HEAD.pack(what, lane, block.number, block.nbytes if new else 0, nbytes) + more, block.file if new else -1)
+    def _say_lying(self, line: _Line, lane: int, tensors: Sequence[Lying]) -> None:
+        files, told = list[int](), list[bytes]()
+        for one in tensors:
+            new = self._tells_of(line, one.block)
+            files += [one.block.file] * new
+            told.append(_LYING.pack(one.block.number, one.block.nbytes * new, one.at, one.nbytes))
+        self._push(line, _HEAD.pack(_BESIDE, lane, 0, 0, 0) + b"".join(told), files)
+
+    def _say_block(self, line: _Line, what: int, lane: int, block: Block, nbytes: int) -> None:
+        """A frame lies in a block."""
+        new = self._tells_of(line, block, write=what == _WRITE)
+        self._push(line, _HEAD.pack(what, lane, block.number, block.nbytes * new, nbytes), [block.file] * new)
+
+    @staticmethod
+    def _tells_of(line: _Line, block: Block, *, write: bool = False) -> bool:
+        """Whether a message is the first about a block, so that its file goes with it."""
+        new = (line.place, write) not in block.known
+        block.known.add((line.place, write))
+        return new
 
     def _line_to(self, place: int) -> _Line:
         line = self._to.get(place)
@@ -196,9 +232,9 @@ class Local(Way):
     def _say(self, line: _Line, what: int, lane: int = 0, block: int = 0) -> None:
         self._push(line, _HEAD.pack(what, lane, block, 0, 0))
 
-    def _push(self, line: _Line, message: bytes, file: int = -1) -> None:
+    def _push(self, line: _Line, message: bytes, files: Sequence[int] = ()) -> None:
         """Sends in order, from any thread, also from within itself: a view may die, and be given back, at any moment."""
-        self._queue.append((line, message, os.dup(file) if file >= 0 else -1))
+        self._queue.append((line, message, [os.dup(file) for file in files]))
         self._send_queued()
 
     def _send_queued(self) -> None:
@@ -206,16 +242,16 @@ class Local(Way):
         while self._queue and self._sending.acquire(blocking=False):
             try:
                 while self._queue:
-                    line, message, file = self._queue.popleft()
-                    if line.backlog or not self._sent(line, message, file):
-                        line.backlog.append((message, file))
+                    line, message, files = self._queue.popleft()
+                    if line.backlog or not self._sent(line, message, files):
+                        line.backlog.append((message, files))
                         self._begin_pushing()
             finally:
                 self._sending.release()
 
-    def _sent(self, line: _Line, message: bytes, file: int) -> bool:
-        """Whether the socket took it, or nobody is there to take it; the file is closed then."""
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))] if file >= 0 else []
+    def _sent(self, line: _Line, message: bytes, files: Sequence[int]) -> bool:
+        """Whether the socket took it, or nobody is there to take it; the files are closed then."""
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         try:
             line.sock.sendmsg([message], passed)
         except BlockingIOError:
@@ -223,7 +259,7 @@ class Local(Way):
         except OSError as error:
             if error.errno not in _ENDED:  # an end is read, too, and told there
                 self._transport.fail(self._transport.lost(line.place, f"cannot be sent to: {error.strerror}"))
-        if file >= 0:
+        for file in files:
             os.close(file)
         return True
 
@@ -307,16 +343,17 @@ class Local(Way):
         elif what == _LOST:
             self._transport.told(lane, line.place)
         elif self._to.get(line.place) is line:
-            self._answered(line, what, lane, number, nbytes)
+            self._answered(line, what, lane, number, nbytes, message[_HEAD.size :])
         elif what == _INLINE:
             if len(message) != _HEAD.size + nbytes:
                 raise _Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
             self._came(line, lane, message[_HEAD.size :])
         elif what in (_BLOCK, _WRITE):
-            self._came(line, lane, self._lent(line, what == _WRITE, number, size, 0, nbytes, files))
-        elif what == _BESIDE and len(line.beside) < MOST_BESIDE:
-            [at] = _AT.unpack(message[_HEAD.size :])
-            line.beside.append(self._lent(line, False, number, size, at, nbytes, files, lane))
+            memory = self._block_of(line, what == _WRITE, number, size, files)
+            gone = None if what == _WRITE else partial(self._release, line, _FRAMES, number)
+            self._came(line, lane, memory.view(0, nbytes, gone))
+        elif what == _BESIDE:
+            self._lie(line, lane, [*_LYING.iter_unpack(message[_HEAD.size :])], files)
         elif what == _DEVICE and self.lending.device and len(line.beside) < MOST_BESIDE:
             came = self.lending.device.heard(line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE))
             if isinstance(came, int) and self._transport.transfers is None:
@@ -324,7 +361,8 @@ class Local(Way):
             line.beside.append(came)
         elif what == _DROP and lane == _FRAMES:
             for write in (False, True):
-                self._mapped.pop((line.place, number, write), None)
+                if mapped := self._mapped.pop((line.place, number, write), None):
+                    self._strips.forget(mapped)
         elif what == _DROP and self.lending.device and self.lending.device.shut(line.place, number):
             self._release(line, _ON_DEVICE, number)
         else:
@@ -338,11 +376,14 @@ class Local(Way):
         if self._leaving:
             self._say(line, _GOODBYE)
 
-    def _answered(self, line: _Line, what: int, lane: int, number: int, nbytes: int) -> None:
+    def _answered(self, line: _Line, what: int, lane: int, number: int, nbytes: int, rest: bytes) -> None:
         if what == _CREDIT:
             self._transport.arrived(line.place, lane, None)
-        elif what == _FREE and lane in (_FRAMES, _ROOMS):
-            self.lending.arena.give_back(number, line.place if lane == _FRAMES else (line.place, nbytes))
+        elif what == _FREE and lane == _FRAMES:
+            self.lending.arena.give_back(number, line.place)
+        elif what == _FREE and lane == _ROOMS:
+            for [room] in _NUMBER.iter_unpack(rest):
+                self.lending.arena.give_back(room, (line.place, nbytes))
         elif what == _FREE and lane == _ON_DEVICE and self.lending.device:
             self.lending.device.arena.give_back(number, line.place)
         elif what == _COME and self._transport.transfers:
@@ -357,28 +398,40 @@ class Local(Way):
         beside, line.beside = line.beside, []
         self._transport.arrived(line.place, lane, frame, beside, partial(self._say, line, _COME))
 
-    def _lent(
-        self, line: _Line, write: bool, number: int, size: int, at: int, nbytes: int, files: Sequence[int], room: int | None = None
-    ) -> Tensor:
-        """A view of somebody else's block; `room` is the lane, where it is one of `alloc`."""
+    def _lie(self, line: _Line, lane: int, tensors: Sequence[tuple[int, int, int, int]], files: Sequence[int]) -> None:
+        """Tensors in somebody else's rooms, which are given back together."""
+        if len(line.beside) + len(tensors) > MOST_BESIDE:
+            raise _Malformed(f"more than {MOST_BESIDE} tensors beside a frame")
+        gone, left = _Last(len(tensors), partial(self._release_rooms, line, lane, [number for number, *_ in tensors])), [*files]
+        for number, size, at, nbytes in tensors:
+            memory = self._block_of(line, False, number, size, [left.pop(0)] if size and left else [])
+            line.beside.append(memory.view(at, nbytes, gone))
+
+    def _block_of(self, line: _Line, write: bool, number: int, size: int, files: Sequence[int]) -> Mapped:
+        """Somebody else's; its file comes with the first message about it."""
         key = (line.place, number, write)
         if files:
             self._mapped[key] = Mapped(files[0], size, write=write)
         mapped = self._mapped.get(key)
         if mapped is None:
             raise _Malformed(f"the unknown block {number}")
-        memory, of = (_FRAMES, 0) if room is None else (_ROOMS, room)
-        return mapped.view(at, nbytes, None if write else partial(self._release, line, memory, number, of))
+        return mapped
 
-    def _release(self, line: _Line, memory: int, number: int, of: int = 0) -> None:
+    def _release(self, line: _Line, memory: int, number: int) -> None:
         """The last view of a block has died: on any thread, in any moment."""
         if not self._closing:
-            self._push(line, _HEAD.pack(_FREE, memory, number, 0, of))
+            self._push(line, _HEAD.pack(_FREE, memory, number, 0, 0))
+
+    def _release_rooms(self, line: _Line, lane: int, numbers: Sequence[int]) -> None:
+        if not self._closing:
+            self._push(line, _HEAD.pack(_FREE, _ROOMS, 0, 0, lane) + b"".join(map(_NUMBER.pack, numbers)))
 
     def _dropped_on_device(self, place: int, number: int) -> None:
         self._say(self._to[place], _DROP, _ON_DEVICE, number)
 
     def _dropped(self, block: Block) -> None:
+        if isinstance(block.memory, Mapped):
+            self._strips.forget(block.memory)
         for place in {place for place, _ in block.known}:
             self._say(self._to[place], _DROP, block=block.number)
 
@@ -455,8 +508,20 @@ class Local(Way):
         self._listener.close()
         self.lending.close()
         self._mapped.clear()
+        self._strips.clear()
         if self._pusher is None:
             os.close(self._more)
+
+
+class _Last:
+    """Calls what it was given when it has been called so often, on any threads."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._before, self._then = iter(range(count - 1)), then
+
+    def __call__(self) -> None:
+        if next(self._before, None) is None:
+            self._then()
 
 
 class _Malformed(ValueError):

@@ -1,0 +1,136 @@
+"""Tensors of several processes' memory as one: their pages are mapped one after another, and nothing is copied.
+
+That takes tensors which begin at a page and, but for the last, end with one. Mapping costs more than small copies and is kept, since
+memory goes round: the next step's tensors mostly lie where those of some step before lay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy
+import torch
+from torch import Tensor
+
+from meshctl.runtime.copies import is_plain
+from meshctl.runtime.transports.arena import Mapped
+
+PAGE = mmap.PAGESIZE
+LEAST = 1 << 16
+"""Bytes from which mapping is worth it."""
+MOST = 64
+"""Strips that are kept."""
+_MAYMOVE, _FIXED = 1, 2
+_POPULATE_READ = 22
+_Spans = tuple[tuple[Mapped, int, int], ...]
+"""Memory, its first byte, and how many."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def is_mappable(address: int, nbytes: int, last: bool) -> bool:
+    """Whether bytes can be a part of a strip, its `last` one or another."""
+    return nbytes > 0 and not address % PAGE and (last or not nbytes % PAGE)
+
+
+class Strip:
+    """Mapped until this object dies."""
+
+    def __init__(self, spans: _Spans) -> None:
+        """Raises `OSError`."""
+        sizes = [_whole_pages(nbytes) for _, _, nbytes in spans]
+        total = sum(sizes)
+        self.address = _mapped(_libc.mmap(None, total, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
+        weakref.finalize(self, _libc.munmap, self.address, total).atexit = False
+        at = self.address
+        for (memory, begin, _), size in zip(spans, sizes, strict=True):
+            # of pages that are shared, and of an old size of 0, mremap makes a second mapping
+            _mapped(_libc.mremap(memory.address + begin, 0, size, _MAYMOVE | _FIXED, at))
+            at += size
+        _libc.madvise(self.address, total, _POPULATE_READ)  # one call for all the faults to come; where it is not known, they come
+        self.spans = spans
+
+
+class Strips:
+    """Those that were made lately."""
+
+    def __init__(self, memory_of: Callable[[int, int], Mapped | None]) -> None:
+        """`memory_of` gives the shared memory in which so many bytes at an address lie."""
+        self._memory_of = memory_of
+        self._kept: OrderedDict[_Spans, Strip] = OrderedDict()
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """The tensors along dim 0, of one dtype and row; none where they cannot be mapped."""
+        first = tensors[0]
+        if sum(tensor.nbytes for tensor in tensors) < LEAST or not all(map(is_plain, tensors)):
+            return None
+        if any(tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:] for tensor in tensors):
+            return None
+        spans = self._spans(tensors)
+        strip = self._strip(spans) if spans else None
+        if strip is None:
+            return None
+        flat = _over(strip, sum(tensor.nbytes for tensor in tensors), tensors)
+        return flat.view(first.dtype).view(sum(map(len, tensors)), *first.shape[1:])
+
+    def forget(self, memory: Mapped) -> None:
+        """Of memory that is given up."""
+        for spans in [spans for spans in self._kept if any(one is memory for one, _, _ in spans)]:
+            del self._kept[spans]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def _spans(self, tensors: Sequence[Tensor]) -> _Spans | None:
+        found = []
+        for tensor in tensors:
+            address, nbytes = tensor.data_ptr(), tensor.nbytes
+            memory = self._memory_of(address, nbytes) if is_mappable(address, nbytes, tensor is tensors[-1]) else None
+            if memory is None:
+                return None
+            found.append((memory, address - memory.address, nbytes))
+        return tuple(found)
+
+    def _strip(self, spans: _Spans) -> Strip | None:
+        strip = self._kept.get(spans)
+        if strip is None:
+            try:
+                strip = self._kept[spans] = Strip(spans)
+            except OSError:  # more mappings than a process may have
+                return None
+            if len(self._kept) > MOST:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(spans)
+        return strip
+
+
+def _over(strip: Strip, nbytes: int, tensors: Sequence[Tensor]) -> Tensor:
+    """uint8 `[nbytes]`; the tensors, of which it is made, are held until the last one that is derived from it dies."""
+    array = numpy.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(strip.address)), numpy.uint8)
+    weakref.finalize(array, _let_go, strip, tensors).atexit = False
+    return torch.from_numpy(array)
+
+
+def _let_go(*_: object) -> None:
+    """They were held until here."""
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def _mapped(address: int | None) -> int:
+    if address is None or address == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return address
