@@ -93,7 +93,7 @@ def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) ->
     names = {name for crossing in meeting.crossings for name in crossing.groups}
     near = {worker.place for name in names for worker in plan.workers(name, node)}
     far = {worker.place for name in names for worker in plan.workers(name)} - near
-    transport = Transport(place, slots, partial(_name, plan), partial(_route_of, plan))
+    transport = Transport(place, slots, partial(_name, plan), partial(_route_of, plan), len(plan.routes) * LANES)
     device = _device(meeting, transport, near, far)
     if len(near) > 1:
         _reach_near(meeting, transport, near, device)

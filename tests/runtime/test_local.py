@@ -298,9 +298,10 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(replicas
             x = worker.transport.alloc(rows * width * 4).view(torch.float32).view(rows, width).copy_(whole(step)[own])
             y = torch.arange(givers * rows)[own] + step
             z = whole(step)[own, :8] if worker.place == 1 else worker.transport.alloc(rows * 32).view(torch.float32).view(rows, 8)
-            channel.give(Batch({"x": x, "y": y, "z": z.copy_(whole(step)[own, :8])}, ids=torch.arange(givers * rows)[own]), rows, worker.place)
+            batch = Batch({"x": x, "y": y, "z": z.copy_(whole(step)[own, :8])}, ids=torch.arange(givers * rows)[own])
+            channel.give(batch, rows, worker.place)
             blocks = max(blocks, len(worker.local.lending.arena._blocks))
-        del x, z
+        del batch, x, z
         worker.transport.close()
         return [blocks, worker.local.nbytes]
 
@@ -648,7 +649,7 @@ def test_frames_of_a_peer_that_has_ended_in_order_are_still_received(reads: bool
         worker.transport.close()
         return got
 
-    with World(taker, leaving(frames, reads=False)) as world:
+    with World(taker, leaving(frames, reads=False), slots={LANE: frames}) as world:
         assert world.hear(0) == "took one"
         world.tell(1)
         assert world.status(1) == 0
@@ -828,9 +829,9 @@ def test_a_death_between_any_two_messages_ends_all_who_wait_within_a_second(vict
 
 
 @contextmanager
-def met() -> Iterator[tuple[Transport, Impostor]]:
+def met(lanes: int = 100) -> Iterator[tuple[Transport, Impostor]]:
     """A place of this process, and the peer that it knows as place 1."""
-    transport = Transport(0, {LANE: 2})
+    transport = Transport(0, {LANE: SLOTS}, lanes=lanes)
     local = Local(transport, "token")
     local.meet({0: local.address, 1: Address(b"", os.getpid())})
     impostor = Impostor(local.address)
@@ -854,6 +855,25 @@ def hears(transport: Transport) -> str:
                 if isinstance(tensor, Tensor):
                     tensor.sum()
     return str(transport._lost or "")
+
+
+@pytest.mark.parametrize("lane", [LANE, BACK])
+def test_one_who_sends_more_than_it_has_slots_for_is_named(lane: int) -> None:
+    with met() as (transport, impostor):
+        for _ in range(SLOTS):
+            impostor.frame(lane, b"x")
+        assert hears(transport) == ""
+        impostor.frame(lane, b"x")
+        assert hears(transport) == f"place 1 sent what is no message: a frame for which there is no slot in lane {lane}"
+        assert sum(map(len, transport._inbox.values())) == SLOTS
+
+
+def test_one_who_sends_in_lanes_that_are_none_is_named() -> None:
+    with met(lanes=BACK) as (transport, impostor):
+        impostor.frame(BACK - 1, b"x")
+        assert hears(transport) == ""
+        impostor.frame(BACK, b"x")
+        assert "no slot in lane 6" in hears(transport)
 
 
 whats = st.integers(0, 9) | st.just(255)

@@ -111,10 +111,10 @@ def test_where_no_more_can_be_mapped_nothing_is(shelf: Shelf, monkeypatch: pytes
 
 Part = tuple[int, int, int]
 """Block, first page, bytes."""
-SIZES = st.sampled_from([PAGE, 2 * PAGE, GRAIN, GRAIN + 8, GRAIN - 16, 24])
+STARTS, SIZES = st.sampled_from([0, PAGE, PAGE + 64, 5 * PAGE]), st.sampled_from([PAGE, 2 * PAGE, GRAIN, GRAIN + 8, GRAIN - 16, 24])
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0, PAGE, PAGE + 64, 5 * PAGE]), SIZES), min_size=1, max_size=4), st.booleans())
+@given(st.lists(st.tuples(st.integers(0, 1), STARTS, SIZES), min_size=1, max_size=4), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_it_is_what_cat_gives_or_nothing(parts: Sequence[Part], wide: bool) -> None:
     shelf = SHELF

@@ -288,8 +288,14 @@ HOSTILE = {
     "kind 0 with 16 bytes": hello(1),
     "a frame of -1 bytes in lane 4": HEAD.pack(FRAME, 4, -1),
     f"a frame of {1 << 60} bytes in lane 4": HEAD.pack(FRAME, 4, 1 << 60),
-    "a frame of 8 bytes in lane -4": HEAD.pack(FRAME, -4, 8),
+    "a frame for which there is no slot in lane -4": HEAD.pack(FRAME, -4, 8),
 }
+
+
+def test_one_who_sends_more_than_it_has_slots_for_is_named(worlds: Worlds) -> None:
+    (one, way), _ = worlds(2)
+    with connected(way, hello(1) + 3 * (HEAD.pack(FRAME, 4, 1) + b"x")):
+        assert said_to(lambda: one.receive(1, 5)) == "place 1 sent what is no message: a frame for which there is no slot in lane 4"
 
 
 @pytest.mark.parametrize("said", HOSTILE)
@@ -539,7 +545,7 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         transport.send(1, 4, Frame(LARGE))
         way = transport.way(1)
         assert isinstance(way, Tcp)
-        transport.receive(1, 5).value()
+        transport.receive(1, 3).value()
         told.send(b"!")
         told.recv(1)
         transport.send(1, 4, Frame(LARGE))  # to a node that is not there any more
@@ -550,7 +556,7 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         way = transport.way(0)
         assert isinstance(way, Tcp)
         assert torch.equal(transport.receive(0, 4).value(), LARGE)
-        transport.send(0, 5, Frame("thanks"))
+        transport.send(0, 3, Frame("thanks"))
         return f"{way.address.host}: {said_to(lambda: transport.receive(0, 4))}"
 
     pids, pipes = zip(*(forked(node, work) for node, work in zip(nodes, (gives, takes), strict=True)), strict=True)

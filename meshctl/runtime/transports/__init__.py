@@ -38,7 +38,7 @@ from meshctl.runtime.transports.watch import Watch
 
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
 SLOTS = 2
-"""Of a lane that says nothing else."""
+"""Of a lane that says nothing else; and where both ends take turns, the most that can be on their way."""
 
 
 class PeerLost(ConnectionError):
@@ -56,6 +56,10 @@ class WayError(ConnectionError):
 
 class Dropped(Exception):
     """The step in which somebody waits is one of those that the end of the run drops."""
+
+
+class Malformed(ValueError):
+    """A message that no peer sends."""
 
 
 class Held(Exception):
@@ -171,13 +175,14 @@ class Transport:
         slots: Mapping[int, int],
         who: Callable[[int], str] = "place {}".format,
         route: Callable[[int], str] = lambda lane: "",
+        lanes: int = 1 << 31,
     ) -> None:
         """`slots` says for each lane how many frames may be on their way between two places; `who` names places, `route` the routes of
-        lanes."""
+        lanes. There are so many `lanes`."""
         self.place = place
         self.who = who
         self._route = route
-        self._slots = dict(slots)
+        self._slots, self._lanes = dict(slots), lanes
         self._ways: dict[int, Way] = {}
         self._alone = _Alone()
         self._lock = threading.RLock()
@@ -325,6 +330,11 @@ class Transport:
             return came.value(self.device)
         except FrameError as error:
             raise self.lost(source, f"sent what is no frame: {error}") from None
+
+    def admit(self, source: int, lane: int) -> None:
+        """Before a frame of another process is taken in. Raises `Malformed` where it had no slot for it."""
+        if not 0 <= lane < self._lanes or len(self._inbox.get((source, lane), ())) >= (self.slots(lane) or SLOTS):
+            raise Malformed(f"a frame for which there is no slot in lane {lane}")
 
     def arrived(
         self,

@@ -28,10 +28,6 @@ _WORTH = 1 << 20
 """Bytes of a large frame that are worth a turn of the thread that reads."""
 
 
-class Malformed(ValueError):
-    """A message that no peer sends."""
-
-
 @dataclass(frozen=True)
 class Message:
     what: int

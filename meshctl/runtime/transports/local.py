@@ -31,7 +31,7 @@ from torch import Tensor
 from meshctl.runtime.devices import DeviceError, DeviceMemory, Neighbours
 from meshctl.runtime.devices.ondevice import Lent, OnDevice
 from meshctl.runtime.frames import MOST_BESIDE, bytes_of
-from meshctl.runtime.transports import Delivery, Loan, Transport, Way
+from meshctl.runtime.transports import Delivery, Loan, Malformed, Transport, Way
 from meshctl.runtime.transports.arena import ArenaError, Block, Mapped
 from meshctl.runtime.transports.lending import INLINE, Lending, Lying
 from meshctl.runtime.transports.strips import Strips
@@ -326,7 +326,7 @@ class Local(Way):
                 self._hung_up(line)
             else:
                 self._heard(line, message, files)
-        except (struct.error, ArenaError, DeviceError, _Malformed) as error:
+        except (struct.error, ArenaError, DeviceError, Malformed) as error:
             self._shut(line)
             if line.place >= 0:
                 self._transport.fail(self._transport.lost(line.place, f"sent what is no message: {error}"))
@@ -346,7 +346,7 @@ class Local(Way):
             self._answered(line, what, lane, number, nbytes, message[_HEAD.size :])
         elif what == _INLINE:
             if len(message) != _HEAD.size + nbytes:
-                raise _Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
+                raise Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
             self._came(line, lane, message[_HEAD.size :])
         elif what in (_BLOCK, _WRITE):
             memory = self._block_of(line, what == _WRITE, number, size, files)
@@ -357,7 +357,7 @@ class Local(Way):
         elif what == _DEVICE and self.lending.device and len(line.beside) < MOST_BESIDE:
             came = self.lending.device.heard(line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE))
             if isinstance(came, int) and self._transport.transfers is None:
-                raise _Malformed("a transfer, where there are none")
+                raise Malformed("a transfer, where there are none")
             line.beside.append(came)
         elif what == _DROP and lane == _FRAMES:
             for write in (False, True):
@@ -366,11 +366,11 @@ class Local(Way):
         elif what == _DROP and self.lending.device and self.lending.device.shut(line.place, number):
             self._release(line, _ON_DEVICE, number)
         else:
-            raise _Malformed(f"kind {what}")
+            raise Malformed(f"kind {what}")
 
     def _greeted(self, line: _Line, what: int, place: int, token: bytes) -> None:
         if what != _HELLO or not hmac.compare_digest(token, self._token) or place not in self._peers or place in self._from:
-            raise _Malformed("a wrong greeting")
+            raise Malformed("a wrong greeting")
         line.place = place
         self._from[place] = line
         if self._leaving:
@@ -389,9 +389,10 @@ class Local(Way):
         elif what == _COME and self._transport.transfers:
             self._transport.transfers.come(line.place)
         else:
-            raise _Malformed(f"the answer {what}")
+            raise Malformed(f"the answer {what}")
 
     def _came(self, line: _Line, lane: int, frame: Tensor | bytes) -> None:
+        self._transport.admit(line.place, lane)
         if not line.beside:
             self._transport.arrived(line.place, lane, frame)
             return
@@ -401,7 +402,7 @@ class Local(Way):
     def _lie(self, line: _Line, lane: int, tensors: Sequence[tuple[int, int, int, int]], files: Sequence[int]) -> None:
         """Tensors in somebody else's rooms, which are given back together."""
         if len(line.beside) + len(tensors) > MOST_BESIDE:
-            raise _Malformed(f"more than {MOST_BESIDE} tensors beside a frame")
+            raise Malformed(f"more than {MOST_BESIDE} tensors beside a frame")
         gone, left = _Last(len(tensors), partial(self._release_rooms, line, lane, [number for number, *_ in tensors])), [*files]
         for number, size, at, nbytes in tensors:
             memory = self._block_of(line, False, number, size, [left.pop(0)] if size and left else [])
@@ -414,7 +415,7 @@ class Local(Way):
             self._mapped[key] = Mapped(files[0], size, write=write)
         mapped = self._mapped.get(key)
         if mapped is None:
-            raise _Malformed(f"the unknown block {number}")
+            raise Malformed(f"the unknown block {number}")
         return mapped
 
     def _release(self, line: _Line, memory: int, number: int) -> None:
@@ -522,10 +523,6 @@ class _Last:
     def __call__(self) -> None:
         if next(self._before, None) is None:
             self._then()
-
-
-class _Malformed(ValueError):
-    """A message that no peer sends."""
 
 
 def _files_of(passed: Iterable[tuple[int, int, bytes]]) -> list[int]:

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from meshctl.runtime.devices import DeviceMemory
 from meshctl.runtime.frames import MOST_BESIDE, bytes_of
-from meshctl.runtime.transports import Loan, PeerLost, Transport, Way
-from meshctl.runtime.transports.line import Line, Malformed, Message, Progress, memoryview_of
+from meshctl.runtime.transports import Loan, Malformed, PeerLost, Transport, Way
+from meshctl.runtime.transports.line import Line, Message, Progress, memoryview_of
 from meshctl.runtime.transports.warm import Warm
 
 SILENCE = 20.0
@@ -123,8 +123,9 @@ class Tcp(Way):
             if what != _HELLO or nbytes != len(self._token):
                 raise Malformed("a wrong greeting")
         elif what == _FRAME and self._from.get(line.place) is line:
-            if not 0 <= nbytes <= _MOST or lane < 0:
+            if not 0 <= nbytes <= _MOST:
                 raise Malformed(f"a frame of {nbytes} bytes in lane {lane}")
+            self._transport.admit(line.place, lane)
             return self._warm.take((line.place, lane), nbytes)
         elif what == _BESIDE and self._from.get(line.place) is line and len(self._beside[line.place]) < MOST_BESIDE:
             if nbytes != _SIZE.size or self._transport.transfers is None:
