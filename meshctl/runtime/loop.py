@@ -34,10 +34,12 @@ from meshctl.runtime.component import Component
 from meshctl.runtime.frames import FrameError
 from meshctl.runtime.record import Recorder, Replayed
 from meshctl.runtime.tensordicts import is_tensordict
-from meshctl.runtime.transports import Dropped, Transport
+from meshctl.runtime.transports import Dropped, Full, Transport
 from meshctl.runtime.weights import WeightChannel, weights_of
 from meshctl.shares import Grid
 
+_MENDABLE = (RouteError, BatchError, FrameError, Full)
+"""What is wrong with a user's values, or too much of them."""
 Say = Callable[..., Any]
 """Appends an event: `Journal.say`."""
 
@@ -135,7 +137,7 @@ class Loop:
         self._open_ended = self._agree(start)
         try:
             self._sync_all(start)
-        except (RouteError, BatchError, FrameError) as error:
+        except _MENDABLE as error:
             self._explain(error)
         self._say("ready", step=start, last=self._ending.last if self._ending.last < ENDLESS else None)
         step = start
@@ -262,7 +264,7 @@ class Loop:
                 self._sync(stage, step)
             elif stage.execute != "first" or not self._rank:
                 self._call(stage, step)
-        except (RouteError, BatchError, FrameError) as error:
+        except _MENDABLE as error:
             self._explain(error)
 
     def _explain(self, error: Exception) -> NoReturn:

@@ -27,8 +27,8 @@ from meshctl.routes import Dispatch, Route
 from meshctl.runtime.batch import Batch, Ragged
 from meshctl.runtime.channel import Channel, Party
 from meshctl.runtime.frames import MOST_BESIDE, FrameError
-from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, lending
-from meshctl.runtime.transports.arena import GRAIN
+from meshctl.runtime.transports import SLOTS, Full, Held, PeerLost, Transport, lending
+from meshctl.runtime.transports.arena import GRAIN, ArenaError
 from meshctl.runtime.transports.lending import HELD, INLINE
 from meshctl.runtime.transports.local import Address, Local
 from tests.runtime.hostile_world import Impostor, Worker, World, files_open
@@ -407,6 +407,19 @@ def test_memory_that_cannot_be_shared_is_memory_all_the_same() -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert len(transport.frame((1,), rooms, lent=True).beside) < 16
+
+
+def test_no_memory_for_a_frame_is_an_error_that_names_its_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> None:
+        raise ArenaError(f"memory of {nbytes} bytes: Cannot allocate memory")
+
+    with met() as (transport, _):
+        monkeypatch.setattr(transport, "_route", lambda lane: {LANE: "a -> b"}[lane])
+        local = transport.way(1)
+        assert isinstance(local, Local)
+        monkeypatch.setattr(local.lending.arena, "_memory", refuse)
+        with pytest.raises(Full, match=r"^no memory for 70,000 bytes of `a -> b`: memory of 131072 bytes: Cannot allocate memory$"):
+            transport.lend((1,), LANE, 70_000)
 
 
 def test_a_forked_child_neither_writes_to_our_memory_nor_speaks_in_our_name() -> None:

@@ -28,7 +28,7 @@ from meshctl.runtime.channel import Channel, Party
 from meshctl.runtime.devices import DEVICES, DeviceError, Neighbours
 from meshctl.runtime.devices.nccl import PairTransfers
 from meshctl.runtime.devices.ondevice import OnDevice
-from meshctl.runtime.transports import SLOTS, Held, PeerLost, Transport, lending
+from meshctl.runtime.transports import SLOTS, Full, Held, PeerLost, Transport, lending
 from meshctl.runtime.transports.arena import ArenaError
 from meshctl.runtime.transports.lending import HELD
 from meshctl.runtime.transports.tcp import Tcp
@@ -205,6 +205,29 @@ def test_one_who_keeps_tensors_of_a_device_is_named(tmp_path: Path, monkeypatch:
         [said] = world.gave(0)
         world.kill(0)
     assert said == f"place 1 still holds {SLOTS + HELD} of them"
+
+
+@pytest.mark.slow
+def test_a_device_without_memory_is_an_error_that_says_for_what(tmp_path: Path) -> None:
+    def refuse(nbytes: int) -> Any:
+        raise DeviceError("cudaMalloc: out of memory")
+
+    def giver(worker: Worker) -> list[Any]:
+        device = Device(worker, READ, tmp_path / "store")
+        tensors = placed(device, value(0))
+        assert worker.local.lending.device
+        worker.local.lending.device.arena._memory = refuse
+        with pytest.raises(Full) as full:
+            worker.transport.send((1,), LANE, worker.transport.frame((1,), tensors))
+        return [str(full.value), sum(tensor.nbytes for tensor in tensors)]
+
+    def taker(worker: Worker) -> None:
+        Device(worker, READ, tmp_path / "store")
+
+    with World(giver, taker) as world:
+        [[said, nbytes]] = world.gave(0)
+    number = int(said.removeprefix("no memory for ").split(" ")[0].replace(",", ""))
+    assert said.endswith(" bytes: cudaMalloc: out of memory") and nbytes < number < nbytes + 1000
 
 
 @pytest.mark.slow

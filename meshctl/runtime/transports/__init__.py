@@ -62,6 +62,10 @@ class Malformed(ValueError):
     """A message that no peer sends."""
 
 
+class Full(Exception):
+    """There is no memory for what is sent; the message says of which route."""
+
+
 class Held(Exception):
     """A receiver keeps the memory of what it was sent, and gives nothing back."""
 
@@ -244,7 +248,7 @@ class Transport:
         self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = (), writers: Sequence[int] = (), writing: int = -1
     ) -> Loan:
         """Memory for a frame that goes to some places, all by the same way, and that `writers` will be invited to in their lane `writing`.
-        Waits for all their slots. Raises `PeerLost`, `Dropped`."""
+        Waits for all their slots. Raises `PeerLost`, `Dropped`, `Held`, `Full`."""
         self._take_slots([(place, lane) for place in to] + [(place, writing) for place in writers])
         return self._way_to(to).lend(to, lane, nbytes, beside)
 
@@ -410,6 +414,11 @@ class Transport:
     def told(self, lost: int, teller: int) -> None:
         """A place that ends says why."""
         self.fail(self.lost(lost, f"is lost, as {self.who(teller)} says"))
+
+    def full(self, nbytes: int, lane: int, why: Exception) -> Full:
+        """The error that says so, of a frame with what lies beside it."""
+        route = self._route(lane)
+        return Full(f"no memory for {nbytes:,} bytes{f' of `{route}`' if route else ''}: {why}")
 
     def lost(self, place: int, how: str, lane: int = -1) -> PeerLost:
         """The error that says so; `lane` is the one in which it was waited for."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.copies import is_plain
-from meshctl.runtime.devices import laid
+from meshctl.runtime.devices import DeviceError, laid
 from meshctl.runtime.devices.ondevice import Lent, OnDevice
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block
@@ -95,7 +95,13 @@ class Lending:
         return bool(self.rooms) and is_plain(tensor) and tensor.untyped_storage().data_ptr() in self.rooms
 
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor]) -> Loan:
-        """Raises `Held`, `PeerLost`."""
+        """Raises `Held`, `Full`, `PeerLost`."""
+        try:
+            return self._lend(to, lane, nbytes, beside)
+        except (ArenaError, DeviceError) as error:
+            raise self._transport.full(nbytes + sum(tensor.nbytes for tensor in beside), lane, error) from None
+
+    def _lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor]) -> Loan:
         lent = self._lent_beside(to, lane, beside) if beside else ()
         if nbytes <= INLINE:
             return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside, Kept(None, lent))

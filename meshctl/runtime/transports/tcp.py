@@ -115,7 +115,10 @@ class Tcp(Way):
     def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
         if beside and self._memory:
             self._memory.finish()  # who takes it serves nobody else meanwhile: it may not have to wait for what this device still does
-        return Loan(tuple(to), lane, self._warm.take((tuple(to), lane), nbytes), beside)
+        try:
+            return Loan(tuple(to), lane, self._warm.take((tuple(to), lane), nbytes), beside)
+        except MemoryError as error:
+            raise self._transport.full(nbytes, lane, error) from None
 
     def _room(self, line: Line, what: int, lane: int, nbytes: int) -> Tensor:
         """Where the bytes of a message go; only a frame and a hello have any."""
