@@ -2,8 +2,8 @@
 
 When one worker dies, its peers fail a moment later, often louder. So a worker's own fault (an exception, a death by a signal)
 counts before an exit code alone or an abort, by which NCCL ends its process when it loses a peer, and that before the loss
-of a peer that was said; among equals the first that was received. If only lesser things are known, the one who knows may
-still be about to speak: it is given a moment.
+of a peer that was said. Who misses a peer that itself misses another says the least. Among equals it is the first that was
+received. If only lesser things are known, the one who knows may still be about to speak: it is given a moment.
 
     causes.hear(event) for each event, then causes.settled(now) until it gives a `Cause`
 """
@@ -71,6 +71,8 @@ class Cause:
     """When the launcher learned of it: clocks of several hosts do not tell what was first."""
     time: float = 0.0
     """When it was said, for what was heard together."""
+    peer: tuple[str, int] | None = None
+    """Group and rank of the peer that was lost."""
 
     @property
     def line(self) -> str:
@@ -126,12 +128,15 @@ class Causes:
 
     @property
     def best(self) -> Cause | None:
-        return min(self._found, key=lambda cause: (cause.weight, cause.heard, cause.time), default=None)
+        missed = {(cause.group, cause.rank) for cause in self._found if cause.peer}
+        return min(self._found, key=lambda cause: (cause.weight, cause.peer in missed, cause.heard, cause.time), default=None)
 
     def _fault(self, event: Event, now: float) -> Cause:
         weight = Weight.LOST if event.value.get("lost") else Weight.OWN
         error, text, doing = (str(event.value.get(key, "")) for key in ("error", "traceback", "doing"))
-        return Cause(weight, error, event.group, event.rank, event.stage, event.step, doing, text, self._log(event), now, event.time)
+        peer = event.value.get("peer")
+        where = event.group, event.rank, event.stage, event.step
+        return Cause(weight, error, *where, doing, text, self._log(event), now, event.time, (peer[0], peer[1]) if peer else None)
 
     def _exit(self, event: Event, heard: float) -> Cause | None:
         who, code, log = (event.group, event.rank), int(event.value["code"]), self._log(event)

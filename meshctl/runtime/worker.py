@@ -180,7 +180,9 @@ class Worker:
         line = str(error) if said else f"{type(error).__name__}: {error}"
         line, text = hidden(line, known), traced(text, known)
         doing = "" if stage else self._doing
-        self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing)
+        lost = error.place if isinstance(error, PeerLost) else None
+        peer: dict[str, Any] = {"peer": self._plan.at_place(lost)} if self._plan and lost is not None else {}
+        self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing, **peer)
         if self._transport and isinstance(error, PeerLost):
             with suppress(OSError):  # whoever does not hear it finds out
                 self._transport.tell(error)

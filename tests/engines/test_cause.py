@@ -13,6 +13,10 @@ RAISED = Event("fault", "train", 1, 3, "metrics", {"error": "ValueError: boom", 
 LOST = Event("fault", "rollout", 0, 3, "batch", {"error": "a peer is gone", "lost": True})
 
 
+def lost(group: str, rank: int, peer: str, number: int) -> Event:
+    return Event("fault", group, rank, 3, "batch", {"error": f"{peer}:{number} is gone", "lost": True, "peer": [peer, number]})
+
+
 def exited(rank: int, code: int, stopped: bool = False, group: str = "train") -> Event:
     return Event("exited", group, rank, value={"pid": 1, "code": code, "stopped": stopped})
 
@@ -43,6 +47,10 @@ def verdict(tmp_path: Path, *heard: tuple[float, Event], log: str = "", at: floa
         ([(1, exited(1, 0))], "train:1 failed: ended before the run was over, with exit code 0"),
         ([(1, exited(1, 7))], "train:1 failed: exit code 7"),
         ([(1, LOST)], "rollout:0 failed in stage batch, step 3: a peer is gone"),
+        ([(1, lost("c", 0, "b", 1)), (1.5, lost("b", 1, "a", 0))], "b:1 failed in stage batch, step 3: a:0 is gone"),
+        ([(1, lost("c", 0, "b", 1)), (1.5, lost("b", 0, "a", 0))], "c:0 failed in stage batch, step 3: b:1 is gone"),
+        ([(1, lost("b", 0, "a", 0)), (1.5, lost("a", 0, "b", 0))], "b:0 failed in stage batch, step 3: a:0 is gone"),
+        ([(1, lost("b", 0, "a", 0)), (1.9, RAISED)], "train:1 failed in stage metrics, step 3: ValueError: boom"),
     ],
 )
 def test_the_first_cause(tmp_path: Path, heard: list[tuple[float, Event]], line: str) -> None:
