@@ -76,7 +76,7 @@ class Goal:
     least: float
 
 
-PEERS_GOALS = (
+PEERS_LEAST = (
     ("gloo", ("gloo",), 3.5),
     ("Ray, best ObjectRefs", ("Ray refs torch", "Ray refs numpy"), 3),
     ("Ray, best driver hop", ("Ray hop torch", "Ray hop numpy"), 8),
@@ -86,7 +86,7 @@ PEERS_GOALS = (
 GOALS = (
     Goal("even / memcpy", "even", ("memcpy",), 0.85),
     Goal("ragged / memcpy", "ragged", ("memcpy",), 0.5),
-    *(Goal(f"{peer} / {ours}", ours, theirs, least) for ours in ("even", "in place") for peer, theirs, least in PEERS_GOALS),
+    *(Goal(f"{peer} / {ours}", ours, theirs, least) for ours in ("even", "in place") for peer, theirs, least in PEERS_LEAST),
 )
 REPLICAS_GOALS = tuple(Goal(f"gloo, four replicas / {ours}", ours, ("gloo",), 10) for ours in ("even", "in place"))
 

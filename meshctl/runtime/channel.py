@@ -4,7 +4,8 @@
     taker:  reads that table from one speaker, and computes with it alone which others it hears
 
 Both ends derive the same parts from the same table (`shares.py`), so nobody coordinates. A part goes once to each node, where those that
-get it read the same memory; what several speakers have of it they write into one frame, laid out by the one that tells the table.
+get it read the same memory; what several speakers have of it they write into one frame, laid out by the one that tells the table, unless
+each made its own where the others can map it.
 Plain values (losses, statistics) travel with their weights in the table itself, and every taker joins them alone.
 
     a frame    {"layout": digest, "table": rows, by the one that tells it, "part": rows of a batch, by who has some}
@@ -38,7 +39,8 @@ VALUES, TABLES, HOPS, WRITTEN, PASSED = range(5)
 several write; what is passed on within a node."""
 LANES = 5
 TOGETHER = 1 << 16
-"""Bytes of a part from which on several speakers write one frame; what is smaller is joined by those who get it."""
+"""Bytes of a part that would be copied from which on several speakers write all of it into one frame; what is less is joined by those who
+get it."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Channel:
         if len(has) < 2 or said.rows[teller].form is None or not self._share_memory(part, has):
             return None
         schema = said.schema_of(part)
-        return schema if schema and said.copies(part, schema, TOGETHER) else None
+        return schema if schema and said.must_copy(part, schema, TOGETHER) else None
 
     def _share_memory(self, part: int, has: tuple[int, ...]) -> bool:
         """Whether some speakers, the teller of a part, and all who get it are on one node, and can write to the same frame."""

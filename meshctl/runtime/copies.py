@@ -1,35 +1,43 @@
 """Copies of tensors in this host's memory, by whoever does them fastest.
 
-libc's `memmove` begins in a fraction of the time that torch's `copy_` takes, and what does not fit the caches it writes past them, which
-saves the processor from reading what it is about to overwrite: half as fast again. torch shares a copy among its threads, where it has
-several.
+libc's `memmove` begins in a fraction of the time that torch's `copy_` takes. What does not fit the caches it writes past them, so the
+processor need not read what it is about to overwrite. Where torch has several threads it shares a large copy among them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 import torch
 from torch import Tensor
 
-SHARED = 1 << 20
+PAGE = mmap.PAGESIZE
+LARGE = 1 << 20
 """Bytes from which several threads of torch are faster than libc's one."""
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether its bytes are its values, in their order, in this host's memory."""
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    """Whether its bytes are its values, in their order, in this host's memory; some tensors have none, as a DTensor."""
+    if tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_cpu or not tensor.is_contiguous():
+        return False
+    return not tensor.is_conj() and not tensor.is_neg() and (bool(tensor.data_ptr()) or not tensor.numel())
+
+
+def is_mappable(address: int, nbytes: int, last: bool) -> bool:
+    """Whether bytes need no copy to lie after others: pages are mapped there (`strips.py`). Nothing comes after the `last` ones."""
+    return nbytes > 0 and not address % PAGE and (last or not nbytes % PAGE)
 
 
 def copy(into: Tensor, tensor: Tensor) -> None:
     """Fills a tensor with another of the same shape."""
-    alike = into.dtype == tensor.dtype and into.numel() == tensor.numel() and is_plain(into) and is_plain(tensor)
-    if alike and is_ours(tensor.nbytes):
+    alike = into.dtype == tensor.dtype and into.shape == tensor.shape and is_plain(into) and is_plain(tensor)
+    if alike and by_libc(tensor.nbytes):
         ctypes.memmove(into.data_ptr(), tensor.data_ptr(), tensor.nbytes)
     else:
         into.copy_(tensor)
 
 
-def is_ours(nbytes: int) -> bool:
+def by_libc(nbytes: int) -> bool:
     """Whether libc copies so many bytes, and not torch."""
-    return nbytes < SHARED or torch.get_num_threads() == 1
+    return nbytes < LARGE or torch.get_num_threads() == 1

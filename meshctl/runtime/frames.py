@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, BatchError, Ragged
-from meshctl.runtime.copies import is_ours, is_plain
+from meshctl.runtime.copies import by_libc, is_plain
 from meshctl.shares import Grid
 
 MAGIC = b"MSH2"
@@ -84,7 +84,7 @@ class Frame:
             begin, nbytes = self._start + at, tensor.nbytes
             if not nbytes or tensor.is_meta:
                 continue
-            if is_ours(nbytes) and is_plain(tensor):
+            if by_libc(nbytes) and is_plain(tensor):
                 ctypes.memmove(memory + begin, tensor.data_ptr(), nbytes)
             else:
                 into[begin : begin + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -144,7 +144,8 @@ class Frame:
         return [ids.start, *ids.shape] if sized else batch.ids
 
     def _said_of(self, tensor: Tensor) -> msgpack.ExtType:
-        self._check(tensor)
+        if why := not_sent(tensor):
+            raise FrameError(why)
         beside = len(self.beside) < MOST_BESIDE and self._stays(tensor)
         kind, place = (_BESIDE, self._left) if beside else (_TENSOR, self._placed)
         return msgpack.ExtType(kind, self._packed(place(tensor)))
@@ -160,13 +161,15 @@ class Frame:
         self._tensors.append((tensor, at))
         return [_kind_of(tensor), at, *tensor.shape]
 
-    @staticmethod
-    def _check(tensor: Tensor) -> None:
-        if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided:
-            kind = str(tensor.dtype if tensor.dtype not in _NUMBERS else tensor.layout).removeprefix("torch.")
-            raise FrameError(f"a tensor of {kind} cannot be sent")
-        if tensor.ndim > _DIMS:
-            raise FrameError(f"a tensor of {tensor.ndim} dims cannot be sent")
+
+def not_sent(tensor: Tensor) -> str:
+    """Why a tensor cannot be sent; empty where it can."""
+    if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided or tensor.is_nested:
+        odd = tensor.dtype if tensor.dtype not in _NUMBERS else tensor.layout if tensor.layout is not torch.strided else "nested rows"
+        return f"a tensor of {str(odd).removeprefix('torch.')} cannot be sent"
+    if hasattr(tensor, "to_local"):
+        return "a DTensor cannot be sent: give its to_local() or its full_tensor()"
+    return f"a tensor of {tensor.ndim} dims cannot be sent" if tensor.ndim > _DIMS else ""
 
 
 def on_device(tensor: Tensor) -> bool:
@@ -339,6 +342,11 @@ def ragged(values: Tensor, offsets: Tensor) -> Ragged:
         raise FrameError("a ragged column that is none")
     if offsets.dtype != torch.int64 or not values.ndim:
         raise FrameError("a ragged column whose offsets are no numbers")
-    if offsets[0] != 0 or offsets[-1] != len(values) or bool((offsets.diff() < 0).any()):
+    if not fits(values, offsets):
         raise FrameError("a ragged column whose offsets do not fit its values")
     return Ragged(values, offsets)
+
+
+def fits(values: Tensor, offsets: Tensor) -> bool:
+    """Whether int64 `[n + 1]` cut all the values into `n` rows."""
+    return int(offsets[0]) == 0 and int(offsets[-1]) == len(values) and not bool((offsets.diff() < 0).any())

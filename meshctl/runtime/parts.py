@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import Batch, Column, Ragged
-from meshctl.runtime.copies import is_plain
+from meshctl.runtime.copies import by_libc, is_plain
 from meshctl.runtime.frames import FrameError, on_device
 from meshctl.shares import Run
 
 SMALL = 1 << 10
-"""Bytes of a row up to which many of them are picked by an index."""
+"""Bytes of a row below which many of them are picked by an index."""
 Spans = list[tuple[int, int, int]]
-"""Place in the target, and first and last of the source's rows."""
+"""Place in the target, the source's first row, and the one after its last."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ def picked(batch: Batch, pieces: Sequence[Piece]) -> Batch:
 
 
 def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
-    """Copies rows of one batch to their places in another, column by column. Raises `FrameError` where these are not there."""
+    """Copies rows of one batch to their places in another, column by column. Raises `FrameError` where the target has no such places."""
     if not pieces:
         return
-    scattered = len(pieces) > 1 and _together(pieces)
-    rows = torch.tensor([row for piece in pieces for row in range(piece.start, piece.stop)]) if scattered else None
+    rows = [row for piece in pieces for row in range(piece.start, piece.stop)] if len(pieces) > 1 and _together(pieces) else None
+    index = None if rows is None else torch.tensor(rows)
     whole = [(piece.at, piece.start, piece.stop) for piece in pieces]
     spans: dict[tuple[int, int], Spans] = {}
     for name, column in target.columns.items():
@@ -136,7 +136,7 @@ def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
                 spans[alike] = _spans(column, given, pieces)
             _copy_rows(column.values, given.values.detach(), spans[alike])
         elif isinstance(column, Tensor):
-            _copy_rows(column, given.detach(), whole, rows)
+            _copy_rows(column, given.detach(), whole, index)
 
 
 def _spans(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> Spans:
@@ -144,25 +144,21 @@ def _spans(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> Spans:
     return [(into[piece.at], out[piece.start], out[piece.stop]) for piece in pieces]
 
 
-def _copy_rows(target: Tensor, source: Tensor, spans: Spans, rows: Tensor | None = None) -> None:
-    """`rows` are all of the source's, where they go to neighbouring places."""
-    if target.dtype != source.dtype or target.shape[1:] != source.shape[1:] or _end(spans) > len(target):
+def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | None = None) -> None:
+    """`index` are all rows of the spans, where they go to neighbouring places."""
+    fits = all(0 <= at <= at + stop - start <= len(target) and 0 <= start <= stop <= len(source) for at, start, stop in spans)
+    if target.dtype != source.dtype or target.shape[1:] != source.shape[1:] or not fits:
         raise FrameError(f"no room for rows of {source.dtype} {list(source.shape[1:])} in {target.dtype} {list(target.shape)}")
     row = prod(source.shape[1:]) * source.element_size()
-    if rows is not None and row < SMALL and target.device == source.device:
-        torch.index_select(source, 0, rows, out=target[spans[0][0] : spans[0][0] + len(rows)])
-    elif is_plain(target) and is_plain(source):
+    if index is not None and row < SMALL and target.is_cpu and source.is_cpu:
+        torch.index_select(source, 0, index, out=target[spans[0][0] : spans[0][0] + len(index)])
+    elif is_plain(target) and is_plain(source) and by_libc(max(stop - start for _, start, stop in spans) * row):
         into, out = target.data_ptr(), source.data_ptr()
         for at, start, stop in spans:
             ctypes.memmove(into + at * row, out + start * row, (stop - start) * row)
     else:
         for at, start, stop in spans:
             target[at : at + stop - start].copy_(source[start:stop])
-
-
-def _end(spans: Spans) -> int:
-    """Of the last place."""
-    return max(at + stop - start for at, start, stop in spans)
 
 
 def _together(pieces: Sequence[Piece]) -> bool:

@@ -1,7 +1,7 @@
 """What the speakers of a route tell one another, and those who hear them, in every step: a row each.
 
-    a batch        [form, ids, numbers]: its ids, the kinds of its columns, and the lengths of what is ragged: all that others need to
-                   lay it out
+    a batch        [form, ids, numbers]: its ids, the kinds of its columns, which of them others could map, and the lengths of what is
+                   ragged: all that others need to lay it out
     a plain value  [value, weight]
     an end         []
 
@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from meshctl.routes import Dispatch, Id
-from meshctl.runtime.batch import MARK, Batch, Column, Ragged
-from meshctl.runtime.frames import Frame, FrameError, unpack
+from meshctl.runtime.batch import MARK, Batch, BatchError, Column, Ragged
+from meshctl.runtime.copies import is_mappable
+from meshctl.runtime.frames import Frame, FrameError, fits, not_sent, unpack
 from meshctl.runtime.ids import ids_of
 from meshctl.runtime.parts import Piece, dtype_of, kind_of, packed, pieces_of
-from meshctl.runtime.transports.strips import is_mappable
 from meshctl.shares import Grid, Run, Table
 
 FORMS = 64
@@ -103,6 +103,7 @@ def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool, lies_mappable: C
     numbers: list[Tensor] = []
     known: dict[int, int] = {}
     columns = batch.columns.items()
+    _check(batch.columns)
     kinds = tuple([(name, *_kind(column)) for name, column in columns])
     laid = [name for name, kind, *_ in kinds if kind == "ragged" and not alone]
     ragged = tuple([(name, _put(batch[name], known, numbers)) for name in laid])
@@ -119,6 +120,19 @@ def batch_row(batch: Batch, dispatch: Dispatch, *, alone: bool, lies_mappable: C
     grid = batch.grid
     form = _form(grid.shape if grid is not None else (), batch.group_depth, kinds, ragged, lengths, homes, mappable)
     return Row(form, batch.ids if grid is None else grid.start, numbers)
+
+
+def _check(columns: Mapping[str, Column]) -> None:
+    """What an endpoint gave is columns: who copies rows asks for no more than where they are."""
+    fit: set[tuple[int, int]] = set()
+    for name, column in columns.items():
+        tensor = column.values if isinstance(column, Ragged) else column
+        if isinstance(tensor, Tensor) and (why := not_sent(tensor)):
+            raise BatchError(f"column {name!r}: {why}")
+        if isinstance(column, Ragged) and (alike := (id(column.offsets), len(column.values))) not in fit:
+            if not fits(column.values, column.offsets):
+                raise BatchError(f"column {name!r} is ragged, and its offsets do not fit its values")
+            fit.add(alike)
 
 
 def _put(column: Ragged, known: dict[int, int], numbers: list[Tensor]) -> int:
@@ -390,19 +404,19 @@ class Said:
         alike = all(schema == schemas[0] for schema in schemas) and all(len(said) > 1 for said in schemas[0].values())
         return schemas[0] if alike else None
 
-    def copies(self, part: int, schema: Mapping[str, Sequence[Any]], least: int) -> bool:
+    def must_copy(self, part: int, schema: Mapping[str, Sequence[Any]], least: int) -> bool:
         """Whether so many bytes of a part's columns have to be copied, as who gets it cannot map them as they lie."""
         for name, (kind, dtype, shape) in schema.items():
             row = prod(shape) * dtype_of(dtype).itemsize
-            if kind == "tensor" and self._is_mappable(part, name, row):
+            if kind == "tensor" and self._follows(part, name, row):
                 continue
             least -= row * (int(self.lengths_of(part, name).sum()) if kind == "ragged" else self.cut.counts[part])
             if least <= 0:
                 return True
         return False
 
-    def _is_mappable(self, part: int, name: str, row: int) -> bool:
-        """Whether what the speakers have of a part's column, in rows of so many bytes, can be mapped one after another."""
+    def _follows(self, part: int, name: str, row: int) -> bool:
+        """Whether what the speakers have of a part's column, in rows of so many bytes, can be mapped one after another by who gets it."""
         end = 0
         for speaker in self.cut.speakers[part]:
             form, pieces = self.rows[speaker].form, self.cut.share(part, speaker).pieces

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from meshctl.runtime.channel import HOPS, PASSED, TABLES, TOGETHER, WRITTEN, Par
 from meshctl.runtime.copies import copy
 from meshctl.runtime.devices import DEVICES
 from meshctl.runtime.frames import Frame, FrameError, on_device, unpack
-from meshctl.runtime.transports import Delivery, Held, Loan, Transport
+from meshctl.runtime.transports import UNBOUND, Delivery, Held, Loan, Transport
 from meshctl.runtime.transports.exchange import exchange
 from meshctl.runtime.transports.warm import Warm
 from meshctl.runtime.weight_links import Box, Bucket, Item, Layout, Layouts, Parameter, Sharded, boxes
@@ -77,6 +77,7 @@ class WeightChannel:
         self._givers = [giver.first_place + rank for rank in range(giver.mesh.world_size)]
         self._takers = [taker.first_place + rank for rank in range(taker.mesh.world_size)]
         self._transport, self._lane, self._lag, self._checksum = transport, lane, lag, checksum
+        transport.reserve(lane, UNBOUND)  # until it is known how many it needs
         self._warm = Warm()
         self._last: int | None = None
         """Of the run, where it ended unannounced: what was given later is dropped."""
@@ -160,13 +161,10 @@ class WeightChannel:
 
     @property
     def _slots(self) -> int:
-        """How many frames of this rank may wait for a taker to come for them."""
+        """How many frames of one giver may wait for one taker to come for them; the same on every rank of both sides."""
         if not self._lag:
             return 1
-        frames: defaultdict[int, int] = defaultdict(int)
-        for number in self._gives:
-            for taker in self._buckets[number].takers:
-                frames[taker] += 1
+        frames = Counter(pair for bucket in self._buckets for pair in product(bucket.givers, bucket.takers))
         return (self._lag + 1) * max(frames.values(), default=1)
 
     def _far(self, giver: int, takers: tuple[int, ...]) -> int:

@@ -226,7 +226,7 @@ def test_a_device_without_memory_is_an_error_that_says_for_what(tmp_path: Path) 
 
     with World(giver, taker) as world:
         [[said, nbytes]] = world.gave(0)
-    number = int(said.removeprefix("no memory for ").split(" ")[0].replace(",", ""))
+    number = int(said.removeprefix("cannot get ").split(" ")[0].replace(",", ""))
     assert said.endswith(" bytes: cudaMalloc: out of memory") and nbytes < number < nbytes + 1000
 
 

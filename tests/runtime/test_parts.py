@@ -169,3 +169,44 @@ def test_a_grid_is_found_only_where_it_is_the_ids(rows: list[list[int]]) -> None
 def test_a_dtype_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(FrameError, match="unknown dtype"):
         dtype_of(name)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (torch.zeros(5, 3), "rows past its end"),
+        (torch.zeros(8, 3, dtype=torch.float64), "another dtype"),
+        (torch.zeros(8, 4), "another row"),
+        (torch.zeros(8), "no row"),
+        (Ragged(torch.zeros(15), torch.arange(9) * 2), "values past the end"),
+        (Ragged(torch.zeros(16, dtype=torch.int64), torch.arange(9) * 2), "values of another dtype"),
+        (Ragged(torch.zeros(16), torch.tensor([-3, 2, 4, 6, -8, 10, 12, 14, 16])), "places before it"),
+    ],
+)
+@pytest.mark.parametrize("pieces", [[Piece(4, 0, 4)], [Piece(4, 0, 2), Piece(6, 2, 4)], [Piece(0, 0, 1), Piece(4, 0, 4)]])
+def test_a_frame_without_room_for_what_is_given_is_refused(target: Tensor | Ragged, why: str, pieces: list[Piece]) -> None:
+    """A frame that another process laid out: whatever it says, nobody writes past its end."""
+    given = Batch({"x": Ragged(torch.ones(8), torch.arange(5) * 2) if isinstance(target, Ragged) else torch.ones(4, 3)})
+    with pytest.raises(FrameError, match="no room for rows of"):
+        fill(batch_of(target), given, pieces)
+
+
+def batch_of(column: Tensor | Ragged) -> Batch:
+    return Batch({"x": column})
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_copied_by_whoever_is_faster(threads: int) -> None:
+    """Large rows, far apart, and small ones that an index picks."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        given = Batch({"large": torch.randn(6, 300_000), "small": torch.arange(6.0), "strided": torch.randn(6, 8)[:, ::2]})
+        for pieces in ([Piece(0, 2, 4), Piece(2, 0, 1)], [Piece(3, 2, 4), Piece(0, 5, 6)]):
+            target = Batch({name: torch.zeros_like(given[name], memory_format=torch.contiguous_format) for name in given.names})
+            fill(target, given, pieces)
+            for name in given.names:
+                for piece in pieces:
+                    assert torch.equal(target[name][piece.at : piece.at + piece.stop - piece.start], given[name][piece.start : piece.stop])
+    finally:
+        torch.set_num_threads(before)

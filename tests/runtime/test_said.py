@@ -9,16 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from meshctl.mesh import DeviceMesh
 from meshctl.routes import Dispatch, Route, RouteError
 from meshctl.runtime.batch import Batch, BatchError, Ragged
-from meshctl.runtime.channel import Channel, Party, Taken
+from meshctl.runtime.channel import TOGETHER, Channel, Party, Taken
 from meshctl.runtime.frames import Frame, unpack
-from meshctl.runtime.said import Row, batch_row, form_in, layout_of, outline_of, row_in, rows_in, table_of, told
+from meshctl.runtime.said import Cut, Form, Row, Said, batch_row, form_in, layout_of, outline_of, row_in, rows_in, table_of, told
 from meshctl.runtime.transports import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
-from meshctl.shares import Grid, parts_for
+from meshctl.shares import Grid, Run, parts_for
 
 BATCH = Batch({"x": torch.arange(4.0), "r": Ragged.of([torch.ones(n) for n in range(4)]), "t": list("abcd")}, ids=torch.arange(4)[:, None])
 PLAIN: list[Any] = [None, True, -1, 2**70, 0.5, float("nan"), "", "x", [], [1], {}, {"kind": "batch"}, b"b", ()]
@@ -222,3 +223,49 @@ def test_a_group_is_a_part_of_an_id() -> None:
     form = Frame([[], 2, {}, {}, None, None, []]).inline()
     assert row_in(Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
     assert row_in(Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None
+
+
+Runs = list[tuple[int, int, int]]
+"""Speaker, its first row, and the one after its last."""
+
+
+@pytest.mark.parametrize(
+    ("runs", "width", "mappable", "copied"),
+    [
+        ([(0, 0, 16), (1, 0, 16)], 1024, "both", False),
+        ([(0, 1, 17), (1, 0, 16)], 1024, "both", False),
+        ([(0, 0, 128), (1, 0, 3)], 1000, "both", False),  # 125 pages, and what comes last may end anywhere
+        ([(0, 0, 3), (1, 0, 128)], 1000, "both", True),
+        ([(0, 1, 17), (1, 0, 16)], 512, "both", True),  # it begins within a page
+        ([(1, 0, 16), (0, 0, 16)], 1024, "both", True),  # whoever gets them joins speakers in their order
+        ([(0, 0, 8), (1, 0, 16), (0, 8, 16)], 1024, "both", True),
+        ([(0, 0, 16), (1, 0, 16)], 1024, "first", True),
+        ([(0, 0, 4), (1, 0, 4)], 1024, "none", False),  # 32 KiB: too little to matter
+    ],
+)
+def test_what_is_copied_is_what_nobody_could_map(runs: Runs, width: int, mappable: str, copied: bool) -> None:
+    schema = {"x": ["tensor", "torch.float32", [width]], "y": ["tensor", "torch.int64", []]}
+    named = {"both": ("x", "x"), "first": ("x", ""), "none": ("", "")}[mappable]
+    rows = [Row(Form((200,), 0, schema, {}, None, None, tuple(names)), 200 * number) for number, names in enumerate(named)]
+    said = Said(rows, Cut([[Run(*run) for run in runs]]), 0)
+    assert said.must_copy(0, schema, TOGETHER) == copied
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])
+def test_offsets_that_do_not_fit_their_values_are_told_to_who_made_them(offsets: list[int]) -> None:
+    column = Ragged(torch.arange(4), torch.tensor(offsets))
+    with pytest.raises(BatchError, match="column 'tokens' is ragged, and its offsets do not fit its values"):
+        batch_row(Batch({"x": Ragged.of([torch.arange(2)] * (len(offsets) - 1)), "tokens": column}), Dispatch(), alone=True)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [
+        (torch.eye(4).to_sparse(), "a tensor of sparse_coo cannot be sent"),
+        (torch.zeros(4, dtype=torch.float8_e5m2), "a tensor of float8_e5m2 cannot be sent"),
+        (torch.zeros(4, *[1] * 64), "a tensor of 65 dims cannot be sent"),
+    ],
+)
+def test_a_tensor_that_is_no_column_is_told_to_who_made_it(tensor: Tensor, why: str) -> None:
+    with pytest.raises(BatchError, match=f"column 'x': {why}"):
+        batch_row(Batch({"x": tensor}), Dispatch(), alone=True)

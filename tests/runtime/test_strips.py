@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
+import os
+import signal
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -11,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshctl.runtime.transports import strips
+from meshctl.runtime.transports import libc, strips
 from meshctl.runtime.transports.arena import GRAIN, Mapped, Sealed
-from meshctl.runtime.transports.strips import LEAST, MOST, PAGE, Strips
+from meshctl.runtime.transports.strips import LEAST, PAGE, TIMES, Strips
 
 
 class Shelf:
@@ -46,11 +49,11 @@ def shelf() -> Iterator[Shelf]:
     shelf.close()
 
 
-def mapped() -> int:
-    """Bytes of shared memory in this process's address space."""
+def mapped(what: str = "memfd:meshctl") -> int:
+    """Bytes of shared memory in this process's address space, or of other memory."""
     gc.collect()
     with open("/proc/self/maps") as maps:
-        ranges = [line.split()[0].split("-") for line in maps if "memfd:meshctl" in line]
+        ranges = [line.split()[0].split("-") for line in maps if what in line]
     return sum(int(end, 16) - int(start, 16) for start, end in ranges)
 
 
@@ -82,17 +85,34 @@ def test_memory_that_is_given_up_is_unmapped_when_nobody_reads_it(shelf: Shelf) 
     assert mapped() == before
 
 
-def test_what_goes_round_is_mapped_once_and_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf, made = Shelf(2, 8 * GRAIN), []
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many mappings each strip has that is made from now on."""
+    made: list[int] = []
     init = strips.Strip.__init__
     monkeypatch.setattr(strips.Strip, "__init__", lambda self, spans: (made.append(len(spans)), init(self, spans))[1])
-    before = mapped()
-    for number in [*range(MOST + 8), MOST + 7]:
-        assert shelf.strips.joined([shelf.view(0, number * PAGE, GRAIN), shelf.view(1, 0, GRAIN)]) is not None
-    assert len(made) == MOST + 8
-    assert mapped() == before + 2 * GRAIN * MOST
+    return made
+
+
+def test_what_goes_round_is_mapped_once(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, before = counted(monkeypatch), mapped()
+    for _ in range(5):
+        for at in (0, GRAIN, 2 * GRAIN):
+            assert shelf.strips.joined([shelf.view(0, at, GRAIN), shelf.view(1, at, GRAIN)]) is not None
+    assert made == [2, 2, 2] and mapped() == before + 6 * GRAIN
     shelf.strips.clear()
     assert mapped() == before
+
+
+def test_memory_that_is_joined_in_many_ways_is_not_mapped_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(2, 8 * GRAIN)
+    before = mapped()
+    for one in range(8):
+        for other in range(8):
+            assert shelf.strips.joined([shelf.view(0, one * GRAIN, GRAIN), shelf.view(1, other * GRAIN, GRAIN)]) is not None
+            assert mapped() - before <= TIMES * 16 * GRAIN
+    monkeypatch.setattr(strips, "MOST", 6)
+    assert shelf.strips.joined([shelf.view(1, 0, GRAIN), shelf.view(0, 0, GRAIN)]) is not None
+    assert mapped() - before == 6 * GRAIN
     shelf.close()
 
 
@@ -103,14 +123,28 @@ def test_memory_of_this_process_alone_is_not_mapped(shelf: Shelf) -> None:
 
 
 def test_where_no_more_can_be_mapped_nothing_is(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = mapped()
-    monkeypatch.setattr(strips._libc, "mremap", lambda *_: strips._FAILED)
+    reserved = " ---p 00000000 00:00 0"
+    before = mapped(reserved)
+    seen: list[int] = []
+    monkeypatch.setattr(libc, "mremap", lambda *_: seen.append(mapped(reserved)))
     assert shelf.strips.joined([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)]) is None
-    assert mapped() == before
+    assert seen == [before + 2 * GRAIN] and mapped(reserved) == before
+
+
+def test_what_was_joined_is_read_only_also_where_this_process_made_a_part_of_it(shelf: Shelf) -> None:
+    shelf.mapped[0] = shelf.written[0]
+    joined = shelf.strips.joined([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
+    assert joined is not None
+    for at in (0, GRAIN):
+        if not (child := os.fork()):
+            faulthandler.disable()
+            joined[at] = 1
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
 
 
 Part = tuple[int, int, int]
-"""Block, first page, bytes."""
+"""Block, first byte, bytes."""
 STARTS, SIZES = st.sampled_from([0, PAGE, PAGE + 64, 5 * PAGE]), st.sampled_from([PAGE, 2 * PAGE, GRAIN, GRAIN + 8, GRAIN - 16, 24])
 
 

@@ -39,6 +39,8 @@ from meshctl.runtime.transports.watch import Watch
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
 SLOTS = 2
 """Of a lane that says nothing else; and where both ends take turns, the most that can be on their way."""
+UNBOUND = 1 << 31
+"""Slots of a lane that has as many as anybody needs."""
 
 
 class PeerLost(ConnectionError):
@@ -63,7 +65,7 @@ class Malformed(ValueError):
 
 
 class Full(Exception):
-    """There is no memory for what is sent; the message says of which route."""
+    """There is no memory for what is sent; the message says for which route."""
 
 
 class Held(Exception):
@@ -179,7 +181,7 @@ class Transport:
         slots: Mapping[int, int],
         who: Callable[[int], str] = "place {}".format,
         route: Callable[[int], str] = lambda lane: "",
-        lanes: int = 1 << 31,
+        lanes: int = UNBOUND,
     ) -> None:
         """`slots` says for each lane how many frames may be on their way between two places; `who` names places, `route` the routes of
         lanes. There are so many `lanes`."""
@@ -336,7 +338,7 @@ class Transport:
             raise self.lost(source, f"sent what is no frame: {error}") from None
 
     def admit(self, source: int, lane: int) -> None:
-        """Before a frame of another process is taken in. Raises `Malformed` where it had no slot for it."""
+        """Before a way takes in what a peer says is a frame. Raises `Malformed` where the peer had no slot for it."""
         if not 0 <= lane < self._lanes or len(self._inbox.get((source, lane), ())) >= (self.slots(lane) or SLOTS):
             raise Malformed(f"a frame for which there is no slot in lane {lane}")
 
@@ -416,9 +418,9 @@ class Transport:
         self.fail(self.lost(lost, f"is lost, as {self.who(teller)} says"))
 
     def full(self, nbytes: int, lane: int, why: Exception) -> Full:
-        """The error that says so, of a frame with what lies beside it."""
+        """The error that says so; the bytes are those of a frame, with what its way keeps beside it."""
         route = self._route(lane)
-        return Full(f"no memory for {nbytes:,} bytes{f' of `{route}`' if route else ''}: {why}")
+        return Full(f"cannot get {nbytes:,} bytes{f' for `{route}`' if route else ''}: {why}")
 
     def lost(self, place: int, how: str, lane: int = -1) -> PeerLost:
         """The error that says so; `lane` is the one in which it was waited for."""

@@ -23,16 +23,11 @@ import numpy
 import torch
 from torch import Tensor
 
+from meshctl.runtime.transports import libc
+
 GRAIN = 1 << 16
 """Blocks are whole numbers of these; pages that nobody touched take no memory."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_FAILED = ctypes.c_void_p(-1).value
 
 
 class ArenaError(ValueError):
@@ -199,11 +194,8 @@ class Pages:
     def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
         """Raises `OSError`."""
         prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-        address = _libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, file, 0)
-        if address == _FAILED:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self.address: int = address
-        weakref.finalize(self, _libc.munmap, address, nbytes).atexit = False
+        self.address = libc.mapped(libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, file, 0))
+        weakref.finalize(self, libc.munmap, self.address, nbytes).atexit = False
 
 
 class Mapped:

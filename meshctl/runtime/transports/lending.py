@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.copies import is_plain
+from meshctl.runtime.copies import is_mappable, is_plain
 from meshctl.runtime.devices import DeviceError, laid
 from meshctl.runtime.devices.ondevice import Lent, OnDevice
 from meshctl.runtime.transports import Delivery, Held, Loan, Transport
 from meshctl.runtime.transports.arena import Arena, ArenaError, Block
-from meshctl.runtime.transports.strips import is_mappable
 
 INLINE = 4096
 """Bytes of a frame, and of a tensor, that are as well copied into a message."""

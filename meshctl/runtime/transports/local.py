@@ -2,8 +2,9 @@
 
 Who sends opens a connection to who receives, so only places that share samples have one. On it go, from the one that opened it, frames
 and invitations to write one; back come credits, and the blocks whose last view has died. Small frames travel in the message itself.
-What an endpoint made in memory of `alloc` is not copied at all: a message before its frame says where it lies. A block's file is passed
-once. Sockets have abstract names that the kernel chose, and ask for the uid; the first word is the run's.
+What an endpoint made in memory of `alloc` is not copied at all: a message before its frame says where it lies, and what several made is
+mapped one after another (`strips.py`). A block's file is passed once. Sockets have abstract names that the kernel chose, and ask for the
+uid; the first word is the run's.
 
 The waiting thread reads all sockets. What a socket does not take at once is sent by a thread of its own, so that nobody waits for
 a receiver's program. A death is the end of a connection without a goodbye, or of the process itself.
@@ -20,18 +21,17 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 
 from torch import Tensor
 
 from meshctl.runtime.devices import DeviceError, DeviceMemory, Neighbours
 from meshctl.runtime.devices.ondevice import Lent, OnDevice
 from meshctl.runtime.frames import MOST_BESIDE, bytes_of
-from meshctl.runtime.transports import Delivery, Loan, Malformed, Transport, Way
+from meshctl.runtime.transports import Delivery, Loan, Malformed, PeerLost, Transport, Way
 from meshctl.runtime.transports.arena import ArenaError, Block, Mapped
 from meshctl.runtime.transports.lending import INLINE, Lending, Lying
 from meshctl.runtime.transports.strips import Strips
@@ -40,15 +40,13 @@ _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, the block's bytes where its file comes with the message, bytes."""
 _LYING = struct.Struct("<qqqq")
 """Of each tensor beside a frame: block, the block's bytes where its file comes with the message, where in it, bytes."""
-_NUMBER = struct.Struct("<q")
-"""Of each block that is given back together with others."""
-_MANY = 64
-"""Tensors of which one message tells."""
+_MANY, _FILES = 64, 8
+"""Tensors of which one message tells, and files that go with it."""
 _HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE, _LOST, _DEVICE, _COME = range(12)
 _FRAMES, _ROOMS, _ON_DEVICE = range(3)
 """Instead of a lane, of a block that is given back or dropped: what it is used for. Of a room, the bytes are the lane."""
 _MOST = _HEAD.size + INLINE
-_PASSED = socket.CMSG_SPACE(4 * _MANY)
+_PASSED = socket.CMSG_SPACE(4 * _FILES)
 _UID = struct.Struct("3i")
 _ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """What sending to who is gone, or to whom this end has closed, gives."""
@@ -145,7 +143,7 @@ class Local(Way):
 
     def _memory_of(self, address: int, nbytes: int) -> Mapped | None:
         """The shared memory, of this process or of others, in which so many bytes at an address lie."""
-        for memory in (*self._mapped.values(), *[block.memory for block in self.lending.rooms.values()]):
+        for memory in (*self._mapped.values(), *[block.memory for block in [*self.lending.rooms.values()]]):
             if isinstance(memory, Mapped) and memory.address <= address and address + nbytes <= memory.address + memory.nbytes:
                 return memory
         return None
@@ -181,14 +179,15 @@ class Local(Way):
             self._transport.transfers.send(to, moved)
 
     def _say_beside(self, line: _Line, lane: int, beside: Sequence[Lying | Lent]) -> None:
-        at = 0
-        while at < len(beside):
-            lying = [*takewhile(lambda one: isinstance(one, Lying), beside[at : at + _MANY])]
-            if lying:
-                self._say_lying(line, lane, [one for one in lying if isinstance(one, Lying)])
-            elif self.lending.device and isinstance(one := beside[at], Lent):
+        lying: list[Lying] = []
+        for one in beside:
+            if isinstance(one, Lying):
+                lying.append(one)
+            elif self.lending.device:
+                self._say_lying(line, lane, lying)
+                lying = []
                 self._push(line, _HEAD.pack(_DEVICE, lane, 0, 0, 0) + self.lending.device.said(line.place, one))
-            at += len(lying) or 1
+        self._say_lying(line, lane, lying)
 
     def _say_lying(self, line: _Line, lane: int, tensors: Sequence[Lying]) -> None:
         files, told = list[int](), list[bytes]()
@@ -196,7 +195,9 @@ class Local(Way):
             new = self._tells_of(line, one.block)
             files += [one.block.file] * new
             told.append(_LYING.pack(one.block.number, one.block.nbytes * new, one.at, one.nbytes))
-        self._push(line, _HEAD.pack(_BESIDE, lane, 0, 0, 0) + b"".join(told), files)
+            if len(told) == _MANY or len(files) == _FILES or one is tensors[-1]:
+                self._push(line, _HEAD.pack(_BESIDE, lane, 0, 0, 0) + b"".join(told), files)
+                files, told = [], []
 
     def _say_block(self, line: _Line, what: int, lane: int, block: Block, nbytes: int) -> None:
         """A frame lies in a block."""
@@ -317,12 +318,14 @@ class Local(Way):
     def _read_one(self, line: _Line) -> None:
         """The next message of a line. Raises `BlockingIOError` where there is none yet."""
         try:
-            message, passed, _, _ = line.sock.recvmsg(_MOST, _PASSED, socket.MSG_CMSG_CLOEXEC)
+            message, passed, flags, _ = line.sock.recvmsg(_MOST, _PASSED, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return  # it left some of ours unread; what it said before its end comes next
         files = _files_of(passed) if passed else ()
         try:
-            if not message:
+            if flags & socket.MSG_CTRUNC and len(files) < _FILES:
+                self._transport.fail(PeerLost(f"{self._transport.who(self._transport.place)} has too many files open for what it is sent"))
+            elif not message:
                 self._hung_up(line)
             else:
                 self._heard(line, message, files)
@@ -343,7 +346,7 @@ class Local(Way):
         elif what == _LOST:
             self._transport.told(lane, line.place)
         elif self._to.get(line.place) is line:
-            self._answered(line, what, lane, number, nbytes, message[_HEAD.size :])
+            self._answered(line, what, lane, number, nbytes)
         elif what == _INLINE:
             if len(message) != _HEAD.size + nbytes:
                 raise Malformed(f"a frame of {len(message) - _HEAD.size} bytes that says {nbytes}")
@@ -353,7 +356,7 @@ class Local(Way):
             gone = None if what == _WRITE else partial(self._release, line, _FRAMES, number)
             self._came(line, lane, memory.view(0, nbytes, gone))
         elif what == _BESIDE:
-            self._lie(line, lane, [*_LYING.iter_unpack(message[_HEAD.size :])], files)
+            self._lay_beside(line, lane, [*_LYING.iter_unpack(message[_HEAD.size :])], files)
         elif what == _DEVICE and self.lending.device and len(line.beside) < MOST_BESIDE:
             came = self.lending.device.heard(line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE))
             if isinstance(came, int) and self._transport.transfers is None:
@@ -376,14 +379,11 @@ class Local(Way):
         if self._leaving:
             self._say(line, _GOODBYE)
 
-    def _answered(self, line: _Line, what: int, lane: int, number: int, nbytes: int, rest: bytes) -> None:
+    def _answered(self, line: _Line, what: int, lane: int, number: int, nbytes: int) -> None:
         if what == _CREDIT:
             self._transport.arrived(line.place, lane, None)
-        elif what == _FREE and lane == _FRAMES:
-            self.lending.arena.give_back(number, line.place)
-        elif what == _FREE and lane == _ROOMS:
-            for [room] in _NUMBER.iter_unpack(rest):
-                self.lending.arena.give_back(room, (line.place, nbytes))
+        elif what == _FREE and lane in (_FRAMES, _ROOMS):
+            self.lending.arena.give_back(number, line.place if lane == _FRAMES else (line.place, nbytes))
         elif what == _FREE and lane == _ON_DEVICE and self.lending.device:
             self.lending.device.arena.give_back(number, line.place)
         elif what == _COME and self._transport.transfers:
@@ -399,18 +399,20 @@ class Local(Way):
         beside, line.beside = line.beside, []
         self._transport.arrived(line.place, lane, frame, beside, partial(self._say, line, _COME))
 
-    def _lie(self, line: _Line, lane: int, tensors: Sequence[tuple[int, int, int, int]], files: Sequence[int]) -> None:
-        """Tensors in somebody else's rooms, which are given back together."""
+    def _lay_beside(self, line: _Line, lane: int, tensors: Sequence[tuple[int, int, int, int]], files: Sequence[int]) -> None:
+        """Tensors in somebody else's rooms."""
         if len(line.beside) + len(tensors) > MOST_BESIDE:
             raise Malformed(f"more than {MOST_BESIDE} tensors beside a frame")
-        gone, left = _Last(len(tensors), partial(self._release_rooms, line, lane, [number for number, *_ in tensors])), [*files]
+        left = [*files]
         for number, size, at, nbytes in tensors:
             memory = self._block_of(line, False, number, size, [left.pop(0)] if size and left else [])
-            line.beside.append(memory.view(at, nbytes, gone))
+            line.beside.append(memory.view(at, nbytes, partial(self._release, line, _ROOMS, number, lane)))
 
     def _block_of(self, line: _Line, write: bool, number: int, size: int, files: Sequence[int]) -> Mapped:
         """Somebody else's; its file comes with the first message about it."""
         key = (line.place, number, write)
+        if files and key in self._mapped:
+            raise Malformed(f"block {number}, once more")
         if files:
             self._mapped[key] = Mapped(files[0], size, write=write)
         mapped = self._mapped.get(key)
@@ -418,14 +420,10 @@ class Local(Way):
             raise Malformed(f"the unknown block {number}")
         return mapped
 
-    def _release(self, line: _Line, memory: int, number: int) -> None:
+    def _release(self, line: _Line, memory: int, number: int, of: int = 0) -> None:
         """The last view of a block has died: on any thread, in any moment."""
         if not self._closing:
-            self._push(line, _HEAD.pack(_FREE, memory, number, 0, 0))
-
-    def _release_rooms(self, line: _Line, lane: int, numbers: Sequence[int]) -> None:
-        if not self._closing:
-            self._push(line, _HEAD.pack(_FREE, _ROOMS, 0, 0, lane) + b"".join(map(_NUMBER.pack, numbers)))
+            self._push(line, _HEAD.pack(_FREE, memory, number, 0, of))
 
     def _dropped_on_device(self, place: int, number: int) -> None:
         self._say(self._to[place], _DROP, _ON_DEVICE, number)
@@ -512,17 +510,6 @@ class Local(Way):
         self._strips.clear()
         if self._pusher is None:
             os.close(self._more)
-
-
-class _Last:
-    """Calls what it was given when it has been called so often, on any threads."""
-
-    def __init__(self, count: int, then: Callable[[], None]) -> None:
-        self._before, self._then = iter(range(count - 1)), then
-
-    def __call__(self) -> None:
-        if next(self._before, None) is None:
-            self._then()
 
 
 def _files_of(passed: Iterable[tuple[int, int, bytes]]) -> list[int]:

@@ -8,40 +8,27 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy
 import torch
 from torch import Tensor
 
-from meshctl.runtime.copies import is_plain
+from meshctl.runtime.copies import PAGE, is_mappable, is_plain
+from meshctl.runtime.transports import libc
 from meshctl.runtime.transports.arena import Mapped
 
-PAGE = mmap.PAGESIZE
 LEAST = 1 << 16
 """Bytes from which mapping is worth it."""
-MOST = 64
-"""Strips that are kept."""
-_MAYMOVE, _FIXED = 1, 2
-_POPULATE_READ = 22
+MOST = 1 << 10
+"""Mappings that are kept."""
+TIMES = 2
+"""How often the memory that is kept may be mapped: each time counts as this process's, for who looks at what it has."""
+_NO_ACCESS = 0
 _Spans = tuple[tuple[Mapped, int, int], ...]
 """Memory, its first byte, and how many."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_FAILED = ctypes.c_void_p(-1).value
-
-
-def is_mappable(address: int, nbytes: int, last: bool) -> bool:
-    """Whether bytes can be a part of a strip, its `last` one or another."""
-    return nbytes > 0 and not address % PAGE and (last or not nbytes % PAGE)
 
 
 class Strip:
@@ -51,15 +38,15 @@ class Strip:
         """Raises `OSError`."""
         sizes = [_whole_pages(nbytes) for _, _, nbytes in spans]
         total = sum(sizes)
-        self.address = _mapped(_libc.mmap(None, total, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
-        weakref.finalize(self, _libc.munmap, self.address, total).atexit = False
+        self.address = libc.mapped(libc.mmap(None, total, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0))
+        weakref.finalize(self, libc.munmap, self.address, total).atexit = False
         at = self.address
         for (memory, begin, _), size in zip(spans, sizes, strict=True):
             # of pages that are shared, and of an old size of 0, mremap makes a second mapping
-            _mapped(_libc.mremap(memory.address + begin, 0, size, _MAYMOVE | _FIXED, at))
+            libc.mapped(libc.mremap(memory.address + begin, 0, size, libc.MAYMOVE | libc.FIXED, at))
             at += size
-        _libc.madvise(self.address, total, _POPULATE_READ)  # one call for all the faults to come; where it is not known, they come
-        self.spans = spans
+        libc.mprotect(self.address, total, mmap.PROT_READ)  # what lies in rooms of this process could be written
+        libc.madvise(self.address, total, libc.POPULATE_READ)  # one call for all the faults that would come
 
 
 class Strips:
@@ -94,9 +81,9 @@ class Strips:
 
     def _spans(self, tensors: Sequence[Tensor]) -> _Spans | None:
         found = []
-        for tensor in tensors:
+        for number, tensor in enumerate(tensors, 1):
             address, nbytes = tensor.data_ptr(), tensor.nbytes
-            memory = self._memory_of(address, nbytes) if is_mappable(address, nbytes, tensor is tensors[-1]) else None
+            memory = self._memory_of(address, nbytes) if is_mappable(address, nbytes, number == len(tensors)) else None
             if memory is None:
                 return None
             found.append((memory, address - memory.address, nbytes))
@@ -109,10 +96,19 @@ class Strips:
                 strip = self._kept[spans] = Strip(spans)
             except OSError:  # more mappings than a process may have
                 return None
-            if len(self._kept) > MOST:
+            while self._are_many():
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(spans)
+        else:
+            self._kept.move_to_end(spans)
         return strip
+
+    def _are_many(self) -> bool:
+        every = [span for spans in self._kept for span in spans]
+        return len(every) > MOST or _bytes_of(every) > TIMES * _bytes_of({*every})
+
+
+def _bytes_of(spans: Iterable[tuple[Mapped, int, int]]) -> int:
+    return sum(nbytes for _, _, nbytes in spans)
 
 
 def _over(strip: Strip, nbytes: int, tensors: Sequence[Tensor]) -> Tensor:
@@ -128,9 +124,3 @@ def _let_go(*_: object) -> None:
 
 def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
-
-
-def _mapped(address: int | None) -> int:
-    if address is None or address == _FAILED:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return address
