@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -173,6 +174,7 @@ class World:
 
 def _work(plan: Plan, place: int, port: int, driver: Driver, begin: Begin) -> None:
     torch.set_num_threads(1)
+    gc.collect()  # touches all objects: what is shared with the parent is copied now, and not counted as what a step takes
 
     def connect() -> Store:
         return PrefixStore("w", TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)))

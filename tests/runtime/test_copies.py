@@ -37,18 +37,11 @@ def test_a_tensor_of_another_shape_is_no_copy() -> None:
         copy(torch.zeros(4, 2), torch.ones(2, 4))
 
 
-def test_several_threads_share_what_is_large() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert by_libc(2 * LARGE)
-        torch.set_num_threads(2)
-        assert by_libc(LARGE - 1) and not by_libc(LARGE)
-        into, tensor = torch.zeros(LARGE), torch.randn(LARGE)
-        copy(into, tensor)
-        assert torch.equal(into, tensor)
-    finally:
-        torch.set_num_threads(before)
+def test_what_is_large_is_torchs() -> None:
+    assert by_libc(LARGE - 1) and not by_libc(LARGE)
+    into, tensor = torch.zeros(LARGE), torch.randn(LARGE)
+    copy(into, tensor)
+    assert torch.equal(into, tensor)
 
 
 def test_a_tensor_without_memory_of_its_own_is_not_plain() -> None:
