@@ -13,7 +13,7 @@ The names, and what `value` holds:
 | `metric` | worker | `{"values": {NAME: number}, "weight": w, "collect": "mean" | "sum" | "first"}`, `stage` says whose |
 | `saved` | worker | `{"seconds": s}`: its part of the checkpoint of `step` is on disk |
 | `done` | worker | none: after its last step |
-| `fault` | worker, agent, launcher | `{"error": line, "traceback": text, "lost": bool, "peer": [GROUP, RANK]}`, `lost` if only a peer was |
+| `fault` | worker, agent, launcher | `{"error": line, "traceback": text, "lost": bool, "peer": [GROUP, RANK]}`: `lost` if one was missed |
 | `launched`, `stopping`, `resumed`, `checkpoint`, `over` | launcher | see `engines/head.py` |
 """
 
