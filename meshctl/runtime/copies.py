@@ -1,7 +1,7 @@
 """Copies of tensors in this host's memory, by whoever does them fastest.
 
 libc's `memmove` begins in a fraction of the time that torch's `copy_` takes, and moves 64 KiB half again as fast; with large copies on all
-cores at once it falls behind, and torch shares those among its threads, where it has several.
+cores at once it falls behind, and torch shares those among its threads, where it has several. Whole pages need no copy at all.
 """
 
 from __future__ import annotations

@@ -164,7 +164,9 @@ class WeightChannel:
         """How many frames of one giver may wait for one taker to come for them; the same on every rank of both sides."""
         if not self._lag:
             return 1
-        frames = Counter(pair for bucket in self._buckets for pair in product(bucket.givers, bucket.takers))
+        frames = Counter[tuple[int, int]]()
+        for (givers, takers), count in Counter((bucket.givers, bucket.takers) for bucket in self._buckets).items():
+            frames.update(dict.fromkeys(product(givers, takers), count))
         return (self._lag + 1) * max(frames.values(), default=1)
 
     def _far(self, giver: int, takers: tuple[int, ...]) -> int:

@@ -18,15 +18,22 @@ import socket
 import struct
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from meshctl.runtime.transports import Transport
+from meshctl.runtime.transports import SLOTS, Transport
+from meshctl.runtime.transports.arena import GRAIN
+from meshctl.runtime.transports.lending import INLINE
 from meshctl.runtime.transports.local import Address, Local
 
+LANE, BACK = 5, 6
+SIZES = [1, 63, INLINE - 1, INLINE, INLINE + 1, GRAIN - 1, GRAIN, GRAIN + 1, 5 * GRAIN + 3, INLINE + 1, 40 * GRAIN, 1, GRAIN]
+"""Of frames, in bytes."""
 PATIENCE = 30
 """Seconds that a test waits for anything."""
 
@@ -193,3 +200,42 @@ def files_open() -> list[str]:
         if "eventfd" not in target:
             found.append(target.split(":[")[0])
     return sorted(found)
+
+
+@contextmanager
+def met(lanes: int = 100) -> Iterator[tuple[Transport, Impostor]]:
+    """A place of this process, and the peer that it knows as place 1."""
+    transport = Transport(0, {LANE: SLOTS}, lanes=lanes)
+    local = Local(transport, "token")
+    local.meet({0: local.address, 1: Address(b"", os.getpid())})
+    impostor = Impostor(local.address)
+    try:
+        yield transport, impostor
+    finally:
+        impostor.close()
+        local._let_go()
+        assert transport._watch
+        os.close(transport._watch._bell)
+
+
+def hears(transport: Transport) -> str:
+    """Reads all there is; what the transport says of its peer then."""
+    assert transport._watch
+    for _ in range(6):
+        transport._watch.look(0)
+    for box in transport._inbox.values():
+        for came in box:
+            for tensor in (came.frame, *came.beside):
+                if isinstance(tensor, Tensor):
+                    tensor.sum()
+    return str(transport._lost or "")
+
+
+def pattern(nbytes: int, seed: int) -> Tensor:
+    return (torch.arange(nbytes) * 7 + seed * 13).to(torch.uint8)
+
+
+def give(worker: Worker, to: Sequence[int], frame: Tensor, lane: int = LANE) -> None:
+    loan = worker.transport.lend(to, lane, len(frame))
+    loan.frame.copy_(frame)
+    worker.transport.deliver(loan)

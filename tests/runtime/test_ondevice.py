@@ -204,7 +204,7 @@ def test_one_who_keeps_tensors_of_a_device_is_named(tmp_path: Path, monkeypatch:
     with World(giver, taker) as world:
         [said] = world.gave(0)
         world.kill(0)
-    assert said == f"place 1 still holds {SLOTS + HELD} of them"
+    assert said == f"place 1 still holds {SLOTS + HELD} of what it was lent"
 
 
 @pytest.mark.slow

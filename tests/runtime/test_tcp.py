@@ -379,24 +379,33 @@ def test_a_giver_that_is_killed_is_named(listen: Listen, size: int, after: int) 
         assert said_to(receive) == "giver:1 is gone"
 
 
-def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen: Listen) -> None:
-    transport = Transport(0, {}, "giver:{}".format)
-    way = listen(transport)
+def forked_peer(address: Address, work: Callable[[Transport, Tcp, socket.socket], None]) -> tuple[int, socket.socket]:
+    """A process that is place 1, and what it speaks with the test by; it lives until it is killed."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
         with suppress(BaseException):
             ours.close()
-            other = Transport(1, {})
-            mine = Tcp(other, TOKEN)
-            mine.meet({0: way.address})
-            other.send(0, 4, Frame(0))
-            if not os.fork():
-                theirs.recv(1)  # until the test has ended
-                os._exit(0)
+            transport = Transport(1, {})
+            way = Tcp(transport, TOKEN)
+            way.meet({0: address})
+            work(transport, way, theirs)
             time.sleep(60)
         os._exit(0)
     theirs.close()
+    return pid, ours
+
+
+def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen: Listen) -> None:
+    def work(other: Transport, _: Tcp, line: socket.socket) -> None:
+        other.send(0, 4, Frame(0))
+        if not os.fork():
+            line.recv(1)  # until the test has ended
+            os._exit(0)
+
+    transport = Transport(0, {}, "giver:{}".format)
+    way = listen(transport)
+    pid, line = forked_peer(way.address, work)
     try:
         way.meet({1: way.address})
         assert transport.receive(1, 4).value() == 0
@@ -404,32 +413,26 @@ def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen
         os.kill(pid, signal.SIGKILL)
         assert said_to(lambda: transport.receive(1, 4)) == "giver:1 is gone"
     finally:
-        ours.close()
+        line.close()
         os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped, then killed"])
 def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
     """Also by who waits for a slot, with most of a frame still on its way."""
+
+    def work(other: Transport, mine: Tcp, line: socket.socket) -> None:
+        line.send(str(mine.address).encode())
+        other.receive(0, 4).value()
+        line.send(b"taken")
+
     transport = Transport(0, {}, "taker:{}".format)
     way = listen(transport)
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if not pid:
-        with suppress(BaseException):
-            ours.close()
-            other = Transport(1, {})
-            mine = Tcp(other, TOKEN)
-            mine.meet({0: way.address})
-            theirs.send(str(mine.address).encode())
-            other.receive(0, 4).value()
-            theirs.send(b"taken")
-            time.sleep(60)
-        os._exit(0)
+    pid, line = forked_peer(way.address, work)
     try:
-        way.meet({1: Address.parse(ours.recv(100).decode())})
+        way.meet({1: Address.parse(line.recv(100).decode())})
         transport.send(1, 4, Frame(0))
-        assert ours.recv(100) == b"taken"
+        assert line.recv(100) == b"taken"
         if stopped:
             os.kill(pid, signal.SIGSTOP)
         transport.send(1, 4, Frame([1, LARGE]))
@@ -440,8 +443,7 @@ def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        ours.close()
-        theirs.close()
+        line.close()
 
 
 def test_a_taker_that_only_stands_still_is_not_lost(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,8 @@ class Transport:
         self._route = route
         self._slots, self._lanes = dict(slots), lanes
         self._ways: dict[int, Way] = {}
+        self._each: tuple[Way, ...] = ()
+        """Of the ways to all places."""
         self._alone = _Alone()
         self._lock = threading.RLock()
         self._state = threading.Condition(self._lock)
@@ -212,6 +214,7 @@ class Transport:
     def reach(self, places: Iterable[int], way: Way) -> None:
         """Says by which way places are reached; what was said first holds."""
         self._ways = {**dict.fromkeys(places, way), **self._ways}
+        self._each = tuple(dict.fromkeys(self._ways.values()))
 
     def reserve(self, lane: int, slots: int) -> None:
         """Says how many slots a lane has, before its first frame; 0 where both ends take turns, so that nothing needs a bound."""
@@ -228,17 +231,17 @@ class Transport:
 
     def alloc(self, nbytes: int) -> Tensor:
         """uint8 `[nbytes]` of any content: what is written to it is not copied when it is given to who can read it where it lies."""
-        rooms = (room for way in dict.fromkeys(self._ways.values()) if (room := way.alloc(nbytes)) is not None)
+        rooms = (room for way in self._each if (room := way.alloc(nbytes)) is not None)
         room = next(rooms, None)
         return torch.empty(nbytes, dtype=torch.uint8) if room is None else room
 
     def lies_mappable(self, tensor: Tensor) -> bool:
         """Whether those who get a tensor as it lies can map what others give them after it."""
-        return any(way.lies_mappable(tensor) for way in dict.fromkeys(self._ways.values()))
+        return any(way.lies_mappable(tensor) for way in self._each)
 
     def cat(self, tensors: list[Tensor]) -> Tensor:
         """One after another along dim 0: mapped so where they lie in memory for that, else copied."""
-        found = (joined for way in dict.fromkeys(self._ways.values()) if (joined := way.joined(tensors)) is not None)
+        found = (joined for way in self._each if (joined := way.joined(tensors)) is not None)
         joined = next(found, None)
         return torch.cat(tensors) if joined is None else joined
 
@@ -410,7 +413,7 @@ class Transport:
     def tell(self, lost: PeerLost) -> None:
         """This place ends because another one is lost: those who wait for it are told who that is."""
         if lost.place is not None:
-            for way in dict.fromkeys(self._ways.values()):
+            for way in self._each:
                 way.tell(lost.place)
 
     def told(self, lost: int, teller: int) -> None:
@@ -433,11 +436,10 @@ class Transport:
 
     def close(self) -> None:
         """After the last frame that anybody sends: all places close together."""
-        ways = [*dict.fromkeys(self._ways.values())]
         try:
-            for way in ways:
+            for way in self._each:
                 way.leave()
-            for way in ways:
+            for way in self._each:
                 way.close()
         finally:
             if self.transfers:
@@ -483,7 +485,7 @@ class Transport:
 def _forget(transport: weakref.ref[Transport]) -> None:
     """A child, a data loader's, neither speaks in its parent's name nor keeps its connections open when it dies."""
     if found := transport():
-        for way in dict.fromkeys(found._ways.values()):
+        for way in found._each:
             way.forget()
 
 

@@ -202,7 +202,7 @@ class Lending:
         return self._transport.slots(lane) + HELD
 
     def _held(self, to: Sequence[int], count: int) -> Held:
-        return Held(f"{' or '.join(self._transport.who(place) for place in to)} still holds {count} of them")
+        return Held(f"{' or '.join(self._transport.who(place) for place in to)} still holds {count} of what it was lent")
 
     def _dropped(self, block: Block) -> None:
         self.rooms.pop(block.memory.address, None)

@@ -6,17 +6,15 @@ memory goes round: the next step's tensors mostly lie where those of some step b
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy
-import torch
 from torch import Tensor
 
 from meshctl.runtime.copies import PAGE, is_mappable, is_plain
+from meshctl.runtime.devices.raw import over
 from meshctl.runtime.transports import libc
 from meshctl.runtime.transports.arena import Mapped
 
@@ -68,7 +66,7 @@ class Strips:
         strip = self._strip(spans) if spans else None
         if strip is None:
             return None
-        flat = _over(strip, sum(tensor.nbytes for tensor in tensors), tensors)
+        flat = over(strip.address, sum(tensor.nbytes for tensor in tensors), first.device, (strip, tensors))
         return flat.view(first.dtype).view(sum(map(len, tensors)), *first.shape[1:])
 
     def forget(self, memory: Mapped) -> None:
@@ -109,17 +107,6 @@ class Strips:
 
 def _bytes_of(spans: Iterable[tuple[Mapped, int, int]]) -> int:
     return sum(nbytes for _, _, nbytes in spans)
-
-
-def _over(strip: Strip, nbytes: int, tensors: Sequence[Tensor]) -> Tensor:
-    """uint8 `[nbytes]`; the tensors, of which it is made, are held until the last one that is derived from it dies."""
-    array = numpy.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(strip.address)), numpy.uint8)
-    weakref.finalize(array, _let_go, strip, tensors).atexit = False
-    return torch.from_numpy(array)
-
-
-def _let_go(*_: object) -> None:
-    """They were held until here."""
 
 
 def _whole_pages(nbytes: int) -> int:
