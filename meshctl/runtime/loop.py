@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from meshctl.runtime.weights import WeightChannel, weights_of
 from meshctl.shares import Grid
 
 _MENDABLE = (RouteError, BatchError, FrameError, Full)
-"""What is wrong with a user's values, or too much of them."""
+"""What is wrong with a user's values, or too much of them: told in one line."""
 Say = Callable[..., Any]
 """Appends an event: `Journal.say`."""
 
@@ -132,13 +132,18 @@ class Loop:
 
     def run(self, start: int = 0, given: Mapping[str, int] | None = None) -> int:
         """Runs the steps after `start` and returns the last one; `given` are the samples given before it."""
-        self._given.update(given or {})
+        try:
+            return self._run_after(start, given or {})
+        except _MENDABLE as error:
+            if self._inside:
+                raise  # out of the user's own code: its line is worth more than ours
+            raise StageError(str(error)) from error
+
+    def _run_after(self, start: int, given: Mapping[str, int]) -> int:
+        self._given.update(given)
         self._start, self._before = start, dict(self._given)
         self._open_ended = self._agree(start)
-        try:
-            self._sync_all(start)
-        except _MENDABLE as error:
-            self._explain(error)
+        self._sync_all(start)
         self._say("ready", step=start, last=self._ending.last if self._ending.last < ENDLESS else None)
         step = start
         try:
@@ -259,19 +264,10 @@ class Loop:
 
     def _run(self, stage: Stage, step: int) -> None:
         self.at = (stage.name, step)
-        try:
-            if stage.kind == "sync":
-                self._sync(stage, step)
-            elif stage.execute != "first" or not self._rank:
-                self._call(stage, step)
-        except _MENDABLE as error:
-            self._explain(error)
-
-    def _explain(self, error: Exception) -> NoReturn:
-        """What is wrong with a user's values is told in one line."""
-        if self._inside:
-            raise error  # out of the user's own code: its line is worth more than ours
-        raise StageError(str(error)) from error
+        if stage.kind == "sync":
+            self._sync(stage, step)
+        elif stage.execute != "first" or not self._rank:
+            self._call(stage, step)
 
     # A call
 

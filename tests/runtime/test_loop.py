@@ -454,6 +454,24 @@ def test_a_checkpoint_lets_weights_catch_up() -> None:
     assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]
 
 
+class Grown(Weights):
+    @endpoint
+    def learn(self, batch: Batch) -> None:
+        self.value = torch.zeros(2 + self.step, 2)
+
+
+def test_weights_that_became_others_are_told_in_one_line_also_at_a_cut() -> None:
+    job = plan(
+        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
+        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
+         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", every=5)],
+        steps=6, checkpoint=Checkpoint(every=3),
+    )  # fmt: skip
+    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Grown([]))
+    [fault] = [error for error in outcome.faults.values() if isinstance(error, StageError)]
+    assert str(fault).endswith("gives other weights, or in other shards, than in the first sync")
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(pipelines())
 def test_random_pipelines_never_deadlock_and_always_end(job: Any) -> None:
