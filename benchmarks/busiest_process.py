@@ -2,8 +2,9 @@
 
     python benchmarks/busiest_process.py [--mib 64]
 
-n ranks give a batch to n others. What a process sends and what it receives is counted where its transport hands frames on, with tables
-and headers. With a central driver, all bytes come in and go out again, whatever n is. Ranks are threads: nothing is timed.
+n ranks give a batch to n others. What a process sends and what it receives is counted where its transport
+hands frames on, with tables and headers. With a central driver, all bytes come in and go out again, whatever
+n is. Ranks are threads: nothing is timed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor
 from benchmarks import samples
 from benchmarks.worlds import Taker, even, plan_of
 from meshctl.plan.model import Plan
-from meshctl.runtime.channel import Channel, Party
-from meshctl.runtime.transports import Loan, PeerLost
+from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.transports.data_plane import Loan, PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 
 RANKS = (4, 16, 64)
@@ -53,10 +54,30 @@ def main() -> None:
     for ranks in RANKS:
         busiest = moved(ranks, total)
         ratio = busiest / (total / ranks)
-        print(f"{f'{ranks}->{ranks}':>8} {2 * total:>14} {total // ranks:>14} {busiest:>14} {ratio:>7.3f} {GOAL:>6}", flush=True)
-        cases.append({"what": f"busiest / (total / ranks), {ranks} ranks", "value": round(ratio, 4), "goal": GOAL, "bytes": busiest})
+        print(
+            f"{f'{ranks}->{ranks}':>8} {2 * total:>14} {total // ranks:>14} {busiest:>14} {ratio:>7.3f} {GOAL:>6}",
+            flush=True,
+        )
+        cases.append(
+            {
+                "what": f"busiest / (total / ranks), {ranks} ranks",
+                "value": round(ratio, 4),
+                "goal": GOAL,
+                "bytes": busiest,
+            }
+        )
     worst, *others = sorted(cases, key=lambda case: float(case["value"]), reverse=True)
-    print(json.dumps({"name": "busiest_process", **worst, "ok": float(worst["value"]) <= GOAL, "total": total, "others": others}))
+    print(
+        json.dumps(
+            {
+                "name": "busiest_process",
+                **worst,
+                "ok": float(worst["value"]) <= GOAL,
+                "total": total,
+                "others": others,
+            }
+        )
+    )
 
 
 def moved(ranks: int, total: int) -> int:
@@ -64,7 +85,10 @@ def moved(ranks: int, total: int) -> int:
     plan, hub = plan_of(ranks, ranks), dict[int, MemoryTransport]()
     transports = [Counting(place, {}, hub) for place in range(plan.places)]
     faults = list[Exception]()
-    threads = [threading.Thread(target=guarded, args=(plan, transport, total, transports, faults)) for transport in transports]
+    threads = [
+        threading.Thread(target=guarded, args=(plan, transport, total, transports, faults))
+        for transport in transports
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -74,7 +98,9 @@ def moved(ranks: int, total: int) -> int:
     return max(max(transport.sent, transport.received) for transport in transports)
 
 
-def guarded(plan: Plan, transport: Counting, total: int, everybody: list[Counting], faults: list[Exception]) -> None:
+def guarded(
+    plan: Plan, transport: Counting, total: int, everybody: list[Counting], faults: list[Exception]
+) -> None:
     try:
         step(plan, transport, total)
     except Exception as error:
@@ -86,7 +112,9 @@ def guarded(plan: Plan, transport: Counting, total: int, everybody: list[Countin
 def step(plan: Plan, transport: Counting, total: int) -> None:
     """One rank's part of one step."""
     group, rank = plan.at_place(transport.place)
-    giver, taker = (Party(component.mesh, plan.group(component.group).first_place) for component in plan.components)
+    giver, taker = (
+        Party(component.mesh, plan.group(component.group).first_place) for component in plan.components
+    )
     channel, ranks = Channel(plan.routes[0], giver, taker, transport, 0), plan.group(group).workers
     if group == "one":
         channel.give(even(total, rank, ranks), 1.0, rank)

@@ -2,7 +2,8 @@
 
     python benchmarks/collect_ranks.py [--rounds 20]
 
-A new mesh each time, so that nothing is remembered; the speakers of a route are asked for too, which are the same ranks.
+A new mesh each time, so that nothing is remembered; the speakers of a route are asked for too, which are the
+same ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from meshctl.mesh import DeviceMesh
-from meshctl.routes import speakers
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import speakers
 
 GOAL = 5.0
 """Milliseconds."""
@@ -26,7 +27,9 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     print(f"{'dp 4096 x tp 8 x pp 16':<24} {'milliseconds':>12} {'goal':>6}")
     cases = {"collect_ranks": DeviceMesh.collect_ranks, "speakers": lambda mesh: speakers(mesh, "flatten")}
-    took = {name: statistics.median(milliseconds(find) for _ in range(rounds)) for name, find in cases.items()}
+    took = {
+        name: statistics.median(milliseconds(find) for _ in range(rounds)) for name, find in cases.items()
+    }
     for name, median in took.items():
         print(f"{name:<24} {median:>12.2f} {GOAL if name == 'collect_ranks' else '':>6}")
     value = took["collect_ranks"]

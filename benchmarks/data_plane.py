@@ -2,9 +2,10 @@
 
     python benchmarks/data_plane.py [--quick] [--rounds 7] [--sizes 64] [--peers [PYTHON]]
 
-Each contender is a set of real processes, driven from here: a command goes out, and the time is that until all have answered. They
-take turns; the first rounds are dropped, and a ratio is the median of the ratios of the rounds. All buffers are warm, the numbers that
-arrive are checked once before any time is taken, and takers then read both ends of each column.
+Each contender is a set of real processes, driven from here: a command goes out, and the time is that until
+all have answered. They take turns; the first rounds are dropped, and a ratio is the median of the ratios of
+the rounds. All buffers are warm, the numbers that arrive are checked once before any time is taken, and
+takers then read both ends of each column.
 
     memcpy      the same bytes, by one thread of one process
     even        meshctl, 256 samples of one length
@@ -12,7 +13,8 @@ arrive are checked once before any time is taken, and takers then read both ends
     ragged      meshctl, 256 samples of log-normal lengths, evened out by tokens
     gloo        point to point, all columns of a link in one buffer
 
-With `--peers`, systems with a driver too (`benchmarks/peers`), by an interpreter that has them: `pip install ray twinkle-kit`.
+With `--peers`, systems with a driver too (`benchmarks/peers`), by an interpreter that has them: `pip install
+ray twinkle-kit`.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo
 from benchmarks import samples
 from benchmarks.peers import PEERS, Peer, PeerError
 from benchmarks.worlds import End, Step, Taker, World, even, meshctl, plan_of, ragged
-from meshctl.routes import Dispatch
 from meshctl.runtime.transports.gloo import PointToPoint
+from meshctl.topology.modes import Dispatch
 
 MIB = 1 << 20
 STEPS = {4096: 50, MIB: 50, 64 * MIB: 5, 512 * MIB: 2}
@@ -47,7 +49,8 @@ GOALS_FROM = 64 * MIB
 DROPPED = 2
 """Rounds."""
 WARM = 12
-"""Steps before the rounds: a contender that makes memory as it needs it, and then keeps it, has made all of it."""
+"""Steps before the rounds: a contender that makes memory as it needs it, and then keeps it, has made all of
+it."""
 Take = Callable[[int], list[float]]
 """Does so many steps, and says the seconds of each."""
 Contender = tuple[str, Callable[[End], Step], Dispatch]
@@ -86,9 +89,15 @@ PEERS_LEAST = (
 GOALS = (
     Goal("even / memcpy", "even", ("memcpy",), 0.85),
     Goal("ragged / memcpy", "ragged", ("memcpy",), 0.5),
-    *(Goal(f"{peer} / {ours}", ours, theirs, least) for ours in ("even", "in place") for peer, theirs, least in PEERS_LEAST),
+    *(
+        Goal(f"{peer} / {ours}", ours, theirs, least)
+        for ours in ("even", "in place")
+        for peer, theirs, least in PEERS_LEAST
+    ),
 )
-REPLICAS_GOALS = tuple(Goal(f"gloo, four replicas / {ours}", ours, ("gloo",), 10) for ours in ("even", "in place"))
+REPLICAS_GOALS = tuple(
+    Goal(f"gloo, four replicas / {ours}", ours, ("gloo",), 10) for ours in ("even", "in place")
+)
 
 
 def main() -> None:
@@ -96,12 +105,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="4 KiB and 1 MiB only")
     parser.add_argument("--sizes", type=float, nargs="*", help="in MiB, instead of all")
-    parser.add_argument("--peers", nargs="?", const=sys.executable, help="an interpreter that has ray and twinkle-kit")
+    parser.add_argument(
+        "--peers", nargs="?", const=sys.executable, help="an interpreter that has ray and twinkle-kit"
+    )
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    sizes = [int(size * MIB) for size in args.sizes or []] or [size for size in STEPS if not args.quick or size <= MIB]
+    sizes = [int(size * MIB) for size in args.sizes or []] or [
+        size for size in STEPS if not args.quick or size <= MIB
+    ]
     print("driver-timed, milliseconds; a ratio is the other's time by ours")
     cases: list[dict[str, Any]] = []
     for shape in (Shape(2, 2), Shape(4, 2), Shape(4, 2, 4)):
@@ -112,7 +125,8 @@ def main() -> None:
 
 
 def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The case that is nearest to its goal, or farthest below it, and all others; those that have no goal stand last."""
+    """The case that is nearest to its goal, or farthest below it, and all others; those that have no goal
+    stand last."""
     ranked = sorted(cases, key=lambda case: case["value"] / case["goal"] if case["goal"] else float("inf"))
     worst, *others = ranked
     return {
@@ -130,7 +144,9 @@ def summary(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def measured(shape: Shape, nbytes: int, rounds: int, python: str | None) -> dict[str, list[list[float]]]:
     """Seconds of each step, round by round, of each contender."""
     with ExitStack() as stack:
-        takes = {name: taking(stack, shape, begin, dispatch) for name, begin, dispatch in contenders(shape, nbytes)}
+        takes = {
+            name: taking(stack, shape, begin, dispatch) for name, begin, dispatch in contenders(shape, nbytes)
+        }
         if python and shape.replicas == 1:
             for name in PEERS:
                 takes |= peer(stack, name, python, shape, nbytes)
@@ -178,7 +194,8 @@ def taking(stack: ExitStack, shape: Shape, begin: Callable[[End], Step], dispatc
 
 
 def check_balance(tokens: Sequence[int]) -> None:
-    """What all takers got is what was sent; how even it is, is for `tests`, but not for a comparison of unequal things."""
+    """What all takers got is what was sent; how even it is, is for `tests`, but not for a comparison of
+    unequal things."""
     if max(tokens) * len(tokens) > 1.05 * sum(tokens) + len(tokens) * samples.SAMPLES:
         raise SystemExit(f"tokens are not balanced: {tokens}")
 
@@ -197,12 +214,19 @@ def memcpy(nbytes: int, end: End) -> Step:
 
 
 def gloo(shape: Shape, nbytes: int, end: End) -> Step:
-    """Written by hand, in its best form: nothing is told, all buffers are warm, and a taker's segments stay where they came."""
+    """Written by hand, in its best form: nothing is told, all buffers are warm, and a taker's segments stay
+    where they came."""
     places = range(end.plan.places)
-    group = cast(PointToPoint, ProcessGroupGloo(PrefixStore("gloo", end.connect()), end.place, len(places), timedelta(seconds=60)))
+    group = cast(
+        PointToPoint,
+        ProcessGroupGloo(PrefixStore("gloo", end.connect()), end.place, len(places), timedelta(seconds=60)),
+    )
     fan_in = shape.givers // shape.takers
     if end.gives:
-        memory, first = samples.flat(nbytes, end.rank, shape.givers), shape.givers + end.rank // fan_in * shape.replicas
+        memory, first = (
+            samples.flat(nbytes, end.rank, shape.givers),
+            shape.givers + end.rank // fan_in * shape.replicas,
+        )
 
         def give() -> None:
             for work in [group.send([memory], first + replica, 0) for replica in range(shape.replicas)]:
@@ -247,7 +271,9 @@ def peer(stack: ExitStack, name: str, python: str, shape: Shape, nbytes: int) ->
 # The table
 
 
-def compared(shape: Shape, nbytes: int, found: Mapping[str, list[list[float]]], goals: Sequence[Goal]) -> list[dict[str, Any]]:
+def compared(
+    shape: Shape, nbytes: int, found: Mapping[str, list[list[float]]], goals: Sequence[Goal]
+) -> list[dict[str, Any]]:
     """Prints one shape and size, and gives its ratios."""
     where = f"{shape} {named(nbytes)}"
     print(f"\n{where:<24} {'p50':>10} {'p95':>10} {'GB/s':>7} {'times even':>11}")
@@ -256,17 +282,29 @@ def compared(shape: Shape, nbytes: int, found: Mapping[str, list[list[float]]], 
         every = sorted(seconds for steps in rounds for seconds in steps)
         p50, p95 = statistics.median(every), every[min(len(every) - 1, int(len(every) * 0.95))]
         times = ratio(medians[name], medians["even"])
-        print(f"{name:<24} {p50 * 1e3:>10.3f} {p95 * 1e3:>10.3f} {nbytes / p50 / 1e9:>7.1f} {times:>11.2f}", flush=True)
+        print(
+            f"{name:<24} {p50 * 1e3:>10.3f} {p95 * 1e3:>10.3f} {nbytes / p50 / 1e9:>7.1f} {times:>11.2f}",
+            flush=True,
+        )
     cases: list[dict[str, Any]] = []
     for goal in goals:
         theirs = [medians[name] for name in goal.theirs if name in medians]
         if theirs and goal.ours in medians:
             best = min(theirs, key=statistics.median)
             least = goal.least if nbytes >= GOALS_FROM else None
-            cases.append({"what": f"{goal.what}, {where}", "value": round(ratio(best, medians[goal.ours]), 3), "goal": least})
+            cases.append(
+                {
+                    "what": f"{goal.what}, {where}",
+                    "value": round(ratio(best, medians[goal.ours]), 3),
+                    "goal": least,
+                }
+            )
     for case in cases:
         if case["goal"]:
-            print(f"  {case['what']:<40} {case['value']:>8} {'>=' if case['value'] >= case['goal'] else '<':>3} {case['goal']}", flush=True)
+            print(
+                f"  {case['what']:<40} {case['value']:>8} {'>=' if case['value'] >= case['goal'] else '<':>3} {case['goal']}",
+                flush=True,
+            )
     return cases
 
 

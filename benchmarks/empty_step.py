@@ -1,10 +1,12 @@
-"""What a step costs that does nothing: two stages in two groups of two workers, and one number a sample between them.
+"""What a step costs that does nothing: two stages in two groups of two workers, and one number a sample
+between them.
 
     python benchmarks/empty_step.py [--rounds 7] [--steps 2000] [--peers [PYTHON]]
 
-The whole loop of a worker runs, with its journal. Time is taken in the workers' own loops, from the first step of a round to its last; the
-slowest counts. The CPU time of the busiest worker is told too: it hardly depends on what else runs. With `--peers`, the same stages over
-Ray's ObjectRefs, which only Ray's driver can time, in turns with ours.
+The whole loop of a worker runs, with its journal. Time is taken in the workers' own loops, from the first
+step of a round to its last; the slowest counts. The CPU time of the busiest worker is told too: it hardly
+depends on what else runs. With `--peers`, the same stages over Ray's ObjectRefs, which only Ray's driver can
+time, in turns with ours.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from torch.distributed import PrefixStore
 
 from benchmarks.peers import Peer, PeerError
 from benchmarks.worlds import Driver, End, World, plan_of
-from meshctl.ending import Ending
-from meshctl.events import Journal
-from meshctl.runtime.batch import Batch
-from meshctl.runtime.channel import LANES
+from meshctl.run.events import Journal
+from meshctl.run.shutdown import Ending
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, Place, endpoint
 from meshctl.runtime.loop import Loop
+from meshctl.runtime.routes.channel import LANES
 from meshctl.runtime.world import reach_all
 
 GOAL = 100.0
@@ -42,7 +44,8 @@ WIDTH = 2
 
 
 class Turn:
-    """Where a worker stands in its rounds: it waits for the driver before the first step of each, and answers after the last."""
+    """Where a worker stands in its rounds: it waits for the driver before the first step of each, and answers
+    after the last."""
 
     def __init__(self, driver: Driver, steps: int) -> None:
         self._driver, self._steps, self._done = driver, steps, 0
@@ -60,7 +63,9 @@ class Turn:
         self._done += 1
         if not self._done % self._steps:
             steps = self._steps - 1
-            self._driver.answer((time.perf_counter() - self._begin) / steps, (time.process_time() - self._cpu) / steps)
+            self._driver.answer(
+                (time.perf_counter() - self._begin) / steps, (time.process_time() - self._cpu) / steps
+            )
 
 
 class Maker(Component):
@@ -102,7 +107,14 @@ def main() -> None:
     cases = [{"what": "microseconds", "value": round(value, 1), "goal": GOAL, "ok": value <= GOAL}]
     if theirs:
         times = statistics.median(one / other for one, other in zip(theirs, ours, strict=True))
-        cases.append({"what": "Ray's ObjectRefs, times ours", "value": round(times, 1), "goal": RAY_GOAL, "ok": times >= RAY_GOAL})
+        cases.append(
+            {
+                "what": "Ray's ObjectRefs, times ours",
+                "value": round(times, 1),
+                "goal": RAY_GOAL,
+                "ok": times >= RAY_GOAL,
+            }
+        )
     first, *others = cases
     ok = all(case["ok"] for case in cases)
     told = {"cpu": round(statistics.median(cpu), 1), "load": os.getloadavg()[0], "others": others}
@@ -113,7 +125,10 @@ def measured(rounds: int, steps: int, python: str | None) -> tuple[list[float], 
     """Microseconds of a step in each round, ours, the CPU's, and Ray's; the first round of each is dropped."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        world = World(plan_of(WIDTH, WIDTH, samples=WIDTH, steps=steps * (rounds + 1)), lambda end: run(end, Path(folder), steps))
+        world = World(
+            plan_of(WIDTH, WIDTH, samples=WIDTH, steps=steps * (rounds + 1)),
+            lambda end: run(end, Path(folder), steps),
+        )
         stack.callback(world.close)
         peer = ray(stack, python) if python else None
         ours, cpu, theirs = list[float](), list[float](), list[float]()
@@ -139,8 +154,19 @@ def ray(stack: ExitStack, python: str) -> Peer | None:
 def run(end: End, folder: Path, steps: int) -> None:
     """A worker's whole run, as `meshctl.runtime.worker` runs it."""
     store, ear = end.connect(), end.connect()
-    transport = reach_all(end.plan, end.place, store, {number * LANES: route.slots for number, route in enumerate(end.plan.routes)})
-    ending = Ending(PrefixStore("ending", store), PrefixStore("ending", ear), end.place, range(end.plan.places), transport.wake)
+    transport = reach_all(
+        end.plan,
+        end.place,
+        store,
+        {number * LANES: route.slots for number, route in enumerate(end.plan.routes)},
+    )
+    ending = Ending(
+        PrefixStore("ending", store),
+        PrefixStore("ending", ear),
+        end.place,
+        range(end.plan.places),
+        transport.wake,
+    )
     [placed] = end.plan.components_of(end.group)
     component = (Maker if end.gives else Taker)(Turn(end.driver, steps))
     component._place = Place(placed.name, placed.mesh, end.rank)

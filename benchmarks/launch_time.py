@@ -2,8 +2,9 @@
 
     python benchmarks/launch_time.py [--rounds 5]
 
-Both start two groups of n CPU workers, alternately. torchrun's time ends when the last of its 2 n workers has done its all-reduce;
-meshctl's when the last of its 2 n workers has ended step 1: a batch made in one group, moved to the other, and an all-reduce there.
+Both start two groups of n CPU workers, alternately. torchrun's time ends when the last of its 2 n workers has
+done its all-reduce; meshctl's when the last of its 2 n workers has ended step 1: a batch made in one group,
+moved to the other, and an all-reduce there.
 """
 
 from __future__ import annotations
@@ -79,9 +80,15 @@ def main() -> None:
         ratio = statistics.median(ours / theirs for theirs, ours in pairs)
         theirs, ours = (statistics.median(times) for times in zip(*pairs, strict=True))
         print(f"{f'2 x {workers}':>8} {theirs:>8.2f} s {ours:>8.2f} s {ratio:>7.2f} {goal:>6}", flush=True)
-        cases.append({"workers": f"2 x {workers}", "value": round(ratio, 3), "goal": goal, "ok": ratio <= goal})
+        cases.append(
+            {"workers": f"2 x {workers}", "value": round(ratio, 3), "goal": goal, "ok": ratio <= goal}
+        )
     first = cases[0]
-    print(json.dumps({"name": "launch_time", **first, "ok": all(case["ok"] for case in cases), "others": cases[1:]}))
+    print(
+        json.dumps(
+            {"name": "launch_time", **first, "ok": all(case["ok"] for case in cases), "others": cases[1:]}
+        )
+    )
 
 
 def torchrun(workers: int) -> float:
@@ -89,7 +96,14 @@ def torchrun(workers: int) -> float:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}", str(folder / "script.py")]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={workers}",
+            str(folder / "script.py"),
+        ]
         begin, running = time.time(), []
         for group in ("one", "two"):
             (folder / group).mkdir()
@@ -97,7 +111,10 @@ def torchrun(workers: int) -> float:
         for process in running:
             if process.wait() != 0:
                 sys.exit("torchrun failed")
-        return max(float(path.read_text()) for group in ("one", "two") for path in (folder / group).iterdir()) - begin
+        return (
+            max(float(path.read_text()) for group in ("one", "two") for path in (folder / group).iterdir())
+            - begin
+        )
 
 
 def meshctl(workers: int) -> float:
@@ -111,7 +128,11 @@ def meshctl(workers: int) -> float:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(done.stderr)
-        events = [json.loads(line) for path in folder.glob("runs/*/*/events/*.jsonl") for line in path.read_text().splitlines()]
+        events = [
+            json.loads(line)
+            for path in folder.glob("runs/*/*/events/*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
         steps = [event["time"] for event in events if event["name"] == "step" and event["step"] == 1]
         assert len(steps) == 2 * workers
         return max(steps) - begin

@@ -2,9 +2,10 @@
 
     python benchmarks/long_run.py [--steps 20000]
 
-Two ranks give to two others in real processes, batches of up to 1 MiB, of ragged and of plain columns. What a process holds is read between
-pieces of the run: PSS (a page that k processes share counts 1/k for each), RSS and open files. The last quarter is compared with
-the second one, since in the first the blocks are still growing to the largest batch.
+Two ranks give to two others in real processes, batches of up to 1 MiB, of ragged and of plain columns. What a
+process holds is read between pieces of the run: PSS (a page that k processes share counts 1/k for each), RSS
+and open files. The last quarter is compared with the second one, since in the first the blocks are still
+growing to the largest batch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.worlds import End, Step, World, moving, plan_of
-from meshctl.runtime.batch import Batch, Column, Ragged
+from meshctl.runtime.batch.batch import Batch, Column, Ragged
 
 GOAL = 1.02
 PIECES = 40
@@ -76,7 +77,9 @@ class Sizes:
     def __call__(self) -> Batch:
         samples = self._random.randint(1, 64)
         elements = int(len(self._memory) * 2 ** self._random.uniform(-12, 0)) // 2
-        bounds = torch.tensor([0, *sorted(self._random.randint(0, elements) for _ in range(samples - 1)), elements])
+        bounds = torch.tensor(
+            [0, *sorted(self._random.randint(0, elements) for _ in range(samples - 1)), elements]
+        )
         rows = max(1, elements // samples)
         columns: dict[str, Column] = {
             "tokens": Ragged(self._memory[:elements], bounds),
@@ -108,7 +111,10 @@ def compared(processes: Sequence[Sequence[Held]], steps: int) -> dict[str, objec
         files_ok &= after <= before
         worst = max(worst, *ratios)
         name = f"{'one' if number < WIDTH else 'two'}:{number % WIDTH}"
-        print(f"{name:<10} {shown[0]:>16} {shown[1]:>16} {max(ratios):>7.3f} {GOAL:>6} {f'{before} -> {after}':>12}", flush=True)
+        print(
+            f"{name:<10} {shown[0]:>16} {shown[1]:>16} {max(ratios):>7.3f} {GOAL:>6} {f'{before} -> {after}':>12}",
+            flush=True,
+        )
     ok = worst <= GOAL and files_ok
     return {"name": "long_run", "what": "memory of the last quarter / the second", "value": round(worst, 4), "goal": GOAL, "ok": ok,
             "steps": steps, "files": files_ok}  # fmt: skip

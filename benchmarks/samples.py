@@ -1,4 +1,5 @@
-"""What all contenders of the data plane's benchmarks move: every element of a sample is the sample's number, so it can be checked.
+"""What all contenders of the data plane's benchmarks move: every element of a sample is the sample's number,
+so it can be checked.
 
 Nothing but torch is needed: the peers' interpreters import it too.
 """
@@ -22,8 +23,12 @@ def share(rank: int, ranks: int) -> range:
 
 
 def columns(nbytes: int, rank: int, ranks: int) -> dict[str, Tensor]:
-    """A rank's share of `nbytes` in all, `[samples, elements]` each, in memory of its own: pickle ships all that a view is a part of."""
-    return {name: column.clone() for name, column in fields_of(flat(nbytes, rank, ranks), len(share(rank, ranks))).items()}
+    """A rank's share of `nbytes` in all, `[samples, elements]` each, in memory of its own: pickle ships all
+    that a view is a part of."""
+    return {
+        name: column.clone()
+        for name, column in fields_of(flat(nbytes, rank, ranks), len(share(rank, ranks))).items()
+    }
 
 
 def flat(nbytes: int, rank: int, ranks: int) -> Tensor:
@@ -55,10 +60,15 @@ def lengths_of(nbytes: int) -> Tensor:
 
 
 def check(found: Mapping[str, Tensor], samples: Tensor) -> None:
-    """Raises `ValueError` unless each row of every column is all its sample's number; `samples` is int64 `[n]`."""
+    """Raises `ValueError` unless each row of every column is all its sample's number; `samples` is int64
+    `[n]`."""
     for name, dtype in FIELDS.items():
         column = found[name]
-        if column.dtype != dtype or len(column) != len(samples) or not bool((column.reshape(len(column), -1) == samples[:, None]).all()):
+        if (
+            column.dtype != dtype
+            or len(column) != len(samples)
+            or not bool((column.reshape(len(column), -1) == samples[:, None]).all())
+        ):
             raise ValueError(f"column {name} is not what was sent")
 
 

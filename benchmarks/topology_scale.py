@@ -1,10 +1,11 @@
-"""What a picture of 100,000 devices costs, against one of 8; and what one question about one rank of 1,000,000 costs.
+"""What a picture of 100,000 devices costs, against one of 8; and what one question about one rank of
+1,000,000 costs.
 
     python benchmarks/topology_scale.py [--rounds 9]
 
-Whole processes, `show-topology` of the same recipe in two sizes, alternately: three groups, on the large one with meshes of five dims.
-The questions are asked of ranks all over the mesh; a time is the mean of a thousand in a row, the best of five. A list of ranks costs by
-its length, so dims of more than 256 are not listed.
+Whole processes, `show-topology` of the same recipe in two sizes, alternately: three groups, on the large one
+with meshes of five dims. The questions are asked of ranks all over the mesh; a time is the mean of a thousand
+in a row, the best of five. A list of ranks costs by its length, so dims of more than 256 are not listed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from meshctl.links import Links
-from meshctl.mesh import DeviceMesh
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
-from meshctl.routes import COLLECT
+from meshctl.topology.flows import Links
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import COLLECT
 
 CPU_GOAL, MEMORY_GOAL = 1.5, 1.2
 QUESTION_GOAL = 50.0
@@ -80,7 +81,15 @@ pipeline:
   metrics: {{call: actor.update, in: scored}}
   publish: {{sync: actor, to: sampler}}
 """
-SMALL = RECIPE.format(nodes=1, rollout=2, judge=2, train=4, sampler="tp_size: 2", judged="tp_size: 2", actor="fsdp_size: 2, tp_size: 2")
+SMALL = RECIPE.format(
+    nodes=1,
+    rollout=2,
+    judge=2,
+    train=4,
+    sampler="tp_size: 2",
+    judged="tp_size: 2",
+    actor="fsdp_size: 2, tp_size: 2",
+)
 LARGE = RECIPE.format(
     nodes=12_500,
     rollout=40_000,
@@ -112,14 +121,26 @@ def main() -> None:
     for took, name in times[:SLOWEST]:
         print(f"{name:<48} {took:>12.1f} {QUESTION_GOAL:>6}")
     print(f"and {len(times) - SLOWEST} that are quicker")
-    cases.append({"what": f"microseconds of {times[0][1]}", "value": round(times[0][0], 1), "goal": QUESTION_GOAL})
+    cases.append(
+        {"what": f"microseconds of {times[0][1]}", "value": round(times[0][0], 1), "goal": QUESTION_GOAL}
+    )
     worst, *others = sorted(cases, key=lambda case: case["value"] / case["goal"], reverse=True)
-    print(json.dumps({"name": "topology_scale", **worst, "ok": worst["value"] <= worst["goal"], "others": others}))
+    print(
+        json.dumps(
+            {"name": "topology_scale", **worst, "ok": worst["value"] <= worst["goal"], "others": others}
+        )
+    )
 
 
 def shown(folder: Path, recipe: str, format: str) -> tuple[float, float, int]:
     """Seconds of CPU, peak MiB and bytes of the picture."""
-    command = [str(Path(sys.executable).with_name("meshctl")), "show-topology", f"{recipe}.yaml", "--format", format]
+    command = [
+        str(Path(sys.executable).with_name("meshctl")),
+        "show-topology",
+        f"{recipe}.yaml",
+        "--format",
+        format,
+    ]
     with (folder / "out").open("wb") as out, subprocess.Popen(command, cwd=folder, stdout=out) as process:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -128,19 +149,36 @@ def shown(folder: Path, recipe: str, format: str) -> tuple[float, float, int]:
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, (folder / "out").stat().st_size
 
 
-def compared(format: str, pairs: list[tuple[tuple[float, float, int], tuple[float, float, int]]]) -> Iterator[dict[str, object]]:
-    for index, (what, unit, goal) in enumerate((("CPU", "s", CPU_GOAL), ("peak memory", "MiB", MEMORY_GOAL), ("size", "bytes", None))):
+def compared(
+    format: str, pairs: list[tuple[tuple[float, float, int], tuple[float, float, int]]]
+) -> Iterator[dict[str, object]]:
+    for index, (what, unit, goal) in enumerate(
+        (("CPU", "s", CPU_GOAL), ("peak memory", "MiB", MEMORY_GOAL), ("size", "bytes", None))
+    ):
         small, large = (statistics.median(each[side][index] for each in pairs) for side in (0, 1))
         ratio = statistics.median(many[index] / few[index] for few, many in pairs)
-        figures = [f"{value:.3f} {unit}" if unit == "s" else f"{value:.0f} {unit}" for value in (small, large)]
-        print(f"{format + ' ' + what:<16} {figures[0]:>12} {figures[1]:>12} {ratio:>7.2f} {goal or '':>6}", flush=True)
+        figures = [
+            f"{value:.3f} {unit}" if unit == "s" else f"{value:.0f} {unit}" for value in (small, large)
+        ]
+        print(
+            f"{format + ' ' + what:<16} {figures[0]:>12} {figures[1]:>12} {ratio:>7.2f} {goal or '':>6}",
+            flush=True,
+        )
         yield {"what": f"{what} of {format}", "value": round(ratio, 3), "goal": goal}
 
 
 def questions() -> Iterator[tuple[str, Callable[[int], object]]]:
     """All that is asked of one rank; dims of usual sizes."""
     mesh = DeviceMesh.from_sizes(
-        pp_size=10, dp_size=50, fsdp_size=125, cp_size=2, tp_size=8, ulysses_size=2, ep_size=50, etp_size=2, vpp_size=2
+        pp_size=10,
+        dp_size=50,
+        fsdp_size=125,
+        cp_size=2,
+        tp_size=8,
+        ulysses_size=2,
+        ep_size=50,
+        etp_size=2,
+        vpp_size=2,
     )
     assert mesh.world_size == 1_000_000
     dims = (*mesh.mesh_dim_names, "data", "ulysses", "ep_fsdp", "ep", "etp")
@@ -169,9 +207,15 @@ def questions() -> Iterator[tuple[str, Callable[[int], object]]]:
     group = Group("train", "cuda", 1_000_000, 0, ((0, 1_000_000),))
     plan = Plan("p", 0, cluster, (group,), (Component("c", "m.C", "train", mesh),), (), (), Run())
     yield "plan.worker", lambda rank: plan.worker("train", rank)
-    yield "plan.node_of and local_rank", lambda rank: (plan.node_of("train", rank), plan.local_rank("train", rank))
+    yield (
+        "plan.node_of and local_rank",
+        lambda rank: (plan.node_of("train", rank), plan.local_rank("train", rank)),
+    )
     for collect in COLLECT:
-        yield f"which speaker, collect {collect}", lambda rank, collect=collect: COLLECT[collect].speakers.number(mesh, rank)
+        yield (
+            f"which speaker, collect {collect}",
+            lambda rank, collect=collect: COLLECT[collect].speakers.number(mesh, rank),
+        )
     for execute in ("all", "peer"):
         links = Links(mesh, mesh, 1 << 20, execute=execute)
         yield f"whom it hears, execute {execute}", links.hears

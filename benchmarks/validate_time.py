@@ -2,8 +2,9 @@
 
     python benchmarks/validate_time.py [--rounds 9]
 
-The first table is ratios, the two commands of a row run alternately; the second is seconds. The compared recipe is the one of `make
-demo`; the broken one is the same with twenty mistakes; the large one has 500 components in some 5,000 lines.
+The first table is ratios, the two commands of a row run alternately; the second is seconds. The compared
+recipe is the one of `make demo`; the broken one is the same with twenty mistakes; the large one has 500
+components in some 5,000 lines.
 """
 
 from __future__ import annotations
@@ -24,11 +25,36 @@ QUICKSTART = ROOT / "recipes" / "grpo_arithmetic.yaml"
 MESHCTL = (sys.executable, "-m", "meshctl")
 COMPOSE = (sys.executable, "-c", "from hydra import compose")
 BROKEN = (
-    *("nmae: x", "seed: one", "groups.rollout.rank: 2", "groups.judge.ranks: 0", "groups.train.device_type: gpus"),
-    *("components.problems._target_: meshctl.components.Cycles", "components.held_out.group: roll", "components.sampler.paralel: {}"),
-    *("components.judge._target_: arithmetic.Juge", "components.actor.parallel.tp_size: 3", "components.actor.args.lrr: 1"),
-    *("pipeline.questions.samples: -1", "pipeline.answers.call: sampler.anser", "pipeline.exam.in: answer", "pipeline.rollouts.in: [bach]"),
-    *("pipeline.scored.dispatch: slise", "pipeline.metrics.every: 0", "pipeline.publish.to: smapler", "run.steps: 1e3", "run.grace: -1"),
+    *(
+        "nmae: x",
+        "seed: one",
+        "groups.rollout.rank: 2",
+        "groups.judge.ranks: 0",
+        "groups.train.device_type: gpus",
+    ),
+    *(
+        "components.problems._target_: meshctl.components.Cycles",
+        "components.held_out.group: roll",
+        "components.sampler.paralel: {}",
+    ),
+    *(
+        "components.judge._target_: arithmetic.Juge",
+        "components.actor.parallel.tp_size: 3",
+        "components.actor.args.lrr: 1",
+    ),
+    *(
+        "pipeline.questions.samples: -1",
+        "pipeline.answers.call: sampler.anser",
+        "pipeline.exam.in: answer",
+        "pipeline.rollouts.in: [bach]",
+    ),
+    *(
+        "pipeline.scored.dispatch: slise",
+        "pipeline.metrics.every: 0",
+        "pipeline.publish.to: smapler",
+        "run.steps: 1e3",
+        "run.grace: -1",
+    ),
 )
 """Key path and value of each mistake."""
 COMPONENTS = 500
@@ -50,7 +76,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         found = [measured(case, rounds) for case in cases(Path(name))]
     worst, *others = sorted(found, key=lambda case: float(case["value"]) / float(case["goal"]), reverse=True)
-    print(json.dumps({"name": "validate_time", **worst, "ok": float(worst["value"]) <= float(worst["goal"]), "others": others}))
+    print(
+        json.dumps(
+            {
+                "name": "validate_time",
+                **worst,
+                "ok": float(worst["value"]) <= float(worst["goal"]),
+                "others": others,
+            }
+        )
+    )
 
 
 def cases(folder: Path) -> list[Case]:
@@ -75,15 +110,21 @@ def measured(case: Case, rounds: int) -> dict[str, object]:
         mine.append(cpu(case.command))
         theirs.append(cpu(case.against) if case.against else 1.0)
     value = statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
-    seconds = f"{statistics.median(mine):.3f} s" + (f" / {statistics.median(theirs):.3f} s" if case.against else "")
+    seconds = f"{statistics.median(mine):.3f} s" + (
+        f" / {statistics.median(theirs):.3f} s" if case.against else ""
+    )
     print(f"{case.what:<40} {seconds:>18} {value:>7.2f}   goal {case.goal:g}", flush=True)
     return {"what": case.what, "value": round(value, 3), "goal": case.goal}
 
 
 def cpu(command: Sequence[str]) -> float:
     """Seconds of user and system time, of the process and its children."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GITHUB_"))}
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ) as process:
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GITHUB_"))
+    }
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ
+    ) as process:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in (0, 1, 3):
@@ -115,7 +156,10 @@ def large(folder: Path) -> Path:
             f"  problems{number}:\n    _target_: meshctl.components.Cycle\n    group: train\n    parallel:\n      dp_size: 4\n"
             f"      tp_size: 2\n    args:\n      path: train.jsonl\n      seed: {number}\n"
         )
-    parts.append("pipeline:\n" + "".join(f"  batch{n}:\n    call: problems{n}.next\n    samples: 64\n" for n in range(COMPONENTS)))
+    parts.append(
+        "pipeline:\n"
+        + "".join(f"  batch{n}:\n    call: problems{n}.next\n    samples: 64\n" for n in range(COMPONENTS))
+    )
     return written(folder / "large.yaml", "".join(parts) + "run: {steps: 1}\n")
 
 

@@ -1,16 +1,20 @@
-"""How fast a trainer's weights get to those who sample with them, in another layout, and how much memory that takes.
+"""How fast a trainer's weights get to those who sample with them, in another layout, and how much memory that
+takes.
 
     python benchmarks/weight_sync.py [--rounds 7] [--mib 1024]
 
-A model of 1 GiB (bfloat16: 8 layers, an embedding and a head) between two groups of real processes on one node, driven from here: a command
-goes out, and the time is that until all have answered. Contenders take turns; the first rounds are dropped, and a ratio is the median of
-the ratios of the rounds. All memory is warm, and everything that arrives is checked once before any time is taken.
+A model of 1 GiB (bfloat16: 8 layers, an embedding and a head) between two groups of real processes on one
+node, driven from here: a command goes out, and the time is that until all have answered. Contenders take
+turns; the first rounds are dropped, and a ratio is the median of the ratios of the rounds. All memory is
+warm, and everything that arrives is checked once before any time is taken.
 
-    once    takers read both ends of each parameter, against one memcpy of the model: within a node its bytes must move once
+    once    takers read both ends of each parameter, against one memcpy of the model: within a node its bytes
+            must move once
     load    takers copy each parameter to one of their own, against one memcpy of all that they load
 
-`extra` is what all processes together hold more after the rounds than before the first sync (PSS, so that shared pages count once), in
-buckets for each set of takers that want the same. Memory is used again and not given back, so that is the peak.
+`extra` is what all processes together hold more after the rounds than before the first sync (PSS, so that
+shared pages count once), in buckets for each set of takers that want the same. Memory is used again and not
+given back, so that is the peak.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.worlds import End, Step, World
-from meshctl.mesh import DeviceMesh, share
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run, Stage
-from meshctl.routes import Route
-from meshctl.runtime.weight_links import BUCKET, Box
-from meshctl.runtime.weights import WeightChannel
+from meshctl.runtime.routes.sync_plan import BUCKET, Box
+from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.world import reach_all
+from meshctl.topology.mesh import DeviceMesh, share
+from meshctl.topology.modes import Route
 
 MIB = 1 << 20
 HIDDEN, INNER, VOCABULARY, LAYERS = 2048, 5632, 32000, 8
@@ -68,8 +72,14 @@ class Case:
 
     @property
     def plan(self) -> Plan:
-        groups = (Group("one", "cpu", self.giver.world_size, 0), Group("two", "cpu", self.taker.world_size, self.giver.world_size))
-        components = (Component("actor", "x.Actor", "one", self.giver), Component("sampler", "x.Sampler", "two", self.taker))
+        groups = (
+            Group("one", "cpu", self.giver.world_size, 0),
+            Group("two", "cpu", self.taker.world_size, self.giver.world_size),
+        )
+        components = (
+            Component("actor", "x.Actor", "one", self.giver),
+            Component("sampler", "x.Sampler", "two", self.taker),
+        )
         stages = (Stage("publish", "sync", "actor", "weights", to="sampler", to_method="load_weights"),)
         route = Route("publish", "publish", "publish", kind="weights")
         return Plan("benchmark", 0, Cluster(), groups, components, stages, (route,), Run(steps=1))
@@ -77,12 +87,17 @@ class Case:
 
 CASES = (
     Case("fsdp 2 -> dp 2", DeviceMesh.from_sizes(fsdp_size=2), DeviceMesh.from_sizes(dp_size=2)),
-    Case("fsdp 2 x tp 2 -> tp 2", DeviceMesh.from_sizes(fsdp_size=2, tp_size=2), DeviceMesh.from_sizes(tp_size=2)),
+    Case(
+        "fsdp 2 x tp 2 -> tp 2",
+        DeviceMesh.from_sizes(fsdp_size=2, tp_size=2),
+        DeviceMesh.from_sizes(tp_size=2),
+    ),
 )
 
 
 def model(mib: int) -> Iterator[tuple[str, tuple[int, ...], int | None]]:
-    """(name, shape, the dim that tp cuts) of each parameter; a part of the layers where that is not the whole GiB."""
+    """(name, shape, the dim that tp cuts) of each parameter; a part of the layers where that is not the whole
+    GiB."""
     rows = VOCABULARY * mib // 1024
     yield "embedding", (rows, HIDDEN), COLUMNS
     for layer in range(max(1, LAYERS * mib // 1024)):
@@ -110,7 +125,8 @@ class Shard:
 
 
 def weights(mesh: DeviceMesh, rank: int, mib: int, *, fill: bool) -> dict[str, Any]:
-    """A rank's shards: cut by tp, and then their rows by fsdp; without `fill` only their shapes. Each element tells where it is."""
+    """A rank's shards: cut by tp, and then their rows by fsdp; without `fill` only their shapes. Each element
+    tells where it is."""
     held = {}
     for number, (name, shape, dim) in enumerate(model(mib)):
         ranges = [range(size) for size in shape]
@@ -119,12 +135,19 @@ def weights(mesh: DeviceMesh, rank: int, mib: int, *, fill: bool) -> dict[str, A
         rows = share(len(ranges[0]), mesh.size("fsdp"), mesh.dim_rank(rank, "fsdp"))
         ranges[0] = ranges[0][rows.start : rows.stop]
         box = Box(tuple(part.start for part in ranges), tuple(map(len, ranges)))
-        held[name] = Shard(shape, box, expected(number, box) if fill else torch.empty((), dtype=torch.bfloat16).expand(box.size))
+        held[name] = Shard(
+            shape,
+            box,
+            expected(number, box) if fill else torch.empty((), dtype=torch.bfloat16).expand(box.size),
+        )
     return held
 
 
 def expected(number: int, box: Box) -> Tensor:
-    grids = [torch.arange(start, start + size, dtype=torch.int16) for start, size in zip(box.start, box.size, strict=True)]
+    grids = [
+        torch.arange(start, start + size, dtype=torch.int16)
+        for start, size in zip(box.start, box.size, strict=True)
+    ]
     rows = grids[0] * 7 + number
     return (rows if len(grids) == 1 else rows[:, None] + grids[1] * 3).view(torch.bfloat16)
 
@@ -133,7 +156,15 @@ def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
     """A step over the product's own channel."""
     transport = reach_all(end.plan, end.place, end.connect(), {0: 2})
     channel = WeightChannel(end.plan.routes[0], end.party("actor"), end.party("sampler"), transport, 0, lag=0)
-    own, step = weights(end.plan.component("actor" if end.gives else "sampler").mesh, end.rank, mib, fill=end.gives or loads), 0
+    own, step = (
+        weights(
+            end.plan.component("actor" if end.gives else "sampler").mesh,
+            end.rank,
+            mib,
+            fill=end.gives or loads,
+        ),
+        0,
+    )
     channel.meet(own if end.gives else None, None if end.gives else own)
 
     def give() -> int:
@@ -147,7 +178,9 @@ def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
         step += 1
         channel.due(step)
         for number, (name, tensor) in enumerate(channel.take()):
-            if step == 1 and not torch.equal(tensor.view(torch.int16), expected(number, own[name].box).view(torch.int16)):
+            if step == 1 and not torch.equal(
+                tensor.view(torch.int16), expected(number, own[name].box).view(torch.int16)
+            ):
                 raise ValueError(f"`{name}` is not what was sent")
             if loads:
                 own[name].to_local().copy_(tensor)
@@ -196,7 +229,11 @@ class Found:
 
 def measured(case: Case, mib: int, rounds: int) -> Found:
     nbytes = sum(2 * Box((0,) * len(shape), shape).count for _, shape, _ in model(mib))
-    begins = {"once": partial(sync, case, mib, False), "load": partial(sync, case, mib, True), "memcpy": partial(memcpy, nbytes)}
+    begins = {
+        "once": partial(sync, case, mib, False),
+        "load": partial(sync, case, mib, True),
+        "memcpy": partial(memcpy, nbytes),
+    }
     times: dict[str, list[float]] = {name: [] for name in begins}
     sent = 0
     with ExitStack() as stack:
@@ -210,7 +247,9 @@ def measured(case: Case, mib: int, rounds: int) -> Found:
                 times[name] += [seconds] * (number >= DROPPED)
                 if name == "once":
                     sent = sum(given[: case.giver.world_size])
-        return Found(times, {name: held_by(world) - before[name] for name, world in worlds.items()}, sent, nbytes)
+        return Found(
+            times, {name: held_by(world) - before[name] for name, world in worlds.items()}, sent, nbytes
+        )
 
 
 def compared(case: Case, found: Found) -> list[dict[str, Any]]:
@@ -218,12 +257,34 @@ def compared(case: Case, found: Found) -> list[dict[str, Any]]:
     print(f"{case.name}: sent {found.sent / found.nbytes:.3f} of the model")
     cases = []
     for name, times in (("once", 1), ("load", case.copies)):
-        ratios = [times * theirs / ours for ours, theirs in zip(found.times[name], found.times["memcpy"], strict=True)]
-        ours, theirs = 1000 * statistics.median(found.times[name]), 1000 * times * statistics.median(found.times["memcpy"])
+        ratios = [
+            times * theirs / ours
+            for ours, theirs in zip(found.times[name], found.times["memcpy"], strict=True)
+        ]
+        ours, theirs = (
+            1000 * statistics.median(found.times[name]),
+            1000 * times * statistics.median(found.times["memcpy"]),
+        )
         ratio, buckets = statistics.median(ratios), found.extra[name] / BUCKET / case.sets
-        print(f"    {name}  {ours:7.1f} ms  memcpy {theirs:7.1f} ms  {ratio:5.2f} x  extra {found.extra[name] / MIB:6.1f} MiB")
-        cases.append({"case": f"{case.name}, {name}", "value": round(ratio, 3), "goal": LEAST, "ms": [round(ours, 1), round(theirs, 1)]})
-        cases.append({"case": f"{case.name}, {name}, extra buckets", "value": round(buckets, 3), "goal": MOST, "most": True})
+        print(
+            f"    {name}  {ours:7.1f} ms  memcpy {theirs:7.1f} ms  {ratio:5.2f} x  extra {found.extra[name] / MIB:6.1f} MiB"
+        )
+        cases.append(
+            {
+                "case": f"{case.name}, {name}",
+                "value": round(ratio, 3),
+                "goal": LEAST,
+                "ms": [round(ours, 1), round(theirs, 1)],
+            }
+        )
+        cases.append(
+            {
+                "case": f"{case.name}, {name}, extra buckets",
+                "value": round(buckets, 3),
+                "goal": MOST,
+                "most": True,
+            }
+        )
     return cases
 
 
@@ -243,7 +304,17 @@ def main() -> None:
     print(f"driver-timed; a bucket is {BUCKET / MIB:g} MiB")
     cases = [each for case in CASES for each in compared(case, measured(case, args.mib, args.rounds))]
     worst, *others = sorted(cases, key=margin)
-    print(json.dumps({"name": "weight_sync", **worst, "ok": margin(worst) >= 1, "load": os.getloadavg()[0], "others": others}))
+    print(
+        json.dumps(
+            {
+                "name": "weight_sync",
+                **worst,
+                "ok": margin(worst) >= 1,
+                "load": os.getloadavg()[0],
+                "others": others,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python benchmarks/worker_memory.py [--rounds 3]
 
-PSS (a page that k processes share counts 1/k for each) of everything that a run consists of, with two workers and with six; a
-quarter of the difference is what one further worker costs. All workers have joined a gloo world and done an all-reduce.
+PSS (a page that k processes share counts 1/k for each) of everything that a run consists of, with two workers
+and with six; a quarter of the difference is what one further worker costs. All workers have joined a gloo
+world and done an all-reduce.
 """
 
 from __future__ import annotations
@@ -66,7 +67,14 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     launch = [str(Path(sys.executable).with_name("meshctl")), "launch", "recipe.yaml"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node={workers}", "script.py"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node={workers}",
+        "script.py",
+    ]
     pairs = [(further(torchrun), further(launch)) for _ in range(rounds)]
     theirs, ours = (statistics.median(sizes) for sizes in zip(*pairs, strict=True))
     ratio = statistics.median(mine / bare for bare, mine in pairs)

@@ -1,4 +1,5 @@
-"""Two groups of real processes with one route between them, driven by hand: what the benchmarks of the data plane measure."""
+"""Two groups of real processes with one route between them, driven by hand: what the benchmarks of the data
+plane measure."""
 
 from __future__ import annotations
 
@@ -19,17 +20,23 @@ import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from benchmarks import samples
-from meshctl.mesh import DeviceMesh
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
-from meshctl.routes import Dispatch, Route
-from meshctl.runtime.batch import Batch, Ragged
-from meshctl.runtime.channel import Channel, Party
-from meshctl.runtime.transports import Transport
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.transports.data_plane import Transport
 from meshctl.runtime.world import reach_all
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
 
 
 def plan_of(
-    givers: int, takers: int, replicas: int = 1, dispatch: Dispatch = Dispatch(), slots: int = 2, samples: int = 256, steps: int = 1
+    givers: int,
+    takers: int,
+    replicas: int = 1,
+    dispatch: Dispatch = Dispatch(),
+    slots: int = 2,
+    samples: int = 256,
+    steps: int = 1,
 ) -> Plan:
     """`givers` data ranks to `takers` data ranks of `replicas` (tp) each."""
     groups = (Group("one", "cpu", givers, 0), Group("two", "cpu", takers * replicas, givers))
@@ -38,7 +45,10 @@ def plan_of(
         Component("taker", "x.Taker", "two", DeviceMesh.from_sizes(dp_size=takers, tp_size=replicas)),
     )
     taken = Input(("made",), dispatch=dispatch)
-    stages = (Stage("made", "call", "maker", "next", samples=samples), Stage("taken", "call", "taker", "take", (taken,), collect="mean"))
+    stages = (
+        Stage("made", "call", "maker", "next", samples=samples),
+        Stage("taken", "call", "taker", "take", (taken,), collect="mean"),
+    )
     route = Route("made -> taken", "made", "taken", dispatch=dispatch, slots=slots)
     return Plan("benchmark", 0, Cluster(), groups, components, stages, (route,), Run(steps=steps))
 
@@ -90,9 +100,11 @@ Begin = Callable[[End], Step | None]
 """Makes a worker's step; none where it has answered the driver itself, to the end."""
 
 
-def meshctl(end: End, make: Callable[[int, int], Batch], use: Callable[[Batch], Any], *, in_place: bool = False) -> Step:
-    """A step over the product's own channel: a giver gives the same batch each time, `make(rank, givers)`. `in_place`: made in memory
-    that is read as it lies."""
+def meshctl(
+    end: End, make: Callable[[int, int], Batch], use: Callable[[Batch], Any], *, in_place: bool = False
+) -> Step:
+    """A step over the product's own channel: a giver gives the same batch each time, `make(rank, givers)`.
+    `in_place`: made in memory that is read as it lies."""
     transport = reach_all(end.plan, end.place, end.connect(), {0: end.plan.routes[0].slots})
     batch = make(end.rank, end.plan.group("one").workers) if end.gives else Batch({})
     if in_place:
@@ -142,11 +154,14 @@ class World:
             except BaseException:
                 traceback.print_exc()
             os._exit(0)
-        self._store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        self._store = TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
         self._answers()
 
     def steps(self, count: int = 1) -> tuple[float, float, list[Any]]:
-        """(seconds that the driver saw, seconds of the slowest worker's own loop, what each worker's last step gave)."""
+        """(seconds that the driver saw, seconds of the slowest worker's own loop, what each worker's last
+        step gave)."""
         begin = time.perf_counter()
         with suppress(BrokenPipeError):  # a worker that is gone is told where its answer is missing
             for child in self._children.values():
@@ -203,7 +218,10 @@ def ragged(nbytes: int, rank: int, givers: int) -> Batch:
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     numbers = torch.arange(mine.start, mine.stop)
     values = numbers.repeat_interleave(lengths)
-    return Batch({name: Ragged(values.to(dtype, copy=True), offsets) for name, dtype in samples.FIELDS.items()}, ids=numbers)
+    return Batch(
+        {name: Ragged(values.to(dtype, copy=True), offsets) for name, dtype in samples.FIELDS.items()},
+        ids=numbers,
+    )
 
 
 class Taker:
@@ -216,7 +234,10 @@ class Taker:
 
     def __call__(self, batch: Batch) -> int:
         """Returns how many elements it got of one column."""
-        found = {name: column.values if isinstance(column := batch[name], Ragged) else column for name in batch.names}
+        found = {
+            name: column.values if isinstance(column := batch[name], Ragged) else column
+            for name in batch.names
+        }
         if not self._checked:
             self._check(batch, found)
             self._checked = True

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from meshctl.plan.model import Plan
-from meshctl.run import RunDir
-from meshctl.view.dashboard import Picture
-from meshctl.view.summary import ending, recorded
+from meshctl.run.directory import RunDir
+from meshctl.view.live.dashboard import Picture
+from meshctl.view.live.summary import ending, recorded
 
 # Plain fonts that every viewer has: the drawing must not fetch anything.
 FONTS = ("Fira Code", "DejaVu Sans Mono, Menlo, Consolas, monospace")
@@ -20,7 +20,9 @@ FONTS = ("Fira Code", "DejaVu Sans Mono, Menlo, Consolas, monospace")
 def draw(run: RunDir) -> str:
     plan = Plan.read(run.plan)
     record = recorded(plan, run)
-    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True, width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
     console.print("$ make demo", style="bold", highlight=False)
     console.print(Picture.of(record.tally, record.tally.last[1] if record.tally.last else record.seconds))
     console.print()
@@ -32,4 +34,6 @@ def draw(run: RunDir) -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("demo.svg").write_text(draw(RunDir(Path(sys.argv[1]).resolve())), encoding="utf-8")
+    Path(__file__).with_name("demo.svg").write_text(
+        draw(RunDir(Path(sys.argv[1]).resolve())), encoding="utf-8"
+    )

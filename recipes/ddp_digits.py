@@ -1,6 +1,7 @@
-"""A script that knows nothing of meshctl: written for torchrun, it classifies the handwritten digits that scikit-learn ships, with DDP.
+"""A script that knows nothing of meshctl: written for torchrun, it classifies the handwritten digits that
+scikit-learn ships, with DDP.
 
-    torchrun --nproc-per-node 2 ddp_digits.py --epochs 30
+torchrun --nproc-per-node 2 ddp_digits.py --epochs 30
 """
 
 import argparse
@@ -48,8 +49,12 @@ def main() -> None:
             with torch.no_grad():
                 inputs, targets = exam.tensors
                 accuracy = (model.module(inputs).argmax(1) == targets).float().mean()
-            print(f"epoch {epoch}: loss {loss.item():.3f}, accuracy on held-out digits {accuracy:.3f}", flush=True)
-    # What holds the process group goes first: a thread of gloo's that outlives the interpreter may abort the process at its exit.
+            print(
+                f"epoch {epoch}: loss {loss.item():.3f}, accuracy on held-out digits {accuracy:.3f}",
+                flush=True,
+            )
+    # What holds the process group goes first: a thread of gloo's that outlives the interpreter may abort the
+    # process at its exit.
     del model, loss, optimizer
     gc.collect()
     dist.destroy_process_group()

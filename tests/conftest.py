@@ -1,8 +1,9 @@
 """For all tests.
 
-Nothing is timed in a test, so hypothesis gives no example a deadline. And Ctrl-C is heard: a shell that starts something in the
-background has it ignored, by all that descends from it. A forked process leaves alone what other tests left behind: threads of a process
-group are not there in it, and to collect that as garbage would crash.
+Nothing is timed in a test, so hypothesis gives no example a deadline. And Ctrl-C is heard: a shell that
+starts something in the background has it ignored, by all that descends from it. A forked process leaves alone
+what other tests left behind: threads of a process group are not there in it, and to collect that as garbage
+would crash.
 """
 
 from __future__ import annotations

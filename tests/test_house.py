@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINS = {
     pin.name.lower(): next(iter(pin.specifier)).version
@@ -19,7 +19,9 @@ PINS = {
 
 
 def promised() -> list[str]:
-    extras = [requirement for extra in PROJECT["project"]["optional-dependencies"].values() for requirement in extra]
+    extras = [
+        requirement for extra in PROJECT["project"]["optional-dependencies"].values() for requirement in extra
+    ]
     return [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"], *extras]
 
 
@@ -30,5 +32,7 @@ def test_every_requirement_is_pinned_within_its_range(text: str) -> None:
 
 
 def test_ci_runs_make_test_and_nothing_else() -> None:
-    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
+    ]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]

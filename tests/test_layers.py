@@ -1,4 +1,5 @@
-"""The house's rules about imports, held by reading every file: what may know what, and where each third-party library lives."""
+"""The house's rules about imports, held by reading every file: what may know what, and where each third-party
+library lives."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "meshctl"
+from tests.paths import PACKAGE, ROOT
 
-LAYERS = {"codes": 0, "recipe": 1, "plan": 2, "engines": 3, "view": 3, "runtime": 3, "components": 3, "cli": 4}
-"""Folder -> layer; files beside them are the ground, layer 0."""
+LAYERS = {"topology": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
+LAYERS |= {"engines": 3, "view": 3, "runtime": 3, "components": 3, "cli": 4}
+"""Folder -> layer; the modules at the top of the package are below layer 0."""
+GROUND = ("text", "topology", "run", "diagnostics")
+"""Layer 0 has an order of its own: each of these folders may import those before it."""
 SIBLINGS = {("components", "runtime")}
-"""Who of layer 3 may know whom."""
+"""Pairs (importer, imported) that are allowed within layer 3."""
 NEVER = {("runtime", "recipe"), ("components", "recipe")}
 """A worker knows the plan, not the YAML."""
 
@@ -31,8 +34,9 @@ HOMES = {
     "numpy": {"runtime", "components"},
     "msgpack": {"runtime"},
 }
-INSIDE_FUNCTIONS = {("cli", "torch"), ("mesh", "torch"), ("runtime", "tensordict")}
-"""Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and if it need not be there."""
+INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}
+"""Where a library may be loaded on use: by a command that starts something, where torch's mesh is made, and
+if it need not be there."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,9 @@ def _walk(path: Path, node: ast.AST, deferred: bool) -> Iterator[Import]:
         yield from (Import(path, node.lineno, alias.name, deferred) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
         assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
-        yield from (Import(path, node.lineno, f"{node.module}.{alias.name}", deferred) for alias in node.names)
+        yield from (
+            Import(path, node.lineno, f"{node.module}.{alias.name}", deferred) for alias in node.names
+        )
     for child in ast.iter_child_nodes(node):
         yield from _walk(path, child, deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
@@ -84,6 +90,8 @@ def folder(name: str) -> str:
 def allowed(importer: str, imported: str) -> bool:
     if importer == imported or (importer, imported) in SIBLINGS:
         return True
+    if importer in GROUND and imported in GROUND:
+        return GROUND.index(imported) < GROUND.index(importer)
     return (importer, imported) not in NEVER and LAYERS.get(imported, 0) < LAYERS.get(importer, 0)
 
 
@@ -92,24 +100,35 @@ def test_there_is_something_to_look_at() -> None:
 
 
 def test_every_folder_has_a_layer() -> None:
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(LAYERS)
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(
+        LAYERS
+    )
 
 
 def test_imports_point_down() -> None:
-    wrong = [str(found) for found in OURS if folder(found.name) and not allowed(folder(f"meshctl.{found.home}"), folder(found.name))]
+    wrong = [
+        str(found)
+        for found in OURS
+        if folder(found.name) and not allowed(folder(f"meshctl.{found.home}"), folder(found.name))
+    ]
     assert not wrong
 
 
 def test_each_library_has_one_home() -> None:
     def at_home(found: Import) -> bool:
         library = found.name.split(".")[0]
-        return found.home in HOMES.get(library, ()) or (found.deferred and (found.home, library) in INSIDE_FUNCTIONS)
+        return found.home in HOMES.get(library, ()) or (
+            found.deferred and (found.home, library) in INSIDE_FUNCTIONS
+        )
 
     assert not [str(found) for found in THEIRS if not at_home(found)]
 
 
 def test_no_circles_between_modules() -> None:
-    modules = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in PACKAGE.rglob("*.py")}
+    modules = {
+        path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in PACKAGE.rglob("*.py")
+    }
     names = set(modules.values())
     edges: dict[str, set[str]] = {name: set() for name in names}
     for found in OURS:
@@ -136,7 +155,9 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-@pytest.mark.parametrize("code", ["import meshctl", "from meshctl import DeviceMesh; DeviceMesh.from_sizes(tp_size=2).at(1)['tp']"])
+@pytest.mark.parametrize(
+    "code", ["import meshctl", "from meshctl import DeviceMesh; DeviceMesh.from_sizes(tp_size=2).at(1)['tp']"]
+)
 def test_the_ground_loads_nothing_heavy(code: str) -> None:
     assert loaded_by(code) == set()
 
@@ -145,11 +166,19 @@ READING = ["validate", "launch --dry-run", "config", "config --origins"]
 READING += ["show-topology", "show-topology --format json", "show-topology --format html"]
 
 
-@pytest.mark.parametrize("command", [[*command.split(), "recipes/grpo_arithmetic.yaml"] for command in READING])
+@pytest.mark.parametrize(
+    "command", [[*command.split(), "recipes/grpo_arithmetic.yaml"] for command in READING]
+)
 def test_reading_commands_never_load_torch(command: list[str]) -> None:
-    assert "torch" not in loaded_by(f"from meshctl.cli.app import main; sys.argv = {['meshctl', *command]}; sys.exit(main())")
+    assert "torch" not in loaded_by(
+        f"from meshctl.cli.app import main; sys.argv = {['meshctl', *command]}; sys.exit(main())"
+    )
 
 
 def test_pictures_are_drawn_without_rich() -> None:
     command = ["meshctl", "show-topology", "recipes/grpo_arithmetic.yaml"]
-    assert not loaded_by(f"from meshctl.cli.app import main; sys.argv = {command}; sys.exit(main())") & {"rich", "numpy", "torch"}
+    assert not loaded_by(f"from meshctl.cli.app import main; sys.argv = {command}; sys.exit(main())") & {
+        "rich",
+        "numpy",
+        "torch",
+    }

@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from meshctl.cli.load import plan_of
-from meshctl.plan.topology import topology
+from meshctl.plan.views.topology import topology
 from meshctl.recipe.load import load
-from meshctl.run import RunDir
+from meshctl.run.directory import RunDir
+from meshctl.view.pictures.text.picture import draw
 from meshctl.view.reports.text import text
-from meshctl.view.topologies.text.picture import draw
+from tests.paths import ROOT
 from tests.view.recorded import whole_run
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

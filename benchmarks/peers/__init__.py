@@ -1,4 +1,5 @@
-"""Systems with a driver, next to which meshctl is measured: each is a script of its own, run by an interpreter that has the system.
+"""Systems with a driver, next to which meshctl is measured: each is a script of its own, run by an
+interpreter that has the system.
 
 A script reads one JSON list a line and answers with one:
 
@@ -6,8 +7,9 @@ A script reads one JSON list a line and answers with one:
     ["steps", form, count]              -> seconds of each step, as its driver sees them
     ["close"]                           -> []; the workers of the last "open" are gone
 
-They get an environment of their own, because Twinkle needs an older numpy than constraints.txt pins; it needs neither meshctl nor its
-constraints, which the environment may name. Ray alone fits beside meshctl: `pip install -e '.[bench]'`, then `--peers` without a path.
+They get an environment of their own, because Twinkle needs an older numpy than constraints.txt pins; it needs
+neither meshctl nor its constraints, which the environment may name. Ray alone fits beside meshctl: `pip
+install -e '.[bench]'`, then `--peers` without a path.
 
     python3.11 -m venv .venv/peers
     env -u PIP_CONSTRAINT .venv/peers/bin/pip install torch ray twinkle-kit
@@ -48,7 +50,13 @@ class Peer:
         command = [python, "-m", f"{__name__}.{PEERS[name]}"]
         try:
             self._process = subprocess.Popen(
-                command, cwd=ROOT, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+                command,
+                cwd=ROOT,
+                env=environ,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
             )
         except OSError as error:
             raise PeerError(str(error)) from None
@@ -91,10 +99,15 @@ class Peer:
 
 
 def serve(system: Any) -> None:
-    """The script's side: `system` has `forms`, `open`, `steps` and `close`. Whatever else is printed goes to stderr."""
+    """The script's side: `system` has `forms`, `open`, `steps` and `close`. Whatever else is printed goes to
+    stderr."""
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
-        verbs: dict[str, Callable[..., Any]] = {"open": system.open, "steps": system.steps, "close": system.close}
+        verbs: dict[str, Callable[..., Any]] = {
+            "open": system.open,
+            "steps": system.steps,
+            "close": system.close,
+        }
         for line in sys.stdin:
             verb, *words = json.loads(line)
             answer = verbs[verb](*words)

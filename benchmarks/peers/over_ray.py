@@ -1,6 +1,8 @@
-"""Ray: the driver fetches and shares out (`hop`), or passes references on (`refs`), with torch tensors or numpy arrays.
+"""Ray: the driver fetches and shares out (`hop`), or passes references on (`refs`), with torch tensors or
+numpy arrays.
 
-    hop usual    get, torch.cat, slices, put: what is usually written; a slice is a view, and pickle ships all that it is a part of
+    hop usual    get, torch.cat, slices, put: what is usually written; a slice is a view, and pickle ships all
+                 that it is a part of
     hop torch    the same with slices in memory of their own
     hop numpy    the same with arrays, of which Ray pickles the slice alone, and which it reads in place
 
@@ -51,7 +53,10 @@ class Taker:
     def take(self, form: str, first: int, *parts: Columns) -> None:
         """`parts` are segments of this taker's samples, in order, the first of which has that number."""
         for part in parts:
-            columns = {name: column if isinstance(column, torch.Tensor) else torch.as_tensor(column) for name, column in part.items()}
+            columns = {
+                name: column if isinstance(column, torch.Tensor) else torch.as_tensor(column)
+                for name, column in part.items()
+            }
             count = len(columns["tokens"])
             if form not in self._checked:
                 samples.check(columns, torch.arange(first, first + count))
@@ -69,7 +74,13 @@ class Ray:
 
     def open(self, givers: int, takers: int, nbytes: int) -> tuple[str, ...]:
         if not ray.is_initialized():
-            ray.init(address="local", num_cpus=32, object_store_memory=STORE, include_dashboard=False, log_to_driver=False)
+            ray.init(
+                address="local",
+                num_cpus=32,
+                object_store_memory=STORE,
+                include_dashboard=False,
+                log_to_driver=False,
+            )
         self._makers = [Maker.remote(nbytes, rank, givers) for rank in range(givers)]
         self._takers = [Taker.remote() for _ in range(takers)]
         self._firsts = [samples.share(rank, takers).start for rank in range(takers)]
@@ -86,7 +97,11 @@ class Ray:
 
     def _step(self, form: str) -> float:
         how, _, kind = form.partition(" ")
-        step: Callable[[str, str], list[Any]] = {"refs": self._refs, "hop": self._hop, "nothing": self._nothing}[how]
+        step: Callable[[str, str], list[Any]] = {
+            "refs": self._refs,
+            "hop": self._hop,
+            "nothing": self._nothing,
+        }[how]
         begin = time.perf_counter()
         ray.get(step(form, kind))
         return time.perf_counter() - begin
@@ -119,7 +134,10 @@ class Ray:
     def _nothing(self, form: str, kind: str) -> list[Any]:
         given = [maker.nothing.remote() for maker in self._makers]
         fan_in = len(given) // len(self._takers)
-        return [taker.nothing.remote(*given[number * fan_in : (number + 1) * fan_in]) for number, taker in enumerate(self._takers)]
+        return [
+            taker.nothing.remote(*given[number * fan_in : (number + 1) * fan_in])
+            for number, taker in enumerate(self._takers)
+        ]
 
 
 if __name__ == "__main__":

@@ -50,10 +50,21 @@ class Twinkle:
     forms = ("hop",)
 
     def open(self, givers: int, takers: int, nbytes: int) -> tuple[str, ...]:
-        ray.init(address="local", num_cpus=CPUS, object_store_memory=STORE, include_dashboard=False, log_to_driver=False)
-        groups = [DeviceGroup(name="one", ranks=givers, device_type="CPU"), DeviceGroup(name="two", ranks=takers, device_type="CPU")]
+        ray.init(
+            address="local",
+            num_cpus=CPUS,
+            object_store_memory=STORE,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
+        groups = [
+            DeviceGroup(name="one", ranks=givers, device_type="CPU"),
+            DeviceGroup(name="two", ranks=takers, device_type="CPU"),
+        ]
         twinkle.initialize("ray", groups=groups, lazy_collect=False)
-        self._maker = Maker(nbytes, givers, device_mesh=DeviceMesh.from_sizes(dp_size=givers), remote_group="one")
+        self._maker = Maker(
+            nbytes, givers, device_mesh=DeviceMesh.from_sizes(dp_size=givers), remote_group="one"
+        )
         self._taker = Taker(takers, device_mesh=DeviceMesh.from_sizes(dp_size=takers), remote_group="two")
         self.steps("hop", 1)
         return self.forms

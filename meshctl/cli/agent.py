@@ -16,7 +16,7 @@ def agent(plan: Path, group: str, node: int, head: str) -> int:
     if not head.rpartition(":")[2].isdigit():
         print(f"error: --head is HOST:PORT, not {head!r}", file=sys.stderr)
         return 2
-    from meshctl.engines.agent import run_agent
+    from meshctl.engines.node.agent import run_agent
     from meshctl.runtime.worker import main
 
     return run_agent(plan, group, node, head, main)

@@ -1,7 +1,7 @@
 """The command line: `meshctl`, one file per command, imported when it is called.
 
-Exit codes: 0 done, 1 the recipe has errors, 2 wrong usage, 3 the recipe cannot be read, 4 the environment refuses, 5 the run
-failed, 70 a bug in meshctl, 130 and 143 interrupted.
+Exit codes: 0 done, 1 the recipe has errors, 2 wrong usage, 3 the recipe cannot be read, 4 the environment
+refuses, 5 the run failed, 70 a bug in meshctl, 130 and 143 interrupted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from meshctl.cli.bug import bug
-from meshctl.cli.out import no_room, open_all, refused, write
+from meshctl.cli.crash import bug
+from meshctl.cli.output import no_room, open_all, refused, write
 
 app = typer.Typer(
     name="meshctl",
@@ -26,8 +26,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe, - for standard input, or a run's directory.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra's overrides.", show_default=False)]
+Recipe = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe, - for standard input, or a run's directory.", show_default=False
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra's overrides.", show_default=False)
+]
 
 
 def say_version(asked: bool) -> None:
@@ -40,19 +47,33 @@ def say_version(asked: bool) -> None:
 
 @app.callback()
 def meshctl(
-    version: Annotated[bool, typer.Option("--version", callback=say_version, is_eager=True, help="Say the version, and leave.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=say_version, is_eager=True, help="Say the version, and leave."),
+    ] = False,
 ) -> None:
     """A recipe says, a plan places, a run does."""
 
 
 @app.command()
 def init(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="NAME.yaml, in a folder if it says one.", show_default=False)] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[NAME]", help="NAME.yaml, in a folder if it says one.", show_default=False),
+    ] = "",
     kind: Annotated[str, typer.Option(help="train, grpo, distill or script.", show_default=False)] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, npu or mps; what this machine has.", show_default=False)] = "",
-    ranks: Annotated[int | None, typer.Option(metavar="N", help="Devices, or on cpu processes, of all groups together.")] = None,
-    layout: Annotated[str, typer.Option(help="fsdp, dp or hsdp: of the group that trains.", show_default=False)] = "",
-    script: Annotated[str, typer.Option(metavar="FILE", help="Your own, written for torchrun.", show_default=False)] = "",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, npu or mps; what this machine has.", show_default=False)
+    ] = "",
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Devices, or on cpu processes, of all groups together.")
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(help="fsdp, dp or hsdp: of the group that trains.", show_default=False)
+    ] = "",
+    script: Annotated[
+        str, typer.Option(metavar="FILE", help="Your own, written for torchrun.", show_default=False)
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:
@@ -66,11 +87,18 @@ def init(
 def validate(
     recipes: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE... [KEY=VALUE]...", help="Recipes, - for standard input; Hydra's overrides, for all of them."),
+        typer.Argument(
+            metavar="RECIPE... [KEY=VALUE]...",
+            help="Recipes, - for standard input; Hydra's overrides, for all of them.",
+        ),
     ],
-    format: Annotated[str, typer.Option("--format", "-f", help="text, concise, json, github or sarif.", show_default=False)] = "",
+    format: Annotated[
+        str, typer.Option("--format", "-f", help="text, concise, json, github or sarif.", show_default=False)
+    ] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
-    fix: Annotated[bool, typer.Option("--fix", help="First change what has one safe answer, and say what.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="First change what has one safe answer, and say what.")
+    ] = False,
     color: Annotated[str, typer.Option(metavar="WHEN", help="auto, always or never.")] = "auto",
 ) -> None:
     """Says every mistake of recipes at once. Starts nothing, and imports nothing that they name."""
@@ -83,7 +111,9 @@ def validate(
 def config(
     recipe: Recipe,
     overrides: Overrides = None,
-    origins: Annotated[bool, typer.Option("--origins", help="Where each value was written, and what it replaced.")] = False,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="Where each value was written, and what it replaced.")
+    ] = False,
     format: Annotated[str, typer.Option("--format", "-f", help="text (YAML) or json.")] = "text",
 ) -> None:
     """Prints a recipe as it is composed, without its secrets."""
@@ -96,14 +126,33 @@ def config(
 def show_topology(
     recipe: Recipe,
     overrides: Overrides = None,
-    format: Annotated[str, typer.Option("--format", "-f", help="text, json, mermaid, svg or html; text, or what FILE says.")] = "",
+    format: Annotated[
+        str, typer.Option("--format", "-f", help="text, json, mermaid, svg or html; text, or what FILE says.")
+    ] = "",
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Write it to a file.")] = "",
-    component: Annotated[str, typer.Option(metavar="NAME", help="One component: its process groups, stages and routes.")] = "",
-    dim: Annotated[str, typer.Option(metavar="DIM", help="The process groups along a dim, of all components or of one.")] = "",
-    node: Annotated[int | None, typer.Option(metavar="N", help="One node: its devices and processes.")] = None,
-    rank: Annotated[str, typer.Option(metavar="GROUP:N", help="One rank: its coordinates, peers and samples, and whom it talks to.")] = "",
-    samples: Annotated[int | None, typer.Option(metavar="N", help="Of a batch of so many, where the recipe says no `samples`.")] = None,
-    diff: Annotated[str | None, typer.Option(metavar="OTHER", help="What changes to a recipe, overrides, or both in quotes.")] = None,
+    component: Annotated[
+        str, typer.Option(metavar="NAME", help="One component: its process groups, stages and routes.")
+    ] = "",
+    dim: Annotated[
+        str, typer.Option(metavar="DIM", help="The process groups along a dim, of all components or of one.")
+    ] = "",
+    node: Annotated[
+        int | None, typer.Option(metavar="N", help="One node: its devices and processes.")
+    ] = None,
+    rank: Annotated[
+        str,
+        typer.Option(
+            metavar="GROUP:N", help="One rank: its coordinates, peers and samples, and whom it talks to."
+        ),
+    ] = "",
+    samples: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of a batch of so many, where the recipe says no `samples`."),
+    ] = None,
+    diff: Annotated[
+        str | None,
+        typer.Option(metavar="OTHER", help="What changes to a recipe, overrides, or both in quotes."),
+    ] = None,
 ) -> None:
     """Draws what a recipe would run. Where, in which meshes, with which data flow."""
     from meshctl.cli.show_topology import Asked, show
@@ -116,11 +165,19 @@ def show_topology(
 def launch(
     recipe: Recipe,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and start nothing.")] = False,
-    only: Annotated[str | None, typer.Option(metavar="GROUP", help="Run this group alone.", show_default=False)] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be started, and start nothing.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Run this group alone.", show_default=False)
+    ] = None,
     replay: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROUTE=DIR", help="With --only: where a run has recorded what the group takes.", show_default=False),
+        typer.Option(
+            metavar="ROUTE=DIR",
+            help="With --only: where a run has recorded what the group takes.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Runs a recipe, or goes on from a run's checkpoint."""
@@ -132,7 +189,9 @@ def launch(
 
 @app.command()
 def doctor(
-    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Whether this one would start here.", show_default=False)] = "",
+    recipe: Annotated[
+        str, typer.Argument(metavar="[RECIPE]", help="Whether this one would start here.", show_default=False)
+    ] = "",
     overrides: Overrides = None,
     format: Annotated[str, typer.Option("--format", "-f", help="text or json.")] = "text",
 ) -> None:
@@ -144,7 +203,9 @@ def doctor(
 
 @app.command()
 def explain(
-    code: Annotated[str, typer.Argument(metavar="[CODE]", help="MC410; MC4 for all about meshes.", show_default=False)] = "",
+    code: Annotated[
+        str, typer.Argument(metavar="[CODE]", help="MC410; MC4 for all about meshes.", show_default=False)
+    ] = "",
 ) -> None:
     """Says why a code is reported, with an example. Without one, lists all codes."""
     from meshctl.cli.explain import explain
@@ -154,7 +215,9 @@ def explain(
 
 @app.command()
 def schema(
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Write it to a file, or into a folder.")] = "",
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE", help="Write it to a file, or into a folder.")
+    ] = "",
 ) -> None:
     """The JSON Schema of recipes, for editors."""
     from meshctl.cli.schema import tell
@@ -164,7 +227,9 @@ def schema(
 
 @app.command()
 def completion(
-    shell: Annotated[str, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; what SHELL says.", show_default=False)] = "",
+    shell: Annotated[
+        str, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; what SHELL says.", show_default=False)
+    ] = "",
 ) -> None:
     """Prints the script by which a shell completes. It knows commands, recipes and overrides."""
     from meshctl.cli.completion.shells import script

@@ -1,7 +1,8 @@
-"""`meshctl config RECIPE [OVERRIDES]`: the recipe as composed; with `--origins`, where each of its values was written.
+"""`meshctl config RECIPE [OVERRIDES]`: the recipe as composed; with `--origins`, where each of its values was
+written.
 
-What is printed without `--origins` is a recipe again, all files and overrides in one. Secrets, and what came from the environment, are
-hidden. A wrong recipe is printed as far as it goes, with its report on stderr.
+What is printed without `--origins` is a recipe again, all files and overrides in one. Secrets, and what came
+from the environment, are hidden. A wrong recipe is printed as far as it goes, with its report on stderr.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshctl.cli.load import Unreadable, loaded_of
-from meshctl.cli.out import write
-from meshctl.cli.stdin import given
+from meshctl.cli.output import write
+from meshctl.cli.stdin_source import given
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
-from meshctl.recipe.words import listed
+from meshctl.recipe.suggestions import listed
 
 if TYPE_CHECKING:
     from meshctl.recipe.load import Loaded
@@ -57,14 +58,14 @@ def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int
 
 
 def data(loaded: Loaded) -> Any:
-    from meshctl.recipe.nodes import plain
+    from meshctl.recipe.compose.yaml_tree import plain
     from meshctl.recipe.secrets import shown
 
     return plain(shown(loaded.tree, loaded.secrets)) if loaded.tree is not None else {}
 
 
 def composed(loaded: Loaded) -> str:
-    from meshctl.recipe.text import dump
+    from meshctl.recipe.compose.yaml_reader import dump
 
     return dump(data(loaded))
 
@@ -75,7 +76,7 @@ def composed_json(loaded: Loaded) -> str:
 
 def origins_text(loaded: Loaded) -> str:
     from meshctl.recipe.origins import origins
-    from meshctl.view.origins import text
+    from meshctl.view.reports.origins import text
 
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
     return text(origins(loaded, Path.cwd()), max(WIDTH, width)) + "\n"
@@ -90,14 +91,20 @@ def origins_json(loaded: Loaded) -> str:
 
 
 def of_origin(origin: Origin) -> dict[str, Any]:
-    said: dict[str, Any] = {"path": list(origin.path), "value": origin.value, "kind": origin.kind, "place": of_span(origin.span)}
+    said: dict[str, Any] = {
+        "path": list(origin.path),
+        "value": origin.value,
+        "kind": origin.kind,
+        "place": of_span(origin.span),
+    }
     if origin.note:
         said["note"] = origin.note
     if origin.means:
         said["means"] = origin.means[0]
     if origin.refers:
         said["refers"] = [
-            {"text": one.text, "path": list(one.path) if one.path else None, "place": of_span(one.span)} for one in origin.refers
+            {"text": one.text, "path": list(one.path) if one.path else None, "place": of_span(one.span)}
+            for one in origin.refers
         ]
     if origin.was:
         said["was"] = [{"value": was.value, "place": of_span(was.span)} for was in origin.was]
@@ -105,7 +112,9 @@ def of_origin(origin: Origin) -> dict[str, Any]:
 
 
 def of_span(span: Span | None) -> dict[str, Any] | None:
-    return {"file": span.file, "line": span.line, "column": span.column, "width": span.width} if span else None
+    return (
+        {"file": span.file, "line": span.line, "column": span.column, "width": span.width} if span else None
+    )
 
 
 def in_json(value: Any, indent: int | None = None) -> str:
@@ -118,4 +127,8 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))) else value
+    return (
+        str(value)
+        if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf")))
+        else value
+    )

@@ -1,4 +1,5 @@
-"""`meshctl doctor [RECIPE]`: what this machine lacks, each with what to do about it; with a recipe, whether it would start here."""
+"""`meshctl doctor [RECIPE]`: what this machine lacks, each with what to do about it; with a recipe, whether
+it would start here."""
 
 from __future__ import annotations
 
@@ -7,20 +8,20 @@ import shutil
 import sys
 from pathlib import Path
 
-from meshctl.checks import Check, as_data, tally
-from meshctl.cli.colour import coloured
+from meshctl.cli.color import coloured
 from meshctl.cli.load import Ready, Unreadable, plan_of
-from meshctl.cli.out import write
-from meshctl.cli.stdin import given
+from meshctl.cli.output import write
+from meshctl.cli.stdin_source import given
 from meshctl.diagnostics import RecipeError
+from meshctl.diagnostics.health import Check, as_data, tally
 from meshctl.engines import local
-from meshctl.engines.doctor.asked import Asked
-from meshctl.engines.doctor.examine import examine
-from meshctl.engines.worker import CannotStart
-from meshctl.recipe.words import counted, listed
-from meshctl.redaction import command_line, hidden
-from meshctl.run import Start
-from meshctl.view.checks import table
+from meshctl.engines.checks.options import Asked
+from meshctl.engines.checks.runner import examine
+from meshctl.engines.node.worker_env import CannotStart
+from meshctl.recipe.suggestions import counted, listed
+from meshctl.run.directory import Start
+from meshctl.text.redaction import command_line, hidden
+from meshctl.view.reports.health import table
 
 FORMATS = ("text", "json")
 USAGE, REFUSED, INTERRUPTED = 2, 4, 130
@@ -62,7 +63,9 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Ready | None, tupl
         return 3, None, (Check("recipe", "text", "failure", hidden(str(wrong)), again),)
     except RecipeError as wrong:
         errors = len(wrong.report.errors)
-        found = f"{recipe} has {counted(errors, 'error')}: {wrong.report.errors[0].message}" + (" ..." if errors > 1 else "")
+        found = f"{recipe} has {counted(errors, 'error')}: {wrong.report.errors[0].message}" + (
+            " ..." if errors > 1 else ""
+        )
         return 1, None, (Check("recipe", "text", "failure", hidden(found), again),)
     plan = ready.plan
     found = f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}"
@@ -74,11 +77,25 @@ def preflight(ready: Ready) -> Check:
     try:
         local.preflight(ready.plan, Start(ready.path))
     except CannotStart as refused:
-        return Check("recipe", "start", "failure", hidden(str(refused)), "change the recipe, or launch it where that is")
+        return Check(
+            "recipe",
+            "start",
+            "failure",
+            hidden(str(refused)),
+            "change the recipe, or launch it where that is",
+        )
     return Check("recipe", "start", "ok", "`launch` would start it here")
 
 
 def say(checks: tuple[Check, ...], format: str) -> None:
-    width = min(WIDEST, shutil.get_terminal_size((NO_TERMINAL, 24)).columns) if sys.stdout.isatty() else NO_TERMINAL
-    text = json.dumps(as_data(checks), indent=2) + "\n" if format == "json" else table(checks, width=width, colour=coloured(sys.stdout))
+    width = (
+        min(WIDEST, shutil.get_terminal_size((NO_TERMINAL, 24)).columns)
+        if sys.stdout.isatty()
+        else NO_TERMINAL
+    )
+    text = (
+        json.dumps(as_data(checks), indent=2) + "\n"
+        if format == "json"
+        else table(checks, width=width, colour=coloured(sys.stdout))
+    )
     write(text, sys.stdout)

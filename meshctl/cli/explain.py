@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from meshctl.cli.out import write
-from meshctl.codes import SUBJECTS, Block, Page, Section, codes, head, page
-from meshctl.recipe.words import did_you_mean, listed
+from meshctl.cli.output import write
+from meshctl.diagnostics.codes import SUBJECTS, Block, Page, Section, codes, head, page
+from meshctl.recipe.suggestions import did_you_mean, listed
 
 USAGE = 2
 INDENT, CHANGED = "    ", "  > "
@@ -39,9 +39,13 @@ def _unknown(word: str, asked: str, known: Sequence[str]) -> str:
     if asked:
         near = min(known, key=lambda code: (abs(int(code[2:]) - int(asked[2:].ljust(3, "0"))), code))
         return f"there is no code `{asked}`; the nearest is `{near}`: {head(near)[1]}"
-    spoken = [code for code in known if _speaks(page(code), word.strip().lower())] if len(word.strip()) > 2 else []
+    spoken = (
+        [code for code in known if _speaks(page(code), word.strip().lower())] if len(word.strip()) > 2 else []
+    )
     if spoken:
-        return f"there is no code `{shown}`; {listed(spoken)} {'speaks' if len(spoken) == 1 else 'speak'} of it"
+        return (
+            f"there is no code `{shown}`; {listed(spoken)} {'speaks' if len(spoken) == 1 else 'speak'} of it"
+        )
     return f"there is no code `{shown}`; {near if (near := _meant(word, known)) else '`meshctl explain` lists all'}"
 
 
@@ -87,7 +91,9 @@ def _section(section: Section, other: Section) -> Iterator[str]:
         if isinstance(piece, str):
             yield from piece.splitlines()
         else:
-            yield from _block(piece, next((block for block in other.blocks if block.name == piece.name), piece))
+            yield from _block(
+                piece, next((block for block in other.blocks if block.name == piece.name), piece)
+            )
 
 
 def _block(block: Block, other: Block) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """`validate --fix`: changes what has one safe answer, says what, and looks again at what is left.
 
-All of it is done in memory first, again and again, since one mistake may have hidden another. Then the files are written, each whole or
-not at all: the recipe, and files of its own folder that it includes, but not what meshctl ships, nor the recipe of a run. Every other
-character stays as it is. An override cannot be changed: how it should read is printed. The text of standard input goes to stdout.
+All of it is done in memory first, again and again, since one mistake may have hidden another. Then the files
+are written, each whole or not at all: the recipe, and files of its own folder that it includes, but not what
+meshctl ships, nor the recipe of a run. Every other character stays as it is. An override cannot be changed:
+how it should read is printed. The text of standard input goes to stdout.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshctl.cli.load import Looked
-from meshctl.cli.out import silence, why
+from meshctl.cli.output import silence, why
 from meshctl.diagnostics import Diagnostic, Fix, Report
+from meshctl.recipe.compose.folders import contents, is_dir, real, shipped
+from meshctl.recipe.compose.overrides import is_override
+from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.recipe.fixes import chosen, fixed
-from meshctl.recipe.folders import contents, is_dir, real, shipped
-from meshctl.recipe.overrides import is_override
-from meshctl.recipe.text import MAX_BYTES
 from meshctl.view.reports import STDIN
 from meshctl.view.reports.text import shown
 
@@ -48,7 +49,9 @@ def fix(recipe: str, look: Look, held: Held) -> tuple[Looked, tuple[Diagnostic, 
     result = mended(recipe, look, held)
     if recipe == STDIN:
         ((path, data),) = held.items()
-        _print(result.after.get(path, data) if len(data) <= MAX_BYTES else b"")  # of more, only the beginning was read
+        _print(
+            result.after.get(path, data) if len(data) <= MAX_BYTES else b""
+        )  # of more, only the beginning was read
     elif failed := _written(result):
         print(f"error: {shown(failed)}", file=sys.stderr)
         return look(held), ()
@@ -85,7 +88,11 @@ def _own(recipe: str, report: Report) -> dict[str, str]:
         return {}
     home, ours, itself = real((cwd / recipe).parent), real(shipped()), real(cwd / recipe)
     paths = {file: real(cwd / file) for file, _ in report.sources if not is_override(file)}
-    return {file: path for file, path in paths.items() if not _below(path, ours) and (path == itself or _below(path, home))}
+    return {
+        file: path
+        for file, path in paths.items()
+        if not _below(path, ours) and (path == itself or _below(path, home))
+    }
 
 
 def _below(path: str, folder: str) -> bool:
@@ -109,13 +116,21 @@ def told(recipe: str, result: Mended) -> Iterator[str]:
     for fix in dict.fromkeys(fix for found in result.done for fix in found.fixes):
         yield f"fixed {fix.span.file}:{fix.span.line}:{fix.span.column}: {_change(fix)}"
     report = result.looked.report
-    left = dict.fromkeys(fix for found in chosen(report.diagnostics, (file for file, _ in report.sources)) for fix in found.fixes)
+    left = dict.fromkeys(
+        fix
+        for found in chosen(report.diagnostics, (file for file, _ in report.sources))
+        for fix in found.fixes
+    )
     for file, lines in report.sources:
         fixes = [fix for fix in left if fix.span.file == file]
         if fixes and is_override(file):
             yield f"{file} should be: {shlex.quote(fixed(lines[0], fixes))}"
         for fix in fixes if not is_override(file) else ():
-            reason = "a run keeps its recipe" if is_dir(Path(recipe)) else f"the file is not in the folder of {recipe}"
+            reason = (
+                "a run keeps its recipe"
+                if is_dir(Path(recipe))
+                else f"the file is not in the folder of {recipe}"
+            )
             yield f"not fixed {file}:{fix.span.line}:{fix.span.column}: {_change(fix)}: {reason}"
 
 

@@ -1,7 +1,7 @@
 """`meshctl init [NAME]`: a recipe that validates and runs, and the Python file with its classes.
 
-On a terminal it asks what was not said; with any of its options, or without a terminal, it asks nothing and takes what is usual. It
-writes at the end, both files or none, and never over a file that is there.
+On a terminal it asks what was not said; with any of its options, or without a terminal, it asks nothing and
+takes what is usual. It writes at the end, both files or none, and never over a file that is there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshctl.cli import schema
-from meshctl.cli.out import why
-from meshctl.recipe import starters
-from meshctl.recipe.starters import COMMANDS, DEVICES, KINDS, LAYOUTS, Choice, WrongChoice, installed, layouts, module_of, stem_of
-from meshctl.recipe.words import counted, listed
-from meshctl.run import write_whole
+from meshctl.cli.output import why
+from meshctl.recipe import templates
+from meshctl.recipe.suggestions import counted, listed
+from meshctl.recipe.templates import (
+    COMMANDS,
+    DEVICES,
+    KINDS,
+    LAYOUTS,
+    Choice,
+    WrongChoice,
+    installed,
+    layouts,
+    module_of,
+    stem_of,
+)
+from meshctl.run.directory import write_whole
 from meshctl.view.reports.text import cells, shown
 
 USAGE, INTERRUPTED = 2, 130
@@ -48,7 +59,9 @@ class Asked:
     @property
     def silent(self) -> bool:
         """Something was said, so nothing is asked."""
-        return bool(self.yes or self.kind or self.device or self.ranks is not None or self.layout or self.script)
+        return bool(
+            self.yes or self.kind or self.device or self.ranks is not None or self.layout or self.script
+        )
 
 
 def init(name: str, asked: Asked) -> int:
@@ -64,7 +77,9 @@ def init(name: str, asked: Asked) -> int:
         print("\nnothing was written", file=sys.stderr)
         return INTERRUPTED
     except EOFError:
-        return refuse("\nthere was no answer, so nothing was written; `--yes` takes what is usual, `--help` says what can be said")
+        return refuse(
+            "\nthere was no answer, so nothing was written; `--yes` takes what is usual, `--help` says what can be said"
+        )
 
 
 def refuse(reason: str) -> int:
@@ -77,7 +92,7 @@ def machine() -> Machine:
     """What is here, told without loading torch or calling a driver."""
     from meshctl.engines.local import DEVICES as FILES
     from meshctl.engines.local import count_devices, is_rocm
-    from meshctl.engines.visible import narrowed
+    from meshctl.engines.node.visible_devices import narrowed
     from meshctl.recipe.load import detected
 
     rocm = is_rocm()
@@ -100,7 +115,7 @@ def chosen(asked: Asked, here: Machine) -> Choice:
     device = {"gpu": "cuda"}.get(asked.device.lower(), asked.device.lower()) or here[0]
     ranks = usual(here, device) if asked.ranks is None else asked.ranks
     choice = Choice(kind, device, ranks, asked.layout, asked.script)
-    starters.check(choice)
+    templates.check(choice)
     return choice
 
 
@@ -108,7 +123,8 @@ def chosen(asked: Asked, here: Machine) -> Choice:
 
 
 def answer(prompt: str) -> str:
-    """A line of the terminal. An interrupt between prompt and reading would not be heard before its end: the pipe tells of it."""
+    """A line of the terminal. An interrupt between prompt and reading would not be heard before its end: the
+    pipe tells of it."""
     print(prompt, end="", flush=True)
     heard, tells = os.pipe()
     os.set_blocking(tells, False)
@@ -134,7 +150,9 @@ def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, 
         choice = replace(choice, ranks=number(_how_many(choice), choice, ask))
     if kind != "script" and len(layouts(choice)) > 1:
         options = {layout: LAYOUTS[layout][0] for layout in layouts(choice)}
-        layout = one_of(f"In which layout are the {choice.trained} ranks that train?", options, layouts(choice)[0], ask)
+        layout = one_of(
+            f"In which layout are the {choice.trained} ranks that train?", options, layouts(choice)[0], ask
+        )
         choice = replace(choice, layout=layout)
     return choice, name or a_name(choice, force, ask)
 
@@ -190,7 +208,7 @@ def number(question: str, choice: Choice, ask: Ask) -> int:
         said = ask(f"[{choice.ranks}]: ").strip() or str(choice.ranks)
         try:
             ranks = int(said)
-            starters.check(replace(choice, ranks=ranks))
+            templates.check(replace(choice, ranks=ranks))
             return ranks
         except WrongChoice as wrong:
             print(f"  {wrong}")
@@ -214,7 +232,8 @@ class Place:
 
 
 def place(name: str, kind: str) -> Place:
-    """`jobs/grpo` is written into jobs/; a folder gets a recipe that is called like its kind. Raises `WrongChoice`."""
+    """`jobs/grpo` is written into jobs/; a folder gets a recipe that is called like its kind. Raises
+    `WrongChoice`."""
     if "\0" in name:
         raise WrongChoice("a name has no NUL in it")
     path = Path(name or kind)
@@ -227,14 +246,25 @@ def write(to: Place, choice: Choice, asked: Asked, here: Machine) -> int:
     """Writes both files and says what comes next; the exit code."""
     own = [os.path.realpath(folder) for folder in ("", to.folder)]
     elsewhere = [folder for folder in sys.path if os.path.realpath(folder) not in own]
-    taken = [name for name in (to.stem, module_of(to.stem)) if name.isidentifier() and _is_taken(name, to.folder, elsewhere)]
+    taken = [
+        name
+        for name in (to.stem, module_of(to.stem))
+        if name.isidentifier() and _is_taken(name, to.folder, elsewhere)
+    ]
     module = module_of(to.stem, taken)
     choice = replace(choice, script=script_from(choice.script, to.folder)) if choice.script else choice
     path = shlex.quote(str(to.recipe))
-    texts = {to.folder / name: text for name, text in starters.files(choice, to.stem, module, path, schema.MODELINE).items()}
-    if there := [str(file) for file in texts if os.path.lexists(file) and not (asked.force and os.path.isfile(file))]:
+    texts = {
+        to.folder / name: text
+        for name, text in templates.files(choice, to.stem, module, path, schema.MODELINE).items()
+    }
+    if there := [
+        str(file) for file in texts if os.path.lexists(file) and not (asked.force and os.path.isfile(file))
+    ]:
         are, them = ("is", "it") if len(there) == 1 else ("are", "them")
-        return refuse(f"{listed(there)} {are} there already: say another NAME, or `--force` to write over {them}")
+        return refuse(
+            f"{listed(there)} {are} there already: say another NAME, or `--force` to write over {them}"
+        )
     editors = for_editors(to.folder / schema.FILE)
     try:
         put(texts | editors)
@@ -245,7 +275,8 @@ def write(to: Place, choice: Choice, asked: Asked, here: Machine) -> int:
 
 
 def _is_taken(name: str, folder: Path, elsewhere: list[str]) -> bool:
-    """A package in the same folder comes before a file, and a file of that name would come before what is installed."""
+    """A package in the same folder comes before a file, and a file of that name would come before what is
+    installed."""
     return os.path.isfile(folder / name / "__init__.py") or installed(name, elsewhere)
 
 
@@ -254,13 +285,16 @@ def script_from(script: str, folder: Path) -> str:
     if "\0" in script or not os.path.isfile(script):
         raise WrongChoice(f"there is no script `{script}`")
     if set(script) & set("${}"):
-        raise WrongChoice(f"`{script}` has a sign in its name that means something else in a recipe: $, {{ or }}")
+        raise WrongChoice(
+            f"`{script}` has a sign in its name that means something else in a recipe: $, {{ or }}"
+        )
     seen = script if os.path.isabs(script) else os.path.relpath(script, folder)
     return f"./{seen}" if seen.startswith("-") else seen
 
 
 def for_editors(file: Path) -> dict[Path, str]:
-    """The schema that the first line of a recipe names, where the folder has none or an old one; somebody else's of that name stays."""
+    """The schema that the first line of a recipe names, where the folder has none or an old one; somebody
+    else's of that name stays."""
     text = schema.text()
     if not os.path.lexists(file):
         return {file: text}
@@ -300,4 +334,6 @@ def say(to: Place, written: list[Path], choice: Choice, here: Machine) -> None:
     needed, (kind, count) = min(choice.ranks, sum(choice.shares.values())), here
     if choice.device != "cpu" and (kind != choice.device or count < needed):
         has = counted(count, f"{kind} device") if count else "no accelerator"
-        print(f"\nIt wants {counted(needed, f'{choice.device} device')}, and this machine has {has}: launch it where they are.")
+        print(
+            f"\nIt wants {counted(needed, f'{choice.device} device')}, and this machine has {has}: launch it where they are."
+        )

@@ -11,21 +11,22 @@ from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 
-from meshctl.cli.aside import aside
 from meshctl.cli.load import Ready, Unreadable, plan_of
-from meshctl.cli.out import silence, why, write
+from meshctl.cli.output import silence, why, write
+from meshctl.cli.parallel_start import aside
 from meshctl.cli.replay import Asked, Misused, alone, refuse_alone
-from meshctl.cli.stdin import given
+from meshctl.cli.stdin_source import given
 from meshctl.cli.validate import USAGE, draw
 from meshctl.diagnostics import RecipeError, Report
-from meshctl.engines import attempt, local
-from meshctl.engines.attempt import Attempt, RunHeld
-from meshctl.engines.head import Head, Outcome, Signals
-from meshctl.engines.worker import CannotStart
+from meshctl.engines import local
+from meshctl.engines.node.worker_env import CannotStart
+from meshctl.engines.supervise import attempt
+from meshctl.engines.supervise.attempt import Attempt, RunHeld
+from meshctl.engines.supervise.head import Head, Outcome, Signals
 from meshctl.plan.model import Group, Plan
-from meshctl.recipe.words import counted
-from meshctl.redaction import command_line
-from meshctl.run import RunDir, Start
+from meshctl.recipe.suggestions import counted
+from meshctl.run.directory import RunDir, Start
+from meshctl.text.redaction import command_line
 
 REFUSED = 4
 
@@ -40,7 +41,9 @@ def launch(recipe: str, overrides: list[str], dry_run: bool, asked: Asked = Aske
     ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides, asked)), import_torch))
     steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
     if ready.resume and 0 < steps <= saved:
-        print(f"{ready.resume.path}: nothing is left to do, its last checkpoint is of step {saved} of {steps}")
+        print(
+            f"{ready.resume.path}: nothing is left to do, its last checkpoint is of step {saved} of {steps}"
+        )
         return 0
     try:
         held = attempt.begin(ready.plan, ready.composed, ready.path, ready.resume)
@@ -95,22 +98,24 @@ def handed(code: int, ready: Ready | None) -> tuple[int, str]:
 def handed_back(text: str) -> Ready:
     plan, composed, path, run, said = json.loads(text)
     start = Start(**{**said, "path": tuple(path)})
-    return Ready(Plan.from_json(plan), composed, tuple(path), Report(), RunDir(Path(run)) if run else None, start=start)
+    return Ready(
+        Plan.from_json(plan), composed, tuple(path), Report(), RunDir(Path(run)) if run else None, start=start
+    )
 
 
 def import_torch() -> None:
     import_module("meshctl.runtime.worker")
-    import_module("meshctl.engines.agent")
+    import_module("meshctl.engines.node.agent")
 
 
 def run(ready: Ready, held: Attempt) -> int:
     from torch.distributed import PrefixStore
 
-    from meshctl.ending import Proposer
-    from meshctl.engines.preload import preload
+    from meshctl.engines.node.preload import preload
+    from meshctl.run.shutdown import Proposer
     from meshctl.runtime.worker import main
-    from meshctl.view import for_terminal
-    from meshctl.view.summary import summary
+    from meshctl.view.live import for_terminal
+    from meshctl.view.live.summary import summary
 
     plan = ready.plan
     with Signals().heard() as signals:
@@ -118,13 +123,17 @@ def run(ready: Ready, held: Attempt) -> int:
         processes, store = local.start(plan, held.run, main, [held.lock])
         try:
             ours = PrefixStore(f"run/{held.start.attempt}", store)
-            places = [place for place in range(plan.places) if plan.group(plan.at_place(place)[0]).program is None]
+            places = [
+                place for place in range(plan.places) if plan.group(plan.at_place(place)[0]).program is None
+            ]
             proposer = Proposer(PrefixStore("ending", ours), places)
             if ready.resume and not held.start.resume:
                 print(f"{held.run.path} has no checkpoint: it starts from the beginning", flush=True)
             view = for_terminal(plan, held.run, sys.stdout)
             with closing(view):
-                outcome = Head(plan, held.run, ours, proposer, processes, view, signals, held.follower, held.fold).follow()
+                outcome = Head(
+                    plan, held.run, ours, proposer, processes, view, signals, held.follower, held.fold
+                ).follow()
         finally:
             local.close(processes)
     try:
@@ -149,7 +158,10 @@ def dry(ready: Ready) -> str:
     """What would be started."""
     plan = ready.plan
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")
-    lines = [f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}; plan {plan.digest}", ""]
+    lines = [
+        f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}; plan {plan.digest}",
+        "",
+    ]
     for group in plan.groups:
         work = _work(plan, group, ready.secrets.written)
         lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {work}")

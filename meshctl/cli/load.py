@@ -8,11 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from meshctl.cli.bug import bug
+from meshctl.cli.crash import bug
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
-from meshctl.recipe.folders import files, is_dir, is_file
+from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.secrets import Secrets
-from meshctl.run import RunDir, Start
+from meshctl.run.directory import RunDir, Start
 
 if TYPE_CHECKING:
     from meshctl.plan.model import Plan
@@ -58,11 +58,21 @@ def plan_of(recipe: str, overrides: list[str], held: Mapping[str, bytes] = Mappi
         raise RecipeError(loaded.report)
     from meshctl.plan.resolve import resolve  # once there is something to place
 
-    return Ready(resolve(loaded.recipe, loaded.endpoints), loaded.composed, loaded.path, loaded.report, run, loaded.secrets)
+    return Ready(
+        resolve(loaded.recipe, loaded.endpoints),
+        loaded.composed,
+        loaded.path,
+        loaded.report,
+        run,
+        loaded.secrets,
+    )
 
 
-def loaded_of(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> tuple[Loaded, RunDir | None]:
-    """What can be read, however wrong, and the run whose recipe it is. Raises `Unreadable` for a folder that is no run."""
+def loaded_of(
+    recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
+) -> tuple[Loaded, RunDir | None]:
+    """What can be read, however wrong, and the run whose recipe it is. Raises `Unreadable` for a folder that
+    is no run."""
     from meshctl.recipe.load import load
 
     run = _run_of(recipe)
@@ -81,7 +91,8 @@ class Looked:
 
 
 def look(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> Looked:
-    """The same as `plan_of`, and nothing raised: where there are several recipes, one does not hide what is said of the others."""
+    """The same as `plan_of`, and nothing raised: where there are several recipes, one does not hide what is
+    said of the others."""
     try:
         ready = plan_of(recipe, overrides, held)
     except Unreadable as unreadable:
@@ -109,7 +120,11 @@ def _run_of(recipe: str) -> RunDir | None:
     missing = [path.name for path in (run.recipe, run.plan, folder / "start.json") if not is_file(path)]
     if missing:
         recipes = [path.name for path in files(folder, ".yaml", ".yml")]
-        help = f"name a recipe in it, like `{folder / recipes[0]}`" if recipes else "name a recipe, or the folder of a run (runs/NAME/TIME)"
+        help = (
+            f"name a recipe in it, like `{folder / recipes[0]}`"
+            if recipes
+            else "name a recipe, or the folder of a run (runs/NAME/TIME)"
+        )
         message = f"`{recipe}` is a folder and no run: it has no {', '.join(missing)}"
         raise Unreadable(Report((Diagnostic("MC001", message, help=help),)))
     return run

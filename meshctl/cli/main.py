@@ -1,4 +1,5 @@
-"""The way in. A shell asks for completions at every Tab, and is answered without the command line's own machinery being loaded."""
+"""The way in. A shell asks for completions at every Tab, and is answered without the command line's own
+machinery being loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: what is left of a plan where one group runs alone, and what it reads.
+"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: what is left of a plan where one group runs alone,
+and what it reads.
 
-    ROUTE     a route by which the group takes from another one, `SOURCE -> TARGET`, or SOURCE for all of that stage
+    ROUTE     a route by which the group takes from another one, `SOURCE -> TARGET`, or SOURCE for all of that
+              stage
     DIR       a run that has recorded it, or a recording: RUN, RUN/recorded or RUN/recorded/SOURCE
 
 What the words say wrongly is `Misused`, exit code 2; what the recordings lack is `CannotStart`, 4.
@@ -14,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshctl.cli.load import Ready
-from meshctl.cli.out import why
-from meshctl.engines.worker import CannotStart
+from meshctl.cli.output import why
+from meshctl.engines.node.worker_env import CannotStart
 from meshctl.plan.model import Plan
-from meshctl.plan.only import covered, incoming, only
-from meshctl.recipe.folders import is_dir
-from meshctl.recipe.words import counted, did_you_mean, listed
-from meshctl.routes import Route
-from meshctl.run import Recorded, Start
+from meshctl.plan.subset import covered, incoming, only
+from meshctl.recipe.compose.folders import is_dir
+from meshctl.recipe.suggestions import counted, did_you_mean, listed
+from meshctl.run.directory import Recorded, Start
+from meshctl.topology.modes import Route
 
 LONGEST = 1 << 26
 """Bytes of a header, at most."""
@@ -43,7 +45,8 @@ class Asked:
 
 
 def alone(ready: Ready, asked: Asked) -> tuple[Ready, list[str]]:
-    """A recipe with one group left, as a new run; and what is to be said of it. Raises `Misused`, `CannotStart`."""
+    """A recipe with one group left, as a new run; and what is to be said of it. Raises `Misused`,
+    `CannotStart`."""
     plan = ready.plan
     if asked.only is None:
         raise Misused("--replay needs --only GROUP, the group that is to run")
@@ -54,25 +57,40 @@ def alone(ready: Ready, asked: Asked) -> tuple[Ready, list[str]]:
     if left.missing:
         lacking = listed(route.name for route in left.missing)
         each = "it" if len(left.missing) == 1 else "each"
-        raise Misused(f"group `{asked.only}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}")
+        raise Misused(
+            f"group `{asked.only}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}"
+        )
     recorded = {name: _found(folder, route) for name, (route, folder) in folders.items()}
     start, last = _steps(plan, recorded)
     steps = min(last, plan.run.steps or last)
     if recorded and start >= steps:
-        raise CannotStart(f"the recordings begin at step {start + 1}, and the run has {counted(plan.run.steps, 'step')}")
+        raise CannotStart(
+            f"the recordings begin at step {start + 1}, and the run has {counted(plan.run.steps, 'step')}"
+        )
     placed = replace(left.plan, run=replace(left.plan.run, steps=steps)) if recorded else left.plan
-    said = Start(ready.path, only=asked.only, replay={name: str(one.path) for name, one in recorded.items()}, after=start)
+    said = Start(
+        ready.path,
+        only=asked.only,
+        replay={name: str(one.path) for name, one in recorded.items()},
+        after=start,
+    )
     return replace(ready, plan=placed, resume=None, start=said), list(_notes(plan, asked.only, left.skipped))
 
 
 def refuse_alone(ready: Ready) -> None:
     """A run of one group cannot be continued as if it were all of them."""
     if ready.resume and (group := ready.resume.read_start().only):
-        raise Misused(f"{ready.resume.path} is a run of group `{group}` alone: launch it anew, with --only and --replay")
+        raise Misused(
+            f"{ready.resume.path} is a run of group `{group}` alone: launch it anew, with --only and --replay"
+        )
 
 
 def _notes(plan: Plan, group: str, skipped: Sequence[str]) -> Iterator[str]:
-    away = [route for route in plan.routes if route.kind == "data" and plan.group_of(plan.stage(route.source)) == group]
+    away = [
+        route
+        for route in plan.routes
+        if route.kind == "data" and plan.group_of(plan.stage(route.source)) == group
+    ]
     if dropped := [route.name for route in away if plan.group_of(plan.stage(route.target)) != group]:
         yield f"group `{group}` runs alone, what it gives to others is dropped: {listed(dropped)}"
     if skipped:
@@ -104,7 +122,10 @@ def _strange(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
     options = [word for route in taken for word in (route.name, route.source)]
     known = any(name in (route.name, route.source) for route in plan.routes)
     said = f"`{name}` comes from no other group" if known else f"there is no route `{name}`"
-    help = did_you_mean("" if known else name, dict.fromkeys(options)) or f"group `{group}` takes nothing from others"
+    help = (
+        did_you_mean("" if known else name, dict.fromkeys(options))
+        or f"group `{group}` takes nothing from others"
+    )
     return f"{said}; {help}"
 
 
@@ -115,7 +136,9 @@ def _found(folder: Path, route: Route) -> Recorded:
     try:
         return _recorded(folder, route)
     except OSError as error:
-        raise CannotStart(f"`{route.name}` cannot be replayed, {folder} cannot be read: {why(error)}") from None
+        raise CannotStart(
+            f"`{route.name}` cannot be replayed, {folder} cannot be read: {why(error)}"
+        ) from None
 
 
 def _recorded(folder: Path, route: Route) -> Recorded:
@@ -126,7 +149,11 @@ def _recorded(folder: Path, route: Route) -> Recorded:
     there = sorted(path.name for path in inside.iterdir() if Recorded(path).folders())
     raise CannotStart(
         f"{folder} has no recording of `{route.source}`"
-        + (f", only of {listed(there)}" if there else f": the run that is to be replayed says run.record=[{route.source}]")
+        + (
+            f", only of {listed(there)}"
+            if there
+            else f": the run that is to be replayed says run.record=[{route.source}]"
+        )
     )
 
 
@@ -135,11 +162,15 @@ def _steps(plan: Plan, recorded: Mapping[str, Recorded]) -> tuple[int, int]:
     steps = {name: one.steps() for name, one in recorded.items()}
     for name, one in recorded.items():
         if not steps[name]:
-            raise CannotStart(f"the recording of `{name}` in {one.path} has no step that all speakers have written")
+            raise CannotStart(
+                f"the recording of `{name}` in {one.path} has no step that all speakers have written"
+            )
         _compare(plan, name, one, steps[name][0])
     found = covered(plan, steps)
     for name, gaps in found.lacking.items():
-        raise CannotStart(f"the recording of `{name}` in {recorded[name].path} lacks step{'s' * (len(gaps) > 1)} {_numbers(gaps)}")
+        raise CannotStart(
+            f"the recording of `{name}` in {recorded[name].path} lacks step{'s' * (len(gaps) > 1)} {_numbers(gaps)}"
+        )
     if recorded and found.last <= found.after:
         raise CannotStart(f"the recordings of {listed(recorded)} have no step in common")
     return found.after, found.last

@@ -1,8 +1,9 @@
-"""`meshctl schema`: the JSON Schema of recipes, printed or written, so that an editor knows keys, values and what they mean.
+"""`meshctl schema`: the JSON Schema of recipes, printed or written, so that an editor knows keys, values and
+what they mean.
 
-Editors that speak to yaml-language-server find it by a recipe's first line, `MODELINE`: a file beside the recipe, so that the line is
-right on every machine and in every checkout. `init` writes both; after an update `meshctl schema --out recipe.schema.json` writes it
-anew.
+Editors that speak to yaml-language-server find it by a recipe's first line, `MODELINE`: a file beside the
+recipe, so that the line is right on every machine and in every checkout. `init` writes both; after an update
+`meshctl schema --out recipe.schema.json` writes it anew.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-from meshctl.cli.out import why, write
+from meshctl.cli.output import why, write
 from meshctl.recipe.schema import schema
-from meshctl.run import write_whole
+from meshctl.run.directory import write_whole
 
 FILE = "recipe.schema.json"
 """Its usual name, beside a recipe."""
@@ -37,7 +38,11 @@ def tell(out: str) -> int:
     except (OSError, ValueError) as error:
         print(f"error: `{path}` cannot be written: {why(error)}", file=sys.stderr)
         return USAGE
-    print(f"wrote {path}; a recipe beside it begins with\n{MODELINE.replace(FILE, path.name)}", end="", file=sys.stderr)
+    print(
+        f"wrote {path}; a recipe beside it begins with\n{MODELINE.replace(FILE, path.name)}",
+        end="",
+        file=sys.stderr,
+    )
     return 0
 
 

@@ -10,23 +10,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshctl.cli.colour import coloured
+from meshctl.cli.color import coloured
 from meshctl.cli.load import Ready, Unreadable, plan_of
-from meshctl.cli.out import why, write
-from meshctl.cli.stdin import Held, given
+from meshctl.cli.output import why, write
+from meshctl.cli.stdin_source import Held, given
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import RecipeError, Report
-from meshctl.plan.topology import Topology, Warning, ZoomError, topology
-from meshctl.recipe.folders import is_dir, is_file
-from meshctl.recipe.words import counted, listed
-from meshctl.redaction import hidden
-from meshctl.run import write_whole
+from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
+from meshctl.recipe.compose.folders import is_dir, is_file
+from meshctl.recipe.suggestions import counted, listed
+from meshctl.run.directory import write_whole
+from meshctl.text.redaction import hidden
+from meshctl.view.pictures import FORMATS
+from meshctl.view.pictures.text.styled import in_encoding
 from meshctl.view.reports.text import shown
-from meshctl.view.topologies import FORMATS
-from meshctl.view.topologies.text.ink import in_encoding
 
 if TYPE_CHECKING:
-    from meshctl.plan.zoom import Zoom
+    from meshctl.plan.views.selection import Zoom
 
 USAGE = 2
 NO_TERMINAL = 80
@@ -55,12 +55,18 @@ class Asked:
     """GROUP:N"""
     samples: int | None = None
     diff: str | None = None
-    """Another recipe, other overrides, or both, quoted as in a shell; empty for the same recipe without any."""
+    """Another recipe, other overrides, or both, quoted as in a shell; empty for the same recipe without any.
+    """
 
     @property
     def zoom(self) -> tuple[str, ...]:
         """The options that ask for one part."""
-        said = {"--component": self.component, "--dim": self.dim, "--node": self.node is not None, "--rank": self.rank}
+        said = {
+            "--component": self.component,
+            "--dim": self.dim,
+            "--node": self.node is not None,
+            "--rank": self.rank,
+        }
         return tuple(option for option, given in said.items() if given)
 
     @property
@@ -69,7 +75,9 @@ class Asked:
 
     @property
     def written_in(self) -> str:
-        return self.format or next((name for name, format in FORMATS.items() if self.suffix in format.suffixes), "text")
+        return self.format or next(
+            (name for name, format in FORMATS.items() if self.suffix in format.suffixes), "text"
+        )
 
 
 def show(recipe: str, overrides: list[str], asked: Asked) -> int:
@@ -97,20 +105,28 @@ def check(asked: Asked) -> None:
     if asked.written_in not in FORMATS:
         raise Usage(f"there is no format `{asked.format}`; there are {listed(FORMATS)}")
     if not asked.format and asked.suffix in PICTURES:
-        raise Usage(f"there is no format for `{asked.suffix}`; write `.svg` or `.html`, which a browser shows and prints")
+        raise Usage(
+            f"there is no format for `{asked.suffix}`; write `.svg` or `.html`, which a browser shows and prints"
+        )
     format = FORMATS[asked.written_in]
     if len(asked.zoom) > 1 and asked.zoom != ("--component", "--dim"):
-        raise Usage(f"{listed(asked.zoom)} ask for different parts; say one of them (`--dim` may name a `--component`)")
+        raise Usage(
+            f"{listed(asked.zoom)} ask for different parts; say one of them (`--dim` may name a `--component`)"
+        )
     if asked.zoom and not (format.zoom or format.selects):
         drawing = [name for name, other in FORMATS.items() if other.zoom or other.selects]
-        raise Usage(f"`{asked.written_in}` draws the whole plan, not {listed(asked.zoom)}; {listed(drawing)} do")
+        raise Usage(
+            f"`{asked.written_in}` draws the whole plan, not {listed(asked.zoom)}; {listed(drawing)} do"
+        )
     if asked.diff is not None and asked.zoom:
         raise Usage(f"`--diff` compares whole plans, not {listed(asked.zoom)}")
     if asked.diff is not None and not format.difference:
         drawing = [name for name, other in FORMATS.items() if other.difference]
         raise Usage(f"`{asked.written_in}` draws one plan and no difference; {listed(drawing)} do")
     if asked.samples is not None and not asked.rank:
-        raise Usage("`--samples` says how many samples a batch has of which `--rank` gets some; there is no `--rank`")
+        raise Usage(
+            "`--samples` says how many samples a batch has of which `--rank` gets some; there is no `--rank`"
+        )
     if asked.samples is not None and asked.samples < 1:
         raise Usage(f"`--samples` is a whole number from 1, not {asked.samples}")
     if asked.rank:
@@ -133,19 +149,25 @@ def pictured(recipe: str, overrides: list[str], asked: Asked) -> str:
     if asked.written_in == "text":
         look = {"width": columns(asked), "colour": not asked.out and coloured(sys.stdout)}
     if asked.diff is not None:
-        from meshctl.plan.difference import difference
+        from meshctl.plan.views.difference import difference
 
         return draw_in(format.difference, difference(drawn, other_plan(name, held, asked.diff)), **look)
     zoom = zoomed(ready, drawn, asked) if asked.zoom else None
     if zoom and format.zoom:
         return draw_in(format.zoom, zoom, drawn, **look)
     if zoom:
-        look = {"select": asked.rank, "component": asked.component, "dim": asked.dim, "node": asked.node, "samples": asked.samples or 0}
+        look = {
+            "select": asked.rank,
+            "component": asked.component,
+            "dim": asked.dim,
+            "node": asked.node,
+            "samples": asked.samples or 0,
+        }
     return draw_in(format.whole, drawn, **look)
 
 
 def draw_in(file: str, *shown: object, **look: object) -> str:
-    text: str = import_module(f"meshctl.view.topologies.{file}").draw(*shown, **look)
+    text: str = import_module(f"meshctl.view.pictures.{file}").draw(*shown, **look)
     return text
 
 
@@ -153,12 +175,22 @@ def pictured_plan(ready: Ready) -> Topology:
     drawn = topology(ready.plan, warnings(ready.report))
     if not ready.secrets.written:
         return drawn
-    return replace(drawn, groups=tuple(replace(group, program=hidden(group.program, ready.secrets.written)) for group in drawn.groups))
+    return replace(
+        drawn,
+        groups=tuple(
+            replace(group, program=hidden(group.program, ready.secrets.written)) for group in drawn.groups
+        ),
+    )
 
 
 def warnings(report: Report) -> tuple[Warning, ...]:
     return tuple(
-        Warning(found.code, found.message, f"{span.file}:{span.line}:{span.column}" if (span := found.primary) else "", found.help)
+        Warning(
+            found.code,
+            found.message,
+            f"{span.file}:{span.line}:{span.column}" if (span := found.primary) else "",
+            found.help,
+        )
         for found in report.diagnostics
         if found.severity == "warning"
     )
@@ -166,17 +198,22 @@ def warnings(report: Report) -> tuple[Warning, ...]:
 
 def zoomed(ready: Ready, drawn: Topology, asked: Asked) -> Zoom:
     """The part that is asked for; raises `ZoomError` where there is no such part."""
-    from meshctl.plan.zoom import of_component, of_dim, of_node, of_rank
+    from meshctl.plan.views.selection import of_component, of_dim, of_node, of_rank
 
     if asked.rank:
         return of_rank(ready.plan, drawn, *group_and_rank(asked.rank), asked.samples or 0)
     if asked.node is not None:
         return of_node(ready.plan, drawn, asked.node)
-    return of_dim(ready.plan, drawn, asked.dim, asked.component) if asked.dim else of_component(ready.plan, drawn, asked.component)
+    return (
+        of_dim(ready.plan, drawn, asked.dim, asked.component)
+        if asked.dim
+        else of_component(ready.plan, drawn, asked.component)
+    )
 
 
 def other_plan(recipe: str, held: Held, text: str) -> Topology:
-    """What `--diff` compares with, which may be standard input too; where that is wrong, the reports are its own."""
+    """What `--diff` compares with, which may be standard input too; where that is wrong, the reports are its
+    own."""
     try:
         name, overrides = other(recipe, text)
         if name == "-":
@@ -188,11 +225,14 @@ def other_plan(recipe: str, held: Held, text: str) -> Topology:
 
 
 def other(recipe: str, text: str) -> tuple[str, list[str]]:
-    """The recipe and the overrides that `--diff` names: where it begins with an override, those of the same recipe."""
+    """The recipe and the overrides that `--diff` names: where it begins with an override, those of the same
+    recipe."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise Usage(f"`--diff` is a recipe and overrides, quoted as in a shell; {str(error).lower()} in `{text}`") from None
+        raise Usage(
+            f"`--diff` is a recipe and overrides, quoted as in a shell; {str(error).lower()} in `{text}`"
+        ) from None
     begins = words[:1]
     if begins and (is_file(Path(begins[0])) or is_dir(Path(begins[0])) or not overrides_it(begins[0])):
         return begins[0], words[1:]
@@ -204,7 +244,11 @@ def overrides_it(word: str) -> bool:
 
 
 def columns(asked: Asked) -> int:
-    return shutil.get_terminal_size((NO_TERMINAL, 24)).columns if sys.stdout.isatty() and not asked.out else NO_TERMINAL
+    return (
+        shutil.get_terminal_size((NO_TERMINAL, 24)).columns
+        if sys.stdout.isatty() and not asked.out
+        else NO_TERMINAL
+    )
 
 
 def said(text: str, asked: Asked) -> int:

@@ -1,11 +1,13 @@
-"""`meshctl validate RECIPE... [OVERRIDES]`: every mistake at once, each at its line and column; nothing is started.
+"""`meshctl validate RECIPE... [OVERRIDES]`: every mistake at once, each at its line and column; nothing is
+started.
 
-    validate a.yaml b.yaml run.steps=7     several recipes, the overrides for each of them; the worst exit code
+    validate a.yaml b.yaml run.steps=7     several recipes, the overrides for each of them; the worst exit
+                                           code
     validate -                             standard input, as if it were a file in the working directory
     validate --fix a.yaml                  first changes what has one safe answer (`cli/fix.py`)
 
-The findings are the output: they go to stdout. What `--fix` did is told on stderr; where it fixes standard input, the text goes to
-stdout and the findings to stderr.
+The findings are the output: they go to stdout. What `--fix` did is told on stderr; where it fixes standard
+input, the text goes to stdout and the findings to stderr.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
-from meshctl.cli.colour import WHEN, coloured
+from meshctl.cli.color import WHEN, coloured
 from meshctl.cli.load import Looked, Ready, Unreadable, look
-from meshctl.cli.out import write
-from meshctl.cli.stdin import given
+from meshctl.cli.output import write
+from meshctl.cli.stdin_source import given
 from meshctl.diagnostics import Diagnostic, Report
-from meshctl.recipe.folders import is_file
-from meshctl.recipe.words import counted, listed
-from meshctl.redaction import hidden
+from meshctl.recipe.compose.folders import is_file
+from meshctl.recipe.suggestions import counted, listed
+from meshctl.text.redaction import hidden
 from meshctl.view.reports import FORMATS, STDIN, Checked, Findings
 from meshctl.view.reports.text import shown, text
 
@@ -107,7 +109,11 @@ def summed_up(name: str, looked: Looked, asked: Asked, named: bool, fixed: tuple
     one = Checked(name, looked.code, looked.report, "", facts(looked.ready) if looked.ready else {}, fixed)
     if looked.ready:
         strict = asked.strict and one.count("warning") > 0
-        said = f"{name}: {counted(one.count('warning'), 'warning')}; --strict lets none pass" if strict else summary(looked.ready)
+        said = (
+            f"{name}: {counted(one.count('warning'), 'warning')}; --strict lets none pass"
+            if strict
+            else summary(looked.ready)
+        )
         said = f"{name}: {said}" if named and not strict else said
         return replace(one, code=int(strict), summary=said)
     said = "cannot be read" if looked.code == 3 else "a bug in meshctl" if looked.code == 70 else _counts(one)
@@ -124,14 +130,25 @@ def _counts(one: Checked) -> str:
 def summary(ready: Ready) -> str:
     """ok: grpo: 3 groups, 5 workers, 4 components, 6 stages; plan 1f2e..."""
     said = facts(ready)
-    counts = [counted(int(said[key]), key.removesuffix("s")) for key in ("groups", "workers", "components", "stages") if key in said]
+    counts = [
+        counted(int(said[key]), key.removesuffix("s"))
+        for key in ("groups", "workers", "components", "stages")
+        if key in said
+    ]
     return f"ok: {said['name']}: {', '.join(counts)}; plan {said['digest']}"
 
 
 def facts(ready: Ready) -> dict[str, str | int]:
     plan = ready.plan
-    said: dict[str, str | int] = {"name": plan.name, "digest": plan.digest, "groups": len(plan.groups), "workers": plan.places}
-    return said | ({"components": len(plan.components), "stages": len(plan.stages)} if plan.components else {})
+    said: dict[str, str | int] = {
+        "name": plan.name,
+        "digest": plan.digest,
+        "groups": len(plan.groups),
+        "workers": plan.places,
+    }
+    return said | (
+        {"components": len(plan.components), "stages": len(plan.stages)} if plan.components else {}
+    )
 
 
 # All of them
@@ -164,7 +181,7 @@ def version() -> str:
 
 def explained(code: str) -> str:
     """What `meshctl explain` says of a code, its title first; nothing of one that has no page."""
-    from meshctl.codes import page
+    from meshctl.diagnostics.codes import page
 
     try:
         found = page(code)

@@ -5,9 +5,10 @@
     pipeline:
       batch: {call: problems.next, samples: 64}
 
-Each line is an object with the same keys, and each key becomes a column: numbers a tensor, lists of numbers a `Ragged`, anything
-else plain data. The file is read whole. Epochs are shuffled, each in an order of its own that follows from `seed` and the epoch
-alone: sample 1234 is the same row on any mesh, and after any resume, so there is no position to save but the count.
+Each line is an object with the same keys, and each key becomes a column: numbers a tensor, lists of numbers a
+`Ragged`, anything else plain data. The file is read whole. Epochs are shuffled, each in an order of its own
+that follows from `seed` and the epoch alone: sample 1234 is the same row on any mesh, and after any resume,
+so there is no position to save but the count.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.batch import Batch, Ragged
+from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, ComponentError, endpoint
 
 
@@ -69,7 +70,9 @@ def found(path: str) -> Path:
     folders = [Path(folder) for folder in sys.path]
     place = next((folder / path for folder in folders if (folder / path).is_file()), None)
     if place is None:
-        raise RowsError(f"no file {path!r} in the recipe's folder, the working directory, or where modules are found")
+        raise RowsError(
+            f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
+        )
     return place
 
 

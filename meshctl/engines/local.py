@@ -1,11 +1,12 @@
 """The local engine: everything on this machine, from one import of torch.
 
-    launcher   imports torch once, opens the store's socket, forks the rest, then becomes the store and follows
+    launcher   imports torch once, opens the store's socket, forks the rest, then becomes the store and
+               follows
       fork server, one for all groups
       agent per group, which runs what `meshctl agent` runs
 
-`commands` says what the same run looks like as command lines; `start` does it. Agents connect before the store exists: their
-connections wait in the backlog of the socket that was opened first.
+`commands` says what the same run looks like as command lines; `start` does it. Agents connect before the
+store exists: their connections wait in the backlog of the socket that was opened first.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from meshctl.engines import forkserver, guard
-from meshctl.engines.forkserver import Client, WorkerMain
-from meshctl.engines.head import Gone
-from meshctl.engines.visible import CannotStart, Narrowed, devices_text, named, narrowed, numbers
-from meshctl.engines.worker import missing, resolve
+from meshctl.engines.node import forkserver, guard
+from meshctl.engines.node.forkserver import Client, WorkerMain
+from meshctl.engines.node.visible_devices import CannotStart, Narrowed, devices_text, named, narrowed, numbers
+from meshctl.engines.node.worker_env import missing, resolve
+from meshctl.engines.supervise.head import Gone
 from meshctl.plan.model import Group, Plan
-from meshctl.run import RunDir, Start
+from meshctl.run.directory import RunDir, Start
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -59,7 +60,18 @@ def commands(plan: Plan, run: RunDir, head: str) -> tuple[Command, ...]:
         Command(
             group.name,
             node,
-            ("meshctl", "agent", "--plan", str(run.plan), "--group", group.name, "--node", str(node), "--head", head),
+            (
+                "meshctl",
+                "agent",
+                "--plan",
+                str(run.plan),
+                "--group",
+                group.name,
+                "--node",
+                str(node),
+                "--head",
+                head,
+            ),
         )
         for group in plan.groups
         for node in plan.nodes_of(group.name)
@@ -69,16 +81,22 @@ def commands(plan: Plan, run: RunDir, head: str) -> tuple[Command, ...]:
 def preflight(plan: Plan, start: Start) -> None:
     """Compares the plan with this machine; raises `CannotStart` with the first thing that is missing."""
     if plan.cluster.nodes > 1:
-        raise CannotStart(f"the plan has {plan.cluster.nodes} nodes, and the local engine has one: this machine")
+        raise CannotStart(
+            f"the plan has {plan.cluster.nodes} nodes, and the local engine has one: this machine"
+        )
     rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
     held: dict[str, Group] = {}
     for group in plan.groups:
         if (kind := group.device_type) in DEVICES:
-            for name in compare(group, numbers(plan, group, 0), narrowed(kind, os.environ, rocm), count_devices(kind, rocm)):
+            for name in compare(
+                group, numbers(plan, group, 0), narrowed(kind, os.environ, rocm), count_devices(kind, rocm)
+            ):
                 other = held.setdefault(f"{kind} device {name}", group)
                 if host(plan, other) != host(plan, group):
                     both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
-                    raise CannotStart(f"{both}: give them other visible_devices, or say `colocate: {other.name}`")
+                    raise CannotStart(
+                        f"{both}: give them other visible_devices, or say `colocate: {other.name}`"
+                    )
         if lacking := missing(start, group):
             raise CannotStart(lacking)
         for _, value in group.env:
@@ -93,16 +111,22 @@ def host(plan: Plan, group: Group) -> str:
 
 
 def compare(group: Group, wanted: Sequence[int], left: Narrowed | None, here: int) -> list[str]:
-    """What this machine calls the devices that a group needs, by their numbers on the node; raises `CannotStart` where it lacks some.
+    """What this machine calls the devices that a group needs, by their numbers on the node; raises
+    `CannotStart` where it lacks some.
 
-    A list in the environment is believed where no device is found at all: the machine may have them elsewhere.
+    A list in the environment is believed where no device is found at all: the machine may have them
+    elsewhere.
     """
     if left is not None:
         known = takewhile(lambda name: here == 0 or not name.isdigit() or int(name) < here, left.names)
         return named(group, wanted, replace(left, names=tuple(known)))
     names = named(group, wanted, None)
     if strange := [name for name in names if here == 0 or (name.isdigit() and int(name) >= here)]:
-        needs = f"is to see {', '.join(strange)} (its visible_devices)" if group.visible_devices else f"needs {devices_text(group, wanted)}"
+        needs = (
+            f"is to see {', '.join(strange)} (its visible_devices)"
+            if group.visible_devices
+            else f"needs {devices_text(group, wanted)}"
+        )
         raise CannotStart(f"group {group.name} {needs}, and this machine has {here or 'none'}")
     return names
 
@@ -118,7 +142,11 @@ def is_rocm() -> bool:
     """Whether the torch that is installed is ROCm's, told by its text and without importing it."""
     found = importlib.util.find_spec("torch")
     version = Path(found.origin).with_name("version.py") if found and found.origin else None
-    return version is not None and version.is_file() and re.search(r"^hip\b.*=\s*['\"]", version.read_text(), re.M) is not None
+    return (
+        version is not None
+        and version.is_file()
+        and re.search(r"^hip\b.*=\s*['\"]", version.read_text(), re.M) is not None
+    )
 
 
 @dataclass
@@ -166,7 +194,8 @@ class LocalProcesses:
         self._send(signal.SIGTERM, [pid for pid in self.pidfds if pid != self.server])
 
     def kill(self) -> None:
-        """The agents at once; the fork server kills all workers and what they leave, and is killed itself the second time."""
+        """The agents at once; the fork server kills all workers and what they leave, and is killed itself the
+        second time."""
         self._send(signal.SIGKILL, [pid for pid in self.pidfds if pid != self.server])
         self._send(signal.SIGKILL if self.killed else signal.SIGTERM, [self.server])
         self.killed = True
@@ -185,12 +214,15 @@ class LocalProcesses:
                     signal.pidfd_send_signal(self.pidfds[pid], number)
 
 
-def start(plan: Plan, run: RunDir, worker: WorkerMain, keep: Sequence[int] = ()) -> tuple[LocalProcesses, TCPStore]:
-    """Starts a plan; gives its processes and the store. To be called from the main thread, with torch imported and no other thread.
+def start(
+    plan: Plan, run: RunDir, worker: WorkerMain, keep: Sequence[int] = ()
+) -> tuple[LocalProcesses, TCPStore]:
+    """Starts a plan; gives its processes and the store. To be called from the main thread, with torch
+    imported and no other thread.
 
     `keep`: descriptors that stay open until the last agent is gone, e.g. the run's lock.
     """
-    from meshctl.engines import rendezvous
+    from meshctl.engines.node import rendezvous
 
     guard.adopt_orphans()
     listener = socket.create_server((HOST, 0), backlog=1024)
@@ -209,8 +241,16 @@ def start(plan: Plan, run: RunDir, worker: WorkerMain, keep: Sequence[int] = ())
     return processes, rendezvous.serve(listener)
 
 
-def _fork_agent(run: RunDir, group: str, node: int, head: str, worker: WorkerMain, sock: socket.socket, keep: Sequence[int]) -> int:
-    from meshctl.engines.agent import run_agent
+def _fork_agent(
+    run: RunDir,
+    group: str,
+    node: int,
+    head: str,
+    worker: WorkerMain,
+    sock: socket.socket,
+    keep: Sequence[int],
+) -> int:
+    from meshctl.engines.node.agent import run_agent
 
     parent = os.getpid()
     forkserver.flush()

@@ -1,8 +1,9 @@
 """The plan: everything placed, as data.
 
-A plan is a function of the composed recipe alone: JSON, the same bytes for the same recipe, with a digest, and no host, port or
-GPU uuid in it. It stores facts (groups, components with their meshes, stages in the order in which every worker runs them,
-routes) and derives the rest (workers, links), so its size grows with components and not with devices.
+A plan is a function of the composed recipe alone: JSON, the same bytes for the same recipe, with a digest,
+and no host, port or GPU uuid in it. It stores facts (groups, components with their meshes, stages in the
+order in which every worker runs them, routes) and derives the rest (workers, links), so its size grows with
+components and not with devices.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from meshctl.cluster import Cluster as Cluster
-from meshctl.mesh import DeviceMesh
-from meshctl.nodes import Spread, Stretch, stretches
-from meshctl.routes import Dispatch, Route
+from meshctl.topology.cluster import Cluster as Cluster
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
+from meshctl.topology.placement import Spread, Stretch, stretches
 
 FORMAT = 2
 """Of the JSON; a plan of another format is refused by name."""
 SPARSE = {"sparse": True}
-"""Of a field that is stored only where it says something else than its default: plans without it keep their digest."""
+"""Of a field that is stored only where it says something else than its default: plans without it keep their
+digest."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Program:
     """Somebody's own script instead of components; it gets torchrun's environment."""
 
     argv: tuple[str, ...]
-    """After the interpreter, e.g. ("train.py", "--epochs", "3") or ("-m", "torchtitan.train"); `{run_dir}` is filled at start."""
+    """After the interpreter, e.g. ("train.py", "--epochs", "3") or ("-m", "torchtitan.train"); `{run_dir}` is
+    filled at start."""
     cwd: str = ""
     """Relative to the recipe's folder; empty for the working directory of the launch."""
     python: str = ""
@@ -49,7 +52,8 @@ class Group:
     first_place: int
     """The place of its rank 0 in the whole job; ranks follow."""
     devices: tuple[tuple[int, int], ...] = ()
-    """Runs [start, stop) of numbers among the cluster's devices of its type, in the order of the workers; empty on cpu."""
+    """Runs [start, stop) of numbers among the cluster's devices of its type, in the order of the workers;
+    empty on cpu."""
     gpus_per_worker: int = 1
     visible_devices: tuple[str, ...] = ()
     """What the hardware calls the devices that the group may use on its node; empty for all."""
@@ -67,10 +71,12 @@ class Component:
     group: str
     mesh: DeviceMesh
     args: Mapping[str, Any] = field(default_factory=dict)
-    """The constructor's keyword arguments, plain data; `${oc.env:X}` stays a reference that the worker resolves."""
+    """The constructor's keyword arguments, plain data; `${oc.env:X}` stays a reference that the worker
+    resolves."""
     frozen: bool = False
     endpoints: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    """Method -> dispatch, collect, execute as its decorator says in the source text; a worker holds the imported class against it."""
+    """Method -> dispatch, collect, execute as its decorator says in the source text; a worker holds the
+    imported class against it."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,8 @@ class Plan:
     routes: tuple[Route, ...]
     run: Run
     replayed: tuple[Route, ...] = field(default=(), metadata=SPARSE)
-    """Where a group runs alone: the routes that come from stages of other groups, whose values are read from recordings."""
+    """Where a group runs alone: the routes that come from stages of other groups, whose values are read from
+    recordings."""
 
     # Look-ups
 
@@ -276,7 +283,8 @@ class Plan:
 
 
 def as_data(value: Any) -> Any:
-    """Dataclasses and tuples as plain JSON data, without fields that say `stored: False`, and without `SPARSE` ones at their default."""
+    """Dataclasses and tuples as plain JSON data, without fields that say `stored: False`, and without
+    `SPARSE` ones at their default."""
     if is_dataclass(value) and not isinstance(value, type):
         said = [(part, getattr(value, part.name)) for part in fields(value)]
         return {part.name: as_data(item) for part, item in said if _is_stored(part, item)}
@@ -294,7 +302,13 @@ def from_data(kind: Any, data: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
-        return kind(**{part.name: from_data(hints[part.name], data[part.name]) for part in fields(kind) if part.name in data})
+        return kind(
+            **{
+                part.name: from_data(hints[part.name], data[part.name])
+                for part in fields(kind)
+                if part.name in data
+            }
+        )
     if origin in (Union, UnionType) and data is not None:
         return from_data(next(option for option in arguments if option is not NoneType), data)
     if origin is Mapping:

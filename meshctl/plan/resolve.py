@@ -11,7 +11,7 @@ from typing import Literal, Protocol, cast
 from meshctl.plan.model import Checkpoint, Component, Group, Input, Plan, Program, Run, Stage
 from meshctl.recipe import model as said
 from meshctl.recipe.placement import mesh_of, place
-from meshctl.routes import Route
+from meshctl.topology.modes import Route
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
 
@@ -46,7 +46,10 @@ def resolve(recipe: said.Recipe, endpoints: Mapping[str, Mapping[str, Words]]) -
         seed=recipe.seed,
         cluster=placed.cluster,
         groups=tuple(_groups(recipe, placed.devices)),
-        components=tuple(_component(recipe, component, endpoints.get(component.name, {})) for component in recipe.components.values()),
+        components=tuple(
+            _component(recipe, component, endpoints.get(component.name, {}))
+            for component in recipe.components.values()
+        ),
         stages=stages,
         routes=routes,
         run=_run(recipe.run, routes),
@@ -57,7 +60,11 @@ def in_order(recipe: said.Recipe) -> list[said.Stage]:
     """Stages as written, except that one comes after those it takes and those it says `after`."""
     left, placed = dict(recipe.pipeline), list[said.Stage]()
     while left:
-        ready = next(stage for stage in left.values() if not any(before in left for before in (*stage.takes, *stage.after)))
+        ready = next(
+            stage
+            for stage in left.values()
+            if not any(before in left for before in (*stage.takes, *stage.after))
+        )
         placed.append(left.pop(ready.name))
     return placed
 
@@ -87,18 +94,26 @@ def _program(program: said.Program) -> Program:
 
 
 def _component(recipe: said.Recipe, component: said.Component, endpoints: Mapping[str, Words]) -> Component:
-    mesh, calls = mesh_of(recipe, component), [stage for stage in recipe.pipeline.values() if stage.component == component.name]
+    mesh, calls = (
+        mesh_of(recipe, component),
+        [stage for stage in recipe.pipeline.values() if stage.component == component.name],
+    )
     declared = {
         stage.method: (words.dispatch, words.collect, words.execute)
         for stage in calls
         if (words := endpoints.get(stage.method)) and not _says(stage, words.unread)
     }
-    return Component(component.name, component.target, component.group, mesh, component.args, component.frozen, declared)
+    return Component(
+        component.name, component.target, component.group, mesh, component.args, component.frozen, declared
+    )
 
 
 def _says(stage: said.Stage, word: str) -> bool:
-    """Whether a stage itself says a word that its method's decorator leaves unread, so that there is nothing to compare."""
-    return bool({"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}.get(word))
+    """Whether a stage itself says a word that its method's decorator leaves unread, so that there is nothing
+    to compare."""
+    return bool(
+        {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}.get(word)
+    )
 
 
 def _stage(stage: said.Stage, endpoints: Mapping[str, Mapping[str, Words]]) -> Stage:
@@ -123,7 +138,10 @@ def _stage(stage: said.Stage, endpoints: Mapping[str, Mapping[str, Words]]) -> S
         component=stage.component,
         method=stage.method,
         inputs=tuple(
-            Input(given.stages, given.parameter, (given.dispatch or stage.dispatch).with_default(words.dispatch)) for given in stage.inputs
+            Input(
+                given.stages, given.parameter, (given.dispatch or stage.dispatch).with_default(words.dispatch)
+            )
+            for given in stage.inputs
         ),
         execute=cast(Literal["all", "first", "peer"], stage.execute or words.execute),
         collect=stage.collect or words.collect,
@@ -143,7 +161,14 @@ def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
         for given in stage.inputs:
             for source in given.stages:
                 name = said.route_name(source, stage.name, given.parameter if len(stage.inputs) > 1 else "")
-                yield Route(name, source, stage.name, given.parameter, collect=collects[source], dispatch=given.dispatch)
+                yield Route(
+                    name,
+                    source,
+                    stage.name,
+                    given.parameter,
+                    collect=collects[source],
+                    dispatch=given.dispatch,
+                )
 
 
 def _run(run: said.Run, routes: tuple[Route, ...]) -> Run:

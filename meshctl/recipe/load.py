@@ -1,7 +1,9 @@
-"""A recipe's file -> everything that can be known of it without running anything: compose, resolve, read, check.
+"""A recipe's file -> everything that can be known of it without running anything: compose, resolve, read,
+check.
 
 loaded = load("grpo.yaml", ["run.steps=7"], cwd)
-loaded.report        all that is wrong; where it has no errors, `plan.resolve(loaded.recipe, loaded.endpoints)` cannot fail
+loaded.report        all that is wrong; where it has no errors, `plan.resolve(loaded.recipe,
+                     loaded.endpoints)` cannot fail
 """
 
 from __future__ import annotations
@@ -16,26 +18,40 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from meshctl.diagnostics import Diagnostic, Report, Span
-from meshctl.recipe import interpolation, text
+from meshctl.recipe.compose import interpolation, yaml_reader
+from meshctl.recipe.compose.composition import Composed, compose
+from meshctl.recipe.compose.folders import config_folders, is_file, real
+from meshctl.recipe.compose.overrides import is_override
+from meshctl.recipe.compose.yaml_tree import Node, of_plain, plain, put
 from meshctl.recipe.fixes import certain
-from meshctl.recipe.folders import config_folders, is_file, real
 from meshctl.recipe.model import Recipe
-from meshctl.recipe.nodes import Node, of_plain, plain, put
-from meshctl.recipe.overrides import is_override
-from meshctl.recipe.read import is_run_name, read
+from meshctl.recipe.reader import is_run_name, read
 from meshctl.recipe.secrets import Heard, Secrets, redacted, secrets_of, warnings
-from meshctl.recipe.source import Composed, compose
-from meshctl.recipe.written import Written
+from meshctl.recipe.spans import Written
 
 if TYPE_CHECKING:
-    from meshctl.recipe.code import Endpoint
+    from meshctl.recipe.code.classes import Endpoint
     from meshctl.recipe.rules import Facts
 
 Endpoints = Mapping[str, Mapping[str, "Endpoint"]]
 """Component -> method -> its decorator's words; those that could not be read are absent."""
 NOT_INCLUDED = {"MC201", "MC202", "MC205", "MC208", "MC211"}
 """A file of the recipe could not be included."""
-ABSENT = {"MC103", "MC212", "MC300", "MC305", "MC311", "MC402", "MC500", "MC510", "MC512", "MC530", "MC534", "MC540", "MC560"}
+ABSENT = {
+    "MC103",
+    "MC212",
+    "MC300",
+    "MC305",
+    "MC311",
+    "MC402",
+    "MC500",
+    "MC510",
+    "MC512",
+    "MC530",
+    "MC534",
+    "MC540",
+    "MC560",
+}
 """Something is missing, which may be in such a file."""
 
 
@@ -79,7 +95,9 @@ def load(
     file = Path(recipe)
     home = (cwd / file).parent
     folders = tuple(dict.fromkeys(path or (real(home), real(cwd))))
-    composed = compose(cwd / file if not file.is_absolute() else file, overrides, cwd, config_folders(home, folders), held)
+    composed = compose(
+        cwd / file if not file.is_absolute() else file, overrides, cwd, config_folders(home, folders), held
+    )
     if plan := _as_plan(composed, file.parent, home):
         composed = replace(composed, tree=Node({}, composed.tree.span), found=(plan,))
     report = Report(composed.found, composed.sources)
@@ -88,28 +106,49 @@ def load(
         secrets = secrets_of(composed.tree, composed.sources, heard)
         report = redacted(_in_order(certain(report)), secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
-    from meshctl.recipe.code import Code  # on use: to refuse what is no recipe takes none of the rules
+    from meshctl.recipe.code.classes import (
+        Code,
+    )  # on use: to refuse what is no recipe takes none of the rules
     from meshctl.recipe.rules import Facts, check
 
     tree = _completed(composed.tree, file.stem, detect or detected)
-    resolved, unresolved = interpolation.resolve(tree, heard, text.scalar)
+    resolved, unresolved = interpolation.resolve(tree, heard, yaml_reader.scalar)
     result = read(resolved, file.stem)
     facts = Facts(result, Written(resolved), Code(folders, sys.path))
     secrets = secrets_of(tree, composed.sources, heard)
     found = [*unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
     report = replace(report, sources=(*report.sources, *facts.sources)).plus(_known(composed.found, found))
     report = redacted(_in_order(certain(report, composed.tree)), secrets)
-    return Loaded(result.recipe, report, text.dump(plain(tree)), folders, facts.endpoints(), tree=tree, facts=facts, secrets=secrets)
+    return Loaded(
+        result.recipe,
+        report,
+        yaml_reader.dump(plain(tree)),
+        folders,
+        facts.endpoints(),
+        tree=tree,
+        facts=facts,
+        secrets=secrets,
+    )
 
 
 def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:
-    """What to say where the file is a plan, whose keys are none of a recipe's; `folder` is its own, as the user would name it."""
+    """What to say where the file is a plan, whose keys are none of a recipe's; `folder` is its own, as the
+    user would name it."""
     name, lines = next(iter(composed.sources), ("", ()))
     if not PLAN.match("\n".join(lines[:4])):
         return None
     of_run = all(is_file(home / other) for other in ("recipe.yaml", "start.json"))
-    what = f"the run's folder, `{folder}`" if of_run else "the recipe that it was made from, or the folder of its run"
-    return Diagnostic("MC001", f"`{name}` is a plan and no recipe", Span(name, 1, 1), help=f"name {what}, which every command takes")
+    what = (
+        f"the run's folder, `{folder}`"
+        if of_run
+        else "the recipe that it was made from, or the folder of its run"
+    )
+    return Diagnostic(
+        "MC001",
+        f"`{name}` is a plan and no recipe",
+        Span(name, 1, 1),
+        help=f"name {what}, which every command takes",
+    )
 
 
 def detected() -> str:
@@ -127,7 +166,8 @@ def _has_rocm() -> bool:
 
 
 def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
-    """Writes down what a recipe leaves to its file and machine, its name and device types: a plan is made of the composed recipe alone."""
+    """Writes down what a recipe leaves to its file and machine, its name and device types: a plan is made of
+    the composed recipe alone."""
     if tree.get("name") is None and is_run_name(stem):
         tree = put(tree, ("name",), replace(of_plain(stem, tree.span, tree.span), made="the file's name"))
     groups = tree.get("groups")
@@ -141,7 +181,9 @@ def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
 
 def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
     """Where a part of the recipe could not be included, nothing can be said to be missing."""
-    partial = any(one.code in NOT_INCLUDED and one.primary and not is_override(one.primary.file) for one in found)
+    partial = any(
+        one.code in NOT_INCLUDED and one.primary and not is_override(one.primary.file) for one in found
+    )
     return (one for one in more if not (partial and one.code in ABSENT))
 
 

@@ -1,7 +1,7 @@
 """What every key and mode of a recipe means, in a sentence or two: said here and nowhere else.
 
-An editor shows it beside the key (`schema.py`), a shell beside the completion. A key that the reader knows and this does not fails a
-test.
+An editor shows it beside the key (`schema.py`), a shell beside the completion. A key that the reader knows
+and this does not fails a test.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the user wrote, with its types checked: `Recipe` and its parts, and the keys that recipes have.
 
-Nothing here knows where a value was written: spans stand in a table of their own (`written.py`), so two recipes that say the
-same are equal. A number that was wrong or left out is 0, a text empty: what reported it silences the rules that need it.
+Nothing here knows where a value was written: spans stand in a table of their own (`written.py`), so two
+recipes that say the same are equal. A number that was wrong or left out is 0, a text empty: what reported it
+silences the rules that need it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meshctl.cluster import ACCELERATORS as ACCELERATORS
-from meshctl.cluster import DEVICE_ALIASES as DEVICE_ALIASES
-from meshctl.cluster import DEVICE_TYPES as DEVICE_TYPES
-from meshctl.recipe.nodes import Node, Path
-from meshctl.routes import Dispatch
-from meshctl.sizes import SIZES
+from meshctl.recipe.compose.yaml_tree import Node, Path
+from meshctl.topology.cluster import ACCELERATORS as ACCELERATORS
+from meshctl.topology.cluster import DEVICE_ALIASES as DEVICE_ALIASES
+from meshctl.topology.cluster import DEVICE_TYPES as DEVICE_TYPES
+from meshctl.topology.modes import Dispatch
+from meshctl.topology.sizes import SIZES
 
 TOP = ("defaults", "name", "seed", "cluster", "groups", "components", "pipeline", "run", "vars")
 CLUSTER = ("nodes", "devices_per_node")
@@ -33,7 +34,15 @@ GROUP = (
 )
 COMPONENT = ("_target_", "group", "parallel", "args", "frozen", "model")
 PARALLEL = (*SIZES, "sequence_parallel", "order")
-MODEL_SIZES = ("num_heads", "num_kv_heads", "hidden_size", "vocab_size", "num_layers", "num_experts", "sequence_length")
+MODEL_SIZES = (
+    "num_heads",
+    "num_kv_heads",
+    "hidden_size",
+    "vocab_size",
+    "num_layers",
+    "num_experts",
+    "sequence_length",
+)
 MODEL = ("config", *MODEL_SIZES)
 CALL = ("call", "in", "samples", "sample_bytes", "dispatch", "execute", "collect", "every", "when", "after")
 SYNC = ("sync", "to", "every", "max_staleness", "checksum", "when", "after")
@@ -63,7 +72,8 @@ class Cluster:
     nodes: int = 0
     """0 where it is left out: as many as are listed, or the least that hold the groups."""
     devices_per_node: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 0
-    """Of every accelerator type of the job, or by type: one count for all nodes, or one for each. 0 where it is left out."""
+    """Of every accelerator type of the job, or by type: one count for all nodes, or one for each. 0 where it
+    is left out."""
 
     def devices_of(self, device_type: str) -> int | tuple[int, ...]:
         """What it says of a type."""
@@ -126,7 +136,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Model:
-    """What a component computes with, as far as the recipe says: its sizes are held against the layout, nothing else."""
+    """What a component computes with, as far as the recipe says: its sizes are held against the layout,
+    nothing else."""
 
     config: str = ""
     """The path of a config.json, or of the folder that holds one."""
@@ -160,7 +171,9 @@ class DispatchWords:
 
     def with_default(self, mode: str) -> Dispatch:
         balance: Literal["", "tokens"] = "tokens" if self.balance else ""
-        return Dispatch(self.mode or mode, balance, self.home, self.allow_empty, self.split_groups, self.equal_counts)
+        return Dispatch(
+            self.mode or mode, balance, self.home, self.allow_empty, self.split_groups, self.equal_counts
+        )
 
 
 @dataclass(frozen=True)
@@ -213,7 +226,11 @@ class Stage:
     def routes(self) -> tuple[str, ...]:
         """The names of the routes that lead to it."""
         several = len(self.inputs) > 1
-        return tuple(route_name(source, self.name, given.parameter if several else "") for given in self.inputs for source in given.stages)
+        return tuple(
+            route_name(source, self.name, given.parameter if several else "")
+            for given in self.inputs
+            for source in given.stages
+        )
 
     @property
     def is_source(self) -> bool:
@@ -259,7 +276,8 @@ def route_name(source: str, target: str, parameter: str) -> str:
 
 
 def is_key(path: Path, root: Node) -> bool:
-    """Whether an override may set this key although the recipe does not say it: it belongs to recipes, below what is there."""
+    """Whether an override may set this key although the recipe does not say it: it belongs to recipes, below
+    what is there."""
     if path[:-1] == ("cluster", "devices_per_node"):
         return DEVICE_ALIASES.get(path[-1].lower(), path[-1].lower()) in ACCELERATORS
     return path[-1] in keys_below(path[:-1], root)

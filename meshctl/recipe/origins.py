@@ -1,12 +1,13 @@
-"""Where each value of a composed recipe was written, what it replaced, and what is in force although nobody wrote it.
+"""Where each value of a composed recipe was written, what it replaced, and what is in force although nobody
+wrote it.
 
     for origin in origins(loaded, cwd):
         origin.path, origin.value          ("run", "steps"), 7
         origin.kind, origin.span           "override", Span("override 1", 1, 11)
         origin.was                         (Was(100, Span("recipe.yaml", 29, 15)),)
 
-All of it is read off the tree, once somebody asks. Secrets and what came from the environment are hidden here already: nothing that
-is made of origins can show them.
+All of it is read off the tree, once somebody asks. Secrets and what came from the environment are hidden here
+already: nothing that is made of origins can show them.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from pathlib import Path as File
 from typing import Any, Literal
 
 from meshctl.diagnostics import Span
-from meshctl.mesh import DeviceMesh
-from meshctl.recipe import text
-from meshctl.recipe.interpolation import references
+from meshctl.recipe.compose import yaml_reader
+from meshctl.recipe.compose.interpolation import references
+from meshctl.recipe.compose.overrides import is_override
+from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves, plain, replaced
 from meshctl.recipe.load import Loaded
 from meshctl.recipe.model import Recipe, Stage
-from meshctl.recipe.nodes import BROKEN, Node, Path, leaves, plain, replaced
-from meshctl.recipe.overrides import is_override
 from meshctl.recipe.rules import Facts
 from meshctl.recipe.secrets import Secrets, shown
-from meshctl.redaction import HIDDEN
-from meshctl.sizes import DIMS
+from meshctl.text.redaction import HIDDEN
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.sizes import DIMS
 
 Kind = Literal["recipe", "file", "override", "decorator", "default", "inferred"]
 UNREAD = "<unreadable>"
@@ -76,7 +77,8 @@ class Origin:
 
 
 def origins(loaded: Loaded, cwd: File) -> tuple[Origin, ...]:
-    """Of every scalar, and of every empty list or mapping, in the order of the recipe; what nobody wrote comes after its neighbours."""
+    """Of every scalar, and of every empty list or mapping, in the order of the recipe; what nobody wrote
+    comes after its neighbours."""
     if loaded.tree is None:
         return ()
     written = {path: _written(loaded, path, leaf) for path, leaf in leaves(loaded.tree) if path}
@@ -92,7 +94,9 @@ def line_of(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(line_of, value))}]"
     if isinstance(value, str):
-        as_it_is = PLAIN.fullmatch(value) and value == value.strip() and isinstance(text.scalar(value), str)
+        as_it_is = (
+            PLAIN.fullmatch(value) and value == value.strip() and isinstance(yaml_reader.scalar(value), str)
+        )
         return value if as_it_is or value in (HIDDEN, UNREAD) else json.dumps(value, ensure_ascii=False)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -145,7 +149,12 @@ def _means(loaded: Loaded, path: Path, leaf: Node) -> tuple[Any, ...]:
     facts = loaded.facts
     if facts is None:
         return ()
-    if leaf.value == "auto" and len(path) == 4 and path[2] == "parallel" and (mesh := facts.meshes.get(path[1])):
+    if (
+        leaf.value == "auto"
+        and len(path) == 4
+        and path[2] == "parallel"
+        and (mesh := facts.meshes.get(path[1]))
+    ):
         return (mesh.size(path[3].removesuffix("_size")),)
     node = facts.written.node(*path)
     if node is None or node.value is BROKEN or not isinstance(leaf.value, str) or node.value == leaf.value:
@@ -166,7 +175,9 @@ def _meets_secret(loaded: Loaded, path: Path, leaf: Node) -> bool:
         for below, inner in leaves(node, here):
             if below in loaded.secrets.paths:
                 return True
-            for _, target in references(inner.value, below) if isinstance(inner.value, str) and "${" in inner.value else ():
+            for _, target in (
+                references(inner.value, below) if isinstance(inner.value, str) and "${" in inner.value else ()
+            ):
                 if target is not None and (found := loaded.tree.at(target)) is not None:
                     open.append((target, found))
     return False
@@ -195,7 +206,8 @@ def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
 
 
 def _in_force(facts: Facts, tree: Node, cwd: File) -> Iterator[Origin]:
-    """Defaults that have an effect, and what is inferred. What is off or empty unless it is said is not listed."""
+    """Defaults that have an effect, and what is inferred. What is off or empty unless it is said is not
+    listed."""
     recipe = facts.recipe
     yield _default(("seed",), recipe.seed)
     yield from _of_cluster(facts, recipe, tree)
@@ -252,14 +264,20 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Ori
         return
     endpoint = facts.endpoint(stage)
     dispatch = tree.at((*path, "dispatch"))
-    where = {"dispatch": (*path, "dispatch", "mode") if dispatch is not None and dispatch.is_mapping else (*path, "dispatch")}
+    where = {
+        "dispatch": (*path, "dispatch", "mode")
+        if dispatch is not None and dispatch.is_mapping
+        else (*path, "dispatch")
+    }
     words = {"dispatch": endpoint.dispatch, "execute": endpoint.execute, "collect": endpoint.collect}
     for word, value in words.items():
         if word == "dispatch" and stage.is_source:
             continue
         if word in endpoint.says:
             file, line, column = endpoint.place
-            yield Origin(where.get(word, (*path, word)), value, "decorator", Span(_near(file, cwd), line, column))
+            yield Origin(
+                where.get(word, (*path, word)), value, "decorator", Span(_near(file, cwd), line, column)
+            )
         elif word != endpoint.unread:
             yield _default(where.get(word, (*path, word)), value)
     yield _default((*path, "every"), stage.every)

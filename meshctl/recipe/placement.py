@@ -1,11 +1,13 @@
-"""Which devices a group gets, and which mesh a component: arithmetic that the rules check and the plan stores.
+"""Which devices a group gets, and which mesh a component: arithmetic that the rules check and the plan
+stores.
 
-devices      numbered over the cluster, each type for itself; a list takes exactly those, a count the next free ones, `colocate`
+devices      numbered over the cluster, each type for itself; a list takes exactly those, a count the next
+free ones, `colocate`
              another group's
 cluster      what the recipe leaves out of it is the least that holds the groups
 
-Devices are runs of numbers and nodes are runs of equal ones: nothing here grows with either, but for the workers that leave a rest on
-every node.
+Devices are runs of numbers and nodes are runs of equal ones: nothing here grows with either, but for the
+workers that leave a rest on every node.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from meshctl.cluster import Cluster, NodeRuns, Piece, node_runs
-from meshctl.mesh import DIMS, DeviceMesh, MeshError
 from meshctl.recipe import model
 from meshctl.recipe.model import ACCELERATORS, Component, DeviceGroup, Recipe, Sizes
+from meshctl.topology.cluster import Cluster, NodeRuns, Piece, node_runs
+from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 
 Runs = tuple[tuple[int, int], ...]
 """Runs [start, stop) of device numbers, in the order of the workers."""
@@ -44,7 +46,11 @@ class Placed:
 def place(recipe: Recipe) -> Placed:
     """Every group on its devices."""
     used = {group.device_type for group in recipe.groups.values()}
-    said = {kind: recipe.cluster.devices_of(kind) for kind in ACCELERATORS if kind in used or kind in recipe.cluster.named}
+    said = {
+        kind: recipe.cluster.devices_of(kind)
+        for kind in ACCELERATORS
+        if kind in used or kind in recipe.cluster.named
+    }
     nodes = recipe.cluster.nodes or _nodes(recipe, said)
     runs: dict[str, Runs] = dict.fromkeys(recipe.groups, ())
     held: dict[str, NodeRuns] = {}
@@ -60,7 +66,15 @@ def _nodes(recipe: Recipe, said: Mapping[str, int | tuple[int, ...]]) -> int:
     if listed := node_counts(recipe.cluster):
         return max(listed.values())
     counts = {kind: each for kind, each in said.items() if isinstance(each, int) and each}
-    return max([1, *(-(-_needed(_devices(recipe, kind, ((ENDLESS, each),))) // each) for kind, each in counts.items())])
+    return max(
+        [
+            1,
+            *(
+                -(-_needed(_devices(recipe, kind, ((ENDLESS, each),))) // each)
+                for kind, each in counts.items()
+            ),
+        ]
+    )
 
 
 def least(recipe: Recipe, kind: str, nodes: int) -> int:
@@ -70,7 +84,12 @@ def least(recipe: Recipe, kind: str, nodes: int) -> int:
         return _needed(_devices(recipe, kind, ((nodes, each), (ENDLESS, each)))) <= nodes * each
 
     together = _needed(_devices(recipe, kind, ((1, ENDLESS),)))
-    each = max([-(-together // nodes), *(group.gpus_per_worker for group in recipe.groups.values() if group.device_type == kind)])
+    each = max(
+        [
+            -(-together // nodes),
+            *(group.gpus_per_worker for group in recipe.groups.values() if group.device_type == kind),
+        ]
+    )
     for _ in range(ONE_BY_ONE):
         if holds(each):
             return each
@@ -96,7 +115,8 @@ def _beyond(recipe: Recipe, cluster: Cluster, runs: Mapping[str, Runs]) -> Itera
 
 
 def _devices(recipe: Recipe, kind: str, nodes: NodeRuns) -> dict[str, Runs]:
-    """The devices of each group of a type: lists first, then counts in written order, then those that share another group's.
+    """The devices of each group of a type: lists first, then counts in written order, then those that share
+    another group's.
 
     What the nodes do not hold goes on to more nodes like the largest of them.
     """
@@ -107,8 +127,15 @@ def _devices(recipe: Recipe, kind: str, nodes: NodeRuns) -> dict[str, Runs]:
         if isinstance(group.ranks, tuple):
             runs[group.name] = _runs(group.ranks)
     for group in own:
-        if isinstance(group.ranks, int) and not group.colocate:  # a list of one that shares with it is no obstacle
-            taken = [run for name, mine in runs.items() if _host(recipe, recipe.groups[name]) != group.name for run in mine]
+        if (
+            isinstance(group.ranks, int) and not group.colocate
+        ):  # a list of one that shares with it is no obstacle
+            taken = [
+                run
+                for name, mine in runs.items()
+                if _host(recipe, recipe.groups[name]) != group.name
+                for run in mine
+            ]
             runs[group.name] = _free(group, sorted(taken), more)
     for group in own:
         if isinstance(group.ranks, int) and group.colocate:
@@ -141,12 +168,18 @@ def _joined(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def _free(group: DeviceGroup, taken: list[tuple[int, int]], cluster: Cluster) -> Runs:
-    """The lowest free devices; where a worker has several, those of one node, and what is left of a node is passed over."""
+    """The lowest free devices; where a worker has several, those of one node, and what is left of a node is
+    passed over."""
     each = group.gpus_per_worker
     largest = max(devices for _, devices in cluster.devices_per_node[""])
     if each == 1 or group.devices % each or each > largest:
         return _first(_gaps(taken), group.devices)
-    blocks = (block for start, stop in _gaps(taken) for piece in cluster.pieces("", start, stop) for block in _blocks(piece, each))
+    blocks = (
+        block
+        for start, stop in _gaps(taken)
+        for piece in cluster.pieces("", start, stop)
+        for block in _blocks(piece, each)
+    )
     return _joined(_first(blocks, group.devices))
 
 
@@ -252,4 +285,6 @@ def mesh(sizes: Sizes, workers: int, device_type: str) -> DeviceMesh:
     """Raises `MeshError` where the sizes do not make up the workers."""
     given: dict[str, Any] = dict(sizes.given)
     order, along_tp = sizes.order or DIMS, sizes.sequence_parallel
-    return DeviceMesh.from_sizes(world_size=workers, device_type=device_type, sequence_parallel=along_tp, order=order, **given)
+    return DeviceMesh.from_sizes(
+        world_size=workers, device_type=device_type, sequence_parallel=along_tp, order=order, **given
+    )

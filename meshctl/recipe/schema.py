@@ -1,8 +1,9 @@
 """The JSON Schema of recipes, for editors: the keys that the reader knows, and what each may be.
 
-Keys come from `model.py`, sizes from `sizes.py`, modes from `routes.py`, limits from the reader, and what a key means from
-`meanings.py`. Three things make a schema fit for recipes: `${...}` and `???` may stand for any value; nothing is required, since an
-included file may say it; a key is unknown where the reader would refuse it.
+Keys come from `model.py`, sizes from `sizes.py`, modes from `routes.py`, limits from the reader, and what a
+key means from `meanings.py`. Three things make a schema fit for recipes: `${...}` and `???` may stand for any
+value; nothing is required, since an included file may say it; a key is unknown where the reader would refuse
+it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from meshctl.recipe import meanings, model
-from meshctl.recipe.folders import files, shipped
+from meshctl.recipe.compose.folders import files, shipped
+from meshctl.recipe.compose.yaml_tree import Node, Path
 from meshctl.recipe.model import MAX_BYTES, MAX_COUNT, MAX_NAME, MAX_SEED, MAX_STEPS
-from meshctl.recipe.nodes import Node, Path
-from meshctl.routes import COLLECT, DISPATCH, EXECUTE
-from meshctl.sizes import DIMS, MAY_BE_AUTO, SIZES
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
+from meshctl.topology.sizes import DIMS, MAY_BE_AUTO, SIZES
 
 Schema = dict[str, Any]
 
@@ -138,7 +139,10 @@ def _recipe() -> Mapping[str, Schema]:
 
 def _defaults() -> Schema:
     """A list of files, and of one `group@package: option` each."""
-    option: Schema = {"type": ["string", "number", "boolean", "null", "array"], "items": {"type": ["string", "number", "boolean"]}}
+    option: Schema = {
+        "type": ["string", "number", "boolean", "null", "array"],
+        "items": {"type": ["string", "number", "boolean"]},
+    }
     shelf = dict(layouts())
     choice = {
         "type": "object",
@@ -163,7 +167,10 @@ def _cluster() -> Mapping[str, Schema]:
     devices = _count_or_list(1, contains={"not": {"const": 0}})
     kinds = _any_case((*model.ACCELERATORS, *model.DEVICE_ALIASES))
     by_type = {"patternProperties": {kinds: devices}, "additionalProperties": False}
-    return {"nodes": _whole(1), "devices_per_node": {**devices, "type": [*devices["type"], "object"], **by_type}}
+    return {
+        "nodes": _whole(1),
+        "devices_per_node": {**devices, "type": [*devices["type"], "object"], **by_type},
+    }
 
 
 def _group() -> Mapping[str, Schema]:
@@ -188,7 +195,13 @@ def _group() -> Mapping[str, Schema]:
             "items": {"type": "string"},
         },
         "colocate": _text(),
-        "program": {"type": ["string", "object"], "minLength": 1, "properties": {"module": module}, "additionalProperties": False, **some},
+        "program": {
+            "type": ["string", "object"],
+            "minLength": 1,
+            "properties": {"module": module},
+            "additionalProperties": False,
+            **some,
+        },
         "args": _list({"type": ["string", "number", "boolean"]}),
         "cwd": _text(),
         "python": _text(),
@@ -221,7 +234,11 @@ def _model() -> Mapping[str, Schema]:
 
 
 def _size(key: str) -> Schema:
-    return {"anyOf": [{"const": "auto", "description": meanings.AUTO}, _whole(1)]} if key in MAY_BE_AUTO else _whole(1)
+    return (
+        {"anyOf": [{"const": "auto", "description": meanings.AUTO}, _whole(1)]}
+        if key in MAY_BE_AUTO
+        else _whole(1)
+    )
 
 
 def _called_or_synced() -> Schema:
@@ -231,7 +248,11 @@ def _called_or_synced() -> Schema:
 
 
 def _stage() -> Mapping[str, Schema]:
-    parameters = {"type": ["string", "array", "object"], "minProperties": 1, "additionalProperties": {"anyOf": [_texts(), _ref("input")]}}
+    parameters = {
+        "type": ["string", "array", "object"],
+        "minProperties": 1,
+        "additionalProperties": {"anyOf": [_texts(), _ref("input")]},
+    }
     return {
         "call": _text(rf"^{NAME}\.{WORD}{REST}*$"),
         "in": _texts(minItems=1) | parameters,
@@ -322,7 +343,10 @@ def part_at(path: Path, root: Node) -> str:
             return key
         case ("pipeline", _):
             stage = root.at(path)
-            return next((kind for kind in ("call", "sync") if stage is not None and stage.get(kind) is not None), "stage")
+            return next(
+                (kind for kind in ("call", "sync") if stage is not None and stage.get(kind) is not None),
+                "stage",
+            )
         case ("pipeline", _, "dispatch") | ("pipeline", _, "in", _, "dispatch"):
             return "dispatch"
         case ("pipeline", _, "in", _):

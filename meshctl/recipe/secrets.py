@@ -1,8 +1,9 @@
 """Which values of a composed recipe are secret, and a recipe, a report or a text without them.
 
-A value is secret under a secret's key (`redaction.py`), and so is what such a value refers to: with `token: ${vars.mine}`, the text of
-`vars.mine` is one. What comes from the environment is never shown. Nothing of this is looked for where nothing can be found, which is
-so for most recipes: `validate` pays one search of the text.
+A value is secret under a secret's key (`redaction.py`), and so is what such a value refers to: with `token:
+${vars.mine}`, the text of `vars.mine` is one. What comes from the environment is never shown. Nothing of this
+is looked for where nothing can be found, which is so for most recipes: `validate` pays one search of the
+text.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.recipe import model
-from meshctl.recipe.interpolation import references
-from meshctl.recipe.nodes import BROKEN, Node, Path, leaves
-from meshctl.redaction import (
+from meshctl.recipe.compose.interpolation import references
+from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves
+from meshctl.text.redaction import (
     HIDDEN,
     PLACEHOLDERS,
     follows_option,
@@ -29,10 +30,21 @@ from meshctl.redaction import (
     starred,
     stretches,
 )
-from meshctl.routes import COLLECT, DISPATCH, EXECUTE
-from meshctl.sizes import SIZES
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
+from meshctl.topology.sizes import SIZES
 
-OURS = {*model.DEVICE_TYPES, *model.DEVICE_ALIASES, *model.WHEN, *COLLECT, *DISPATCH, *EXECUTE, *SIZES, *model.TOP, "tokens", "auto"}
+OURS = {
+    *model.DEVICE_TYPES,
+    *model.DEVICE_ALIASES,
+    *model.WHEN,
+    *COLLECT,
+    *DISPATCH,
+    *EXECUTE,
+    *SIZES,
+    *model.TOP,
+    "tokens",
+    "auto",
+}
 """Words of meshctl itself, which a message needs and which tell nothing."""
 Lines = Mapping[str, Sequence[str]]
 """By file."""
@@ -81,7 +93,8 @@ class Heard(Mapping[str, str]):
 
 
 def secrets_of(tree: Node, sources: Iterable[tuple[str, Sequence[str]]], heard: Heard) -> Secrets:
-    """What is secret in a tree with its references as written, in the texts it was read from, and in what it took of the environment."""
+    """What is secret in a tree with its references as written, in the texts it was read from, and in what it
+    took of the environment."""
     text = "\n".join(line for _, lines in sources for line in lines)
     for name in re.findall(ASKED, text) if "oc.env" in text else ():
         heard.get(name)
@@ -91,9 +104,15 @@ def secrets_of(tree: Node, sources: Iterable[tuple[str, Sequence[str]]], heard: 
     names = {key for key, _ in _keys(tree)}
     written = {piece for node in places.values() for piece in _written(node)}
     written |= {piece for _, leaf in leaves(tree) for piece in _inside(leaf)}
-    kept = tuple(sorted({piece for piece in written if is_telling(piece) and piece not in names}, key=len, reverse=True))
+    kept = tuple(
+        sorted(
+            {piece for piece in written if is_telling(piece) and piece not in names}, key=len, reverse=True
+        )
+    )
     addresses = tuple(path for path, leaf in leaves(tree) if path not in places and any(_passwords(leaf)))
-    return Secrets(frozenset(places), kept, _of_environment(heard.texts, text, kept) if heard.texts else (), addresses)
+    return Secrets(
+        frozenset(places), kept, _of_environment(heard.texts, text, kept) if heard.texts else (), addresses
+    )
 
 
 def secret_leaves(tree: Node) -> Iterator[tuple[Path, Node]]:
@@ -105,7 +124,9 @@ def secret_leaves(tree: Node) -> Iterator[tuple[Path, Node]]:
             continue
         seen.add(path)
         yield path, leaf
-        for _, target in references(leaf.value, path) if isinstance(leaf.value, str) and "${" in leaf.value else ():
+        for _, target in (
+            references(leaf.value, path) if isinstance(leaf.value, str) and "${" in leaf.value else ()
+        ):
             if target is not None and _is_free(target) and (node := tree.at(target)) is not None:
                 open += [((*target, *below), inner) for below, inner in leaves(node) if _has_text(inner)]
 
@@ -114,7 +135,11 @@ def _under_keys(node: Node, path: Path = (), under: bool = False) -> Iterator[tu
     """The scalars below a secret's key, or after an option that is one."""
     if node.is_list:
         for index, item in enumerate(node.value):
-            option = index > 0 and follows_option(node.value[index - 1].value) and not str(item.value).startswith("-")
+            option = (
+                index > 0
+                and follows_option(node.value[index - 1].value)
+                and not str(item.value).startswith("-")
+            )
             yield from _under_keys(item, (*path, str(index)), under or option)
     elif node.is_mapping:
         for key, item in node.items():
@@ -158,15 +183,26 @@ def _inside(node: Node) -> Iterator[str]:
 def _passwords(node: Node) -> Iterator[str]:
     """What is written out of the passwords in a text's addresses, but for blanks that somebody fills in."""
     for password in logins(node.value) if isinstance(node.value, str) else ():
-        yield from (piece for piece in literals(password) if piece.lower() not in PLACEHOLDERS and not re.fullmatch(BLANK, piece))
+        yield from (
+            piece
+            for piece in literals(password)
+            if piece.lower() not in PLACEHOLDERS and not re.fullmatch(BLANK, piece)
+        )
 
 
 def _of_environment(texts: Iterable[str], said: str, written: Iterable[str]) -> tuple[str, ...]:
-    """Texts of the environment with their parts, but for what the recipe itself says and what is no text at all."""
+    """Texts of the environment with their parts, but for what the recipe itself says and what is no text at
+    all."""
     whole = [text for text in texts if text.strip()]
     parts = [part for text in whole for part in re.split(r"[\s.,:;/@=]+", text) if len(part) >= PIECE]
-    telling = dict.fromkeys(text for text in (*whole, *parts) if is_telling(text) and text not in OURS and not _is_number(text))
-    public = {text for text in telling if text not in written and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", said)}
+    telling = dict.fromkeys(
+        text for text in (*whole, *parts) if is_telling(text) and text not in OURS and not _is_number(text)
+    )
+    public = {
+        text
+        for text in telling
+        if text not in written and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", said)
+    }
     return tuple(sorted(telling.keys() - public, key=len, reverse=True))
 
 
@@ -178,10 +214,19 @@ def _is_number(text: str) -> bool:
 
 
 def redacted(report: Report, secrets: Secrets) -> Report:
-    """A report that quotes none: messages without, lines with stars in their place. A fix that would show one is left out."""
+    """A report that quotes none: messages without, lines with stars in their place. A fix that would show one
+    is left out."""
     sources = tuple((file, starred(lines, secrets.written)) for file, lines in report.sources)
-    covered = {file: shown for (file, lines), (_, shown) in zip(report.sources, sources, strict=True) if shown != tuple(lines)}
-    if not covered and not secrets.known and not any(is_suspect(f"{one.message} {one.help}") for one in report.diagnostics):
+    covered = {
+        file: shown
+        for (file, lines), (_, shown) in zip(report.sources, sources, strict=True)
+        if shown != tuple(lines)
+    }
+    if (
+        not covered
+        and not secrets.known
+        and not any(is_suspect(f"{one.message} {one.help}") for one in report.diagnostics)
+    ):
         return report
     found = tuple(_without(one, covered, dict(report.sources), secrets.known) for one in report.diagnostics)
     return replace(report, diagnostics=found, sources=sources)
@@ -208,14 +253,22 @@ def _without(found: Diagnostic, covered: Lines, lines: Lines, known: tuple[str, 
 
 
 def shown(node: Node, secrets: Secrets, path: Path = (), under: bool = False) -> Node:
-    """What stands at a path, with its secrets hidden: references and everything else stay as written. `under`: it is one as a whole."""
+    """What stands at a path, with its secrets hidden: references and everything else stay as written.
+    `under`: it is one as a whole."""
     under = under or path in secrets.paths or is_secret_at(path)
     if isinstance(node.value, dict):
-        return replace(node, value={key: shown(item, secrets, (*path, key), under) for key, item in node.value.items()})
+        return replace(
+            node, value={key: shown(item, secrets, (*path, key), under) for key, item in node.value.items()}
+        )
     if isinstance(node.value, list):
         options = [False, *(follows_option(item.value) for item in node.value)]
         items = enumerate(node.value)
-        return replace(node, value=[shown(item, secrets, (*path, str(index)), under or options[index]) for index, item in items])
+        return replace(
+            node,
+            value=[
+                shown(item, secrets, (*path, str(index)), under or options[index]) for index, item in items
+            ],
+        )
     if node.from_environment:
         return replace(node, value=HIDDEN, written=HIDDEN)
     if under and _has_text(node):
@@ -242,16 +295,30 @@ def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
     said: set[Path] = set()
     for path in sorted(secrets.paths):
         leaf, named = tree.at(path), _named(tree, path)
-        if leaf is None or named in said or str(leaf.value).lower() in PLACEHOLDERS or not any(literals(str(leaf.value))):
+        if (
+            leaf is None
+            or named in said
+            or str(leaf.value).lower() in PLACEHOLDERS
+            or not any(literals(str(leaf.value)))
+        ):
             continue
         said.add(named)
         help = f"let the environment say it: ${{oc.env:{_variable(named)}}}"
-        yield Diagnostic("MC219", f"`{named[-1]}` is a secret, written out in the recipe", leaf.span, (), help, "warning")
+        yield Diagnostic(
+            "MC219", f"`{named[-1]}` is a secret, written out in the recipe", leaf.span, (), help, "warning"
+        )
     for path in secrets.addresses:
         leaf, named = tree.at(path), _named(tree, path)
         if leaf is not None:
             help = f"let the environment say it: ://USER:${{oc.env:{_variable(named)}_PASSWORD}}@HOST"
-            yield Diagnostic("MC219", f"`{named[-1]}` is an address with its password written out", leaf.span, (), help, "warning")
+            yield Diagnostic(
+                "MC219",
+                f"`{named[-1]}` is an address with its password written out",
+                leaf.span,
+                (),
+                help,
+                "warning",
+            )
 
 
 def _variable(named: Path) -> str:

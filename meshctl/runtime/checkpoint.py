@@ -3,8 +3,8 @@
     step-N/COMPONENT/        DCP: what `state_dict()` gave, re-sharded on loading to whatever mesh loads it
     step-N/GROUP.json        what the loop knows: how many samples each source of the group has given
 
-torch pickles DCP's metadata; it is read here by an unpickler that knows DCP's own classes and nothing else, and the other
-values through `torch.load(weights_only=True)`. So a checkpoint is data, too.
+torch pickles DCP's metadata; it is read here by an unpickler that knows DCP's own classes and nothing else,
+and the other values through `torch.load(weights_only=True)`. So a checkpoint is data, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from meshctl.run import write_whole
+from meshctl.run.directory import write_whole
 from meshctl.runtime.loop import StageError
 
 
@@ -44,11 +44,14 @@ def save(folder: Path, name: str, state: dict[str, Any]) -> None:
     """Writes a component's state; all ranks of its group's world call it together."""
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(place, sync_files=True), no_dist=not dist.is_initialized())
+    dcp.save(
+        state, storage_writer=dcp.FileSystemWriter(place, sync_files=True), no_dist=not dist.is_initialized()
+    )
 
 
 def load(folder: Path, name: str, state: dict[str, Any]) -> None:
-    """Fills `state`, a component's own `state_dict()`, in place; all ranks of its group's world call it together."""
+    """Fills `state`, a component's own `state_dict()`, in place; all ranks of its group's world call it
+    together."""
     place = folder / name
     if not place.is_dir():
         raise CheckpointError(f"{folder} holds no state of component `{name}`")
@@ -56,7 +59,9 @@ def load(folder: Path, name: str, state: dict[str, Any]) -> None:
         dcp.load(state, storage_reader=_Reader(place), planner=_Planner(), no_dist=not dist.is_initialized())
     except dcp.CheckpointException as error:
         failures = [failed for failed, *_ in error.failures.values()]
-        causes = "; ".join(dict.fromkeys((str(failed) or type(failed).__name__).splitlines()[0] for failed in failures))
+        causes = "; ".join(
+            dict.fromkeys((str(failed) or type(failed).__name__).splitlines()[0] for failed in failures)
+        )
         raise CheckpointError(f"{place} cannot be loaded into component `{name}`: {causes}") from error
 
 
@@ -70,7 +75,9 @@ def load_positions(folder: Path) -> dict[str, int]:
     given: dict[str, int] = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            given |= {str(source): int(count) for source, count in json.loads(path.read_text())["given"].items()}
+            given |= {
+                str(source): int(count) for source, count in json.loads(path.read_text())["given"].items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
     return given

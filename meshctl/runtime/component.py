@@ -4,8 +4,8 @@
         @endpoint(dispatch="slice_dp", collect="flatten")
         def sample(self, batch: Batch) -> Batch: ...
 
-In a run, the worker gives the component its place and means before `setup()`. Alone, in a notebook or a test, the same class
-works on one process: a mesh of one rank and collectives of one.
+In a run, the worker gives the component its place and means before `setup()`. Alone, in a notebook or a test,
+the same class works on one process: a mesh of one rank and collectives of one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
-from meshctl.mesh import DeviceMesh, MeshError
-from meshctl.runtime.batch import Batch
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collective import Collective, CollectiveError
+from meshctl.topology.mesh import DeviceMesh, MeshError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -43,13 +43,21 @@ class Endpoint:
 @overload
 def endpoint(method: Method, /) -> Method: ...
 @overload
-def endpoint(*, dispatch: str = ..., collect: str = ..., execute: str = ...) -> Callable[[Method], Method]: ...
+def endpoint(
+    *, dispatch: str = ..., collect: str = ..., execute: str = ...
+) -> Callable[[Method], Method]: ...
 
 
 def endpoint(
-    method: Method | None = None, /, *, dispatch: str = "slice_dp", collect: str = "flatten", execute: str = "all"
+    method: Method | None = None,
+    /,
+    *,
+    dispatch: str = "slice_dp",
+    collect: str = "flatten",
+    execute: str = "all",
 ) -> Method | Callable[[Method], Method]:
-    """Makes a method one that a stage may call. The words are read from the source text before anything runs: write them as literals."""
+    """Makes a method one that a stage may call. The words are read from the source text before anything runs:
+    write them as literals."""
 
     def mark(method: Method) -> Method:
         method.__meshctl_endpoint__ = Endpoint(dispatch, collect, execute)  # type: ignore[attr-defined]
@@ -82,21 +90,24 @@ class Place:
     """Gives the group's ranks by node; where there is none, all are on one."""
 
     def groups(self, dims: tuple[str, ...]) -> Iterable[Sequence[int]]:
-        """The world's ranks parted into those that work together along `dims`: the same list in every rank of the world."""
+        """The world's ranks parted into those that work together along `dims`: the same list in every rank of
+        the world."""
         if dims == ("world",):
             return [sorted(self.mesh.ranks())]
         if dims == ("local",):
             return [sorted(self.mesh.ranks())] if self.nodes is None else self.nodes()
         mine = self.mesh.ranks_along(dims, self.rank)
-        return self.mesh.process_groups(dims) if len(mine) > 1 else [mine]  # without a list of all ranks where each is alone
+        return (
+            self.mesh.process_groups(dims) if len(mine) > 1 else [mine]
+        )  # without a list of all ranks where each is alone
 
 
 class Component:
     """The base of everything a recipe's `components:` names.
 
-    A subclass may offer `setup()` (once the process groups stand), `state_dict()` and `load_state_dict()` (checkpoints),
-    `weights()` and `load_weights(stream)` (a sync; both are streams of (name, tensor)), and `close()`. A source may offer
-    `__len__`: how many samples one epoch has.
+    A subclass may offer `setup()` (once the process groups stand), `state_dict()` and `load_state_dict()`
+    (checkpoints), `weights()` and `load_weights(stream)` (a sync; both are streams of (name, tensor)), and
+    `close()`. A source may offer `__len__`: how many samples one epoch has.
     """
 
     _place: Place | None = None
@@ -116,9 +127,11 @@ class Component:
 
     @property
     def torch_mesh(self) -> TorchDeviceMesh:
-        """The same mesh as torch's, for `fully_shard` and DTensor; made at the first use, which all ranks reach together.
+        """The same mesh as torch's, for `fully_shard` and DTensor; made at the first use, which all ranks
+        reach together.
 
-        Sub-meshes are those of torch: `self.torch_mesh["dp", "fsdp"]`. Alone, without a launcher, it is a mesh of this process.
+        Sub-meshes are those of torch: `self.torch_mesh["dp", "fsdp"]`. Alone, without a launcher, it is a
+        mesh of this process.
         """
         if self._torch_mesh is None:
             self._torch_mesh = self.mesh.to_torch()
@@ -144,10 +157,12 @@ class Component:
         return self.place.step
 
     def collective(self, *dims: str) -> Collective:
-        """The ranks that share all other coordinates with this one: `self.collective("tp")`, or `("dp", "fsdp")` together, in this order.
+        """The ranks that share all other coordinates with this one: `self.collective("tp")`, or `("dp",
+        "fsdp")` together, in this order.
 
-        Dims of a view will do ("ep", "ulysses"), and so will "local", the group's ranks on this node, and "world", all of them. Made at
-        the first use, which all ranks of the component must reach together, and kept until it is closed.
+        Dims of a view will do ("ep", "ulysses"), and so will "local", the group's ranks on this node, and
+        "world", all of them. Made at the first use, which all ranks of the component must reach together, and
+        kept until it is closed.
         """
         made = self._collectives = self._collectives or {}
         apart = self._apart(dims)
@@ -156,14 +171,19 @@ class Component:
         return made[apart]
 
     def _apart(self, dims: tuple[str, ...]) -> tuple[str, ...]:
-        """The dims without those of size 1, along which a rank is alone: ("dp", "fsdp") without dp is "fsdp", with one process group."""
+        """The dims without those of size 1, along which a rank is alone: ("dp", "fsdp") without dp is "fsdp",
+        with one process group."""
         if dims in (("local",), ("world",)):
             return dims
         if not dims:
             askable = ", ".join(self.mesh.mesh_dim_names)
-            raise CollectiveError(f"say along which dims: one or several of {askable} or of a view's dims, `local` or `world`")
+            raise CollectiveError(
+                f"say along which dims: one or several of {askable} or of a view's dims, `local` or `world`"
+            )
         if alone := {"local", "world"} & set(dims):
-            raise CollectiveError(f"`{min(alone)}` is no dim of the mesh: it is asked for alone, here are {', '.join(dims)}")
+            raise CollectiveError(
+                f"`{min(alone)}` is no dim of the mesh: it is asked for alone, here are {', '.join(dims)}"
+            )
         try:
             self.mesh.ranks_along(dims, self.rank)
         except MeshError as error:
@@ -171,7 +191,8 @@ class Component:
         return tuple(dim for dim in dims if self.mesh.size(dim) > 1)
 
     def log(self, values: Mapping[str, float], weight: float = 1.0) -> None:
-        """Adds to the step's metrics, as `STAGE.NAME`: a mean over the data ranks by weight, each counted once."""
+        """Adds to the step's metrics, as `STAGE.NAME`: a mean over the data ranks by weight, each counted
+        once."""
         self.place.log(values, weight)
 
     def stop(self, reason: str) -> None:
@@ -179,13 +200,15 @@ class Component:
         self.place.stop(reason)
 
     def alloc(self, *size: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Memory for what an endpoint gives, like `torch.empty` on the CPU: where its takers can read it as it lies, it is not copied.
+        """Memory for what an endpoint gives, like `torch.empty` on the CPU: where its takers can read it as
+        it lies, it is not copied.
 
             tokens = self.alloc(len(batch), 128, dtype=torch.int64)
             ...
             return batch.with_columns(tokens=tokens)
 
-        What was given is lent to those who take it, and is not written any more; when nobody holds it, it is used again.
+        What was given is lent to those who take it, and is not written any more; when nobody holds it, it is
+        used again.
         """
         shape = [number for some in size for number in ([some] if isinstance(some, int) else some)]
         nbytes = prod(shape) * dtype.itemsize

@@ -2,9 +2,10 @@
 
     for each step: for each stage that is due: take the inputs, call, give the value
 
-A give never waits for its receiver's place in its program, so groups overlap as far as the slots of their routes reach, and no
-order of stages can deadlock. In a sync without staleness both ends meet (`weights.py` says why that cannot deadlock either). How the
-run ends is agreed by all (`ending.py`); a checkpoint is a cut between two steps.
+A give never waits for its receiver's place in its program, so groups overlap as far as the slots of their
+routes reach, and no order of stages can deadlock. In a sync without staleness both ends meet (`weights.py`
+says why that cannot deadlock either). How the run ends is agreed by all (`ending.py`); a checkpoint is a cut
+between two steps.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.ending import ENDLESS, Ending
-from meshctl.mesh import share
 from meshctl.plan.model import Component as Placed
 from meshctl.plan.model import Plan, Stage
-from meshctl.routes import COLLECT, DISPATCH, RouteError, voices
-from meshctl.run import Recorded
-from meshctl.runtime.batch import MARK, Batch, BatchError, identify
-from meshctl.runtime.channel import END, LANES, Channel, Party, Taken
+from meshctl.run.directory import Recorded
+from meshctl.run.shutdown import ENDLESS, Ending
+from meshctl.runtime.batch.batch import MARK, Batch, BatchError, identify
+from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.component import Component
-from meshctl.runtime.frames import FrameError
-from meshctl.runtime.record import Recorder, Replayed
-from meshctl.runtime.tensordicts import is_tensordict
-from meshctl.runtime.transports import Dropped, Full, Transport
-from meshctl.runtime.weights import WeightChannel, weights_of
-from meshctl.shares import Grid
+from meshctl.runtime.routes.channel import END, LANES, Channel, Party, Taken
+from meshctl.runtime.routes.record import Recorder, Replayed
+from meshctl.runtime.routes.weights import WeightChannel, weights_of
+from meshctl.runtime.transports.buffers.frames import FrameError
+from meshctl.runtime.transports.data_plane import Dropped, Full, Transport
+from meshctl.topology.mesh import share
+from meshctl.topology.modes import COLLECT, DISPATCH, RouteError, voices
+from meshctl.topology.partition import Grid
 
 _MENDABLE = (RouteError, BatchError, FrameError, Full)
 """What is wrong with a user's values, or too much of them: told in one line."""
@@ -94,8 +95,8 @@ class Loop:
         recorder: Recorder | None = None,
         recorded: Mapping[str, Recorded] = MappingProxyType({}),
     ) -> None:
-        """`components` are those of this worker's group, set up; `rank` is its rank in the group. `recorded` are the recordings of
-        the routes that the plan replays, by their names."""
+        """`components` are those of this worker's group, set up; `rank` is its rank in the group. `recorded`
+        are the recordings of the routes that the plan replays, by their names."""
         self.at: tuple[str, int] = ("", 0)
         """The stage and the step that are being run: where a fault is."""
         self._plan, self._group, self._rank = plan, group, rank
@@ -108,8 +109,14 @@ class Loop:
         self._weights: dict[str, WeightChannel] = {}
         self._open()
         self._channels: list[Channel | WeightChannel] = [*self._data.values(), *self._weights.values()]
-        self._replayed = [(source, channel) for (source, _, _), channel in self._data.items() if isinstance(channel, Replayed)]
-        self._takes = [(stage, [name for part in stage.inputs for name in part.stages]) for stage in plan.stages]
+        self._replayed = [
+            (source, channel)
+            for (source, _, _), channel in self._data.items()
+            if isinstance(channel, Replayed)
+        ]
+        self._takes = [
+            (stage, [name for part in stage.inputs for name in part.stages]) for stage in plan.stages
+        ]
         self._seats = {stage.name: self._seat(stage) for stage in self._stages if stage.kind == "call"}
         self._given: dict[str, int] = {stage.name: 0 for stage in plan.stages if stage.is_source}
         self._versions: dict[str, int] = {}
@@ -162,11 +169,17 @@ class Loop:
 
     def _agree(self, start: int) -> bool:
         """Tells and hears how many steps there are; whether some stream does not know."""
-        batches = {stage.name: self._steps_of(stage, start) for stage in self._stages if self._limits(stage) and not self._rank}
+        batches = {
+            stage.name: self._steps_of(stage, start)
+            for stage in self._stages
+            if self._limits(stage) and not self._rank
+        }
         sources = [stage.name for stage in self._plan.stages if self._limits(stage)]
         known = self._ending.plan(self._plan.run.steps, batches, sources)
         if self._plan.run.epochs and all(count is None for count in known):
-            raise StageError(f"run.epochs needs a source that knows its length, and none of {', '.join(sources)} has a __len__")
+            raise StageError(
+                f"run.epochs needs a source that knows its length, and none of {', '.join(sources)} has a __len__"
+            )
         return None in known
 
     @staticmethod
@@ -204,13 +217,16 @@ class Loop:
         return length() * max(1, self._plan.run.epochs) if length else None
 
     def _close(self, last: int) -> None:
-        """Where a stream may end unannounced: what was to run at the end, as far as it stands on its own, and the last state."""
+        """Where a stream may end unannounced: what was to run at the end, as far as it stands on its own, and
+        the last state."""
         self.at, self._metrics, self._now = ("", last), [], set()
         self._transport.dropped = lambda: False
         for channel in self._weights.values():
             channel.forget(last)
         for stage, takes in self._takes:
-            if (stage.when == "end" or (takes and not stage.when)) and all(name in self._now for name in takes):
+            if (stage.when == "end" or (takes and not stage.when)) and all(
+                name in self._now for name in takes
+            ):
                 self._now.add(stage.name)
         if self._now:
             begin, self._clock = time.perf_counter(), Clock({}, {})
@@ -250,7 +266,9 @@ class Loop:
 
     def _saves(self, step: int) -> bool:
         saves = self._plan.run.checkpoint
-        return saves is not None and (step == self._ending.announced or (saves.every > 0 and step % saves.every == 0))
+        return saves is not None and (
+            step == self._ending.announced or (saves.every > 0 and step % saves.every == 0)
+        )
 
     def _report(self, step: int, begin: float) -> None:
         routes = {channel.route.name: channel.sent for channel in self._channels if channel.sent}
@@ -260,7 +278,14 @@ class Loop:
         for metric in self._metrics:
             self._say("metric", step=step, **metric)
         self._metrics = []
-        self._say("step", step=step, seconds=seconds, stages=self._clock.stages, waits=self._clock.waits, routes=routes)
+        self._say(
+            "step",
+            step=step,
+            seconds=seconds,
+            stages=self._clock.stages,
+            waits=self._clock.waits,
+            routes=routes,
+        )
 
     def _run(self, stage: Stage, step: int) -> None:
         self.at = (stage.name, step)
@@ -287,13 +312,17 @@ class Loop:
             value = self._called(stage, seat, step, arguments)
             value = self._marked(stage, seat, identify(value, first)) if isinstance(value, Batch) else value
         self._clock.stages[stage.name] = time.perf_counter() - ready
-        weight = float(len(first)) if first is not None else float(len(value)) if isinstance(value, Batch) else 1.0
+        weight = (
+            float(len(first)) if first is not None else float(len(value)) if isinstance(value, Batch) else 1.0
+        )
         self._give(stage, seat, value, weight)
 
     def _give(self, stage: Stage, seat: Seat, value: Any, weight: float) -> None:
         now = [channel for channel in seat.gives if channel.route.target in self._now]
         if self._recorder and seat.number is not None:
-            self._recorder.keep([channel.route for channel in now], self.at[1], seat.number, seat.speakers, value, weight)
+            self._recorder.keep(
+                [channel.route for channel in now], self.at[1], seat.number, seat.speakers, value, weight
+            )
         ends = [channel.give(value, weight, self._rank) for channel in now]
         if value is END and (not seat.gives or any(ends)):
             self._ended = self._ended or stage.name
@@ -308,23 +337,34 @@ class Loop:
         mine = numbers[part.start : part.stop]
         value = self._called(stage, seat, step, [("", mine)])
         if value is None and (total := self._total(stage)) is not None:
-            raise StageError(f"`{stage.component}` gave no samples from {mine.start} on, and it has said that there are {total}")
+            raise StageError(
+                f"`{stage.component}` gave no samples from {mine.start} on, and it has said that there are {total}"
+            )
         if value is None:
             return END
         if not isinstance(value, Batch):
-            raise StageError(f"a source gives a Batch or None, `{stage.component}.{stage.method}` gave a {type(value).__name__}")
+            raise StageError(
+                f"a source gives a Batch or None, `{stage.component}.{stage.method}` gave a {type(value).__name__}"
+            )
         if len(value) > len(mine):
-            raise StageError(f"`{stage.component}.{stage.method}` gave {len(value)} samples, its share is {len(mine)}")
+            raise StageError(
+                f"`{stage.component}.{stage.method}` gave {len(value)} samples, its share is {len(mine)}"
+            )
         ids = Grid(mine.start, (len(value),)) if len(value) else torch.empty((0, 1), dtype=torch.int64)
         most = -(-len(numbers) // seat.speakers)
         return self._marked(stage, seat, Batch(value.columns, ids=ids, most=most))
 
     def _seat(self, stage: Stage) -> Seat:
         placed, who = self._plan.component(stage.component), voices(stage.collect, stage.execute)
-        takes = tuple(tuple(self._data[source, stage.name, part.parameter] for source in part.stages) for part in stage.inputs)
+        takes = tuple(
+            tuple(self._data[source, stage.name, part.parameter] for source in part.stages)
+            for part in stage.inputs
+        )
         gives = tuple(channel for (source, _, _), channel in self._data.items() if source == stage.name)
         mesh = placed.mesh
-        return Seat(placed, mesh.data_rank(self._rank), who.number(mesh, self._rank), who.count(mesh), takes, gives)
+        return Seat(
+            placed, mesh.data_rank(self._rank), who.number(mesh, self._rank), who.count(mesh), takes, gives
+        )
 
     def _numbers(self, stage: Stage) -> range:
         start = self._given[stage.name]
@@ -339,14 +379,18 @@ class Loop:
         place.log = lambda values, weight: self._logged(stage, seat, values, weight)
         seed_all(self._plan.seed, stage.component, stage.name, seat.data_rank, step, device=place.device.type)
         method = getattr(component, stage.method)
-        plain, named = [value for name, value in arguments if not name], {name: value for name, value in arguments if name}
+        plain, named = (
+            [value for name, value in arguments if not name],
+            {name: value for name, value in arguments if name},
+        )
         self._inside = True
         value = method(*plain, **named)
         self._inside = False
         return Batch.from_tensordict(value) if is_tensordict(value) else value
 
     def _marked(self, stage: Stage, seat: Seat, batch: Batch) -> Batch:
-        """Samples carry the version of the weights that made them, and their home where a later stage sends them back to it."""
+        """Samples carry the version of the weights that made them, and their home where a later stage sends
+        them back to it."""
         marks: dict[str, Any] = {}
         if seat.placed.name in self._versions:
             marks[MARK + "version"] = torch.full((len(batch),), self._versions[seat.placed.name])
@@ -357,8 +401,12 @@ class Loop:
     # Inputs
 
     def _inputs(self, stage: Stage) -> tuple[list[tuple[str, Any]] | None, Batch | None]:
-        """(parameter, value) of each input, none where a stream ended; and the first batch, which gives order and shares to all."""
-        taken = [[(channel, channel.take(self._rank)) for channel in channels] for channels in self._seats[stage.name].takes]
+        """(parameter, value) of each input, none where a stream ended; and the first batch, which gives order
+        and shares to all."""
+        taken = [
+            [(channel, channel.take(self._rank)) for channel in channels]
+            for channels in self._seats[stage.name].takes
+        ]
         lead: tuple[Channel, Taken] | None = None
         for part in taken:
             for pair in part:
@@ -378,7 +426,9 @@ class Loop:
         if len(got) == 1:
             return self._aligned(*got[0], lead)
         if not all(isinstance(taken.value, Batch) for _, taken in got):
-            kinds = ", ".join(f"`{channel.route.source}` gives a {type(taken.value).__name__}" for channel, taken in got)
+            kinds = ", ".join(
+                f"`{channel.route.source}` gives a {type(taken.value).__name__}" for channel, taken in got
+            )
             raise RouteError(f"a list of stages joins batches: {kinds}")
         values = [self._aligned(channel, taken, lead) for channel, taken in got]
         whole = values[0]
@@ -395,7 +445,9 @@ class Loop:
         try:
             batch = channel.aligned(taken, first.wanted(leading), self._rank)
         except RouteError as error:
-            raise RouteError(f"`{first.route.source}` and `{channel.route.source}` do not have the same samples: {error}") from error
+            raise RouteError(
+                f"`{first.route.source}` and `{channel.route.source}` do not have the same samples: {error}"
+            ) from error
         batch.most = leading.value.most
         return batch
 
@@ -428,7 +480,11 @@ class Loop:
             if stage.kind == "sync":
                 self.at = (stage.name, start)
                 channel = self._weights[stage.name]
-                gives = weights_of(self._components[stage.component], stage.method) if self._gives_weights(stage) else None
+                gives = (
+                    weights_of(self._components[stage.component], stage.method)
+                    if self._gives_weights(stage)
+                    else None
+                )
                 takes = self._own_weights(stage) if self._takes_weights(stage) else None
                 channel.meet(gives, takes)
                 self._move(stage, start, cut=True)
@@ -452,11 +508,16 @@ class Loop:
     def _take_weights(self, stage: Stage, step: int, *, cut: bool = False) -> None:
         channel = self._weights[stage.name]
         while channel.ready(step, cut=cut):
-            self.at = (stage.name, min(step, channel.next))  # what is due was given, in a step that is not dropped
+            self.at = (
+                stage.name,
+                min(step, channel.next),
+            )  # what is due was given, in a step that is not dropped
             stream = channel.take()
             getattr(self._components[stage.to], stage.to_method)(stream)
             if left := [name for name, _ in stream]:
-                raise StageError(f"`{stage.to}.{stage.to_method}` left {', '.join(f'`{name}`' for name in left[:3])} of its stream unread")
+                raise StageError(
+                    f"`{stage.to}.{stage.to_method}` left {', '.join(f'`{name}`' for name in left[:3])} of its stream unread"
+                )
             self._versions[stage.to] = channel.version
             self.at = (stage.name, step)
 
@@ -487,7 +548,8 @@ class Loop:
         self.at = ("", step)
 
     def _given_after(self, step: int) -> dict[str, int]:
-        """The samples that each source had given when that step was over; this worker may have begun steps that are dropped."""
+        """The samples that each source had given when that step was over; this worker may have begun steps
+        that are dropped."""
         given = dict(self._given)
         for stage in self._plan.stages:
             if self._limits(stage):
@@ -512,8 +574,13 @@ class Loop:
                         route, giver, taker, self._transport, lane, source.lag, checksum=source.checksum
                     )
             elif self._hosts(source) or self._hosts(target):
-                giver, taker = self._party(source.component, source.execute), self._party(target.component, target.execute)
-                self._data[source.name, target.name, route.parameter] = Channel(route, giver, taker, self._transport, lane)
+                giver, taker = (
+                    self._party(source.component, source.execute),
+                    self._party(target.component, target.execute),
+                )
+                self._data[source.name, target.name, route.parameter] = Channel(
+                    route, giver, taker, self._transport, lane
+                )
         for route in self._plan.replayed:
             target = self._plan.stage(route.target)
             taker = self._party(target.component, target.execute)
@@ -523,15 +590,24 @@ class Loop:
     def _party(self, component: str, execute: str = "all") -> Party:
         placed = self._plan.component(component)
         group = self._plan.group(placed.group)
-        return Party(placed.mesh, group.first_place, execute, cache(partial(self._plan.node_of, placed.group)), group.device_type)
+        return Party(
+            placed.mesh,
+            group.first_place,
+            execute,
+            cache(partial(self._plan.node_of, placed.group)),
+            group.device_type,
+        )
 
 
 def seed_all(*words: Any, device: str) -> None:
-    """Seeds the generators of torch, random and, where it is loaded, numpy: the same for the same words, on any machine and layout."""
+    """Seeds the generators of torch, random and, where it is loaded, numpy: the same for the same words, on
+    any machine and layout."""
     seed = int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
     random.seed(seed)
     if device == "cpu":
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device that there is: 0.1 ms
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed asks every kind of device that there is: 0.1 ms
     else:
         torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
@@ -539,7 +615,8 @@ def seed_all(*words: Any, device: str) -> None:
 
 
 def scalars(value: Any, name: str = "") -> dict[str, float]:
-    """The numbers in a value, by name: nested mappings join their keys with a slash, a bare number is called `value`."""
+    """The numbers in a value, by name: nested mappings join their keys with a slash, a bare number is called
+    `value`."""
     if isinstance(value, Mapping):
         found = [scalars(item, f"{name}/{key}" if name else str(key)) for key, item in value.items()]
         return {key: number for part in found for key, number in part.items()}

@@ -1,9 +1,10 @@
 """One process of a components' group: from its environment to its last step.
 
-    python -m meshctl.runtime.worker        with torchrun's variables and MESHCTL_PLAN, MESHCTL_GROUP, MESHCTL_HEAD, MESHCTL_ATTEMPT
+    python -m meshctl.runtime.worker        with torchrun's variables and MESHCTL_PLAN, MESHCTL_GROUP,
+                                            MESHCTL_HEAD, MESHCTL_ATTEMPT
 
-It knows the plan and never the recipe. Whatever goes wrong is translated here, once, into a `fault` event with group, rank, stage
-and step; the traceback goes to the log, too.
+It knows the plan and never the recipe. Whatever goes wrong is translated here, once, into a `fault` event
+with group, rank, stage and step; the traceback goes to the log, too.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 
-import meshctl
-from meshctl.ending import Ending
-from meshctl.events import Journal
+from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
-from meshctl.redaction import hidden, is_telling, literals, secret_places, traced
-from meshctl.references import names
-from meshctl.run import Recorded, RunDir
-from meshctl.runtime.channel import LANES
+from meshctl.run.directory import Recorded, RunDir
+from meshctl.run.events import Journal
+from meshctl.run.shutdown import Ending
 from meshctl.runtime.component import Component, ComponentError, Place
+from meshctl.runtime.instantiate import TargetError, make
 from meshctl.runtime.loop import Loop, Saver, StageError, seed_all
-from meshctl.runtime.record import Recorder
-from meshctl.runtime.targets import TargetError, make
-from meshctl.runtime.transports import PeerLost, Transport, WayError
+from meshctl.runtime.routes.channel import LANES
+from meshctl.runtime.routes.record import Recorder
+from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
 from meshctl.runtime.world import connect, devices_of, join, ranks_by_node, reach_all
+from meshctl.text.env_refs import names
+from meshctl.text.redaction import hidden, is_telling, literals, secret_places, traced
 
 SAID = (StageError, TargetError, ComponentError, WayError)
 """Errors whose message stands for itself: no traceback helps."""
@@ -100,14 +101,40 @@ class Worker:
         transport = self._transport = self._reached(plan, place, store)
         transport.patience = plan.run.patience
         transport.device = device if (device := devices_of(group)[0]).type != "cpu" else None
-        speaking = [group.first_place + rank for group in plan.groups if not group.program for rank in range(group.workers)]
-        ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", ear), place, speaking, transport.wake)
+        speaking = [
+            group.first_place + rank
+            for group in plan.groups
+            if not group.program
+            for rank in range(group.workers)
+        ]
+        ending = Ending(
+            dist.PrefixStore("ending", store),
+            dist.PrefixStore("ending", ear),
+            place,
+            speaking,
+            transport.wake,
+        )
         components = self._components(plan, start.path, ending, transport)
-        step, given = self._resume(plan, components, start.resume) if start.resume else (start.after, given_after(plan, start.after))
+        step, given = (
+            self._resume(plan, components, start.resume)
+            if start.resume
+            else (start.after, given_after(plan, start.after))
+        )
         saver = Saver(self._saver(plan, components))
         recorder = Recorder(plan.run.record, run.recorded) if plan.run.record else None
         recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
-        self._loop = Loop(plan, told.group, told.rank, components, transport, ending, self._journal.say, saver, recorder, recorded)
+        self._loop = Loop(
+            plan,
+            told.group,
+            told.rank,
+            components,
+            transport,
+            ending,
+            self._journal.say,
+            saver,
+            recorder,
+            recorded,
+        )
         self._doing = "the first sync"
         last = self._loop.run(step, given)
         self._doing = "close"
@@ -122,26 +149,42 @@ class Worker:
         slots = {number * LANES: route.slots for number, route in enumerate(plan.routes)}
         return reach_all(plan, place, store, slots)
 
-    def _components(self, plan: Plan, path: tuple[str, ...], ending: Ending, transport: Transport) -> dict[str, Component]:
-        """The group's components, made and set up in the order of the recipe: the same on all ranks, so their collectives meet."""
+    def _components(
+        self, plan: Plan, path: tuple[str, ...], ending: Ending, transport: Transport
+    ) -> dict[str, Component]:
+        """The group's components, made and set up in the order of the recipe: the same on all ranks, so their
+        collectives meet."""
         made = {}
         devices = devices_of(plan.group(self._told.group))
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
         for placed in plan.components_of(self._told.group):
             self._doing = f"setup of `{placed.name}`"
-            methods = [stage.method for stage in plan.stages if stage.kind == "call" and stage.component == placed.name]
+            methods = [
+                stage.method
+                for stage in plan.stages
+                if stage.kind == "call" and stage.component == placed.name
+            ]
             seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas begin alike
             component = make(placed, methods, path)
             nodes = partial(ranks_by_node, plan, self._told.group)
             component._place = Place(
-                placed.name, placed.mesh, self._told.rank, devices[0], devices, stop=ending.ask, nodes=nodes, alloc=transport.alloc
+                placed.name,
+                placed.mesh,
+                self._told.rank,
+                devices[0],
+                devices,
+                stop=ending.ask,
+                nodes=nodes,
+                alloc=transport.alloc,
             )
             component.setup()
             made[placed.name] = component
         return made
 
-    def _resume(self, plan: Plan, components: Mapping[str, Component], folder: str) -> tuple[int, dict[str, int]]:
+    def _resume(
+        self, plan: Plan, components: Mapping[str, Component], folder: str
+    ) -> tuple[int, dict[str, int]]:
         """Loads every component's state; gives the step, and the samples that each source had given by then."""
         from meshctl.runtime import checkpoint
 
@@ -152,7 +195,9 @@ class Worker:
             component.load_state_dict(state)
         return int(Path(folder).name.removeprefix("step-")), checkpoint.load_positions(Path(folder))
 
-    def _saver(self, plan: Plan, components: Mapping[str, Component]) -> Callable[[int, Mapping[str, int]], None]:
+    def _saver(
+        self, plan: Plan, components: Mapping[str, Component]
+    ) -> Callable[[int, Mapping[str, int]], None]:
         if plan.run.checkpoint is None:
             return lambda step, given: None
         from meshctl.runtime import checkpoint  # half a second, which a run that saves nothing need not spend
@@ -176,38 +221,68 @@ class Worker:
         known = secrets_of(self._plan, self._told.group, os.environ) if self._plan else ()
         sys.stderr.write(traced("".join(traceback.format_exception(error)), known))
         said = isinstance(error, (*SAID, PeerLost))
-        text = "" if said else "".join(traceback.format_exception(error.with_traceback(below_us(error.__traceback__))))
+        text = (
+            ""
+            if said
+            else "".join(traceback.format_exception(error.with_traceback(below_us(error.__traceback__))))
+        )
         line = str(error) if said else f"{type(error).__name__}: {error}"
         line, text = hidden(line, known), traced(text, known)
         doing = "" if stage else self._doing
         lost = error.place if isinstance(error, PeerLost) else None
         peer: dict[str, Any] = {"peer": self._plan.at_place(lost)} if self._plan and lost is not None else {}
-        self._journal.say("fault", step=step, stage=stage, error=line, traceback=text, lost=is_lost(error), doing=doing, **peer)
+        self._journal.say(
+            "fault",
+            step=step,
+            stage=stage,
+            error=line,
+            traceback=text,
+            lost=is_lost(error),
+            doing=doing,
+            **peer,
+        )
         if self._transport and isinstance(error, PeerLost):
             with suppress(OSError):  # whoever does not hear it finds out
                 self._transport.tell(error)
 
 
 def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What an error's message must not tell of what a group was given: the run's directory may be read by others."""
+    """What an error's message must not tell of what a group was given: the run's directory may be read by
+    others."""
     given = [dict(component.args) for component in plan.components_of(group)]
-    given.append({name: environ.get(name) if value is None else value for name, value in plan.group(group).env})
+    given.append(
+        {name: environ.get(name) if value is None else value for name, value in plan.group(group).env}
+    )
     texts = [str(value) for _, value in secret_places(given)]
     found = [environ.get(name, "") for text in texts for name in names(text)]
-    return tuple(sorted({text for text in (*found, *(one for text in texts for one in literals(text))) if is_telling(text)}, key=len)[::-1])
+    return tuple(
+        sorted(
+            {
+                text
+                for text in (*found, *(one for text in texts for one in literals(text)))
+                if is_telling(text)
+            },
+            key=len,
+        )[::-1]
+    )
 
 
 def below_us(trace: TracebackType | None) -> TracebackType | None:
     """The part of a traceback that begins in the user's code; all of it where the fault is ours."""
-    ours, inner = str(Path(meshctl.__file__).parent), trace
+    ours, inner = str(PACKAGE_DIR), trace
     while inner is not None and inner.tb_frame.f_code.co_filename.startswith(ours):
         inner = inner.tb_next
     return inner or trace
 
 
 def given_after(plan: Plan, step: int) -> dict[str, int]:
-    """The samples that sources have given by a step, where a replay begins behind it and nobody has counted them."""
-    return {stage.name: step // stage.every * stage.samples for stage in plan.stages if stage.is_source and not stage.when}
+    """The samples that sources have given by a step, where a replay begins behind it and nobody has counted
+    them."""
+    return {
+        stage.name: step // stage.every * stage.samples
+        for stage in plan.stages
+        if stage.is_source and not stage.when
+    }
 
 
 @runtime_checkable

@@ -1,11 +1,12 @@
 """Who reaches whom: a group's own WORLD, and the ways between the groups, all on the launcher's store.
 
-Each group is a world of its own, so FSDP, DDP and everybody's script see only their group. Workers of two groups with a route between
-them (or of one) tell one another where they listen, and need nothing else: on unix sockets within a node, on TCP between nodes. Where
-MESHCTL_TRANSPORT says gloo, routes that leave their node go over a bridge instead: a process group over the workers of both groups,
-built by hand on the same store, because torch makes subgroups of its own world only. Bridges are made in one sorted order everywhere.
-All begin with a handshake: every member says which routes it thinks there are, and a mismatch or an absence is an error that names the
-routes or the absent, not a hang.
+Each group is a world of its own, so FSDP, DDP and everybody's script see only their group. Workers of two
+groups with a route between them (or of one) tell one another where they listen, and need nothing else: on
+unix sockets within a node, on TCP between nodes. Where MESHCTL_TRANSPORT says gloo, routes that leave their
+node go over a bridge instead: a process group over the workers of both groups, built by hand on the same
+store, because torch makes subgroups of its own world only. Bridges are made in one sorted order everywhere.
+All begin with a handshake: every member says which routes it thinks there are, and a mismatch or an absence
+is an error that names the routes or the absent, not a hang.
 """
 
 from __future__ import annotations
@@ -24,15 +25,24 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from meshctl.plan.model import Group, Plan
-from meshctl.routes import Route
-from meshctl.runtime.channel import LANES
 from meshctl.runtime.collective import RUNNING
-from meshctl.runtime.devices import CHOICE, DEVICES, DeviceMemory, Neighbours, devices_at, meet, memory_of, transfers_of
-from meshctl.runtime.transports import PeerLost, Transport, WayError
+from meshctl.runtime.devices.backend import (
+    CHOICE,
+    DEVICES,
+    DeviceMemory,
+    Neighbours,
+    devices_at,
+    meet,
+    memory_of,
+    transfers_of,
+)
+from meshctl.runtime.routes.channel import LANES
+from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
 from meshctl.runtime.transports.gloo import Bridge, Gloo, PointToPoint
 from meshctl.runtime.transports.local import Address as NodeAddress
 from meshctl.runtime.transports.local import Local
 from meshctl.runtime.transports.tcp import Address, Tcp, address_towards
+from meshctl.topology.modes import Route
 
 JOIN = timedelta(seconds=60)
 """How long a worker waits for the others to come."""
@@ -82,18 +92,25 @@ def crossings(plan: Plan) -> Iterator[Crossing]:
 def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) -> Transport:
     """A transport that reaches every worker that this one has a route to or from; all of them call it.
 
-    Raises `PeerLost` where they do not come, and `WayError` where they do not agree or there is no such transport.
+    Raises `PeerLost` where they do not come, and `WayError` where they do not agree or there is no such
+    transport.
     """
     chosen = os.environ.get("MESHCTL_TRANSPORT") or next(iter(BETWEEN_NODES))
     if chosen not in BETWEEN_NODES:
-        raise WayError(f"MESHCTL_TRANSPORT is {chosen!r}, and frames go between nodes by {' or '.join(BETWEEN_NODES)}")
+        raise WayError(
+            f"MESHCTL_TRANSPORT is {chosen!r}, and frames go between nodes by {' or '.join(BETWEEN_NODES)}"
+        )
     group, rank = plan.at_place(place)
     node = plan.node_of(group, rank)
-    meeting = Meeting(plan, place, store, tuple(crossing for crossing in crossings(plan) if group in crossing.groups))
+    meeting = Meeting(
+        plan, place, store, tuple(crossing for crossing in crossings(plan) if group in crossing.groups)
+    )
     names = {name for crossing in meeting.crossings for name in crossing.groups}
     near = {worker.place for name in names for worker in plan.workers(name, node)}
     far = {worker.place for name in names for worker in plan.workers(name)} - near
-    transport = Transport(place, slots, partial(_name, plan), partial(_route_of, plan), len(plan.routes) * LANES)
+    transport = Transport(
+        place, slots, partial(_name, plan), partial(_route_of, plan), len(plan.routes) * LANES
+    )
     device = _device(meeting, transport, near, far)
     if len(near) > 1:
         _reach_near(meeting, transport, near, device)
@@ -128,7 +145,9 @@ class Meeting:
             routes = [route for crossing in self.crossings for route in crossing.routes]
             _agree(self.plan, digest, self.plan.digest, other, where, routes)
             if theirs != way:
-                both = f"{_name(self.plan, other)} goes by {theirs} and {_name(self.plan, self.place)} by {way}"
+                both = (
+                    f"{_name(self.plan, other)} goes by {theirs} and {_name(self.plan, self.place)} by {way}"
+                )
                 raise WayError(f"{where}: {both}: MESHCTL_TRANSPORT must be the same everywhere")
         return found
 
@@ -150,10 +169,14 @@ def _device(meeting: Meeting, transport: Transport, near: Set[int], far: Set[int
     own = plan.group(plan.at_place(place)[0])
     if own.device_type not in DEVICES:
         return None
-    on_devices = {other for other in near | far if plan.group(plan.at_place(other)[0]).device_type == own.device_type}
+    on_devices = {
+        other for other in near | far if plan.group(plan.at_place(other)[0]).device_type == own.device_type
+    }
     first = devices_of(own)[0]
     if (chosen := os.environ.get(CHOICE, "")) not in ("", "cpu"):
-        raise WayError(f"{CHOICE} is {chosen!r}: it may be `cpu`, so that tensors of devices go by way of the CPU's memory")
+        raise WayError(
+            f"{CHOICE} is {chosen!r}: it may be `cpu`, so that tensors of devices go by way of the CPU's memory"
+        )
     memory = None if chosen else memory_of(first)
     wait = partial(_await, plan, store, where="devices")
     neighbours = meet(memory, place, on_devices & near | {place}, store, wait)
@@ -185,7 +208,9 @@ def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int], device:
             if address.is_loopback != tcp.address.is_loopback:
                 us, them = (_name(meeting.plan, place) for place in (meeting.place, other))
                 pair = f"{them} listens on {address.host} and {us} on {tcp.address.host}"
-                raise WayError(f"{FAR}: {pair}: the head's address must be one by which every node reaches it")
+                raise WayError(
+                    f"{FAR}: {pair}: the head's address must be one by which every node reaches it"
+                )
     except BaseException:
         tcp.release()
         raise
@@ -195,11 +220,20 @@ def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int], device:
 def _reach_by_gloo(meeting: Meeting, transport: Transport, far: Set[int], device: Device | None) -> None:
     plan = meeting.plan
     meeting.addresses(FAR, "gloo", "", far)
-    leaving = [crossing for crossing in meeting.crossings if len({node for name in crossing.groups for node in plan.nodes_of(name)}) > 1]
-    transport.reach(far, Gloo(transport, [bridge(plan, crossing, meeting.store, meeting.place) for crossing in leaving]))
+    leaving = [
+        crossing
+        for crossing in meeting.crossings
+        if len({node for name in crossing.groups for node in plan.nodes_of(name)}) > 1
+    ]
+    transport.reach(
+        far, Gloo(transport, [bridge(plan, crossing, meeting.store, meeting.place) for crossing in leaving])
+    )
 
 
-BETWEEN_NODES: Mapping[str, Callable[[Meeting, Transport, Set[int], Device | None], None]] = {"tcp": _reach_by_tcp, "gloo": _reach_by_gloo}
+BETWEEN_NODES: Mapping[str, Callable[[Meeting, Transport, Set[int], Device | None], None]] = {
+    "tcp": _reach_by_tcp,
+    "gloo": _reach_by_gloo,
+}
 """What MESHCTL_TRANSPORT may say; the first where it says nothing."""
 
 
@@ -213,7 +247,9 @@ def _own_address(store: Store) -> str:
 def bridge(plan: Plan, crossing: Crossing, store: Store, place: int) -> Bridge:
     """This worker's end of a bridge; all its members call it, in the order of `crossings`."""
     placed = [plan.group(name) for name in crossing.groups]
-    places = tuple(place for group in placed for place in range(group.first_place, group.first_place + group.workers))
+    places = tuple(
+        place for group in placed for place in range(group.first_place, group.first_place + group.workers)
+    )
     rank = places.index(place)
     prefixed = PrefixStore(f"bridge/{crossing.name}", store)
     _shake_hands(plan, crossing, prefixed, places, rank)

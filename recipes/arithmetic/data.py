@@ -1,7 +1,8 @@
-"""Writes the problems: `python data.py` makes train.jsonl and exam.jsonl beside this file, the same bytes every time.
+"""Writes the problems: `python data.py` makes train.jsonl and exam.jsonl beside this file, the same bytes
+every time.
 
-All sums of two numbers up to two digits that have two digits themselves, written with leading zeros: 5,050 problems. 300 of them,
-drawn at random, are the exam and stand in no other file.
+All sums of two numbers up to two digits that have two digits themselves, written with leading zeros: 5,050
+problems. 300 of them, drawn at random, are the exam and stand in no other file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def problems() -> list[dict[str, str]]:
 def write(folder: Path) -> None:
     every = problems()
     for name, rows in (("exam", every[:HELD_OUT]), ("train", every[HELD_OUT:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from meshctl import Batch, Component, endpoint
 class Judge(Component):
     @endpoint(dispatch="slice_dp", collect="flatten")
     def score(self, batch: Batch) -> Batch:
-        """A mark for each written digit, 1 if it is right: float `[n, DIGITS]`, so that each digit is credited with its own."""
+        """A mark for each written digit, 1 if it is right: float `[n, DIGITS]`, so that each digit is
+        credited with its own."""
         marks = marked(batch)
         self.log({"reward": right_in(marks)}, weight=len(batch))
         return batch.select("tokens", "logp").with_columns(reward=marks)

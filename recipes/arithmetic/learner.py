@@ -1,9 +1,11 @@
-"""What all that train have in common: a model, its optimizer, and one place that knows how both are spread over ranks.
+"""What all that train have in common: a model, its optimizer, and one place that knows how both are spread
+over ranks.
 
     total = samples on all data ranks
     learner.descend(sum of this rank's losses / total)
 
-Whatever the layout, gradients are summed over the data ranks, so each sample weighs the same even where shares are uneven.
+Whatever the layout, gradients are summed over the data ranks, so each sample weighs the same even where
+shares are uneven.
 
     fsdp alone      fully_shard over `fsdp`
     dp and fsdp     fully_shard over both (HSDP): copies over `dp`, each split over `fsdp`
@@ -33,7 +35,9 @@ class Learner(Component):
     def setup(self) -> None:
         self.model = Transformer().to(self.device)
         self._shard()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), self.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True
+        )
 
     def _shard(self) -> None:
         if self.mesh.size("fsdp") > 1:
@@ -48,7 +52,9 @@ class Learner(Component):
         """One step of the optimizer. `loss` is this rank's part of a mean over all data ranks."""
         self.optimizer.zero_grad()
         if isinstance(self.model, FSDPModule):
-            torch.autograd.backward(loss * self.collective("dp", "fsdp").size)  # as FSDP takes the mean over the ranks
+            torch.autograd.backward(
+                loss * self.collective("dp", "fsdp").size
+            )  # as FSDP takes the mean over the ranks
         else:
             torch.autograd.backward(loss)
             self._sum_gradients()
@@ -59,8 +65,12 @@ class Learner(Component):
 
     def _sum_gradients(self) -> None:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        flat = self.collective("dp", "fsdp").all_reduce(torch.cat([gradient.flatten() for gradient in gradients]))
-        for gradient, part in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True):
+        flat = self.collective("dp", "fsdp").all_reduce(
+            torch.cat([gradient.flatten() for gradient in gradients])
+        )
+        for gradient, part in zip(
+            gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True
+        ):
             gradient.copy_(part.view_as(gradient))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -72,4 +82,6 @@ class Learner(Component):
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )

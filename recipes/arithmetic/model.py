@@ -2,8 +2,8 @@
 
     tokens [n, t] -> logits [n, t, len(ALPHABET)]
 
-A problem is "37+25=" and its answer is written units first, "26" for 62: so a digit needs no look at those that come later.
-All texts have one width, so there is no padding and no mask but the causal one.
+A problem is "37+25=" and its answer is written units first, "26" for 62: so a digit needs no look at those
+that come later. All texts have one width, so there is no padding and no mask but the causal one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def encode_answers(answers: Sequence[str]) -> Tensor:
 
 
 def _encode(texts: Sequence[str], width: int) -> Tensor:
-    return torch.tensor([ALPHABET.index(character) for text in texts for character in text], dtype=torch.int64).view(-1, width)
+    return torch.tensor(
+        [ALPHABET.index(character) for text in texts for character in text], dtype=torch.int64
+    ).view(-1, width)
 
 
 class Block(nn.Module):
@@ -49,14 +51,18 @@ class Block(nn.Module):
         self.think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.mix(self.before_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.mix(self.before_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         heard = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.mixed(heard.transpose(1, 2).flatten(2))
         return cast(Tensor, x + self.think(self.before_think(x)))
 
 
 class Transformer(nn.Module):
-    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4, longest: int = ASKED + DIGITS) -> None:
+    def __init__(
+        self, width: int = 64, layers: int = 2, heads: int = 4, longest: int = ASKED + DIGITS
+    ) -> None:
         super().__init__()
         self.character = nn.Embedding(len(ALPHABET), width)
         self.position = nn.Embedding(longest, width)
@@ -72,11 +78,13 @@ class Transformer(nn.Module):
 
 
 @torch.no_grad()
-def answered(model: nn.Module, questions: Tensor, times: int = 1, *, greedy: bool = False) -> tuple[Tensor, Tensor]:
+def answered(
+    model: nn.Module, questions: Tensor, times: int = 1, *, greedy: bool = False
+) -> tuple[Tensor, Tensor]:
     """Lets the model answer each question `times` times.
 
-    Gives questions with answers, int64 `[n * times, ASKED + DIGITS]`, and the log-probability of each written digit,
-    `[n * times, DIGITS]`. The answers of one question lie together, and share the reading of it.
+    Gives questions with answers, int64 `[n * times, ASKED + DIGITS]`, and the log-probability of each written
+    digit, `[n * times, DIGITS]`. The answers of one question lie together, and share the reading of it.
     """
     logits = model(questions)[:, -1].repeat_interleave(times, 0)
     tokens = questions.repeat_interleave(times, 0)
@@ -92,4 +100,6 @@ def answered(model: nn.Module, questions: Tensor, times: int = 1, *, greedy: boo
 
 
 def _drawn(choices: Tensor) -> Tensor:
-    return torch.multinomial(choices.exp(), 1) if len(choices) else choices.new_empty((0, 1), dtype=torch.int64)
+    return (
+        torch.multinomial(choices.exp(), 1) if len(choices) else choices.new_empty((0, 1), dtype=torch.int64)
+    )

@@ -1,4 +1,5 @@
-"""Shell completion: what may stand at the cursor, in the terms of each shell, and in the shells themselves where they are there."""
+"""Shell completion: what may stand at the cursor, in the terms of each shell, and in the shells themselves
+where they are there."""
 
 import os
 import pty
@@ -21,8 +22,8 @@ from meshctl.cli.app import app
 from meshctl.cli.completion.line import BREAKS, answer, complete, typed
 from meshctl.cli.completion.shells import FOLDER, shells
 from meshctl.cli.completion.words import ARGUMENTS, VALUES, Asked, candidates
-from meshctl.recipe.folders import config_folders
-from meshctl.recipe.source import compose
+from meshctl.recipe.compose.composition import compose
+from meshctl.recipe.compose.folders import config_folders
 
 RECIPE = """\
 defaults:
@@ -81,7 +82,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def bash(line: str, point: int | None = None) -> list[str]:
-    return list(answer("bash", [], {"COMP_LINE": line, "COMP_POINT": str(len(line.encode()) if point is None else point)}))
+    return list(
+        answer(
+            "bash", [], {"COMP_LINE": line, "COMP_POINT": str(len(line.encode()) if point is None else point)}
+        )
+    )
 
 
 def texts(line: str) -> list[str]:
@@ -115,13 +120,20 @@ def test_options_say_what_they_do() -> None:
 def test_every_option_that_takes_a_value_is_known() -> None:
     """Else its value would be taken for a recipe."""
     for name, command in get_command(app).commands.items():
-        takes = {word for one in command.params for word in one.opts if word.startswith("-") and not getattr(one, "is_flag", False)}
+        takes = {
+            word
+            for one in command.params
+            for word in one.opts
+            if word.startswith("-") and not getattr(one, "is_flag", False)
+        }
         assert takes == set(VALUES.get(name, {})), name
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         assert bool(arguments) == (name in ARGUMENTS), name
 
 
-@pytest.mark.parametrize(("command", "option"), [(command, option) for command in VALUES for option in VALUES[command]])
+@pytest.mark.parametrize(
+    ("command", "option"), [(command, option) for command in VALUES for option in VALUES[command]]
+)
 def test_every_option_can_be_asked_for_its_values(command: str, option: str, place: Path) -> None:
     found = list(VALUES[command][option](Asked("", ("grpo.yaml",))))
     assert all(one.text for one in found)
@@ -173,7 +185,21 @@ def test_validate_takes_several_recipes(place: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("", ["groups.", "components.", "pipeline.", "run.", "vars.", "name=", "seed=", "cluster.", "data@", "layout@"]),
+        (
+            "",
+            [
+                "groups.",
+                "components.",
+                "pipeline.",
+                "run.",
+                "vars.",
+                "name=",
+                "seed=",
+                "cluster.",
+                "data@",
+                "layout@",
+            ],
+        ),
         ("se", ["seed="]),
         ("groups.", ["groups.rollout.", "groups.train."]),
         ("groups.train.dev", ["groups.train.device_type="]),
@@ -252,14 +278,24 @@ def test_the_folder_of_a_run_is_a_recipe(place: Path) -> None:
 
 
 def test_what_files_say_that_the_recipe_includes(place: Path) -> None:
-    (place / "more.yaml").write_text("defaults: [./grpo, base, data@vars.mine: large]\ngroups: {judge: {ranks: 1}}\n")
+    (place / "more.yaml").write_text(
+        "defaults: [./grpo, base, data@vars.mine: large]\ngroups: {judge: {ranks: 1}}\n"
+    )
     assert texts("launch more.yaml groups.") == ["groups.rollout.", "groups.train.", "groups.judge."]
     assert texts("launch more.yaml run.grace=") == ["run.grace=30"]
     (place / "more.yaml").write_text("defaults:\n  - ./grpo\n  - data@vars.mine: large\n")
     assert texts("launch more.yaml vars.mine.vars.") == ["vars.mine.vars.large="]
 
 
-HALF = ["", "- a", "groups: {train: ", "a: &a [*a]", "groups: {a: !!python/object/apply:os.abort []}", "\xff", "defaults: [./bad]"]
+HALF = [
+    "",
+    "- a",
+    "groups: {train: ",
+    "a: &a [*a]",
+    "groups: {a: !!python/object/apply:os.abort []}",
+    "\xff",
+    "defaults: [./bad]",
+]
 
 
 @pytest.mark.parametrize("text", HALF)
@@ -298,7 +334,10 @@ def test_what_is_proposed_is_taken(place: Path) -> None:
     assert len(proposed) > 100
     for text in proposed:
         found = compose(place / "grpo.yaml", [text], place, config_folders(place, ())).found
-        assert not [one for one in found if one.primary and one.primary.file.startswith("override")], (text, found)
+        assert not [one for one in found if one.primary and one.primary.file.startswith("override")], (
+            text,
+            found,
+        )
 
 
 # Lines
@@ -346,12 +385,18 @@ def test_nothing_that_is_typed_makes_it_fail(words: list[str], line: str) -> Non
     os.environ["MESHCTL_DEBUG"] = "1"
     try:
         assert all("\n" not in one for one in answer("fish", ["launch", "x.yaml", *words], {}))
-        list(answer("bash", [], {"COMP_LINE": "meshctl launch x.yaml " + line, "COMP_POINT": str(22 + len(line))}))
+        list(
+            answer(
+                "bash", [], {"COMP_LINE": "meshctl launch x.yaml " + line, "COMP_POINT": str(22 + len(line))}
+            )
+        )
     finally:
         del os.environ["MESHCTL_DEBUG"]
 
 
-def test_what_goes_wrong_is_an_empty_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_is_an_empty_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("meshctl.cli.completion.line.candidates", lambda *_: 1 / 0)
     assert complete(["fish", "x"]) == 0 and capsys.readouterr().out == ""
 
@@ -376,10 +421,14 @@ print("SEEN", wrote, acted, sorted({"typer", "hydra", "omegaconf", "rich", "torc
 """
 
 
-@pytest.mark.parametrize("word", ["groups.train.", "pipeline.rollouts.call=sampler.", "layout@components.actor.parallel=", "~"])
+@pytest.mark.parametrize(
+    "word", ["groups.train.", "pipeline.rollouts.call=sampler.", "layout@components.actor.parallel=", "~"]
+)
 def test_a_recipe_is_read_and_nothing_else_happens(word: str, place: Path) -> None:
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-c", WATCH, "launch", "grpo.yaml", word], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, "launch", "grpo.yaml", word], capture_output=True, text=True, env=env
+    )
     assert done.stdout.splitlines()[-1] == "SEEN [] [] []", done.stderr
     assert len(done.stdout.splitlines()) > 1
 
@@ -398,7 +447,10 @@ def test_the_shell_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fish completes" in CliRunner().invoke(app, ["completion"]).stdout
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     done = CliRunner().invoke(app, ["completion"])
-    assert (done.exit_code, done.stderr) == (2, "error: there is no script for `tcsh`; there are `bash`, `fish` and `zsh`\n")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: there is no script for `tcsh`; there are `bash`, `fish` and `zsh`\n",
+    )
 
 
 @pytest.mark.parametrize("shell", shells())
@@ -415,9 +467,18 @@ BEGIN = {
 }
 TYPED = (
     ("meshctl vali\tgr\t run.st\t3", "validate grpo.yaml run.steps=3"),
-    ("meshctl launch grpo.yaml layout@components.act\thsdp_\t", "launch grpo.yaml layout@components.actor.parallel=hsdp_tp"),
-    ("meshctl launch grpo.yaml pipeline.rollouts.call=sampler.g\t", "launch grpo.yaml pipeline.rollouts.call=sampler.greedy"),
-    ("meshctl launch my\ta\tgroups.tr\tdev\tcu\t", "launch my runs/a recipe.yaml groups.train.device_type=cuda"),
+    (
+        "meshctl launch grpo.yaml layout@components.act\thsdp_\t",
+        "launch grpo.yaml layout@components.actor.parallel=hsdp_tp",
+    ),
+    (
+        "meshctl launch grpo.yaml pipeline.rollouts.call=sampler.g\t",
+        "launch grpo.yaml pipeline.rollouts.call=sampler.greedy",
+    ),
+    (
+        "meshctl launch my\ta\tgroups.tr\tdev\tcu\t",
+        "launch my runs/a recipe.yaml groups.train.device_type=cuda",
+    ),
 )
 
 
@@ -432,7 +493,9 @@ def test_in_a_real_shell(shell: str, place: Path) -> None:
     binary.write_text(f'#!{shutil.which("bash")}\n{answers}\necho "$@" >> {place}/calls\n')
     binary.chmod(0o755)
     lines, expected = zip(*TYPED, strict=True)
-    assert in_terminal([program, *ARGV[shell]], BEGIN[shell], lines, binary.parent, place / "calls") == list(expected)
+    assert in_terminal([program, *ARGV[shell]], BEGIN[shell], lines, binary.parent, place / "calls") == list(
+        expected
+    )
 
 
 def in_terminal(argv: list[str], begin: str, lines: Sequence[str], path: Path, calls: Path) -> list[str]:
@@ -452,7 +515,9 @@ def in_terminal(argv: list[str], begin: str, lines: Sequence[str], path: Path, c
                 settle(terminal)
             os.write(terminal, b"\n")
             end = time.monotonic() + 30
-            while (len(calls.read_text().splitlines()) if calls.exists() else 0) < number and time.monotonic() < end:
+            while (
+                len(calls.read_text().splitlines()) if calls.exists() else 0
+            ) < number and time.monotonic() < end:
                 settle(terminal)
         return calls.read_text().splitlines() if calls.exists() else []
     finally:

@@ -1,4 +1,5 @@
-"""`meshctl config`: a recipe again, or where each value comes from; wrong ones as far as they go; and no secret in any command's output."""
+"""`meshctl config`: a recipe again, or where each value comes from; wrong ones as far as they go; and no
+secret in any command's output."""
 
 import json
 import os
@@ -12,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from meshctl.cli.bug import bug
 from meshctl.cli.config import config
+from meshctl.cli.crash import bug
 from meshctl.cli.launch import launch
 from meshctl.cli.load import plan_of
 from meshctl.cli.show_topology import Asked as Drawn
 from meshctl.cli.show_topology import show
 from meshctl.cli.validate import Asked, validate
-from meshctl.engines import attempt
-from meshctl.engines.attempt import holds_secret
-from meshctl.redaction import HIDDEN
+from meshctl.engines.supervise import attempt
+from meshctl.engines.supervise.attempt import holds_secret
+from meshctl.text.redaction import HIDDEN
 from meshctl.view.reports import FORMATS
+from tests.paths import RECIPE_GOLDEN as GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "recipe" / "golden"
 MARK = "xS3cr3tMarkx"
 
 RECIPE = """\
@@ -95,7 +96,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], recipe: str, *overrides: str, origins: bool = False, format: str = "text") -> Said:
+def said(
+    capsys: pytest.CaptureFixture[str],
+    recipe: str,
+    *overrides: str,
+    origins: bool = False,
+    format: str = "text",
+) -> Said:
     capsys.readouterr()
     code = config(recipe, list(overrides), origins, format)
     return (code, *capsys.readouterr())
@@ -104,7 +111,11 @@ def said(capsys: pytest.CaptureFixture[str], recipe: str, *overrides: str, origi
 def test_what_is_composed_is_a_recipe_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "recipe.yaml").write_text(RECIPE.replace("abcdefgh", '"${oc.env:HF_TOKEN}"'))
     code, out, err = said(capsys, "recipe.yaml", *OVERRIDES)
-    assert (code, err.count("error")) == (0, 0) and "HF_TOKEN: '${oc.env:HF_TOKEN}'" in out and "lr: '${seed}'" in out
+    assert (
+        (code, err.count("error")) == (0, 0)
+        and "HF_TOKEN: '${oc.env:HF_TOKEN}'" in out
+        and "lr: '${seed}'" in out
+    )
     (folder / "again.yaml").write_text(out)
     assert plan_of("again.yaml", []).plan == plan_of("recipe.yaml", OVERRIDES).plan
     code, out, _ = said(capsys, "recipe.yaml", *OVERRIDES, format="json")
@@ -152,7 +163,9 @@ def test_what_cannot_be_read_exits_with_3(folder: Path, capsys: pytest.CaptureFi
     assert said(capsys, "absent.yaml", origins=True)[:2] == (3, "")
     (folder / "layout" / "fsdp.yaml").write_text("a: [1\n")
     code, out, err = said(capsys, "recipe.yaml")
-    assert code == 3 and "layout/fsdp.yaml" in err and "_target_: arithmetic.Actor" in out, "the rest is printed"
+    assert code == 3 and "layout/fsdp.yaml" in err and "_target_: arithmetic.Actor" in out, (
+        "the rest is printed"
+    )
     assert said(capsys, "recipe.yaml", format="xml")[0] == 2
 
 
@@ -164,7 +177,11 @@ def test_what_is_no_number_is_text_in_json(folder: Path, capsys: pytest.CaptureF
 def test_the_command_line(folder: Path) -> None:
     command = [sys.executable, "-m", "meshctl", "config", "recipe.yaml", "run.steps=7", "--origins"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "run.steps = 7 " in done.stdout and "(was 100, recipe.yaml:11:14)" in done.stdout
+    assert (
+        done.returncode == 0
+        and "run.steps = 7 " in done.stdout
+        and "(was 100, recipe.yaml:11:14)" in done.stdout
+    )
 
 
 # No secret in any output, nor in a file of a run that need not have it
@@ -196,7 +213,9 @@ def secrets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("overrides", [GIVEN, [*GIVEN, f"components.actor.token={MARK}", "run.steps=x"]])
-def test_no_command_shows_a_secret(secrets: Path, capsys: pytest.CaptureFixture[str], overrides: list[str]) -> None:
+def test_no_command_shows_a_secret(
+    secrets: Path, capsys: pytest.CaptureFixture[str], overrides: list[str]
+) -> None:
     code = 0 if overrides == GIVEN else 1
     for format in FORMATS:
         assert validate(["recipe.yaml", *overrides], Asked(format)) == code
@@ -227,7 +246,9 @@ def test_a_run_keeps_what_its_workers_need_to_itself(secrets: Path) -> None:
     assert holding == {"recipe.yaml", "plan.json"}, "it goes on from the one, and its workers read the other"
     assert {mode(files[name]) for name in holding} == {0o600}
     for path in files.values():
-        assert ENVIRONMENT["KEPT"] not in path.read_text() and ENVIRONMENT["MY_PASSWORD"] not in path.read_text()
+        assert (
+            ENVIRONMENT["KEPT"] not in path.read_text() and ENVIRONMENT["MY_PASSWORD"] not in path.read_text()
+        )
     assert plan_of(str(held.run.path), []).plan == ready.plan, "and it goes on"
 
 
@@ -239,15 +260,21 @@ def test_a_run_without_secrets_is_everybodys(folder: Path) -> None:
     assert mode(held.run.plan) == mode(held.run.recipe) != 0o600
 
 
-@pytest.mark.parametrize("args", [{"token": "abc"}, {"x": {"auth": ["abc"]}}, {"command": "curl --token abc"}])
+@pytest.mark.parametrize(
+    "args", [{"token": "abc"}, {"x": {"auth": ["abc"]}}, {"command": "curl --token abc"}]
+)
 def test_a_plan_that_holds_a_secret_is_known(args: Any) -> None:
     ready = plan_of(str(GOLDEN / "base_of_all.yaml"), [])
     assert not holds_secret(ready.plan, ready.composed)
-    held = replace(ready.plan, components=(replace(ready.plan.components[0], args=args), *ready.plan.components[1:]))
+    held = replace(
+        ready.plan, components=(replace(ready.plan.components[0], args=args), *ready.plan.components[1:])
+    )
     assert holds_secret(held, ready.composed)
 
 
-def test_a_bug_tells_no_secret(secrets: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_tells_no_secret(
+    secrets: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(secrets / "state"))
     monkeypatch.setenv("MESHCTL_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["meshctl", "validate", "recipe.yaml", f"+vars.token={MARK}g"])
@@ -263,5 +290,7 @@ def test_a_bug_tells_no_secret(secrets: Path, capsys: pytest.CaptureFixture[str]
         assert bug(error) == 70
     out, err = capsys.readouterr()
     (report,) = (secrets / "state" / "meshctl").iterdir()
-    assert "ValueError" in err and "Traceback" in report.read_text() and "test_config.py" in report.read_text()
+    assert (
+        "ValueError" in err and "Traceback" in report.read_text() and "test_config.py" in report.read_text()
+    )
     assert MARK not in out + err + report.read_text()

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from meshctl.checks import Check
 from meshctl.cli import doctor as command
 from meshctl.cli.doctor import doctor
 from meshctl.cli.init import Asked, init
-from meshctl.engines.doctor import examine
+from meshctl.diagnostics.health import Check
+from meshctl.engines.checks import runner
 
 MAIN = "from meshctl.cli.app import main; main()"
 WELL = (Check("versions", "torch", "ok", "2.13.0"),)
@@ -26,7 +26,8 @@ SUBJECTS = ["versions", "devices", "backends", "network", "memory", "limits", "k
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a recipe for cpu and one for cuda, on a machine that has nothing wrong and no device."""
+    """A working directory with a recipe for cpu and one for cuda, on a machine that has nothing wrong and no
+    device."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("meshctl.engines.local.ROOT", tmp_path)
     assert init("fine", Asked("grpo", "cpu")) == 0 and init("far", Asked("train", "cuda", 2)) == 0
@@ -61,16 +62,26 @@ def test_without_a_recipe(told: list[Any], capsys: pytest.CaptureFixture[str]) -
 
 def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for state, code in (("warning", 0), ("failure", 4)):
-        monkeypatch.setattr(command, "examine", lambda asked, state=state: (*WELL, Check("disk", "speed", state, "slow", "wait")))
+        monkeypatch.setattr(
+            command,
+            "examine",
+            lambda asked, state=state: (*WELL, Check("disk", "speed", state, "slow", "wait")),
+        )
         assert said(capsys)[0] == code
 
 
 def test_with_a_recipe(told: list[Any], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = said(capsys, "fine.yaml", "groups.train.ranks=2", "run.dir=elsewhere")
     assert code == 0
-    assert [(check["name"], check["state"]) for check in found["checks"]] == [("torch", "ok"), ("text", "ok"), ("start", "ok")]
+    assert [(check["name"], check["state"]) for check in found["checks"]] == [
+        ("torch", "ok"),
+        ("text", "ok"),
+        ("start", "ok"),
+    ]
     (asked,) = told
-    assert (asked.device_types, asked.workers, str(asked.runs)) == ({"cpu"}, 4, "elsewhere") and asked.path[0] == str(here)
+    assert (asked.device_types, asked.workers, str(asked.runs)) == ({"cpu"}, 4, "elsewhere") and asked.path[
+        0
+    ] == str(here)
 
 
 def test_a_recipe_that_would_not_start_here(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +107,9 @@ def test_there_are_two_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "error: there is no format `xml`; there are `text` and `json`\n")
 
 
-def test_the_table_and_the_json_of_one_examination_agree(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_and_the_json_of_one_examination_agree(
+    told: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = said(capsys, "far.yaml")[1]
     doctor("far.yaml", [], "text")
     table = capsys.readouterr().out
@@ -109,7 +122,9 @@ def test_the_table_and_the_json_of_one_examination_agree(told: list[Any], capsys
 @pytest.mark.slow
 def test_this_machine(here: Path) -> None:
     """All of it, for real: every topic speaks, ranks meet, and nothing is left."""
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "OMP_NUM_THREADS": "1"
+    }
     before = sorted(here.iterdir())
     run = [sys.executable, "-c", MAIN, "doctor", "fine.yaml", "--format", "json"]
     done = subprocess.run(run, cwd=here, env=environ, capture_output=True, text=True, timeout=240)
@@ -124,7 +139,12 @@ def test_this_machine(here: Path) -> None:
 def test_ctrl_c_leaves_nothing_behind(here: Path) -> None:
     before = sorted(here.iterdir())
     run = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "doctor"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        [sys.executable, "-c", MAIN, "doctor"],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
     )
     while not (started := children_of(run.pid)):
         time.sleep(0.01)
@@ -149,14 +169,16 @@ def children_of(pid: int) -> list[int]:
 
 def test_the_examination_never_raises(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     """Whatever a topic does: here each of them fails in its own way."""
-    for number, topic in enumerate(("versions", "devices", "backends", "network", "memory", "limits", "kernel", "disk", "environment")):
+    for number, topic in enumerate(
+        ("versions", "devices", "backends", "network", "memory", "limits", "kernel", "disk", "environment")
+    ):
         error = (OSError, ValueError, KeyError, RecursionError)[number % 4]
 
         def broken(*_: Any, error: type[Exception] = error) -> Any:
             raise error("odd")
 
-        monkeypatch.setattr(getattr(examine, topic), "judge", broken)
-    monkeypatch.setattr(examine.with_torch, "SECONDS", 0.0)
-    found = examine.examine(examine.Asked())
+        monkeypatch.setattr(getattr(runner, topic), "judge", broken)
+    monkeypatch.setattr(runner.with_torch, "SECONDS", 0.0)
+    found = runner.examine(runner.Asked())
     assert [(check.subject, check.state) for check in found] == [(subject, "warning") for subject in SUBJECTS]
     assert all(check.found.startswith("could not be looked at: ") for check in found)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshctl.cli.app import app
-from meshctl.codes import SUBJECTS, codes, head, page
+from meshctl.diagnostics.codes import SUBJECTS, codes, head, page
 
 
 def explained(*words: str) -> tuple[int, str, str]:
@@ -35,7 +35,10 @@ def test_a_code_may_be_pasted_as_it_is(word: str) -> None:
 
 def test_what_differs_is_marked() -> None:
     marked = [line for line in explained("MC410")[1].splitlines() if line.startswith("  > ")]
-    assert marked == ["  >     parallel: {dp_size: 2, tp_size: 3}", "  >     parallel: {dp_size: 4, tp_size: 2}"]
+    assert marked == [
+        "  >     parallel: {dp_size: 2, tp_size: 3}",
+        "  >     parallel: {dp_size: 4, tp_size: 2}",
+    ]
 
 
 def test_a_file_beside_the_recipe_has_its_name() -> None:
@@ -50,13 +53,20 @@ def test_without_a_word_all_codes_by_subject() -> None:
     assert exit_code == 0 and max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if line.startswith("  ")] == list(codes())
     subjects = sorted({code[2] for code in codes()})
-    assert [line for line in lines if line.startswith("MC")] == [f"MC{one}  {SUBJECTS[one]}" for one in subjects]
+    assert [line for line in lines if line.startswith("MC")] == [
+        f"MC{one}  {SUBJECTS[one]}" for one in subjects
+    ]
     assert "  MC320  warning: devices are used by no group" in lines
 
 
 def test_the_codes_of_a_subject() -> None:
-    assert explained("MC0")[1].splitlines()[:2] == ["MC0  the file and its YAML", "  MC001  the recipe cannot be read"]
-    assert [line.split()[0] for line in explained("mc41")[1].splitlines()[1:]] == [code for code in codes() if code.startswith("MC41")]
+    assert explained("MC0")[1].splitlines()[:2] == [
+        "MC0  the file and its YAML",
+        "  MC001  the recipe cannot be read",
+    ]
+    assert [line.split()[0] for line in explained("mc41")[1].splitlines()[1:]] == [
+        code for code in codes() if code.startswith("MC41")
+    ]
 
 
 @pytest.mark.parametrize(

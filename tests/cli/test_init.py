@@ -1,4 +1,5 @@
-"""`meshctl init`: every recipe that it writes validates, those on cpu run and learn, and no answer or name ends badly."""
+"""`meshctl init`: every recipe that it writes validates, those on cpu run and learn, and no answer or name
+ends badly."""
 
 from __future__ import annotations
 
@@ -21,9 +22,19 @@ from meshctl.cli import init as command
 from meshctl.cli.init import Asked, init
 from meshctl.cli.load import plan_of
 from meshctl.cli.validate import checked
-from meshctl.recipe import starters
+from meshctl.recipe import templates
 from meshctl.recipe.schema import schema
-from meshctl.recipe.starters import DEVICES, KINDS, LAYOUTS, Choice, WrongChoice, layouts, module_of, quoted, stem_of
+from meshctl.recipe.templates import (
+    DEVICES,
+    KINDS,
+    LAYOUTS,
+    Choice,
+    WrongChoice,
+    layouts,
+    module_of,
+    quoted,
+    stem_of,
+)
 
 MAIN = "from meshctl.cli.app import main; main()"
 
@@ -38,7 +49,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {"recipe.schema.json"}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {
+        "recipe.schema.json"
+    }
 
 
 def validated(recipe: str) -> str:
@@ -57,7 +70,7 @@ def choices() -> Iterator[Choice]:
         for layout in ("", *LAYOUTS):
             choice = Choice(kind, device, ranks, layout)
             try:
-                starters.check(choice)
+                templates.check(choice)
             except WrongChoice:
                 continue
             yield choice
@@ -75,10 +88,15 @@ def test_every_choice_validates_without_a_warning(kind: str, device: str, here: 
         plan = plan_of(f"r{number}.yaml", []).plan
         assert plan.places == choice.workers and f"{choice.workers} worker" in said
         if kind != "script" and choice.trained > 1:
-            mesh = next(component for component in plan.components if component.name in ("trainer", "actor", "student")).mesh
+            mesh = next(
+                component
+                for component in plan.components
+                if component.name in ("trainer", "actor", "student")
+            ).mesh
             assert {"dp": mesh.size("dp") > 1, "fsdp": mesh.size("fsdp") > 1} == {
                 "dp": choice.layout in ("dp", "hsdp"),
-                "fsdp": (choice.layout or layouts(choice)[0]) != "dp" and not (choice.layout == "hsdp" and choice.trained == 2),
+                "fsdp": (choice.layout or layouts(choice)[0]) != "dp"
+                and not (choice.layout == "hsdp" and choice.trained == 2),
             }
 
 
@@ -137,14 +155,21 @@ def test_what_is_said_and_written(here: Path, capsys: pytest.CaptureFixture[str]
         "  meshctl launch jobs/first.yaml\n"
     )
     assert names(here) == {"jobs/first.yaml", "jobs/first.py", "jobs/recipe.schema.json"}
-    assert (here / "jobs" / "first.yaml").read_text().startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    assert (
+        (here / "jobs" / "first.yaml")
+        .read_text()
+        .startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    )
     assert not re.search("@[A-Z]+@", (here / "jobs" / "first.yaml").read_text())
     assert json.loads((here / "jobs" / "recipe.schema.json").read_text())["properties"]["groups"]
 
 
 def test_a_machine_that_lacks_the_devices_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init("r", Asked(device="GPU", ranks=4)) == 0
-    assert "It wants 4 cuda devices, and this machine has no accelerator: launch it where they are.\n" in capsys.readouterr().out
+    assert (
+        "It wants 4 cuda devices, and this machine has no accelerator: launch it where they are.\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_is_usual_is_what_the_machine_has(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +208,10 @@ def test_nothing_is_written_over(there: str, here: Path, capsys: pytest.CaptureF
     (here / there).write_text("mine")
     assert init("first", Asked("train")) == 2
     said, wrong = capsys.readouterr()
-    assert (said, wrong) == ("", f"error: `{there}` is there already: say another NAME, or `--force` to write over it\n")
+    assert (said, wrong) == (
+        "",
+        f"error: `{there}` is there already: say another NAME, or `--force` to write over it\n",
+    )
     assert names(here) == {there} and (here / there).read_text() == "mine"
     assert init("first", Asked("train", force=True)) == 0
     assert "mine" not in (here / there).read_text()
@@ -207,13 +235,17 @@ def test_somebody_elses_schema_stays(here: Path) -> None:
 def test_one_schema_serves_all_recipes_of_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init("first", Asked()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
     assert init("日本", Asked()) == 0
-    assert capsys.readouterr().out.startswith("wrote 日本.yaml  2 workers: train\nwrote job___.py  its classes, for you to change\n\n")
+    assert capsys.readouterr().out.startswith(
+        "wrote 日本.yaml  2 workers: train\nwrote job___.py  its classes, for you to change\n\n"
+    )
     (here / "recipe.schema.json").write_text(json.dumps({"title": schema()["title"]}))
     assert init("second", Asked()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
     assert json.loads((here / "recipe.schema.json").read_text()) == schema()
 
 
-def test_both_files_or_none(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_files_or_none(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(path: Path, text: str) -> None:
         if path.suffix == ".py":
             raise OSError(28, "No space left on device", str(path))
@@ -261,7 +293,10 @@ def test_names(name: str, recipe: str, module: str, here: Path) -> None:
     (here / "there").mkdir()
     assert init(name, Asked("train")) == 0
     target = here / recipe
-    assert names(here) - {str(Path(recipe).parent / "recipe.schema.json")} == {recipe, str(Path(recipe).with_name(f"{module}.py"))}
+    assert names(here) - {str(Path(recipe).parent / "recipe.schema.json")} == {
+        recipe,
+        str(Path(recipe).with_name(f"{module}.py")),
+    }
     validated(str(target))
     plan = plan_of(str(target), []).plan
     assert plan.name == target.stem and plan.component("trainer").target == f"{module}.Trainer"
@@ -274,7 +309,10 @@ def test_a_package_beside_it_does_not_hide_its_classes(here: Path) -> None:
     assert plan_of("first.yaml", []).plan.component("trainer").target == "first_job.Trainer"
 
 
-@pytest.mark.parametrize("name", ["a b", "-x", "a\nb", "a=b", "~x", "x" * 300, "a\0b", "\x1b[31m", "..yaml", "*", "+a", "@", "a:b", "'"])
+@pytest.mark.parametrize(
+    "name",
+    ["a b", "-x", "a\nb", "a=b", "~x", "x" * 300, "a\0b", "\x1b[31m", "..yaml", "*", "+a", "@", "a:b", "'"],
+)
 def test_odd_names_are_answered(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init(name, Asked()) == 2
     said, wrong = capsys.readouterr()
@@ -288,7 +326,27 @@ def test_a_name_is_proposed() -> None:
     assert module_of("a.b", ["a_b"]) == "a_b_job"
 
 
-ODD_TEXTS = ["no", "On", "1", "1e3", "a b", 'a"b', "a\\b", "a\tb", "null", "~", "", "a: b", "#a", ".inf", "é", "12:30", "-", "0x1f", "./-x"]
+ODD_TEXTS = [
+    "no",
+    "On",
+    "1",
+    "1e3",
+    "a b",
+    'a"b',
+    "a\\b",
+    "a\tb",
+    "null",
+    "~",
+    "",
+    "a: b",
+    "#a",
+    ".inf",
+    "é",
+    "12:30",
+    "-",
+    "0x1f",
+    "./-x",
+]
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
@@ -305,9 +363,15 @@ def test_text_stays_text_in_yaml(text: str) -> None:
         (Asked(device="tpu"), "there is no device `tpu`; there are `cpu`, `cuda`, `npu` and `mps`"),
         (Asked(ranks=0), "ranks are a number from 1 to 100,000, not 0"),
         (Asked(layout="tp"), "there is no layout `tp`; there are `fsdp`, `dp` and `hsdp`"),
-        (Asked("grpo", ranks=1), "grpo has the groups `rollout` and `train`: on cpu it needs 2 ranks at least"),
+        (
+            Asked("grpo", ranks=1),
+            "grpo has the groups `rollout` and `train`: on cpu it needs 2 ranks at least",
+        ),
         (Asked("grpo", ranks=2, layout="fsdp"), "fsdp does not fit the 1 rank of `train` on cpu; `dp` would"),
-        (Asked("train", ranks=3, layout="hsdp"), "hsdp does not fit the 3 ranks of `train` on cpu; `fsdp` and `dp` would"),
+        (
+            Asked("train", ranks=3, layout="hsdp"),
+            "hsdp does not fit the 3 ranks of `train` on cpu; `fsdp` and `dp` would",
+        ),
         (Asked(device="mps", ranks=2), "a machine has one mps device, not 2"),
         (Asked("script", layout="dp"), "a script makes its layout itself: leave the layout out"),
         (Asked("train", script="x.py"), "a script of your own is of the kind script, not train"),
@@ -315,7 +379,9 @@ def test_text_stays_text_in_yaml(text: str) -> None:
         (Asked(script="a\0b"), "there is no script `a?b`"),
     ],
 )
-def test_choices_that_make_no_recipe(asked: Asked, why: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_choices_that_make_no_recipe(
+    asked: Asked, why: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert init("first", asked) == 2
     assert capsys.readouterr() == ("", f"error: {why}\n")
     assert names(here) == set()
@@ -324,7 +390,9 @@ def test_choices_that_make_no_recipe(asked: Asked, why: str, here: Path, capsys:
 # Questions
 
 
-def answered(*answers: str, name: str = "", has: command.Machine = ("cpu", 0), force: bool = False) -> tuple[Choice, str]:
+def answered(
+    *answers: str, name: str = "", has: command.Machine = ("cpu", 0), force: bool = False
+) -> tuple[Choice, str]:
     given = iter(answers)
 
     def ask(prompt: str) -> str:
@@ -352,16 +420,28 @@ def test_answers_are_numbers_or_words(here: Path) -> None:
 
 
 def test_a_wrong_answer_is_asked_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert answered("9", "what", "grpo", "cpu", "1", "many", "2", "a b", "fine") == (Choice("grpo", "cpu", 2), "fine")
+    assert answered("9", "what", "grpo", "cpu", "1", "many", "2", "a b", "fine") == (
+        Choice("grpo", "cpu", 2),
+        "fine",
+    )
     said = capsys.readouterr().out
     assert said.count("  a number from 1 to 4, or a word: train, grpo, distill, script\n") == 2
-    assert "on cpu it needs 2 ranks at least" in said and "  a whole number\n" in said and "cannot name a run" in said
+    assert (
+        "on cpu it needs 2 ranks at least" in said
+        and "  a whole number\n" in said
+        and "cannot name a run" in said
+    )
 
 
-def test_what_is_not_there_and_what_is_are_said_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_and_what_is_are_said_at_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / "mine.py").touch()
     (here / "script.yaml").touch()
-    assert answered("script", "mien.py", "mine.py", "cpu", "2", "", "other") == (Choice("script", "cpu", 2, "", "mine.py"), "other")
+    assert answered("script", "mien.py", "mine.py", "cpu", "2", "", "other") == (
+        Choice("script", "cpu", 2, "", "mine.py"),
+        "other",
+    )
     said = capsys.readouterr().out
     assert "  there is no script `mien.py`\n" in said and "  `script.yaml` is there already\n" in said
     assert answered("script", "", "cpu", "2", "", force=True) == (Choice("script", "cpu", 2), "script")
@@ -369,7 +449,14 @@ def test_what_is_not_there_and_what_is_are_said_at_once(here: Path, capsys: pyte
 
 def test_questions_fit_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for kind, has in ((kind, has) for kind in KINDS for has in (("cpu", 0), ("cuda", 8))):
-        answered(kind, *([""] if kind == "script" else []), *["", "100000"], *([""] if kind != "script" else []), "", has=has)
+        answered(
+            kind,
+            *([""] if kind == "script" else []),
+            *["", "100000"],
+            *([""] if kind != "script" else []),
+            "",
+            has=has,
+        )
     said = capsys.readouterr().out
     assert "processes; this machine has no accelerator\n" in said and max(map(len, said.splitlines())) < 80
 
@@ -433,7 +520,9 @@ def test_what_was_said_is_not_asked(words: tuple[str, ...], here: Path) -> None:
     assert names(here) == {"first.yaml", "first.py"}
 
 
-@pytest.mark.parametrize(("key", "code", "word"), [("\x03", 130, "nothing was written"), ("\x04", 2, "there was no answer")])
+@pytest.mark.parametrize(
+    ("key", "code", "word"), [("\x03", 130, "nothing was written"), ("\x04", 2, "there was no answer")]
+)
 def test_ctrl_c_and_the_end_of_input_write_nothing(key: str, code: int, word: str, here: Path) -> None:
     terminal = Terminal(here)
     terminal.until("]: ").type("grpo\r")
@@ -444,10 +533,17 @@ def test_ctrl_c_and_the_end_of_input_write_nothing(key: str, code: int, word: st
 
 
 def test_a_closed_standard_input_is_no_terminal(here: Path) -> None:
-    done = subprocess.run(["sh", "-c", '"$@" <&-', "-", sys.executable, "-c", MAIN, "init"], cwd=here, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "-", sys.executable, "-c", MAIN, "init"],
+        cwd=here,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "") and names(here) == {"train.yaml", "train.py"}
 
 
 def test_without_a_terminal_it_asks_nothing(here: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", MAIN, "init"], cwd=here, input="", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "init"], cwd=here, input="", capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and done.stderr == "" and names(here) == {"train.yaml", "train.py"}

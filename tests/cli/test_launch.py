@@ -74,13 +74,22 @@ def folder(tmp_path: Path) -> Path:
 
 def meshctl(folder: Path, *words: str, code: str = MAIN) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-    return subprocess.run([sys.executable, "-c", code, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     """In a process group of its own, so that a test can signal all of it, as a terminal does."""
     command = [sys.executable, "-c", MAIN, "launch", *words]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
 
 
 def run_of(folder: Path) -> Path:
@@ -99,7 +108,9 @@ def test_dry_run_says_everything_and_starts_nothing(folder: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("small: 2 groups, 5 workers; plan ")
     assert "  two: 4 x cpu, components taker" in lines
-    assert lines[-2].startswith("meshctl agent --plan '") and lines[-2].endswith("--group two --node 0 --head 127.0.0.1:PORT")
+    assert lines[-2].startswith("meshctl agent --plan '") and lines[-2].endswith(
+        "--group two --node 0 --head 127.0.0.1:PORT"
+    )
     assert lines[-1] == "False"
     assert not (folder / "runs").exists()
 
@@ -126,7 +137,10 @@ def test_a_run_and_its_continuation(folder: Path) -> None:
 def test_an_endpoint_that_raises(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml", "components.taker.args.mood=raises")
     assert done.returncode == 5
-    assert "error: two:1 failed in stage sum, step 2: ValueError: boom\nTraceback (most recent call last):\n" in done.stderr
+    assert (
+        "error: two:1 failed in stage sum, step 2: ValueError: boom\nTraceback (most recent call last):\n"
+        in done.stderr
+    )
     assert done.stderr.count("Traceback") == 1
     assert f"log: {run_of(folder)}/logs/two/1.log" in done.stderr
 
@@ -150,21 +164,35 @@ def test_what_is_refused_starts_nothing(folder: Path, words: list[str], code: in
     assert not (folder / "runs").exists()
 
 
-def test_devices_that_the_environment_does_not_leave_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_the_environment_does_not_leave_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    done = meshctl(folder, "launch", "recipe.yaml", "groups.two={ranks: 2, device_type: cuda, visible_devices: 'GPU-a,GPU-c'}")
+    done = meshctl(
+        folder,
+        "launch",
+        "recipe.yaml",
+        "groups.two={ranks: 2, device_type: cuda, visible_devices: 'GPU-a,GPU-c'}",
+    )
     assert done.returncode == 4
     said = "group two is to see GPU-a, GPU-c (its visible_devices), and CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b: GPU-c is not there"
     assert done.stderr == f"error: {said}\n"
     done = meshctl(folder, "launch", "recipe.yaml", "groups.two={ranks: [1, 2], device_type: cuda}")
     assert done.returncode == 4
-    assert "group two needs the cuda devices 1-2 of its node, and CUDA_VISIBLE_DEVICES=GPU-a,GPU-b leaves 2" in done.stderr
+    assert (
+        "group two needs the cuda devices 1-2 of its node, and CUDA_VISIBLE_DEVICES=GPU-a,GPU-b leaves 2"
+        in done.stderr
+    )
     assert not (folder / "runs").exists()
 
 
-def test_a_program_sees_what_the_environment_leaves_of_its_groups_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_sees_what_the_environment_leaves_of_its_groups_devices(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
-    (folder / "says.py").write_text("import os\nprint(*[os.environ.get(name) for name in ('LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')])\n")
+    (folder / "says.py").write_text(
+        "import os\nprint(*[os.environ.get(name) for name in ('LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')])\n"
+    )
     (folder / "programs.yaml").write_text(
         "name: small\ngroups:\n"
         "  one: {ranks: [2, 1], device_type: cuda, program: says.py}\n"
@@ -172,7 +200,10 @@ def test_a_program_sees_what_the_environment_leaves_of_its_groups_devices(folder
     )
     done = meshctl(folder, "launch", "programs.yaml")
     assert done.returncode == 0, done.stderr
-    said = {path.stem: (run_of(folder) / "logs" / path).read_text() for path in [Path("one/0.log"), Path("one/1.log")]}
+    said = {
+        path.stem: (run_of(folder) / "logs" / path).read_text()
+        for path in [Path("one/0.log"), Path("one/1.log")]
+    }
     assert said == {"0": "0 GPU-c,GPU-b\n", "1": "1 GPU-c,GPU-b\n"}
     assert (run_of(folder) / "logs" / "two" / "0.log").read_text() == "0 GPU-a,GPU-b,GPU-c\n"
 
@@ -186,7 +217,9 @@ def test_wrong_usage(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143)])
-def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(folder: Path, signals: list[signal.Signals], code: int) -> None:
+def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(
+    folder: Path, signals: list[signal.Signals], code: int
+) -> None:
     with started(folder, "recipe.yaml", "components.taker.args.mood=slow", "run.steps=100000") as run:
         assert run.stdout
         while "step 1" not in run.stdout.readline():
@@ -197,7 +230,11 @@ def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(folder: Path, signa
         _, errors = run.communicate(timeout=60)
     assert run.returncode == code
     assert errors == ""
-    done = [json.loads(line) for path in run_of(folder).glob("events/*.jsonl") for line in path.read_text().splitlines()]
+    done = [
+        json.loads(line)
+        for path in run_of(folder).glob("events/*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     last = {event["step"] for event in done if event["name"] == "done"}
     assert len(last) == 1
     assert (run_of(folder) / "checkpoints" / "latest").resolve().name == f"step-{last.pop()}"
@@ -231,7 +268,9 @@ def test_ctrl_c_while_torch_is_imported(folder: Path) -> None:
 
 
 def test_a_bug_of_meshctl_is_one_line_and_a_file(folder: Path) -> None:
-    code = f"import meshctl.cli.launch as launch\ndef bad(*_): raise KeyError('x')\nlaunch.plan_of = bad\n{MAIN}"
+    code = (
+        f"import meshctl.cli.launch as launch\ndef bad(*_): raise KeyError('x')\nlaunch.plan_of = bad\n{MAIN}"
+    )
     for words in (["launch", "recipe.yaml"], ["launch", "recipe.yaml", "--dry-run"]):
         done = meshctl(folder, *words, code=code)
         assert done.returncode == 70

@@ -90,7 +90,9 @@ def newest(folder: Path) -> Path:
 
 def said(run: Path) -> dict[str, list[str]]:
     logs = sorted((run / "logs" / "two").glob("[0-9]*.log"))
-    return {log.stem: [line for line in log.read_text().splitlines() if line.startswith("SEEN")] for log in logs}
+    return {
+        log.stem: [line for line in log.read_text().splitlines() if line.startswith("SEEN")] for log in logs
+    }
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
@@ -116,7 +118,10 @@ def folder(recorded: Path, tmp_path: Path) -> Path:
 
 
 def test_what_a_run_records(recorded: Path) -> None:
-    files = sorted(str(path.relative_to(recorded / "whole" / "recorded")) for path in (recorded / "whole" / "recorded").rglob("*.*"))
+    files = sorted(
+        str(path.relative_to(recorded / "whole" / "recorded"))
+        for path in (recorded / "whole" / "recorded").rglob("*.*")
+    )
     assert files == [f"made/step-{step}/{rank}-of-2.safetensors" for step in (1, 2, 3, 4) for rank in (0, 1)]
 
 
@@ -131,7 +136,14 @@ def test_a_group_alone_sees_the_same(folder: Path) -> None:
 
 
 def test_with_another_number_of_ranks_from_the_recording_itself(folder: Path) -> None:
-    done = meshctl(folder, "recipe.yaml", "groups.two.ranks=1", "run.steps=3", "--only=two", "--replay=made=whole/recorded/made")
+    done = meshctl(
+        folder,
+        "recipe.yaml",
+        "groups.two.ranks=1",
+        "run.steps=3",
+        "--only=two",
+        "--replay=made=whole/recorded/made",
+    )
     assert done.returncode == 0, done.stderr
     whole, alone = metrics(folder / "whole"), metrics(newest(folder))
     assert [line["step"] for line in alone] == [1, 2, 3]
@@ -150,12 +162,17 @@ def test_a_run_that_fails_is_replayed_up_to_there_and_from_where_its_recording_b
     assert failed.returncode == 5 and "step 3: ValueError: boom" in failed.stderr
     run = newest(folder)
     shutil.rmtree(run / "recorded" / "made" / "step-1")
-    done = meshctl(folder, str(run), "components.taker.args.mood=calm", "--only", "two", "--replay", f"made={run}")
+    done = meshctl(
+        folder, str(run), "components.taker.args.mood=calm", "--only", "two", "--replay", f"made={run}"
+    )
     assert done.returncode == 0, done.stderr
     assert newest(folder) != run
     assert [line["step"] for line in metrics(newest(folder))][:2] == [2, 3]
     again = meshctl(folder, str(newest(folder)))
-    assert again.returncode == 2 and "is a run of group `two` alone: launch it anew, with --only and --replay" in again.stderr
+    assert (
+        again.returncode == 2
+        and "is a run of group `two` alone: launch it anew, with --only and --replay" in again.stderr
+    )
 
 
 def test_a_dry_run_shows_one_group(folder: Path) -> None:
@@ -204,7 +221,10 @@ def test_recordings_that_do_not_fit(folder: Path) -> None:
     shutil.rmtree(made / "step-2")
     assert refused("run.steps=2") == "error: the recordings begin at step 3, and the run has 2 steps\n"
     (made / "step-3" / "0-of-2.safetensors").write_text("{")
-    assert refused() == f"error: {made}/step-3/0-of-2.safetensors is no recording: it does not begin with the header of one\n"
+    assert (
+        refused()
+        == f"error: {made}/step-3/0-of-2.safetensors is no recording: it does not begin with the header of one\n"
+    )
     made.rename(made.with_name("other"))
     assert refused() == "error: whole has no recording of `made`, only of `other`\n"
 
@@ -212,5 +232,10 @@ def test_recordings_that_do_not_fit(folder: Path) -> None:
 def test_a_route_that_there_is_not(folder: Path) -> None:
     done = meshctl(folder, "recipe.yaml", "run.record=[maid, publish, loss]")
     assert done.returncode == 1
-    for said in ("there is no route `maid`", "did you mean `made`?", "`publish` has no route to record", "`loss` has no route to record"):
+    for said in (
+        "there is no route `maid`",
+        "did you mean `made`?",
+        "`publish` has no route to record",
+        "`loss` has no route to record",
+    ):
         assert said in done.stderr

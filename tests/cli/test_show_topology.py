@@ -1,4 +1,5 @@
-"""`meshctl show-topology`: what it draws and where to, how it exits, and that every wrong question has one clear answer."""
+"""`meshctl show-topology`: what it draws and where to, how it exits, and that every wrong question has one
+clear answer."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ import pytest
 from meshctl.cli.load import plan_of
 from meshctl.cli.show_topology import Asked, show
 from meshctl.plan.model import as_data
-from meshctl.plan.topology import topology
-from meshctl.plan.zoom import of_component, of_dim, of_node, of_rank
-from meshctl.run import RunDir, Start
-from meshctl.view.topologies import FORMATS
+from meshctl.plan.views.selection import of_component, of_dim, of_node, of_rank
+from meshctl.plan.views.topology import topology
+from meshctl.run.directory import RunDir, Start
+from meshctl.view.pictures import FORMATS
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "plan" / "golden"
 CLASSES = ROOT / "tests" / "recipe" / "golden" / "arithmetic.py"
 COMMAND = [sys.executable, "-m", "meshctl", "show-topology", "two_nodes.yaml"]
@@ -86,22 +87,34 @@ def test_zooms_are_of_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert data_of(capsys, rank="judge:1", samples=30) == plain(of_rank(ready.plan, drawn, "judge", 1, 30))
 
 
-ZOOMS: list[dict[str, Any]] = [{"component": "actor"}, {"dim": "tp"}, {"node": 0}, {"rank": "train:3"}, {"dim": "tp", "component": "actor"}]
+ZOOMS: list[dict[str, Any]] = [
+    {"component": "actor"},
+    {"dim": "tp"},
+    {"node": 0},
+    {"rank": "train:3"},
+    {"dim": "tp", "component": "actor"},
+]
 
 
 @pytest.mark.parametrize("zoom", ZOOMS, ids=str)
 @pytest.mark.parametrize("format", ["text", "html"])
-def test_zooms_are_drawn_or_chosen(zoom: dict[str, Any], format: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zooms_are_drawn_or_chosen(
+    zoom: dict[str, Any], format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, said, wrong = shows(capsys, format=format, **zoom)
     assert (code, wrong) == (0, "") and said.endswith("\n") and said != shows(capsys, format=format)[1]
 
 
 @pytest.mark.parametrize("zoom", ZOOMS, ids=str)
 @pytest.mark.parametrize("format", ["mermaid", "svg"])
-def test_pictures_of_the_whole_refuse_a_zoom(zoom: dict[str, Any], format: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_of_the_whole_refuse_a_zoom(
+    zoom: dict[str, Any], format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, said, wrong = shows(capsys, format=format, **zoom)
     assert (code, said) == (2, "")
-    assert wrong.startswith(f"error: `{format}` draws the whole plan, not `--") and wrong.endswith("; `text`, `json` and `html` do\n")
+    assert wrong.startswith(f"error: `{format}` draws the whole plan, not `--") and wrong.endswith(
+        "; `text`, `json` and `html` do\n"
+    )
 
 
 def test_the_run_directory_of_a_run_is_a_recipe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +131,9 @@ def test_the_run_directory_of_a_run_is_a_recipe(here: Path, capsys: pytest.Captu
 
 
 def test_the_other_may_be_a_recipe_overrides_or_both(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "o t.yaml").write_text((here / "two_nodes.yaml").read_text().replace("judge: {ranks: 3", "judge: {ranks: 2"))
+    (here / "o t.yaml").write_text(
+        (here / "two_nodes.yaml").read_text().replace("judge: {ranks: 3", "judge: {ranks: 2")
+    )
     by_override = data_of(capsys, diff="groups.judge.ranks=2")
     assert by_override["changes"] and by_override == data_of(capsys, diff="'o t.yaml'")
     assert data_of(capsys, diff="'o t.yaml' groups.judge.ranks=3")["changes"] == []
@@ -131,7 +146,9 @@ def test_what_is_wrong_in_the_other_is_told_as_its_own(capsys: pytest.CaptureFix
     code, said, wrong = shows(capsys, diff="groups.judge.ranks=x")
     assert (code, said) == (1, "") and wrong.startswith("in --diff groups.judge.ranks=x:\nerror[MC102]: ")
     code, said, wrong = shows(capsys, diff="absent.yaml")
-    assert (code, said) == (3, "") and wrong.startswith("in --diff absent.yaml:\nerror[MC001]: there is no recipe")
+    assert (code, said) == (3, "") and wrong.startswith(
+        "in --diff absent.yaml:\nerror[MC001]: there is no recipe"
+    )
 
 
 # What is wrong
@@ -147,13 +164,19 @@ def test_errors_are_drawn_as_validate_draws_them(capsys: pytest.CaptureFixture[s
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"format": "pdf"}, "there is no format `pdf`; there are `text`, `json`, `mermaid`, `svg` and `html`"),
     ({"rank": "train:99"}, "group `train` has no rank 99, it has the ranks 0 to 5"),
-    ({"rank": "nope:0"}, "there is no group `nope`; there are `rollout`, `critic`, `train`, `spare` and `judge`"),
+    (
+        {"rank": "nope:0"},
+        "there is no group `nope`; there are `rollout`, `critic`, `train`, `spare` and `judge`",
+    ),
     ({"rank": "trian:0"}, "there is no group `trian`; did you mean `train`?"),
     ({"rank": "train"}, "`--rank` is GROUP:N, such as `train:0`, not `train`"),
     ({"rank": "train:-1"}, "`--rank` is GROUP:N, such as `train:0`, not `train:-1`"),
     ({"rank": ":1"}, "`--rank` is GROUP:N, such as `train:0`, not `:1`"),
     ({"component": "acter"}, "there is no component `acter`; did you mean `actor`?"),
-    ({"component": "\x1b[31m"}, "there is no component `?[31m`; there are `prompts`, `sampler`, `judge`, `values` and `actor`"),
+    (
+        {"component": "\x1b[31m"},
+        "there is no component `?[31m`; there are `prompts`, `sampler`, `judge`, `values` and `actor`",
+    ),
     ({"dim": "tp", "component": "acter"}, "there is no component `acter`; did you mean `actor`?"),
     ({"dim": "fsdpp"}, "there is no dim `fsdpp`; did you mean `fsdp`?"),
     ({"node": 2}, "there is no node 2; there are the nodes 0 to 1"),
@@ -163,15 +186,26 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"diff": "seed=1", "node": 1}, "`--diff` compares whole plans, not `--node`"),
     ({"diff": "seed=1", "format": "svg"}, "`svg` draws one plan and no difference; `text` and `json` do"),
-    ({"diff": "'seed=1"}, "`--diff` is a recipe and overrides, quoted as in a shell; no closing quotation in `'seed=1`"),
-    ({"samples": 8}, "`--samples` says how many samples a batch has of which `--rank` gets some; there is no `--rank`"),
-    ({"out": "x.PNG"}, "there is no format for `.png`; write `.svg` or `.html`, which a browser shows and prints"),
+    (
+        {"diff": "'seed=1"},
+        "`--diff` is a recipe and overrides, quoted as in a shell; no closing quotation in `'seed=1`",
+    ),
+    (
+        {"samples": 8},
+        "`--samples` says how many samples a batch has of which `--rank` gets some; there is no `--rank`",
+    ),
+    (
+        {"out": "x.PNG"},
+        "there is no format for `.png`; write `.svg` or `.html`, which a browser shows and prints",
+    ),
     ({"samples": 0, "rank": "train:0"}, "`--samples` is a whole number from 1, not 0"),
 ]
 
 
 @pytest.mark.parametrize(("asked", "message"), WRONG, ids=lambda value: str(value)[:40])
-def test_a_wrong_question_has_one_answer(asked: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_question_has_one_answer(
+    asked: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert shows(capsys, **asked) == (2, "", f"error: {message}\n")
 
 
@@ -184,26 +218,41 @@ def test_a_rank_of_too_many_digits_is_none(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_file_is_written_whole_and_said_in_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, format in (("a b.svg", "svg"), ("new/page.html", "html"), ("x.json", "json"), ("x.mmd", "mermaid"), ("x", "text")):
+    for name, format in (
+        ("a b.svg", "svg"),
+        ("new/page.html", "html"),
+        ("x.json", "json"),
+        ("x.mmd", "mermaid"),
+        ("x", "text"),
+    ):
         code, said, wrong = shows(capsys, out=name)
         text = (here / name).read_text(encoding="utf-8")
         assert (code, said, wrong) == (0, "", f"wrote {name}: {format}, {len(text.encode())} bytes\n")
         assert text == shows(capsys, format=format)[1]
-    assert shows(capsys, out="y.json", format="text")[0] == 0 and (here / "y.json").read_text() == (here / "x").read_text()
+    assert (
+        shows(capsys, out="y.json", format="text")[0] == 0
+        and (here / "y.json").read_text() == (here / "x").read_text()
+    )
     assert not list(here.rglob(".*"))
 
 
 def test_a_file_that_cannot_be_written_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "folder").mkdir()
     assert shows(capsys, out="folder") == (2, "", "error: `folder` cannot be written: it is a folder\n")
-    assert shows(capsys, out="two_nodes.yaml/x") == (2, "", "error: `two_nodes.yaml/x` cannot be written: its folder is a file\n")
+    assert shows(capsys, out="two_nodes.yaml/x") == (
+        2,
+        "",
+        "error: `two_nodes.yaml/x` cannot be written: its folder is a file\n",
+    )
     code, _, wrong = shows(capsys, out="x" * 300)
     assert code == 2 and wrong.count("\n") == 1
 
 
 def test_what_is_no_file_is_written_to_and_not_replaced(here: Path) -> None:
     os.mkfifo(here / "pipe")
-    with subprocess.Popen([*COMMAND, "--format", "json", "--out", "pipe"], cwd=here, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [*COMMAND, "--format", "json", "--out", "pipe"], cwd=here, stderr=subprocess.DEVNULL
+    ) as process:
         drawn = json.loads((here / "pipe").read_text())
         assert process.wait() == 0
     assert drawn["name"] == "two-nodes" and (here / "pipe").is_fifo()
@@ -211,7 +260,11 @@ def test_what_is_no_file_is_written_to_and_not_replaced(here: Path) -> None:
 
 def test_standard_output_by_its_name_and_one_that_is_full(here: Path) -> None:
     piped = subprocess.run([*COMMAND, "--out", "/dev/stdout"], cwd=here, capture_output=True, text=True)
-    assert piped.returncode == 0 and piped.stdout.startswith("two-nodes") and piped.stderr.startswith("wrote /dev/stdout: text")
+    assert (
+        piped.returncode == 0
+        and piped.stdout.startswith("two-nodes")
+        and piped.stderr.startswith("wrote /dev/stdout: text")
+    )
     with Path("/dev/full").open("w") as full:
         failed = subprocess.run(COMMAND, cwd=here, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (failed.returncode, failed.stderr) == (4, "error: not all was written: no space left on device\n")
@@ -221,11 +274,15 @@ def test_a_link_stays_a_link(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     (here / "real.json").write_text("old")
     (here / "link.json").symlink_to("real.json")
     assert shows(capsys, out="link.json")[0] == 0
-    assert (here / "link.json").is_symlink() and json.loads((here / "real.json").read_text())["name"] == "two-nodes"
+    assert (here / "link.json").is_symlink() and json.loads((here / "real.json").read_text())[
+        "name"
+    ] == "two-nodes"
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
-    with subprocess.Popen([*COMMAND, "--format", "html"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*COMMAND, "--format", "html"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout and process.stderr
         process.stdout.read(1)
         process.stdout.close()
@@ -235,7 +292,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
 def test_a_terminal_that_knows_few_letters_is_no_error(here: Path) -> None:
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(COMMAND, cwd=here, env=environ, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"") and b"rollout" in done.stdout and b"?" not in done.stdout
+    assert (
+        (done.returncode, done.stderr) == (0, b"") and b"rollout" in done.stdout and b"?" not in done.stdout
+    )
 
 
 class Terminal(io.StringIO):
@@ -276,7 +335,10 @@ def test_colour_and_width_are_those_of_a_terminal(here: Path, monkeypatch: pytes
 
 def test_the_command_takes_all_of_it(here: Path) -> None:
     done = subprocess.run(
-        [*COMMAND, "pipeline.batch.samples=128", "--rank", "rollout:1", "-f", "json"], cwd=here, capture_output=True, text=True
+        [*COMMAND, "pipeline.batch.samples=128", "--rank", "rollout:1", "-f", "json"],
+        cwd=here,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["stages"][0]["samples"] == [32, 64]

@@ -1,4 +1,5 @@
-"""What every command shares: standard input in place of a recipe, streams that are closed, full or left, and an interrupt at any time."""
+"""What every command shares: standard input in place of a recipe, streams that are closed, full or left, and
+an interrupt at any time."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ import pytest
 
 from meshctl.cli import main as way_in
 from meshctl.cli.doctor import prepared
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "tests" / "recipe" / "golden" / "base_of_all.yaml")
 CALL = [sys.executable, "-m", "meshctl"]
 TEXT = "groups: {a: {ranks: 2, device_type: cpu, program: {module: json.tool}}}\n"
@@ -34,10 +35,14 @@ PRINTING = [
 ]
 
 
-def called(*words: str, around: str = '"$@"', input: str | None = None, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def called(
+    *words: str, around: str = '"$@"', input: str | None = None, folder: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     line = ["sh", "-c", around, "-", *CALL, *words]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(line, cwd=folder, env=environ, input=input, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        line, cwd=folder, env=environ, input=input, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
@@ -51,11 +56,15 @@ def test_the_list_of_commands_says_all_of_what_it_begins_to_say() -> None:
     assert "doctor " in listed and "..." not in listed.partition("Commands:")[2]
 
 
-@pytest.mark.parametrize("words", [words for words in PRINTING if words != ["--help"]], ids=" ".join)  # that one is typer's
+@pytest.mark.parametrize(
+    "words", [words for words in PRINTING if words != ["--help"]], ids=" ".join
+)  # that one is typer's
 def test_whoever_reads_may_have_gone(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([*CALL, *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(
+        [*CALL, *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (int("seed=x" in words), "")
 
@@ -94,13 +103,20 @@ def test_doctor_takes_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert (code, text.found, start.state) == (0, "recipe: 1 group, 2 workers", "ok")
     monkeypatch.setattr(sys, "stdin", None)
     code, _, (text,) = prepared("-", [])
-    assert (code, text.found, text.remedy) == (3, "there is no standard input, it is closed", "meshctl validate -")
+    assert (code, text.found, text.remedy) == (
+        3,
+        "there is no standard input, it is closed",
+        "meshctl validate -",
+    )
 
 
 @pytest.mark.parametrize("command", ["validate", "config", "show-topology", "launch"])
 def test_a_closed_standard_input_is_no_recipe(command: str) -> None:
     done = called(command, "-", around='"$@" <&-')
-    assert done.returncode == 3 and "error[MC001]: there is no standard input, it is closed\n" in done.stdout + done.stderr
+    assert (
+        done.returncode == 3
+        and "error[MC001]: there is no standard input, it is closed\n" in done.stdout + done.stderr
+    )
 
 
 def test_what_changes_to_or_from_standard_input(tmp_path: Path) -> None:
@@ -108,7 +124,11 @@ def test_what_changes_to_or_from_standard_input(tmp_path: Path) -> None:
     there = called("show-topology", "r.yaml", "groups.a.ranks=3", "--diff", "-", input=TEXT, folder=tmp_path)
     back = called("show-topology", "-", "--diff", "groups.a.ranks=3", input=TEXT, folder=tmp_path)
     both = called("show-topology", "-", "--diff", "- groups.a.ranks=3", input=TEXT, folder=tmp_path)
-    assert (there.returncode, back.returncode, back.stderr) == (0, 0, "") and both.stdout == back.stdout != there.stdout
+    assert (there.returncode, back.returncode, back.stderr) == (
+        0,
+        0,
+        "",
+    ) and both.stdout == back.stdout != there.stdout
 
 
 def test_an_interrupt_while_a_command_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from meshctl.cli.colour import coloured
+from meshctl.cli.color import coloured
 from meshctl.cli.fix import fix
 from meshctl.cli.load import Looked, Unreadable, look, plan_of
 from meshctl.cli.validate import Asked, checked, validate
 from meshctl.diagnostics import RecipeError
-from meshctl.run import RunDir, Start
+from meshctl.run.directory import RunDir, Start
+from tests.paths import RECIPE_GOLDEN as GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "recipe" / "golden"
 RIGHT = str(GOLDEN / "base_of_all.yaml")
 
 
@@ -32,7 +32,10 @@ def validated(recipe: str, *overrides: str) -> tuple[int, str]:
 def test_a_right_recipe_is_one_line() -> None:
     code, said = validated(RIGHT)
     assert code == 0
-    assert said.startswith("ok: arithmetic: 2 groups, 6 workers, 3 components, 4 stages; plan ") and said.count("\n") == 1
+    assert (
+        said.startswith("ok: arithmetic: 2 groups, 6 workers, 3 components, 4 stages; plan ")
+        and said.count("\n") == 1
+    )
 
 
 def test_a_wrong_recipe_exits_with_1_and_counts() -> None:
@@ -62,7 +65,9 @@ def test_a_recipe_without_permission_exits_with_3(tmp_path: Path) -> None:
 
 
 def test_warnings_do_not_fail(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n")
+    (tmp_path / "r.yaml").write_text(
+        "groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n"
+    )
     code, said = validated(str(tmp_path / "r.yaml"))
     assert code == 0 and said.startswith("warning[MC105]") and "ok: r: 1 group, 2 workers; plan" in said
 
@@ -108,7 +113,10 @@ print(json.dumps({"code": code, "seen": seen, "modules": modules}))
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').write_text('x')\nfrom meshctl import Component\nclass E(Component): ...\n"
 
 
-@pytest.mark.parametrize("override", ["seed=1", "components.actor._target_=evil.E", "hydra.searchpath=[pkg://evil]", "+evil@vars.x=y"])
+@pytest.mark.parametrize(
+    "override",
+    ["seed=1", "components.actor._target_=evil.E", "hydra.searchpath=[pkg://evil]", "+evil@vars.x=y"],
+)
 def test_nothing_that_a_recipe_names_is_imported_or_run(tmp_path: Path, override: str) -> None:
     for name in ("base_of_all.yaml", "arithmetic.py"):
         (tmp_path / name).write_text((GOLDEN / name).read_text())
@@ -148,7 +156,10 @@ def test_no_path_ends_in_a_traceback(path: str) -> None:
 
 def test_names_too_long_for_the_disk_are_only_unknown() -> None:
     code, said = validated(
-        RIGHT, f"layout@components.actor.parallel={'x' * 300}", f"{'y' * 300}@vars.x=1", f"components.actor._target_=a.{'z' * 300}.B"
+        RIGHT,
+        f"layout@components.actor.parallel={'x' * 300}",
+        f"{'y' * 300}@vars.x=1",
+        f"components.actor._target_=a.{'z' * 300}.B",
     )
     assert code == 1 and "MC201" in said and "MC202" in said and "MC501" in said
 
@@ -173,7 +184,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_several_recipes_have_a_line_each_and_the_worst_code(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_several_recipes_have_a_line_each_and_the_worst_code(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (folder / "lr=1.yaml").write_text("defaults: [./base_of_all, _self_]\nnam: x\n")
     code, said, _ = run(capfd, "base_of_all.yaml", "lr=1.yaml", "run.steps=7", "absent.yaml")
     assert code == 3
@@ -195,7 +208,9 @@ def test_wrong_usage_exits_with_2(folder: Path, capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("format", ["json", "sarif"])
-@pytest.mark.parametrize(("recipe", "code"), [("base_of_all.yaml", 0), ("absent.yaml", 3), (".", 3), ("wrong.yaml", 1)])
+@pytest.mark.parametrize(
+    ("recipe", "code"), [("base_of_all.yaml", 0), ("absent.yaml", 3), (".", 3), ("wrong.yaml", 1)]
+)
 def test_nothing_but_the_document_is_on_stdout(
     folder: Path, capfd: pytest.CaptureFixture[str], format: str, recipe: str, code: int
 ) -> None:
@@ -209,10 +224,19 @@ def test_nothing_but_the_document_is_on_stdout(
 def test_json_says_what_would_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (one,) = json.loads(run(capfd, "base_of_all.yaml", format="json")[1])["recipes"]
     digest = plan_of("base_of_all.yaml", []).plan.digest
-    assert one["plan"] == {"name": "arithmetic", "digest": digest, "groups": 2, "workers": 6, "components": 3, "stages": 4}
+    assert one["plan"] == {
+        "name": "arithmetic",
+        "digest": digest,
+        "groups": 2,
+        "workers": 6,
+        "components": 3,
+        "stages": 4,
+    }
 
 
-def test_a_bug_is_said_in_the_document_too(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_said_in_the_document_too(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("oh")
 
@@ -224,18 +248,24 @@ def test_a_bug_is_said_in_the_document_too(folder: Path, capfd: pytest.CaptureFi
     assert found == [["MC900"], ["MC001"]]
 
 
-def test_github_is_spoken_to_by_itself(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_github_is_spoken_to_by_itself(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "r.yaml").write_text("nam: x\n")
     monkeypatch.chdir(folder / "sub")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(folder))
-    assert run(capfd, "r.yaml")[1].startswith("::error file=sub/r.yaml,line=1,col=1,endColumn=4,title=MC101::a recipe has no key `nam`")
+    assert run(capfd, "r.yaml")[1].startswith(
+        "::error file=sub/r.yaml,line=1,col=1,endColumn=4,title=MC101::a recipe has no key `nam`"
+    )
     assert run(capfd, "r.yaml", format="text")[1].startswith("error[MC101]")
 
 
 def test_strict_lets_no_warning_pass(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "r.yaml").write_text("groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n")
+    (folder / "r.yaml").write_text(
+        "groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n"
+    )
     code, said, _ = run(capfd, "r.yaml", strict=True)
     assert code == 1 and said.endswith("\nr.yaml: 1 warning; --strict lets none pass\n")
     assert run(capfd, "base_of_all.yaml", strict=True)[0] == 0
@@ -257,7 +287,9 @@ def test_strict_lets_no_warning_pass(folder: Path, capfd: pytest.CaptureFixture[
         ("never", {"FORCE_COLOR": "1"}, True, False),
     ],
 )
-def test_colour_where_it_is_wanted(when: str, environ: dict[str, str], terminal: bool, coloured_: bool) -> None:
+def test_colour_where_it_is_wanted(
+    when: str, environ: dict[str, str], terminal: bool, coloured_: bool
+) -> None:
     class Stream(io.StringIO):
         def isatty(self) -> bool:
             return terminal
@@ -269,14 +301,20 @@ def meshctl(*arguments: str, data: bytes = b"", closed: bool = False) -> subproc
     command = [sys.executable, "-m", "meshctl", "validate", *arguments]
     if closed:
         command = ["sh", "-c", f"exec {shlex.join(command)} <&-"]
-    return subprocess.run(command, input=None if closed else data, capture_output=True, cwd=GOLDEN, timeout=60)
+    return subprocess.run(
+        command, input=None if closed else data, capture_output=True, cwd=GOLDEN, timeout=60
+    )
 
 
 def test_standard_input_is_a_recipe_of_the_working_directory() -> None:
     done = meshctl("-", "run.steps=9", data=(GOLDEN / "base_of_all.yaml").read_bytes())
     assert done.returncode == 0 and done.stdout.startswith(b"ok: arithmetic: 2 groups")
     done = meshctl("-", "--format", "concise", data=b"defaults: [./base_of_all, _self_]\nnam: x\n")
-    assert (done.returncode, done.stdout, done.stderr) == (1, b"<stdin>:2:1: MC101 a recipe has no key `nam`\n", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1,
+        b"<stdin>:2:1: MC101 a recipe has no key `nam`\n",
+        b"",
+    )
 
 
 JUNK = {
@@ -296,7 +334,9 @@ def test_junk_on_standard_input_is_answered(name: str) -> None:
 
 def test_closed_streams_are_answered() -> None:
     done = meshctl("-", closed=True)
-    assert done.returncode == 3 and done.stdout.startswith(b"error[MC001]: there is no standard input, it is closed")
+    assert done.returncode == 3 and done.stdout.startswith(
+        b"error[MC001]: there is no standard input, it is closed"
+    )
     assert meshctl("absent.yaml", "-f", "json", closed=True).returncode == 3
 
 
@@ -306,7 +346,9 @@ def test_a_pipe_or_a_device_is_no_file(folder: Path, capfd: pytest.CaptureFixtur
         code, said, _ = run(capfd, path)
         assert code == 3 and said.startswith(f"error[MC001]: `{path}` is {kind} and no file")
     (folder / "r.yaml").write_text("defaults: [./pipe, _self_]\nname: x\n")
-    assert run(capfd, "r.yaml", format="concise")[1].startswith("r.yaml:1:12: MC201 there is no config `pipe`")
+    assert run(capfd, "r.yaml", format="concise")[1].startswith(
+        "r.yaml:1:12: MC201 there is no config `pipe`"
+    )
 
 
 def test_a_huge_file_is_not_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -320,7 +362,11 @@ def test_a_stream_that_knows_few_letters_gets_them_replaced() -> None:
     command = [sys.executable, "-m", "meshctl", "validate", "-"]
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, input="字: 1\n".encode(), capture_output=True, env=environ, timeout=60)
-    assert done.returncode == 1 and b"error[MC101]: a recipe has no key `?`" in done.stdout and done.stderr == b""
+    assert (
+        done.returncode == 1
+        and b"error[MC101]: a recipe has no key `?`" in done.stdout
+        and done.stderr == b""
+    )
 
 
 # --fix
@@ -347,7 +393,9 @@ def test_fix_writes_what_is_certain_and_says_it(folder: Path, capfd: pytest.Capt
     assert run(capfd, "r.yaml", fix=True)[2] == ""
 
 
-def test_fix_keeps_comments_line_ends_and_rights_and_is_done_at_once(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fix_keeps_comments_line_ends_and_rights_and_is_done_at_once(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     text = "# mine\r\nseed: 1\r\nseed: 1  # twice\r\ngroups: {a: {rank: 2, device_type: cpu, program: {module: json.tool}}}\r\n"
     (folder / "crlf.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())
     (folder / "crlf.yaml").chmod(0o640)
@@ -366,17 +414,23 @@ def test_fix_reports_what_is_left(folder: Path, capfd: pytest.CaptureFixture[str
     (folder / "r.yaml").write_text("defaults: [./base_of_all, _self_]\nnam: x\nseed: y\n")
     code, said, _ = run(capfd, "r.yaml", fix=True, format="json")
     (one,) = json.loads(said)["recipes"]
-    assert code == 1 and [found["message"] for found in one["diagnostics"]] == ["`seed` must be a whole number from 0, it is the text `y`"]
+    assert code == 1 and [found["message"] for found in one["diagnostics"]] == [
+        "`seed` must be a whole number from 0, it is the text `y`"
+    ]
     assert one["fixed"] == [
         {
             **{"code": "MC101", "message": "a recipe has no key `nam`"},
-            "fixes": [{"file": "r.yaml", "line": 2, "column": 1, "end_column": 4, "was": "nam", "text": "name"}],
+            "fixes": [
+                {"file": "r.yaml", "line": 2, "column": 1, "end_column": 4, "was": "nam", "text": "name"}
+            ],
         }
     ]
 
 
 def test_fix_prints_an_override_as_it_should_be(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capfd, "base_of_all.yaml", "+run.steps=2", "components.acter.group=train", "+vars.x=a b", fix=True)
+    code, _, err = run(
+        capfd, "base_of_all.yaml", "+run.steps=2", "components.acter.group=train", "+vars.x=a b", fix=True
+    )
     assert code == 1 and err == "override 2 should be: components.actor.group=train\n"
     assert (folder / "base_of_all.yaml").read_text() == (GOLDEN / "base_of_all.yaml").read_text()
 
@@ -390,11 +444,17 @@ def test_fix_changes_own_files_only(folder: Path, capfd: pytest.CaptureFixture[s
     (home / "conf" / "layout" / "own.yaml").write_text("fsdp: 4\n")
     (away / "linked.yaml").write_text("vars: {n: 1}\nnam: x\n")
     (home / "linked.yaml").symlink_to(away / "linked.yaml")
-    (home / "r.yaml").write_text("defaults: [./base_of_all, ./linked, layout@components.actor.parallel: own, _self_]\nsed: 3\n")
+    (home / "r.yaml").write_text(
+        "defaults: [./base_of_all, ./linked, layout@components.actor.parallel: own, _self_]\nsed: 3\n"
+    )
     code, _, err = run(capfd, "home/r.yaml", fix=True)
     assert code == 1 and (home / "conf" / "layout" / "own.yaml").read_text() == "fsdp_size: 4\n"
-    assert (home / "r.yaml").read_text().endswith("\nseed: 3\n") and (away / "linked.yaml").read_text() == "vars: {n: 1}\nnam: x\n"
-    assert "not fixed home/linked.yaml:2:1: `nam` -> `name`: the file is not in the folder of home/r.yaml" in err
+    assert (home / "r.yaml").read_text().endswith("\nseed: 3\n") and (
+        away / "linked.yaml"
+    ).read_text() == "vars: {n: 1}\nnam: x\n"
+    assert (
+        "not fixed home/linked.yaml:2:1: `nam` -> `name`: the file is not in the folder of home/r.yaml" in err
+    )
 
 
 def test_fix_goes_through_a_link_that_is_named(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -402,7 +462,9 @@ def test_fix_goes_through_a_link_that_is_named(folder: Path, capfd: pytest.Captu
     (folder / "real" / "r.yaml").write_text("defaults: [./base_of_all, _self_]\nnam: x\n")
     (folder / "link.yaml").symlink_to("real/r.yaml")
     assert run(capfd, "link.yaml", fix=True)[0] == 0
-    assert (folder / "link.yaml").is_symlink() and (folder / "real" / "r.yaml").read_text().endswith("\nname: x\n")
+    assert (folder / "link.yaml").is_symlink() and (folder / "real" / "r.yaml").read_text().endswith(
+        "\nname: x\n"
+    )
 
 
 def test_what_cannot_be_written_is_said_and_stays_wrong(
@@ -414,7 +476,12 @@ def test_what_cannot_be_written_is_said_and_stays_wrong(
     (folder / "r.yaml").write_text("nam: x\n")
     monkeypatch.setattr("tempfile.mkstemp", full)
     code, said, err = run(capfd, "r.yaml", fix=True)
-    assert code == 1 and "has no key `nam`" in said and err.startswith("error: `") and "cannot be written: no space left on device" in err
+    assert (
+        code == 1
+        and "has no key `nam`" in said
+        and err.startswith("error: `")
+        and "cannot be written: no space left on device" in err
+    )
     assert (folder / "r.yaml").read_text() == "nam: x\n" and err.count("\n") == 1
 
 
@@ -438,7 +505,9 @@ def test_fix_of_standard_input_prints_its_text() -> None:
     assert first == b"fixed <stdin>:3:18: `rank` -> `ranks`" and last.startswith(b"ok: arithmetic: 2 groups")
     for data in (b"\xff", b"a: [", (GOLDEN / "base_of_all.yaml").read_bytes()):
         assert meshctl("-", "--fix", data=data).stdout == data
-    assert meshctl("-", "--fix", data=b"#" * (2 << 20)).stdout == b""  # half of it would be worse than nothing
+    assert (
+        meshctl("-", "--fix", data=b"#" * (2 << 20)).stdout == b""
+    )  # half of it would be worse than nothing
 
 
 def test_the_recipe_of_a_run_is_not_fixed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -448,7 +517,9 @@ def test_the_recipe_of_a_run_is_not_fixed(folder: Path, capfd: pytest.CaptureFix
     run_dir.recipe.write_text(ready.composed + "sed: 1\n")
     run_dir.plan.write_text(ready.plan.to_json())
     code, _, err = run(capfd, "arithmetic/now", fix=True)
-    assert code == 1 and ": a run keeps its recipe\n" in err and run_dir.recipe.read_text().endswith("sed: 1\n")
+    assert (
+        code == 1 and ": a run keeps its recipe\n" in err and run_dir.recipe.read_text().endswith("sed: 1\n")
+    )
 
 
 def test_source_that_is_huge_is_not_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

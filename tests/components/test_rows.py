@@ -18,7 +18,9 @@ from meshctl.components.rows import RowsError, column
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("rows") / 'odd name " .jsonl'
-    path.write_text("".join(json.dumps({"number": number, "text": f"row\u2028{number}"}) + "\n" for number in range(10)))
+    path.write_text(
+        "".join(json.dumps({"number": number, "text": f"row\u2028{number}"}) + "\n" for number in range(10))
+    )
     return str(path)
 
 
@@ -69,7 +71,11 @@ def test_columns_by_what_is_in_them() -> None:
         made = column(list(values))
         assert isinstance(made, torch.Tensor) and made.dtype == dtype
     ragged = column([[1], [], [2, 3]])
-    assert isinstance(ragged, Ragged) and ragged.lengths.tolist() == [1, 0, 2] and ragged.values.dtype == torch.int64
+    assert (
+        isinstance(ragged, Ragged)
+        and ragged.lengths.tolist() == [1, 0, 2]
+        and ragged.values.dtype == torch.int64
+    )
     assert column(["a", None]) == ["a", None]
     assert column([1, "a"]) == [1, "a"]
 

@@ -21,7 +21,9 @@ from processes import Launch, Launched, alive, litter
 @pytest.fixture(scope="session")
 def driver() -> Iterator[subprocess.Popen[str]]:
     script = Path(__file__).with_name("driver.py")
-    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
         assert process.stdin
         process.stdin.close()
@@ -35,7 +37,12 @@ def launch(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Launch]:
 
     def start(plan: Plan, mode: str = "", again: bool = False, folder: Path = tmp_path) -> Launched:
         (folder / "code").unlink(missing_ok=True)
-        request = {"plan": json.loads(plan.to_json()), "folder": str(folder), "env": {"MODE": mode}, "again": again}
+        request = {
+            "plan": json.loads(plan.to_json()),
+            "folder": str(folder),
+            "env": {"MODE": mode},
+            "again": again,
+        }
         assert driver.stdin and driver.stdout
         driver.stdin.write(json.dumps(request) + "\n")
         driver.stdin.flush()

@@ -1,10 +1,12 @@
-"""Launches plans for the tests of the engines: imports torch once, then forks one launcher per line that it reads.
+"""Launches plans for the tests of the engines: imports torch once, then forks one launcher per line that it
+reads.
 
     stdin    {"plan": {...}, "folder": PATH, "env": {...}}      a plan as JSON, a folder for everything
     stdout   {"pid": n}                                          of the launcher
 
-In the folder: `out` (what the launcher prints), `code` (its exit code, if it lived to give one) and the run directory's name in `run`.
-Workers do what MODE says: a few steps with an all_reduce over their group, and then nothing, or something bad.
+In the folder: `out` (what the launcher prints), `code` (its exit code, if it lived to give one) and the run
+directory's name in `run`. Workers do what MODE says: a few steps with an all_reduce over their group, and
+then nothing, or something bad.
 """
 
 from __future__ import annotations
@@ -22,15 +24,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import meshctl.engines.agent as _agent  # imported before any fork, as the command does
+import meshctl.engines.node.agent as _agent  # imported before any fork, as the command does
 from meshctl.cli.launch import tell
-from meshctl.ending import Ending, Proposer
-from meshctl.engines import attempt, local
-from meshctl.engines.attempt import RunHeld
-from meshctl.engines.head import Head, Signals
-from meshctl.events import Event, Journal
+from meshctl.engines import local
+from meshctl.engines.supervise import attempt
+from meshctl.engines.supervise.attempt import RunHeld
+from meshctl.engines.supervise.head import Head, Signals
 from meshctl.plan.model import Plan
-from meshctl.run import RunDir
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Journal
+from meshctl.run.shutdown import Ending, Proposer
 
 STEPS = 3
 
@@ -58,9 +61,19 @@ def worker(environ: Mapping[str, str]) -> int:
     while chosen and "slow" in mode:
         time.sleep(0.1)
     store = connect(environ)
-    dist.init_process_group("gloo", store=dist.PrefixStore(f"world/{group}", store), rank=rank, world_size=plan.group(group).workers)
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore(f"world/{group}", store),
+        rank=rank,
+        world_size=plan.group(group).workers,
+    )
     place = plan.group(group).first_place + rank
-    ending = Ending(dist.PrefixStore("ending", store), dist.PrefixStore("ending", connect(environ)), place, range(plan.places))
+    ending = Ending(
+        dist.PrefixStore("ending", store),
+        dist.PrefixStore("ending", connect(environ)),
+        place,
+        range(plan.places),
+    )
     ending.plan(0 if "forever" in mode else STEPS, {}, [])
     if chosen and "stubborn" in mode:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -93,7 +106,9 @@ def worker(environ: Mapping[str, str]) -> int:
 
 def misbehave(mode: list[str], journal: Journal) -> None:
     if "raise" in mode:
-        journal.say("fault", step=2, stage="sum", error="ValueError: boom", traceback="Traceback: boom", lost=False)
+        journal.say(
+            "fault", step=2, stage="sum", error="ValueError: boom", traceback="Traceback: boom", lost=False
+        )
         sys.exit(1)
     if "vanish" in mode:
         os._exit(0)
@@ -116,9 +131,13 @@ def launch(request: Mapping[str, object]) -> int:
     with Signals().heard() as signals:
         processes, store = local.start(plan, held.run, worker, [held.lock])
         ours = dist.PrefixStore(f"run/{held.start.attempt}", store)
-        places = [place for place in range(plan.places) if plan.group(plan.at_place(place)[0]).program is None]
+        places = [
+            place for place in range(plan.places) if plan.group(plan.at_place(place)[0]).program is None
+        ]
         proposer = Proposer(dist.PrefixStore("ending", ours), places)
-        outcome = Head(plan, held.run, ours, proposer, processes, Silent(), signals, held.follower, held.fold).follow()
+        outcome = Head(
+            plan, held.run, ours, proposer, processes, Silent(), signals, held.follower, held.fold
+        ).follow()
         local.close(processes)
     tell(outcome)
     return outcome.code

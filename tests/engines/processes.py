@@ -9,19 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshctl.events import Event, Follower
 from meshctl.plan.model import Checkpoint, Cluster, Group, Plan, Program, Run
-from meshctl.run import RunDir
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Follower
 
 TIMEOUT = 60.0
 
 
-def plan_of(folder: Path, *groups: tuple[str, int | Program], grace: float = 20.0, env: tuple[tuple[str, str | None], ...] = ()) -> Plan:
+def plan_of(
+    folder: Path,
+    *groups: tuple[str, int | Program],
+    grace: float = 20.0,
+    env: tuple[tuple[str, str | None], ...] = (),
+) -> Plan:
     """Groups by name, each with so many workers, or with two workers of a program."""
     placed, place = [], 0
     for name, what in groups:
         workers = what if isinstance(what, int) else 2
-        placed.append(Group(name, "cpu", workers, place, env=env, program=what if isinstance(what, Program) else None))
+        placed.append(
+            Group(name, "cpu", workers, place, env=env, program=what if isinstance(what, Program) else None)
+        )
         place += workers
     run = Run(steps=3, dir=str(folder / "runs"), checkpoint=Checkpoint(), grace=grace)
     return Plan("test", 0, Cluster(), tuple(placed), (), (), (), run)
@@ -34,7 +41,10 @@ class Launched:
 
     @property
     def run(self) -> RunDir:
-        wait(lambda: (self.folder / "run").exists() and (self.folder / "run").read_text() != "", "a run directory")
+        wait(
+            lambda: (self.folder / "run").exists() and (self.folder / "run").read_text() != "",
+            "a run directory",
+        )
         return RunDir(Path((self.folder / "run").read_text()))
 
     def events(self, name: str) -> list[Event]:
@@ -45,7 +55,11 @@ class Launched:
         return self
 
     def pid_of(self, group: str, rank: int) -> int:
-        return next(int(event.value["pid"]) for event in self.events("started") if (event.group, event.rank) == (group, rank))
+        return next(
+            int(event.value["pid"])
+            for event in self.events("started")
+            if (event.group, event.rank) == (group, rank)
+        )
 
     def named(self, title: str) -> int:
         """A process of the run by the name that `ps` shows."""
@@ -109,4 +123,9 @@ def family(pid: int) -> list[int]:
 def litter() -> set[str]:
     """What torch or a launcher might leave behind."""
     marks = ("torch", "meshctl", "psm_", "pymp")
-    return {str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).iterdir() if path.name.startswith(marks)}
+    return {
+        str(path)
+        for folder in ("/dev/shm", "/tmp")
+        for path in Path(folder).iterdir()
+        if path.name.startswith(marks)
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from processes import Launch, Launched, alive, family, plan_of, wait
 
-from meshctl.engines.cause import READ_ONLY
+from meshctl.engines.supervise.cause import READ_ONLY
 
 GONE = 10.0
 """Seconds; three on a quiet machine."""
@@ -30,11 +30,16 @@ def going(launch: Launch, folder: Path, mode: str = "forever") -> tuple[Launched
     [
         ("raise", "error: two:1 failed in stage sum, step 2: ValueError: boom\nTraceback: boom\nlog: "),
         ("vanish", "error: two:1 failed: ended before the run was over, with exit code 0 after step 1"),
-        ("segfault", f"error: two:1 failed: killed by SIGSEGV after step 1{READ_ONLY}\nFatal Python error: Segmentation fault"),
+        (
+            "segfault",
+            f"error: two:1 failed: killed by SIGSEGV after step 1{READ_ONLY}\nFatal Python error: Segmentation fault",
+        ),
         ("early", "error: two:1 failed: ImportError: no such thing"),
     ],
 )
-def test_a_worker_that_fails_is_named_and_ends_the_run(launch: Launch, tmp_path: Path, misdeed: str, line: str) -> None:
+def test_a_worker_that_fails_is_named_and_ends_the_run(
+    launch: Launch, tmp_path: Path, misdeed: str, line: str
+) -> None:
     run = launch(plan_of(tmp_path, ("one", 2), ("two", 2)), f"two:1 {misdeed} forever")
     assert run.end() == 5, run.output()
     assert run.output().startswith(line)
@@ -51,7 +56,10 @@ def test_killed_worker(launch: Launch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("title", "line"),
-    [("mesh two/0", "error: the agent of two: killed by SIGKILL"), ("meshctl-fork", "error: the fork server: killed by SIGKILL")],
+    [
+        ("mesh two/0", "error: the agent of two: killed by SIGKILL"),
+        ("meshctl-fork", "error: the fork server: killed by SIGKILL"),
+    ],
 )
 def test_killed_agent_or_fork_server(launch: Launch, tmp_path: Path, title: str, line: str) -> None:
     run, pids = going(launch, tmp_path)

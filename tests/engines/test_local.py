@@ -14,9 +14,9 @@ from processes import plan_of
 
 from meshctl.engines import local
 from meshctl.engines.local import commands, count_devices, is_rocm, preflight
-from meshctl.engines.worker import CannotStart
+from meshctl.engines.node.worker_env import CannotStart
 from meshctl.plan.model import Cluster, Group, Plan, Program, Run
-from meshctl.run import RunDir, Start
+from meshctl.run.directory import RunDir, Start
 
 
 def test_commands_are_pure(tmp_path: Path) -> None:
@@ -36,7 +36,16 @@ LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", 
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The files of a machine with four GPUs and two NPUs, and an environment that says nothing."""
     (tmp_path / "dev").mkdir()
-    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "davinci0", "davinci1", "davinci_manager"):
+    for name in (
+        "nvidia0",
+        "nvidia1",
+        "nvidia2",
+        "nvidia3",
+        "nvidiactl",
+        "davinci0",
+        "davinci1",
+        "davinci_manager",
+    ):
         (tmp_path / "dev" / name).touch()
     for name in LISTS:
         monkeypatch.delenv(name, raising=False)
@@ -63,20 +72,31 @@ def test_a_machine_is_held_against_what_each_group_needs(machine: Path) -> None:
     assert refusal(train(2, 6)) == "group train needs the cuda devices 2-5, and this machine has 4"
     assert refusal(train(1, 3, kind="npu")) == "group train needs the npu devices 1-2, and this machine has 2"
     assert refusal(train(0, 1, visible_devices=("3",))) == ""
-    assert refusal(train(8, 10, visible_devices=("3", "4"))) == "group train is to see 4 (its visible_devices), and this machine has 4"
+    assert (
+        refusal(train(8, 10, visible_devices=("3", "4")))
+        == "group train is to see 4 (its visible_devices), and this machine has 4"
+    )
     assert refusal(train(0, 1, visible_devices=("GPU-1",))) == ""
     assert [count_devices(kind) for kind in ("cuda", "npu")] == [4, 2]
     with pytest.raises(CannotStart, match="the plan has 2 nodes"):
         preflight(Plan("test", 0, Cluster(2), (), (), (), (), Run()), Start(("/",)))
 
 
-def test_a_list_in_the_environment_is_obeyed_before_the_start(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_in_the_environment_is_obeyed_before_the_start(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert refusal(train(0, 2)) == ""
-    assert refusal(train(0, 3)) == "group train needs the cuda devices 0-2 of its node, and CUDA_VISIBLE_DEVICES=2,3 leaves 2"
+    assert (
+        refusal(train(0, 3))
+        == "group train needs the cuda devices 0-2 of its node, and CUDA_VISIBLE_DEVICES=2,3 leaves 2"
+    )
     assert "leaves 2, 3: 0 is not there" in refusal(train(0, 1, visible_devices=("0",)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,0")  # the driver stops at what the machine does not have
-    assert refusal(train(0, 2)) == "group train needs the cuda devices 0-1 of its node, and CUDA_VISIBLE_DEVICES=3,4,0 leaves 1"
+    assert (
+        refusal(train(0, 2))
+        == "group train needs the cuda devices 0-1 of its node, and CUDA_VISIBLE_DEVICES=3,4,0 leaves 1"
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "CUDA_VISIBLE_DEVICES= leaves none" in refusal(train(0, 1))
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "1")
@@ -101,23 +121,32 @@ def test_a_machine_without_devices(machine: Path, monkeypatch: pytest.MonkeyPatc
     assert refusal(train(0, 2)) == ""
 
 
-def test_gpus_of_rocm_are_counted_among_its_processors(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_rocm_are_counted_among_its_processors(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local, "is_rocm", lambda: True)
     for number, text in enumerate(("0", "0", "41234", "5678")):
         folder = machine / "sys/class/kfd/kfd/topology/nodes" / str(number)
         folder.mkdir(parents=True)
         (folder / "gpu_id").write_text(text + "\n")
     assert count_devices("cuda", rocm=True) == 2
-    assert refusal(train(0, 2)) == "" and refusal(train(0, 3)) == "group train needs the cuda devices 0-2, and this machine has 2"
+    assert (
+        refusal(train(0, 2)) == ""
+        and refusal(train(0, 3)) == "group train needs the cuda devices 0-2, and this machine has 2"
+    )
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
     assert refusal(train(0, 1)) == "" and "ROCR_VISIBLE_DEVICES=1 leaves 1" in refusal(train(0, 2))
 
 
-def test_what_torch_was_built_for_is_told_by_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_was_built_for_is_told_by_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert is_rocm() == (torch.version.hip is not None)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
-    (tmp_path / "torch" / "version.py").write_text("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n")
+    (tmp_path / "torch" / "version.py").write_text(
+        "cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n"
+    )
     spec = importlib.machinery.PathFinder.find_spec("torch", [str(tmp_path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert is_rocm()

@@ -1,4 +1,5 @@
-"""Random jobs on random clusters: several device types, uneven nodes, lists, counts, workers of several devices, colocated groups."""
+"""Random jobs on random clusters: several device types, uneven nodes, lists, counts, workers of several
+devices, colocated groups."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import Literal
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from meshctl.cluster import Cluster
 from meshctl.plan.model import Group, Plan, Run
 from meshctl.recipe import model as said
 from meshctl.recipe.placement import place
+from meshctl.topology.cluster import Cluster
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
 TYPES = ("cuda", "npu")
@@ -35,14 +36,23 @@ def naive(group: Group, sizes: Sizes, nodes: int) -> list[Listed]:
         each, more = divmod(group.workers, nodes)
         homes = [node for node in range(nodes) for _ in range(each + (node < more))]
         return [Listed(node, homes[:rank].count(node), (), ()) for rank, node in enumerate(homes)]
-    hardware = [(node, number) for node, size in enumerate(sizes[group.device_type]) for number in range(size)]
+    hardware = [
+        (node, number) for node, size in enumerate(sizes[group.device_type]) for number in range(size)
+    ]
     devices = [device for start, stop in group.devices for device in range(start, stop)]
     found: list[Listed] = []
     for first in range(0, len(devices), group.gpus_per_worker):
         mine = tuple(devices[first : first + group.gpus_per_worker])
         ((node, *others)) = {hardware[device][0] for device in mine}
         assert not others and list(mine) == list(range(mine[0], mine[-1] + 1))
-        found.append(Listed(node, sum(one.node == node for one in found), mine, tuple(hardware[device][1] for device in mine)))
+        found.append(
+            Listed(
+                node,
+                sum(one.node == node for one in found),
+                mine,
+                tuple(hardware[device][1] for device in mine),
+            )
+        )
     return found
 
 
@@ -73,7 +83,13 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
     groups["judge"] = said.DeviceGroup("judge", draw(st.integers(1, 7)), "cpu")
     placed = place(said.Recipe(cluster=said.Cluster(nodes, sizes), groups=groups))
     assume(not placed.beyond)
-    assume(all(group.gpus_per_worker <= max(sizes[group.device_type]) for group in groups.values() if group.device_type != "cpu"))
+    assume(
+        all(
+            group.gpus_per_worker <= max(sizes[group.device_type])
+            for group in groups.values()
+            if group.device_type != "cpu"
+        )
+    )
     assert placed.cluster == Cluster.of(nodes, **sizes)
     return Plan("p", 0, placed.cluster, tuple(_placed(groups, placed.devices)), (), (), (), Run()), sizes
 
@@ -81,7 +97,9 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
 @st.composite
 def lists(draw: st.DrawFn, sizes: Sequence[int], free: set[int], each: int) -> tuple[int, ...]:
     """Devices in any order, but those of a worker neighbours on one node; they are free no more."""
-    starts = [sum(sizes[:node]) + number for node, size in enumerate(sizes) for number in range(size - each + 1)]
+    starts = [
+        sum(sizes[:node]) + number for node, size in enumerate(sizes) for number in range(size - each + 1)
+    ]
     found: list[int] = []
     for start in draw(st.permutations(starts))[: draw(st.integers(1, 6))]:
         if free.issuperset(block := range(start, start + each)):
@@ -94,7 +112,17 @@ def _placed(groups: dict[str, said.DeviceGroup], devices: object) -> list[Group]
     assert isinstance(devices, dict)
     found, place = list[Group](), 0
     for name, group in groups.items():
-        found.append(Group(name, group.device_type, group.workers, place, devices[name], group.gpus_per_worker, colocate=group.colocate))
+        found.append(
+            Group(
+                name,
+                group.device_type,
+                group.workers,
+                place,
+                devices[name],
+                group.gpus_per_worker,
+                colocate=group.colocate,
+            )
+        )
         place += group.workers
     return found
 
@@ -104,6 +132,8 @@ def of_types(plan: Plan, types: Sequence[DeviceType]) -> Plan:
     first, groups = dict.fromkeys(types, 0), list[Group]()
     for group, kind in zip(plan.groups, types, strict=True):
         start, first[kind] = first[kind], first[kind] + group.workers
-        groups.append(replace(group, device_type=kind, devices=() if kind == "cpu" else ((start, first[kind]),)))
+        groups.append(
+            replace(group, device_type=kind, devices=() if kind == "cpu" else ((start, first[kind]),))
+        )
     sizes = {kind: -(-count // plan.cluster.nodes) for kind, count in first.items() if kind != "cpu"}
     return replace(plan, groups=tuple(groups), cluster=Cluster.of(plan.cluster.nodes, **sizes))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from meshctl.mesh import DeviceMesh
 from meshctl.plan.model import Checkpoint, Cluster, Component, Group, Input, Plan, Program, Run, Stage, Worker
-from meshctl.routes import Dispatch, Route
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
 from tests.plan.jobs import Sizes, jobs, naive
 
 
@@ -25,7 +25,11 @@ def plan() -> Plan:
             Group("judge", "cpu", 5, 3),
             Group("script", "cpu", 1, 8, program=Program(("a.py", "--x"))),
         ),
-        components=(Component("c", "m.C", "train", mesh, {"x": [1, {"y": None}]}, endpoints={"go": ("all", "mean", "first")}),),
+        components=(
+            Component(
+                "c", "m.C", "train", mesh, {"x": [1, {"y": None}]}, endpoints={"go": ("all", "mean", "first")}
+            ),
+        ),
         stages=(
             Stage("s", "call", "c", "next", samples=4),
             Stage("t", "call", "c", "go", (Input(("s",), "b", Dispatch(balance="tokens")),)),
@@ -57,9 +61,13 @@ def test_the_digest_tells_any_change() -> None:
 
 
 def test_where_workers_are() -> None:
-    train = [(worker.place, worker.node, worker.local_rank, worker.devices) for worker in plan().workers("train")]
+    train = [
+        (worker.place, worker.node, worker.local_rank, worker.devices) for worker in plan().workers("train")
+    ]
     assert train == [(0, 1, 0, (5, 6)), (1, 0, 0, (0, 1)), (2, 0, 1, (2, 3))]
-    judge = [(worker.place, worker.node, worker.local_rank, worker.devices) for worker in plan().workers("judge")]
+    judge = [
+        (worker.place, worker.node, worker.local_rank, worker.devices) for worker in plan().workers("judge")
+    ]
     assert judge == [(3, 0, 0, ()), (4, 0, 1, ()), (5, 0, 2, ()), (6, 1, 0, ()), (7, 1, 1, ())]
     assert plan().places == 9 and plan().at_place(7) == ("judge", 4)
     assert [worker.rank for worker in plan().workers("judge", node=1)] == [3, 4]
@@ -74,7 +82,10 @@ def test_a_rank_that_is_not_there() -> None:
 
 
 def test_nodes_may_differ_and_types_are_numbered_apart() -> None:
-    groups = (Group("train", "cuda", 5, 0, ((2, 12),), gpus_per_worker=2), Group("rollout", "npu", 3, 5, ((0, 3),)))
+    groups = (
+        Group("train", "cuda", 5, 0, ((2, 12),), gpus_per_worker=2),
+        Group("rollout", "npu", 3, 5, ((0, 3),)),
+    )
     uneven = replace(plan(), cluster=Cluster.of(2, cuda=[8, 4], npu=[1, 2]), groups=groups)
     assert [(worker.node, worker.local_rank, worker.devices[0]) for worker in uneven.workers("train")] == [
         (0, 0, 2),
@@ -92,7 +103,11 @@ def test_nodes_may_differ_and_types_are_numbered_apart() -> None:
 
 
 def test_many_devices_are_never_listed() -> None:
-    large = replace(plan(), cluster=Cluster.of(125_000, cuda=8), groups=(Group("train", "cuda", 1_000_000, 0, ((0, 1_000_000),)),))
+    large = replace(
+        plan(),
+        cluster=Cluster.of(125_000, cuda=8),
+        groups=(Group("train", "cuda", 1_000_000, 0, ((0, 1_000_000),)),),
+    )
     assert len(large.stretches("train")) == 1 and large.node_runs_of("train") == ((0, 125_000),)
     assert large.worker("train", 999_999) == Worker("train", 999_999, 999_999, 124_999, 7, (999_999,))
     assert [worker.rank for worker in large.workers("train", 3)] == list(range(24, 32))
@@ -106,7 +121,9 @@ def test_workers_are_where_a_list_of_all_says(job: tuple[Plan, Sizes]) -> None:
         listed = naive(group, sizes, plan.cluster.nodes)
         found = [(worker.node, worker.local_rank, worker.devices) for worker in plan.workers(group.name)]
         assert found == [(one.node, one.local_rank, one.devices) for one in listed]
-        assert [worker.place for worker in plan.workers(group.name)] == [group.first_place + rank for rank in range(group.workers)]
+        assert [worker.place for worker in plan.workers(group.name)] == [
+            group.first_place + rank for rank in range(group.workers)
+        ]
         for node in range(plan.cluster.nodes):
             ranks = [rank for rank, one in enumerate(listed) if one.node == node]
             assert [worker.rank for worker in plan.workers(group.name, node)] == ranks

@@ -7,18 +7,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from meshctl.diagnostics import Span
-from meshctl.mesh import DeviceMesh
 from meshctl.plan.model import Checkpoint, Cluster, Input, Plan, Program
 from meshctl.plan.resolve import resolve
-from meshctl.recipe.code import Code
+from meshctl.recipe.code.classes import Code
+from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
-from meshctl.recipe.nodes import of_plain
-from meshctl.recipe.read import read
+from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, check
-from meshctl.recipe.written import Written
-from meshctl.routes import Dispatch, Route
-
-GOLDEN = Path(__file__).parents[1] / "recipe" / "golden"
+from meshctl.recipe.spans import Written
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
+from tests.paths import RECIPE_GOLDEN as GOLDEN
 
 IN_DESIGN = """
 name: grpo-arithmetic
@@ -63,19 +62,37 @@ def test_the_recipe_of_the_design(tmp_path: Path) -> None:
     assert plan.component("sampler").args == {"max_new_tokens": 16}
     assert plan.component("sampler").endpoints == {"sample": ("slice_dp", "flatten", "all")}
     assert plan.component("actor").endpoints == {"update": ("slice_dp", "mean", "all")}
-    assert [stage.name for stage in plan.stages] == ["batch", "rollouts", "scored", "metrics", "both", "publish"]
+    assert [stage.name for stage in plan.stages] == [
+        "batch",
+        "rollouts",
+        "scored",
+        "metrics",
+        "both",
+        "publish",
+    ]
     assert plan.stage("metrics").collect == "mean"
     assert plan.stage("scored").inputs == (Input(("rollouts",), "", Dispatch(balance="tokens")),)
     publish = plan.stage("publish")
-    assert (publish.method, publish.to, publish.to_method, publish.lag) == ("weights", "sampler", "load_weights", 1)
+    assert (publish.method, publish.to, publish.to_method, publish.lag) == (
+        "weights",
+        "sampler",
+        "load_weights",
+        1,
+    )
     assert plan.run.checkpoint == Checkpoint(50, 3) and plan.run.steps == 200
 
 
 def test_what_is_seldom_said_arrives_and_leaves_no_trace_where_it_is_not(tmp_path: Path) -> None:
     keys = ("pipeline.publish.checksum", "pipeline.scored.dispatch.equal_counts", "run.patience")
-    plan = plan_of(tmp_path, IN_DESIGN, *(f"{key}={value}" for key, value in zip(keys, ("true", "true", "0.5"), strict=True)))
+    plan = plan_of(
+        tmp_path,
+        IN_DESIGN,
+        *(f"{key}={value}" for key, value in zip(keys, ("true", "true", "0.5"), strict=True)),
+    )
     assert plan.stage("publish").checksum and plan.run.patience == 0.5
-    assert [route.dispatch for route in plan.routes if route.dispatch.equal_counts] == [Dispatch(balance="tokens", equal_counts=True)]
+    assert [route.dispatch for route in plan.routes if route.dispatch.equal_counts] == [
+        Dispatch(balance="tokens", equal_counts=True)
+    ]
     assert Plan.from_json(plan.to_json()) == plan
     said = [f"{key}={value}" for key, value in zip(keys, ("false", "false", "3600"), strict=True)]
     assert plan_of(tmp_path, IN_DESIGN, *said).digest == plan_of(tmp_path, IN_DESIGN).digest != plan.digest
@@ -83,15 +100,35 @@ def test_what_is_seldom_said_arrives_and_leaves_no_trace_where_it_is_not(tmp_pat
 
 def test_views_and_sizes_of_samples_arrive(tmp_path: Path) -> None:
     train = ["groups.train={ranks: 8, device_type: cpu}", "pipeline.rollouts.sample_bytes=4096"]
-    sizes = ["fsdp_size=auto", "pp_size=2", "ep_size=2", "etp_size=2", "vpp_size=3", "ulysses_size=2", "sequence_parallel=true"]
+    sizes = [
+        "fsdp_size=auto",
+        "pp_size=2",
+        "ep_size=2",
+        "etp_size=2",
+        "vpp_size=3",
+        "ulysses_size=2",
+        "sequence_parallel=true",
+    ]
     plan = plan_of(tmp_path, IN_DESIGN, *train, *(f"components.actor.parallel.{size}" for size in sizes))
     mesh = DeviceMesh.from_sizes(
-        pp_size=2, fsdp_size=2, tp_size=2, ep_size=2, etp_size=2, vpp_size=3, ulysses_size=2, sequence_parallel=True, device_type="cpu"
+        pp_size=2,
+        fsdp_size=2,
+        tp_size=2,
+        ep_size=2,
+        etp_size=2,
+        vpp_size=3,
+        ulysses_size=2,
+        sequence_parallel=True,
+        device_type="cpu",
     )
     assert plan.component("actor").mesh == mesh and mesh.ep_fsdp_size == 1
     assert Plan.from_json(plan.to_json()).component("actor").mesh.view("expert") == mesh.view("expert")
     assert [stage.sample_bytes for stage in plan.stages] == [0, 4096, 0, 0, 0, 0]
-    layout = plan_of(tmp_path, IN_DESIGN, *train, "layout@components.actor.parallel=fsdp_ep").component("actor").mesh
+    layout = (
+        plan_of(tmp_path, IN_DESIGN, *train, "layout@components.actor.parallel=fsdp_ep")
+        .component("actor")
+        .mesh
+    )
     assert layout == DeviceMesh.from_sizes(fsdp_size=8, ep_size=2, device_type="cpu")
 
 
@@ -119,7 +156,9 @@ def test_a_plan_is_the_same_for_the_same_recipe_and_survives_json(tmp_path: Path
 
 
 def test_the_environment_is_not_in_the_plan(tmp_path: Path, monkeypatch: Any) -> None:
-    text = IN_DESIGN.replace("_target_: arithmetic.Prompts,", "_target_: arithmetic.Prompts, args: {path: '${oc.env:SECRET}'},")
+    text = IN_DESIGN.replace(
+        "_target_: arithmetic.Prompts,", "_target_: arithmetic.Prompts, args: {path: '${oc.env:SECRET}'},"
+    )
     monkeypatch.setenv("SECRET", "hush")
     plan = plan_of(tmp_path, text)
     assert plan.component("prompts").args == {"path": "${oc.env:SECRET}"}
@@ -143,7 +182,9 @@ def test_a_word_that_could_not_be_read_is_not_compared_where_the_stage_says_it(t
     stage = "  look: {call: actor.look, in: batch}\nrun:"
     plan = plan_of(tmp_path, IN_DESIGN.replace("run:", stage))
     assert plan.component("actor").endpoints["look"] == ("slice_dp", "flatten", "all")
-    plan = plan_of(tmp_path, IN_DESIGN.replace("run:", stage.replace("in: batch", "in: batch, dispatch: slice")))
+    plan = plan_of(
+        tmp_path, IN_DESIGN.replace("run:", stage.replace("in: batch", "in: batch, dispatch: slice"))
+    )
     assert "look" not in plan.component("actor").endpoints
 
 
@@ -171,7 +212,9 @@ groups:
 DEVICE_TYPES = st.sampled_from(["cpu", "cuda", "npu"])
 VIEWS = ["ulysses_size", "ep_size", "etp_size", "ep_fsdp_size", "vpp_size"]
 SIZES = st.dictionaries(
-    st.sampled_from(["dp_size", "fsdp_size", "tp_size", "pp_size", "cp_size", *VIEWS]), st.sampled_from([1, 2, "auto"]), max_size=3
+    st.sampled_from(["dp_size", "fsdp_size", "tp_size", "pp_size", "cp_size", *VIEWS]),
+    st.sampled_from([1, 2, "auto"]),
+    max_size=3,
 )
 
 
@@ -188,10 +231,22 @@ def groups(draw: st.DrawFn, index: int) -> dict[str, Any]:
 
 CALLS = ["next", "score", "compare", "update"]
 TARGETS = {"next": "Prompts", "score": "Judge", "compare": "Judge", "update": "Actor"}
-WORDS = [{"every": 2}, {"collect": "sum"}, {"execute": "first"}, {"execute": "peer"}, {"when": "end"}, {"dispatch": {"allow_empty": True}}]
+WORDS = [
+    {"every": 2},
+    {"collect": "sum"},
+    {"execute": "first"},
+    {"execute": "peer"},
+    {"when": "end"},
+    {"dispatch": {"allow_empty": True}},
+]
 
 
-CLUSTERS = [{"nodes": 2}, {"devices_per_node": 8}, {"devices_per_node": [8, 4, 0, 16]}, {"devices_per_node": {"gpu": 8, "npu": [30, 6]}}]
+CLUSTERS = [
+    {"nodes": 2},
+    {"devices_per_node": 8},
+    {"devices_per_node": [8, 4, 0, 16]},
+    {"devices_per_node": {"gpu": 8, "npu": [30, 6]}},
+]
 
 
 @st.composite
@@ -199,7 +254,11 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     """Mostly right ones."""
     names = [f"g{index}" for index in range(draw(st.integers(1, 3)))]
     made: dict[str, Any] = {name: draw(groups(index)) for index, name in enumerate(names)}
-    if len(names) > 1 and made["g0"]["device_type"] == made["g1"]["device_type"] != "cpu" and draw(st.booleans()):
+    if (
+        len(names) > 1
+        and made["g0"]["device_type"] == made["g1"]["device_type"] != "cpu"
+        and draw(st.booleans())
+    ):
         made["g1"]["colocate"] = "g0"
     kinds = draw(st.lists(st.sampled_from(CALLS), min_size=len(names), max_size=4))
     components: dict[str, Any] = {"source": {"_target_": "arithmetic.Prompts", "group": names[0]}}
@@ -219,7 +278,10 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
         if kind == "next":
             stage["samples"] = draw(st.sampled_from([4, 16]))
         elif kind == "compare":
-            stage["in"] = {"batch": draw(earlier), "other": {"from": draw(earlier), "dispatch": draw(st.sampled_from(["all", "slice"]))}}
+            stage["in"] = {
+                "batch": draw(earlier),
+                "other": {"from": draw(earlier), "dispatch": draw(st.sampled_from(["all", "slice"]))},
+            }
         else:
             stage["in"] = draw(st.one_of(earlier, st.lists(earlier, min_size=1, max_size=2, unique=True)))
         if draw(st.booleans()):
@@ -227,7 +289,12 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
         pipeline[f"s{index + 1}"] = stage
     order = draw(st.permutations(list(pipeline)))
     cluster = draw(st.sampled_from([{}, {}, *({"cluster": cluster} for cluster in CLUSTERS)]))
-    return {"groups": made, "components": components, "pipeline": {name: pipeline[name] for name in order}, **cluster}
+    return {
+        "groups": made,
+        "components": components,
+        "pipeline": {name: pipeline[name] for name in order},
+        **cluster,
+    }
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
@@ -249,5 +316,8 @@ def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) ->
     for group in plan.groups:
         workers = list(plan.workers(group.name))
         assert [worker.rank for worker in workers] == list(range(group.workers))
-        assert all(len(worker.devices) == (0 if group.device_type == "cpu" else group.gpus_per_worker) for worker in workers)
+        assert all(
+            len(worker.devices) == (0 if group.device_type == "cpu" else group.gpus_per_worker)
+            for worker in workers
+        )
         assert all(worker.node < plan.cluster.nodes for worker in workers)

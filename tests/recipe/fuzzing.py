@@ -1,11 +1,14 @@
-"""Recipes that nobody would write: whatever the bytes and the overrides, reading them ends in a report and does nothing else.
+"""Recipes that nobody would write: whatever the bytes and the overrides, reading them ends in a report and
+does nothing else.
 
-    python -m tests.recipe.fuzzing --inputs 100000            mutated recipes of the golden folder, from one seed
+    python -m tests.recipe.fuzzing --inputs 100000            mutated recipes of the golden folder, from one
+                                                              seed
     python -m tests.recipe.fuzzing --engine atheris           guided by coverage, where atheris is installed
 
-Of every input it is asked that nothing is raised, that it ends soon, that no process, socket, import or written file comes of it, that the
-report draws in every format, that its spans lie in the text, and that a recipe without errors has a plan. The first input that breaks
-one of these is written to `fuzz-found.yaml`, with its overrides in the first line.
+Of every input it is asked that nothing is raised, that it ends soon, that no process, socket, import or
+written file comes of it, that the report draws in every format, that its spans lie in the text, and that a
+recipe without errors has a plan. The first input that breaks one of these is written to `fuzz-found.yaml`,
+with its overrides in the first line.
 """
 
 from __future__ import annotations
@@ -117,7 +120,13 @@ PIECES = (
         "optional ",
         "override ",
     ),
-    *("pkg://os", "structured://x", "hydra: {searchpath: ['pkg://evil']}\n", "- /layout@components.a.parallel: dp\n", "package: _global_"),
+    *(
+        "pkg://os",
+        "structured://x",
+        "hydra: {searchpath: ['pkg://evil']}\n",
+        "- /layout@components.a.parallel: dp\n",
+        "package: _global_",
+    ),
 )
 KEYS = (
     "seed",
@@ -199,7 +208,10 @@ class Watch:
 def _is_ours(name: str) -> bool:
     """Modules of what reads a recipe, which load on use; omegaconf loads `attr`, and Hydra `packaging`."""
     first = name.split(".")[0]
-    return first in ("meshctl", "hydra", "omegaconf", "antlr4", "yaml", "attr", "packaging") or first in sys.stdlib_module_names
+    return (
+        first in ("meshctl", "hydra", "omegaconf", "antlr4", "yaml", "attr", "packaging")
+        or first in sys.stdlib_module_names
+    )
 
 
 WATCH = Watch()
@@ -210,7 +222,9 @@ def held(recipe: bytes, overrides: list[str], folder: Path) -> Loaded:
     (folder / "recipe.yaml").write_bytes(recipe)
     with _limited(), WATCH.watching():
         try:
-            loaded = load("recipe.yaml", overrides, folder, environ={"HOME": "secret-home"}, detect=lambda: "cpu")
+            loaded = load(
+                "recipe.yaml", overrides, folder, environ={"HOME": "secret-home"}, detect=lambda: "cpu"
+            )
             drawn = text(loaded.report)
             if not loaded.report.errors and loaded.readable:
                 resolve(loaded.recipe, loaded.endpoints).to_json()
@@ -230,7 +244,9 @@ def _check_spans(loaded: Loaded) -> None:
     lines = dict(loaded.report.sources)
     for found in loaded.report.diagnostics:
         for span in filter(None, (found.primary, *found.seconds)):
-            if span.file in lines and not (1 <= span.line <= max(1, len(lines[span.file])) and span.column >= 1 and span.width >= 0):
+            if span.file in lines and not (
+                1 <= span.line <= max(1, len(lines[span.file])) and span.column >= 1 and span.width >= 0
+            ):
                 raise Found(f"{found.code} points at {span}, which is not there")
 
 
@@ -271,7 +287,9 @@ def mutated(recipes: list[bytes], chance: random.Random) -> tuple[bytes, list[st
                 lines.insert(chance.randrange(len(lines) + 1), chance.choice(lines))
                 recipe = bytearray(b"\n".join(lines))
             case 4:
-                recipe[at : at + chance.randrange(4)] = chance.choice(PIECES).encode() * chance.choice((1, 1, 1, 2, 100))
+                recipe[at : at + chance.randrange(4)] = chance.choice(PIECES).encode() * chance.choice(
+                    (1, 1, 1, 2, 100)
+                )
             case _:
                 recipe[at:at] = chance.choice(PIECES).encode()
     return bytes(recipe), [_override(chance) for _ in range(chance.choice((0, 0, 0, 1, 2)))]

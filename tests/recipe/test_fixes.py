@@ -1,4 +1,5 @@
-"""Edits that have one safe answer: which there are, which there are not, and that nothing else of a text changes."""
+"""Edits that have one safe answer: which there are, which there are not, and that nothing else of a text
+changes."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
+from meshctl.recipe.compose.tabs import spaced
 from meshctl.recipe.fixes import certain, chosen, fixed, meant
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.model import CALL, DEVICE_TYPES, GROUP, PARALLEL
-from meshctl.recipe.tabs import spaced
 
 HERE = Path(__file__).parent / "golden"
 NAME = str(HERE / "r.yaml")
@@ -23,7 +24,9 @@ def loaded(text: str, *overrides: str) -> Loaded:
 
 
 def edits(text: str, *overrides: str) -> list[tuple[str, str]]:
-    return [(fix.was, fix.text) for found in loaded(text, *overrides).report.diagnostics for fix in found.fixes]
+    return [
+        (fix.was, fix.text) for found in loaded(text, *overrides).report.diagnostics for fix in found.fixes
+    ]
 
 
 def mended(text: str) -> str:
@@ -183,7 +186,12 @@ def test_a_fix_must_fit_the_text() -> None:
     assert kept(Fix(Span("f", 1, 4, 4), "no", "yes")) == [Fix(Span("f", 1, 5, 2), "no", "yes")]
     assert kept(Fix(Span("f", 1, 4, 4), "no", "no")) == [Fix(Span("f", 1, 4, 4), "'no'", "no")]
     assert kept(Fix(Span("f", 1, 9, 3), "c", "d")) == [Fix(Span("f", 1, 11, 1), "c", "d")]
-    for file, line, was, text in (("f", 1, "b", "c"), ("f", 2, "a", "c"), ("g", 1, "a", "c"), ("f", 1, "a", "a")):
+    for file, line, was, text in (
+        ("f", 1, "b", "c"),
+        ("f", 2, "a", "c"),
+        ("g", 1, "a", "c"),
+        ("f", 1, "a", "a"),
+    ):
         assert kept(Fix(Span(file, line, 1), was, text)) == []
 
 
@@ -252,10 +260,27 @@ def test_tabs_become_spaces_where_their_width_does_not_matter(text: str, right: 
 
 
 RIGHT = [
-    *("defaults: [_self_]", 'name: "no"', "seed: 7", "groups:", "  rollout: {ranks: 4, device_type: cpu}", "  train:"),
-    *("    ranks: 2", "    device_type: cpu", "components:", "  prompts: {_target_: arithmetic.Prompts, group: rollout}", "  actor:"),
+    *(
+        "defaults: [_self_]",
+        'name: "no"',
+        "seed: 7",
+        "groups:",
+        "  rollout: {ranks: 4, device_type: cpu}",
+        "  train:",
+    ),
+    *(
+        "    ranks: 2",
+        "    device_type: cpu",
+        "components:",
+        "  prompts: {_target_: arithmetic.Prompts, group: rollout}",
+        "  actor:",
+    ),
     *("    _target_: arithmetic.Actor", "    group: train", "    parallel: {fsdp_size: 2}", "pipeline:"),
-    *("  batch: {call: prompts.next, samples: 64}", "  metrics: {call: actor.update, in: batch, collect: mean}", "run: {steps: 1000}"),
+    *(
+        "  batch: {call: prompts.next, samples: 64}",
+        "  metrics: {call: actor.update, in: batch, collect: mean}",
+        "run: {steps: 1000}",
+    ),
 ]
 MISTAKES = {
     'name: "no"': ["name: no"],
@@ -300,7 +325,27 @@ def test_fixing_gives_the_right_recipe_and_changes_nothing_else(recipes: tuple[s
 
 
 PIECES = [
-    *("groups:", "{", "}", "rank: ", "ranks: ", "'7'", "1e0", "no", ": ", "\n  ", "\n", "\n\t", "a", "- ", "[", "]", ",", "&a ", "*a"),
+    *(
+        "groups:",
+        "{",
+        "}",
+        "rank: ",
+        "ranks: ",
+        "'7'",
+        "1e0",
+        "no",
+        ": ",
+        "\n  ",
+        "\n",
+        "\n\t",
+        "a",
+        "- ",
+        "[",
+        "]",
+        ",",
+        "&a ",
+        "*a",
+    ),
     *("# 字", '"', "${a}", "on: ", "vars:", "defaults: ", "device: cpu", "???"),
 ]
 

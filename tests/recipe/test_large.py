@@ -1,4 +1,5 @@
-"""A large recipe: what it costs to check grows as the recipe does, and nothing is nested as deep as it is long."""
+"""A large recipe: what it costs to check grows as the recipe does, and nothing is nested as deep as it is
+long."""
 
 import sys
 from pathlib import Path
@@ -32,7 +33,9 @@ def loaded(folder: Path, recipe: str) -> Loaded:
 
 def sources(count: int) -> str:
     """So many components, each with its own stage."""
-    own = "".join(f"  c{n}: {{_target_: steps.Source, group: train, parallel: {{dp_size: 2}}}}\n" for n in range(count))
+    own = "".join(
+        f"  c{n}: {{_target_: steps.Source, group: train, parallel: {{dp_size: 2}}}}\n" for n in range(count)
+    )
     stages = "".join(f"  s{n}: {{call: c{n}.next, samples: 4}}\n" for n in range(count))
     return f"groups: {{train: {{ranks: 2, device_type: cpu}}}}\ncomponents:\n{own}pipeline:\n{stages}run: {{steps: 1}}\n"
 
@@ -42,7 +45,9 @@ def chain(count: int) -> str:
     stages = "".join(f"  s{n}: {{call: step.run, in: s{n - 1}, samples: 4}}\n" for n in range(1, count))
     own = "  source: {_target_: steps.Source, group: train}\n  step: {_target_: steps.Step, group: train}\n"
     pipeline = f"pipeline:\n  s0: {{call: source.next, samples: 4}}\n{stages}"
-    return f"groups: {{train: {{ranks: 2, device_type: cpu}}}}\ncomponents:\n{own}{pipeline}run: {{steps: 1}}\n"
+    return (
+        f"groups: {{train: {{ranks: 2, device_type: cpu}}}}\ncomponents:\n{own}{pipeline}run: {{steps: 1}}\n"
+    )
 
 
 def calls_of(rules: tuple[Any, ...], facts: Facts) -> int:
@@ -74,7 +79,8 @@ def test_twice_the_recipe_costs_twice(tmp_path: Path, recipe: Any) -> None:
 def test_groups_are_looked_at_once_each(tmp_path: Path) -> None:
     """Their pairs are many, what is asked of a pair is little."""
     some = "".join(
-        f"  g{n}: {{ranks: 2, device_type: cuda, program: steps.py, visible_devices: '{2 * n},{2 * n + 1}'}}\n" for n in range(60)
+        f"  g{n}: {{ranks: 2, device_type: cuda, program: steps.py, visible_devices: '{2 * n},{2 * n + 1}'}}\n"
+        for n in range(60)
     )
     facts = loaded(tmp_path, f"groups:\n{some}").facts
     assert facts is not None and facts.placed

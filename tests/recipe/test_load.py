@@ -1,4 +1,5 @@
-"""What is told before a recipe is understood: that the file is a plan, what the machine computes on, which letters names may have."""
+"""What is told before a recipe is understood: that the file is a plan, what the machine computes on, which
+letters names may have."""
 
 import sys
 from pathlib import Path
@@ -34,7 +35,10 @@ def test_a_plan_is_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     found = plan_in(tmp_path / "run")
     assert (found.code, found.message) == ("MC001", "`run/plan.json` is a plan and no recipe")
-    assert found.help == "name the recipe that it was made from, or the folder of its run, which every command takes"
+    assert (
+        found.help
+        == "name the recipe that it was made from, or the folder of its run, which every command takes"
+    )
 
 
 def test_the_plan_of_a_run_has_a_folder_that_is_taken(tmp_path: Path) -> None:
@@ -61,7 +65,9 @@ def test_a_recipe_may_be_json(tmp_path: Path) -> None:
         (["dri/renderD128", "dri/card0"], "cpu"),
     ],
 )
-def test_devices_are_told_by_what_the_driver_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], kind: str) -> None:
+def test_devices_are_told_by_what_the_driver_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], kind: str
+) -> None:
     for name in there:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -70,12 +76,17 @@ def test_devices_are_told_by_what_the_driver_shows(tmp_path: Path, monkeypatch: 
     assert detected() == kind
 
 
-def test_a_name_that_no_file_can_have_here_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_no_file_can_have_here_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = "groups: {train: {ranks: 1, device_type: cpu}}\ncomponents: {c: {_target_: häuser.Bau, group: train}}\n"
     (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
     (found,) = (one for one in loaded(tmp_path, "recipe.yaml").report.diagnostics if one.code == "MC501")
-    assert found.help == "names of files are ascii here, which has not all its letters: set PYTHONUTF8=1, for the run too"
+    assert (
+        found.help
+        == "names of files are ascii here, which has not all its letters: set PYTHONUTF8=1, for the run too"
+    )
 
 
 def test_one_cause_is_said_once(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Where each value was written: the text at its place reads as the value, whatever defaults lists and overrides do; and what it was."""
+"""Where each value was written: the text at its place reads as the value, whatever defaults lists and
+overrides do; and what it was."""
 
 from pathlib import Path
 from typing import Any
@@ -9,33 +10,44 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from meshctl.recipe.compose.composition import Composed
+from meshctl.recipe.compose.yaml_reader import scalar
+from meshctl.recipe.compose.yaml_tree import leaves, plain
 from meshctl.recipe.load import Loaded, load
-from meshctl.recipe.nodes import leaves, plain
 from meshctl.recipe.origins import Origin, line_of, origins
-from meshctl.recipe.source import Composed
-from meshctl.recipe.text import scalar
-from meshctl.redaction import HIDDEN
-from tests.recipe.test_source import by_hydra, composed, write
+from meshctl.text.redaction import HIDDEN
+from tests.recipe.compose.test_composition import by_hydra, composed, write
 
 # The text at every place is the value's
 
 
 @st.composite
 def recipes(draw: st.DrawFn) -> dict[str, str]:
-    """Defaults lists with groups that include groups, `optional` and `override` entries, and packages of every kind."""
+    """Defaults lists with groups that include groups, `optional` and `override` entries, and packages of
+    every kind."""
     keys = st.sampled_from(["a", "b", "c"])
     texts = st.sampled_from(["text", "1e3", "0.5", "x y", "it's", "${vars.a}"])
     scalars = st.one_of(st.integers(-3, 99), st.booleans(), st.none(), texts)
     several = {"max_size": 2}
-    values = st.recursive(scalars, lambda one: st.one_of(st.lists(one, **several), st.dictionaries(keys, one, **several)), max_leaves=5)
+    values = st.recursive(
+        scalars,
+        lambda one: st.one_of(st.lists(one, **several), st.dictionaries(keys, one, **several)),
+        max_leaves=5,
+    )
     trees, colours = st.dictionaries(keys, values, max_size=3), st.sampled_from(["red", "green", "blue"])
     package = draw(st.sampled_from(["", "@vars.paint", "@_global_"]))
     extra: list[Any] = ["_self_", {f"paint{package}": draw(colours)}]
     if draw(st.booleans()):
         extra.append({"optional paint@vars.o": draw(st.sampled_from(["red", "nope"]))})
-    first: list[Any] = draw(st.permutations(["extra", "_self_", *draw(st.lists(st.just("more"), max_size=1))]))
+    first: list[Any] = draw(
+        st.permutations(["extra", "_self_", *draw(st.lists(st.just("more"), max_size=1))])
+    )
     if draw(st.booleans()):
-        first = [*(entry for entry in first if entry != "_self_"), {f"override paint{package}": draw(colours)}, "_self_"]
+        first = [
+            *(entry for entry in first if entry != "_self_"),
+            {f"override paint{package}": draw(colours)},
+            "_self_",
+        ]
     nested = [{"shade@_here_": draw(st.sampled_from(["dark", "light"]))}, "_self_"]
     files: dict[str, Any] = {
         "recipe.yaml": {"defaults": first, "vars": draw(trees)},
@@ -48,15 +60,33 @@ def recipes(draw: st.DrawFn) -> dict[str, str]:
         "paint/blue.yaml": draw(trees),
     }
     flow = draw(st.sampled_from([True, False, None]))
-    return {name: yaml.safe_dump(content, sort_keys=False, default_flow_style=flow, width=1000) for name, content in files.items()}
+    return {
+        name: yaml.safe_dump(content, sort_keys=False, default_flow_style=flow, width=1000)
+        for name, content in files.items()
+    }
 
 
 PATHS = st.sampled_from(["vars.a", "vars.b", "vars.c", "vars.a.b", "vars.paint.a", "vars.new", "vars.a.0"])
 WRITTEN = st.sampled_from(
-    ["7", "1.5", "text", "true", "null", "[1,2]", "{a: 1}", "{a: {b: [x y, 2]}, c: t}", "'quoted, text'", "${vars.b}", "[]", "[ a , 'b]' ]"]
+    [
+        "7",
+        "1.5",
+        "text",
+        "true",
+        "null",
+        "[1,2]",
+        "{a: 1}",
+        "{a: {b: [x y, 2]}, c: t}",
+        "'quoted, text'",
+        "${vars.b}",
+        "[]",
+        "[ a , 'b]' ]",
+    ]
 )
 OVERRIDES = st.one_of(
-    st.builds(lambda sign, path, value: f"{sign}{path}={value}", st.sampled_from(["", "+", "++"]), PATHS, WRITTEN),
+    st.builds(
+        lambda sign, path, value: f"{sign}{path}={value}", st.sampled_from(["", "+", "++"]), PATHS, WRITTEN
+    ),
     st.builds(lambda path: f"~{path}", PATHS),
     st.builds(lambda option: f"paint@vars.paint={option}", st.sampled_from(["red", "green", "blue"])),
 )
@@ -76,11 +106,15 @@ def reads_as(text: str, is_override: bool) -> Any:
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
-def test_values_are_hydras_and_their_places_hold_them(files: dict[str, str], overrides: list[str], tmp_path_factory: Any) -> None:
+def test_values_are_hydras_and_their_places_hold_them(
+    files: dict[str, str], overrides: list[str], tmp_path_factory: Any
+) -> None:
     recipe = write(tmp_path_factory.mktemp("origins"), files)
     result, theirs = composed(recipe, *overrides), by_hydra(recipe, overrides)
     codes = {found.code for found in result.found if found.severity == "error"}
-    if not isinstance(theirs, Exception) and codes != {"MC220"}:  # keys below a scalar: Hydra drops the scalar without a word
+    if not isinstance(theirs, Exception) and codes != {
+        "MC220"
+    }:  # keys below a scalar: Hydra drops the scalar without a word
         assert not codes and plain(result.tree) == theirs
     for path, leaf in leaves(result.tree):
         if path and leaf.value not in ({}, []):  # which may have become empty by `~key`
@@ -120,7 +154,9 @@ OVERRIDES_GIVEN = ["run.steps=7", "vars.list=[3]", "+vars.new={a: {b: 1}}", "var
 @pytest.fixture
 def found(tmp_path: Path) -> dict[str, Origin]:
     write(tmp_path, FILES)
-    loaded = load("recipe.yaml", OVERRIDES_GIVEN, tmp_path, environ={"TOKEN": "t", "HOME_DIR": "/home/somebody"})
+    loaded = load(
+        "recipe.yaml", OVERRIDES_GIVEN, tmp_path, environ={"TOKEN": "t", "HOME_DIR": "/home/somebody"}
+    )
     assert not loaded.report.errors, loaded.report
     return {".".join(origin.path): origin for origin in origins(loaded, tmp_path)}
 
@@ -131,7 +167,9 @@ def place(origin: Origin) -> str:
 
 
 def test_what_a_value_replaced(found: dict[str, Origin]) -> None:
-    assert [(was.value, was.span.file, was.span.line) for was in found["run.steps"].was] == [(100, "recipe.yaml", 18)]
+    assert [(was.value, was.span.file, was.span.line) for was in found["run.steps"].was] == [
+        (100, "recipe.yaml", 18)
+    ]
     assert [(was.value, was.span.file) for was in found["vars.paint.size"].was] == [(2, "paint/red.yaml")]
     assert [was.value for was in found["vars.list.0"].was] == [1]
     assert [was.value for was in found["vars.merged.two"].was] == [2]
@@ -143,7 +181,10 @@ def test_what_a_value_replaced(found: dict[str, Origin]) -> None:
 def test_where_it_was_written(found: dict[str, Origin]) -> None:
     assert (found["run.steps"].kind, place(found["run.steps"])) == ("override", "override 1:1:11")
     assert place(found["vars.new.a.b"]) == "override 3:1:19"
-    assert (found["vars.paint.colour"].kind, place(found["vars.paint.colour"])) == ("file", "paint/red.yaml:1:9")
+    assert (found["vars.paint.colour"].kind, place(found["vars.paint.colour"])) == (
+        "file",
+        "paint/red.yaml:1:9",
+    )
     assert place(found["vars.alias.one"]) == place(found["vars.merged.one"]) == "recipe.yaml:11:23"
     assert found["name"].kind == "recipe"
     assert found["run.grace"].kind == "file" and place(found["run.grace"]).endswith("conf/base.yaml:5:10")
@@ -188,7 +229,9 @@ def test_what_nobody_wrote() -> None:
     assert "pipeline.batch.dispatch" not in said, "a source has no input"
     assert found["components.actor.parallel.fsdp_size"].means == (4,)
     metrics = found["pipeline.metrics.collect"]
-    assert (metrics.value, metrics.kind) == ("mean", "decorator") and place(metrics).startswith("arithmetic.py:")
+    assert (metrics.value, metrics.kind) == ("mean", "decorator") and place(metrics).startswith(
+        "arithmetic.py:"
+    )
     assert "run.checkpoint.keep" not in said
     assert in_force("run.checkpoint={every: 5}")["run.checkpoint.keep"].kind == "default"
 
@@ -197,7 +240,10 @@ def test_what_is_made_up_of_the_file_and_the_machine(tmp_path: Path) -> None:
     (tmp_path / "x.py").touch()
     (tmp_path / "named.yaml").write_text("groups: {a: {ranks: 8, program: x.py}}\n")
     loaded = load("named.yaml", [], tmp_path, detect=lambda: "cuda")
-    found = {".".join(origin.path): (origin.value, origin.kind, origin.note) for origin in origins(loaded, tmp_path)}
+    found = {
+        ".".join(origin.path): (origin.value, origin.kind, origin.note)
+        for origin in origins(loaded, tmp_path)
+    }
     assert found["name"] == ("named", "inferred", "the file's name")
     assert found["groups.a.device_type"] == ("cuda", "inferred", "this machine's")
     assert found["cluster.devices_per_node.cuda"] == (8, "inferred", "the least that fits")
@@ -212,7 +258,9 @@ def test_a_layout_that_was_replaced(tmp_path: Path) -> None:
 
 
 def test_a_wrong_recipe_has_origins_as_far_as_it_goes(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("groups: {a: !!python/name:x y, b: {ranks: nine}}\nvars: {c: '${nope}'}\n")
+    (tmp_path / "r.yaml").write_text(
+        "groups: {a: !!python/name:x y, b: {ranks: nine}}\nvars: {c: '${nope}'}\n"
+    )
     loaded: Loaded = load("r.yaml", ["run.steps=2"], tmp_path)
     found = {".".join(origin.path): origin.value for origin in origins(loaded, tmp_path)}
     assert found["groups.a"] == "<unreadable>" and found["groups.b.ranks"] == "nine"

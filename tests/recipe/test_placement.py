@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.cluster import Cluster as Nodes
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
 from meshctl.recipe.model import Cluster, DeviceGroup, Recipe
 from meshctl.recipe.placement import Placed, Runs, least, most_on_a_node, place, shared, torn
+from meshctl.topology.cluster import Cluster as Nodes
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -29,7 +29,10 @@ def numbers(result: Placed, group: str) -> list[int]:
 
 def test_a_count_takes_the_next_free_devices() -> None:
     result = placed(
-        DeviceGroup("a", 4, "cuda"), DeviceGroup("b", (0, 1, 5), "cuda"), DeviceGroup("c", 2, "cuda"), DeviceGroup("d", 3, "cpu")
+        DeviceGroup("a", 4, "cuda"),
+        DeviceGroup("b", (0, 1, 5), "cuda"),
+        DeviceGroup("c", 2, "cuda"),
+        DeviceGroup("d", 3, "cpu"),
     )
     assert numbers(result, "a") == [2, 3, 4, 6]
     assert numbers(result, "c") == [7, 8]
@@ -46,13 +49,21 @@ def test_a_worker_keeps_to_one_node() -> None:
 
 
 def test_colocated_groups_share() -> None:
-    groups = (DeviceGroup("c", 1, "cuda", colocate="b"), DeviceGroup("b", 2, "cuda", colocate="a"), DeviceGroup("a", (3, 4, 5), "cuda"))
+    groups = (
+        DeviceGroup("c", 1, "cuda", colocate="b"),
+        DeviceGroup("b", 2, "cuda", colocate="a"),
+        DeviceGroup("a", (3, 4, 5), "cuda"),
+    )
     result = placed(*groups)
     assert [numbers(result, name) for name in "abc"] == [[3, 4, 5], [3, 4], [3]]
 
 
 def test_a_list_may_say_which_of_anothers_devices_it_shares() -> None:
-    result = placed(DeviceGroup("a", 2, "cuda"), DeviceGroup("b", 4, "cuda"), DeviceGroup("c", (0, 3), "cuda", colocate="b"))
+    result = placed(
+        DeviceGroup("a", 2, "cuda"),
+        DeviceGroup("b", 4, "cuda"),
+        DeviceGroup("c", (0, 3), "cuda", colocate="b"),
+    )
     assert [numbers(result, name) for name in "abc"] == [[1, 2], [0, 3, 4, 5], [0, 3]]
 
 
@@ -62,7 +73,8 @@ def test_what_the_cluster_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "expected"), [(Cluster(), (1, 10)), (Cluster(2), (2, 5)), (Cluster(0, 4), (3, 4)), (Cluster(0, 16), (1, 16))]
+    ("cluster", "expected"),
+    [(Cluster(), (1, 10)), (Cluster(2), (2, 5)), (Cluster(0, 4), (3, 4)), (Cluster(0, 16), (1, 16))],
 )
 def test_what_is_left_out_is_the_least(cluster: Cluster, expected: tuple[int, int]) -> None:
     assert placed(DeviceGroup("a", 10, "cuda"), cluster=cluster).cluster == cuda(*expected)
@@ -75,18 +87,34 @@ def test_a_job_on_cpu_has_no_devices() -> None:
 
 
 def test_a_large_job_is_placed_by_runs() -> None:
-    result = placed(DeviceGroup("a", 50_000, "cuda"), DeviceGroup("b", 50_000, "cuda", gpus_per_worker=4), cluster=Cluster(12_500, 8))
+    result = placed(
+        DeviceGroup("a", 50_000, "cuda"),
+        DeviceGroup("b", 50_000, "cuda", gpus_per_worker=4),
+        cluster=Cluster(12_500, 8),
+    )
     assert result.devices == {"a": ((0, 50_000),), "b": ((50_000, 100_000),)} and not result.beyond
 
 
 def test_each_device_type_is_numbered_from_0() -> None:
-    groups = (DeviceGroup("a", 3, "cuda"), DeviceGroup("b", 2, "npu"), DeviceGroup("c", 2, "cuda"), DeviceGroup("d", (1, 5), "npu"))
+    groups = (
+        DeviceGroup("a", 3, "cuda"),
+        DeviceGroup("b", 2, "npu"),
+        DeviceGroup("c", 2, "cuda"),
+        DeviceGroup("d", (1, 5), "npu"),
+    )
     result = placed(*groups)
-    assert {name: numbers(result, name) for name in "abcd"} == {"a": [0, 1, 2], "b": [0, 2], "c": [3, 4], "d": [1, 5]}
+    assert {name: numbers(result, name) for name in "abcd"} == {
+        "a": [0, 1, 2],
+        "b": [0, 2],
+        "c": [3, 4],
+        "d": [1, 5],
+    }
     assert result.cluster == Nodes.of(1, cuda=5, npu=6)
     assert placed(*groups, cluster=Cluster(2, 4)).cluster == Nodes.of(2, cuda=4, npu=4)
     assert placed(*groups, cluster=Cluster(0, {"npu": (2, 4)})).cluster == Nodes.of(2, cuda=3, npu=[2, 4])
-    assert placed(*groups[:1], cluster=Cluster(0, {"cuda": 2, "npu": 4})).cluster == Nodes.of(2, cuda=2, npu=4)
+    assert placed(*groups[:1], cluster=Cluster(0, {"cuda": 2, "npu": 4})).cluster == Nodes.of(
+        2, cuda=2, npu=4
+    )
 
 
 def test_nodes_may_differ() -> None:
@@ -99,8 +127,14 @@ def test_nodes_may_differ() -> None:
 
 
 def test_a_large_job_whose_workers_leave_a_rest_is_placed_too() -> None:
-    result = placed(DeviceGroup("a", 75_000, "cuda", 3), DeviceGroup("b", 25_000, "cuda"), cluster=Cluster(12_500, 8))
-    assert not result.beyond and result.devices["b"][0] == (6, 8) and result.devices["b"][-1] == (99_998, 100_000)
+    result = placed(
+        DeviceGroup("a", 75_000, "cuda", 3), DeviceGroup("b", 25_000, "cuda"), cluster=Cluster(12_500, 8)
+    )
+    assert (
+        not result.beyond
+        and result.devices["b"][0] == (6, 8)
+        and result.devices["b"][-1] == (99_998, 100_000)
+    )
 
 
 def test_the_least_is_found_in_few_steps_where_it_is_far() -> None:
@@ -127,7 +161,9 @@ def runs_of(drawn: list[tuple[int, int]], total: int) -> Runs:
 
 
 @given(NODES, RUNS, st.integers(1, 4))
-def test_questions_about_runs_agree_with_lists(sizes: list[int], drawn: list[tuple[int, int]], each: int) -> None:
+def test_questions_about_runs_agree_with_lists(
+    sizes: list[int], drawn: list[tuple[int, int]], each: int
+) -> None:
     cluster = Nodes.of(len(sizes), cuda=sizes)
     homes = [node for node, size in enumerate(sizes) for _ in range(size)]
     runs = runs_of(drawn, len(homes))
@@ -138,15 +174,21 @@ def test_questions_about_runs_agree_with_lists(sizes: list[int], drawn: list[tup
     wrong = [
         rank
         for rank, mine in enumerate(workers)
-        if len(mine) < each or mine != list(range(mine[0], mine[0] + each)) or homes[mine[0]] != homes[mine[-1]]
+        if len(mine) < each
+        or mine != list(range(mine[0], mine[0] + each))
+        or homes[mine[0]] != homes[mine[-1]]
     ]
     assert torn(runs, each, cluster, "cuda") == (wrong[0] if wrong else None)
 
 
 @given(RUNS, RUNS)
-def test_what_two_groups_share_agrees_with_lists(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+def test_what_two_groups_share_agrees_with_lists(
+    one: list[tuple[int, int]], other: list[tuple[int, int]]
+) -> None:
     mine, theirs = runs_of(one, 100), runs_of(other, 100)
-    both = {device for run in mine for device in range(*run)} & {device for run in theirs for device in range(*run)}
+    both = {device for run in mine for device in range(*run)} & {
+        device for run in theirs for device in range(*run)
+    }
     assert shared(mine, theirs) == min(both, default=None)
 
 
@@ -154,7 +196,9 @@ GROUPS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([1, 2, 3])), min_
 
 
 @given(GROUPS, st.integers(0, 8), st.integers(0, 3))
-def test_groups_are_disjoint_and_workers_whole(sizes: list[tuple[int, int]], per_node: int, nodes: int) -> None:
+def test_groups_are_disjoint_and_workers_whole(
+    sizes: list[tuple[int, int]], per_node: int, nodes: int
+) -> None:
     groups = [DeviceGroup(f"g{i}", workers * each, "cuda", each) for i, (workers, each) in enumerate(sizes)]
     result = placed(*groups, cluster=Cluster(nodes, per_node))
     taken = [number for group in groups for number in numbers(result, group.name)]
@@ -171,7 +215,9 @@ def test_groups_are_disjoint_and_workers_whole(sizes: list[tuple[int, int]], per
 
 @given(GROUPS, st.integers(1, 4))
 def test_one_device_less_on_each_node_is_too_few(sizes: list[tuple[int, int]], nodes: int) -> None:
-    groups = {f"g{i}": DeviceGroup(f"g{i}", workers * each, "cuda", each) for i, (workers, each) in enumerate(sizes)}
+    groups = {
+        f"g{i}": DeviceGroup(f"g{i}", workers * each, "cuda", each) for i, (workers, each) in enumerate(sizes)
+    }
     each = least(Recipe(groups=groups), "cuda", nodes)
     assert not place(Recipe(cluster=Cluster(nodes, each), groups=groups)).beyond
     if each > max(group.gpus_per_worker for group in groups.values()):
@@ -182,7 +228,11 @@ def test_one_device_less_on_each_node_is_too_few(sizes: list[tuple[int, int]], n
 
 
 def found(*overrides: str) -> list[Diagnostic]:
-    return [one for one in load("base_of_all.yaml", overrides, GOLDEN, environ={}).report.diagnostics if one.severity == "error"]
+    return [
+        one
+        for one in load("base_of_all.yaml", overrides, GOLDEN, environ={}).report.diagnostics
+        if one.severity == "error"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -212,13 +262,31 @@ def test_overrides_say_devices(overrides: list[str], expected: Cluster) -> None:
         (["cluster.devices_per_node={cdua: 8}"], "`cdua` is not a device type"),
         (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, cpu is none"),
         (["cluster.devices_per_node={cuda: 8, gpu: 8}"], "`devices_per_node` says cuda twice"),
-        (["cluster.nodes=3", "cluster.devices_per_node=[8,4]"], "`devices_per_node` lists 2 nodes, the cluster has 3"),
-        (["cluster.devices_per_node={gpu: [8,4], npu: [1]}"], "`devices_per_node.npu` lists 1 node, the cluster has 2"),
-        (["cluster.devices_per_node=8", "cluster.devices_per_node.cuda=8"], "`cluster.devices_per_node` is one value, it has no keys"),
-        (["groups.train={ranks: 2, device_type: mps}"], "group `train` wants a second mps device of a machine, and a machine has one"),
-        (["groups.train={ranks: [1], device_type: mps}"], "group `train` wants a second mps device of a machine, and a machine has one"),
+        (
+            ["cluster.nodes=3", "cluster.devices_per_node=[8,4]"],
+            "`devices_per_node` lists 2 nodes, the cluster has 3",
+        ),
+        (
+            ["cluster.devices_per_node={gpu: [8,4], npu: [1]}"],
+            "`devices_per_node.npu` lists 1 node, the cluster has 2",
+        ),
+        (
+            ["cluster.devices_per_node=8", "cluster.devices_per_node.cuda=8"],
+            "`cluster.devices_per_node` is one value, it has no keys",
+        ),
+        (
+            ["groups.train={ranks: 2, device_type: mps}"],
+            "group `train` wants a second mps device of a machine, and a machine has one",
+        ),
+        (
+            ["groups.train={ranks: [1], device_type: mps}"],
+            "group `train` wants a second mps device of a machine, and a machine has one",
+        ),
         (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
-        (["groups.train={ranks: [0, true], device_type: cuda}"], "`ranks` must be the number of a device, from 0, it is true"),
+        (
+            ["groups.train={ranks: [0, true], device_type: cuda}"],
+            "`ranks` must be the number of a device, from 0, it is true",
+        ),
     ],
 )
 def test_wrong_placements(overrides: list[str], message: str) -> None:

@@ -10,22 +10,30 @@ import pytest
 
 from meshctl.diagnostics import Span
 from meshctl.recipe import meanings, model
-from meshctl.recipe.folders import config_folders
-from meshctl.recipe.nodes import MISSING, Node, of_plain, plain
-from meshctl.recipe.read import Read, read
+from meshctl.recipe.compose.composition import compose
+from meshctl.recipe.compose.folders import config_folders
+from meshctl.recipe.compose.yaml_reader import read as read_text
+from meshctl.recipe.compose.yaml_tree import MISSING, Node, of_plain, plain
+from meshctl.recipe.reader import Read, read
 from meshctl.recipe.schema import PARTS, layouts, schema
-from meshctl.recipe.source import compose
-from meshctl.recipe.starters import KINDS, Choice, files
-from meshctl.recipe.text import read as read_text
-from meshctl.routes import COLLECT, DISPATCH, EXECUTE
+from meshctl.recipe.templates import KINDS, Choice, files
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = schema()
 CHECKER = jsonschema.Draft202012Validator(SCHEMA)
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
-RECIPES = [path for path in sorted(GOLDEN.glob("*.yaml")) if path.stem not in {"latin", "open", "tab", "two", "hazards", "list"}]
-RIGHT = [path for path in RECIPES if path.with_suffix(".txt").exists() and "error[" not in path.with_suffix(".txt").read_text()]
+RECIPES = [
+    path
+    for path in sorted(GOLDEN.glob("*.yaml"))
+    if path.stem not in {"latin", "open", "tab", "two", "hazards", "list"}
+]
+RIGHT = [
+    path
+    for path in RECIPES
+    if path.with_suffix(".txt").exists() and "error[" not in path.with_suffix(".txt").read_text()
+]
 
 
 def tree_of(path: Path) -> Node:
@@ -57,8 +65,16 @@ def test_every_key_has_a_meaning_and_a_kind_and_nothing_else_has() -> None:
 
 
 def test_every_word_has_a_meaning() -> None:
-    tables = {"DISPATCH": DISPATCH, "COLLECT": COLLECT, "EXECUTE": EXECUTE, "WHEN": model.WHEN, "DEVICE_TYPES": model.DEVICE_TYPES}
-    assert {name: sorted(getattr(meanings, name)) for name in tables} == {name: sorted(table) for name, table in tables.items()}
+    tables = {
+        "DISPATCH": DISPATCH,
+        "COLLECT": COLLECT,
+        "EXECUTE": EXECUTE,
+        "WHEN": model.WHEN,
+        "DEVICE_TYPES": model.DEVICE_TYPES,
+    }
+    assert {name: sorted(getattr(meanings, name)) for name in tables} == {
+        name: sorted(table) for name, table in tables.items()
+    }
     assert all(means for _, means in layouts())
 
 
@@ -91,7 +107,11 @@ def test_the_recipes_of_the_package_are_right() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_recipes_that_init_writes_are_right(kind: str) -> None:
-    (text,) = [text for name, text in files(Choice(kind, ranks=4), "first", "first", "first.yaml").items() if name.endswith(".yaml")]
+    (text,) = [
+        text
+        for name, text in files(Choice(kind, ranks=4), "first", "first", "first.yaml").items()
+        if name.endswith(".yaml")
+    ]
     found = read_text(text.encode(), "first.yaml")
     assert found.tree is not None and flagged(plain(found.tree)) == set()
 
@@ -112,9 +132,18 @@ def test_wrong_recipes_are_flagged_where_the_reader_finds_them(path: Path) -> No
     if "${" in str(plain(tree)):
         return  # the reader sees no interpolation
     seen, wrong = flagged(plain(tree)), read(tree, "recipe").wrong
-    near = {(one, other) for one in seen for other in wrong if other[: len(one)] == one or one[: len(other)] == other}
-    assert {bad for bad in wrong if bad not in CANNOT and not absent(tree, bad)} <= {other for _, other in near}
-    assert seen - {one for one, _ in near} <= {("components", "e", "parallel", "order")}  # that it names all dims is a rule's business
+    near = {
+        (one, other)
+        for one in seen
+        for other in wrong
+        if other[: len(one)] == one or one[: len(other)] == other
+    }
+    assert {bad for bad in wrong if bad not in CANNOT and not absent(tree, bad)} <= {
+        other for _, other in near
+    }
+    assert seen - {one for one, _ in near} <= {
+        ("components", "e", "parallel", "order")
+    }  # that it names all dims is a rule's business
 
 
 def absent(tree: Node, path: tuple[str, ...]) -> bool:
@@ -148,9 +177,55 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 """What stands beside the key, so that it is the only one that can be wrong."""
 VALUES: tuple[Any, ...] = (
-    *(0, 1, 2, -1, 0.5, 10**20, True, False, None, "x", "auto", "7", "a.b", "a,b", "CUDA", "gpu", "tokens", "mean", "slice", "peer", "end"),
-    *([], ["x"], [1], [0, 1], [1, 1], [-1], ["x", 2], [True], [None], ["pp", "dp", "fsdp", "cp", "tp"], ["tp"], ["tp"] * 5),
-    *({}, {"x": 1}, {"x": "y"}, {"x": True}, {"x": {}}, {"cuda": 2}, {"GPU": [2, 0]}, {"cpu": 2}, {"module": "a"}, {"module": 3}),
+    *(
+        0,
+        1,
+        2,
+        -1,
+        0.5,
+        10**20,
+        True,
+        False,
+        None,
+        "x",
+        "auto",
+        "7",
+        "a.b",
+        "a,b",
+        "CUDA",
+        "gpu",
+        "tokens",
+        "mean",
+        "slice",
+        "peer",
+        "end",
+    ),
+    *(
+        [],
+        ["x"],
+        [1],
+        [0, 1],
+        [1, 1],
+        [-1],
+        ["x", 2],
+        [True],
+        [None],
+        ["pp", "dp", "fsdp", "cp", "tp"],
+        ["tp"],
+        ["tp"] * 5,
+    ),
+    *(
+        {},
+        {"x": 1},
+        {"x": "y"},
+        {"x": True},
+        {"x": {}},
+        {"cuda": 2},
+        {"GPU": [2, 0]},
+        {"cpu": 2},
+        {"module": "a"},
+        {"module": 3},
+    ),
     *({"every": 3}, {"mode": "all"}, {"mode": "al"}, {"x": {"from": "y"}}, {"x": {"form": "y"}}),
     *({"_target_": "a.b"}, {"x": [{"_target_": "a.B"}]}),
 )
@@ -170,12 +245,19 @@ def pieces() -> Iterator[tuple[str, str]]:
 def recipe_with(part: str, key: str, value: Any) -> Any:
     """A recipe in which this key alone can be wrong."""
     path, item = BASES[part], {**BESIDE.get(part, {}), key: value}
-    return nested(path[:2], {"call": "c.m", **nested(path[2:], item)}) if part in ("dispatch", "input") else nested(path, item)
+    return (
+        nested(path[:2], {"call": "c.m", **nested(path[2:], item)})
+        if part in ("dispatch", "input")
+        else nested(path, item)
+    )
 
 
 def is_stricter(part: str, key: str, value: Any) -> bool:
-    """What only the rules find wrong, and a schema too: not all dims in `order`, a stage that neither calls nor syncs."""
-    return (part, key) == ("parallel", "order") or (key == "pipeline" and value in ({"x": {"from": "y"}}, {"x": {"form": "y"}}))
+    """What only the rules find wrong, and a schema too: not all dims in `order`, a stage that neither calls
+    nor syncs."""
+    return (part, key) == ("parallel", "order") or (
+        key == "pipeline" and value in ({"x": {"from": "y"}}, {"x": {"form": "y"}})
+    )
 
 
 @pytest.mark.parametrize(("part", "key"), [piece for piece in pieces() if piece != ("recipe", "defaults")])
@@ -188,7 +270,9 @@ def test_each_key_takes_what_the_reader_takes(part: str, key: str) -> None:
             raise AssertionError(f"{part}.{key} = {value!r}: the reader says {found}, the schema {seen}")
 
 
-@pytest.mark.parametrize(("part", "key"), [(part, key) for part, key in pieces() if key not in ("nonsense", "defaults")])
+@pytest.mark.parametrize(
+    ("part", "key"), [(part, key) for part, key in pieces() if key not in ("nonsense", "defaults")]
+)
 @pytest.mark.parametrize("value", ["${vars.x}", "${oc.env:X,1}", "???"])
 def test_what_is_said_elsewhere_or_later_fits_everywhere(part: str, key: str, value: str) -> None:
     assert flagged(recipe_with(part, key, value)) == set()
@@ -214,7 +298,10 @@ def test_entries_of_a_defaults_list(entry: Any) -> None:
     assert flagged({"defaults": [entry]}) == set()
 
 
-@pytest.mark.parametrize("entry", [3, None, [], {}, {"a": "b", "c": "d"}, {"layout@x": {}}, {"hydra/a": "b"}, {"override hydra/a": "b"}])
+@pytest.mark.parametrize(
+    "entry",
+    [3, None, [], {}, {"a": "b", "c": "d"}, {"layout@x": {}}, {"hydra/a": "b"}, {"override hydra/a": "b"}],
+)
 def test_wrong_entries_of_a_defaults_list(entry: Any) -> None:
     assert flagged({"defaults": [entry]})
 
@@ -231,4 +318,6 @@ def test_names_of_runs(name: str) -> None:
 def test_patterns_mean_the_same_to_every_engine() -> None:
     """`\\w` and `\\d` differ between engines, and look-behinds are not everywhere."""
     patterns = re.findall(r'"pattern": "(.*?)"', str(SCHEMA).replace("'", '"'))
-    assert patterns and not [pattern for pattern in patterns if re.search(r"\\[wWdDbB]|\(\?<|\(\?i|\\p", pattern)]
+    assert patterns and not [
+        pattern for pattern in patterns if re.search(r"\\[wWdDbB]|\(\?<|\(\?i|\\p", pattern)
+    ]

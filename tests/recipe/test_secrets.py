@@ -1,4 +1,5 @@
-"""A recipe with secrets in odd places: what is known to be one, and that no report and nothing composed shows any."""
+"""A recipe with secrets in odd places: what is known to be one, and that no report and nothing composed shows
+any."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.load import Loaded, load
-from meshctl.recipe.nodes import plain
 from meshctl.recipe.origins import origins
 from meshctl.recipe.secrets import shown
-from meshctl.redaction import HIDDEN
-from meshctl.view.origins import text as origins_text
+from meshctl.text.redaction import HIDDEN
+from meshctl.view.reports.origins import text as origins_text
 from meshctl.view.reports.text import text
 
 MARK = "xS3cr3tMarkx"
@@ -28,7 +29,9 @@ def said(one: Loaded, folder: Path) -> str:
     """All that can be printed of it."""
     assert one.tree is not None
     tree, found = shown(one.tree, one.secrets), origins(one, folder)
-    return "\n".join([text(one.report), repr(one.report), yaml.safe_dump(plain(tree)), origins_text(found), repr(found)])
+    return "\n".join(
+        [text(one.report), repr(one.report), yaml.safe_dump(plain(tree)), origins_text(found), repr(found)]
+    )
 
 
 def paths(one: Loaded) -> set[str]:
@@ -53,7 +56,12 @@ def test_a_recipe_without_secrets_has_none_to_look_for(tmp_path: Path) -> None:
 
 
 def test_the_environment_is_said_to_nobody(tmp_path: Path) -> None:
-    one = loaded(tmp_path, "groups: {a: {ranks: '${oc.env:COUNT}', device_type: '${oc.env:KIND}'}}\n", KIND=MARK, COUNT=f"x.{MARK}.y")
+    one = loaded(
+        tmp_path,
+        "groups: {a: {ranks: '${oc.env:COUNT}', device_type: '${oc.env:KIND}'}}\n",
+        KIND=MARK,
+        COUNT=f"x.{MARK}.y",
+    )
     report = text(one.report)
     assert MARK not in said(one, tmp_path) and f"`{HIDDEN}` is not a device type" in report
 
@@ -70,19 +78,29 @@ def warned(one: Loaded) -> list[tuple[str, str]]:
 
 def test_a_secret_that_is_written_out_is_a_warning(tmp_path: Path) -> None:
     env = "{API_KEY: abc, TOKEN: '${oc.env:T}'}"
-    one = loaded(tmp_path, f"groups: {{a: {{ranks: 1, program: recipe.yaml, args: [--hub-token, abc], env: {env}}}}}\n")
+    one = loaded(
+        tmp_path, f"groups: {{a: {{ranks: 1, program: recipe.yaml, args: [--hub-token, abc], env: {env}}}}}\n"
+    )
     assert warned(one) == [
-        ("`--hub-token` is a secret, written out in the recipe", "let the environment say it: ${oc.env:HUB_TOKEN}"),
+        (
+            "`--hub-token` is a secret, written out in the recipe",
+            "let the environment say it: ${oc.env:HUB_TOKEN}",
+        ),
         ("`API_KEY` is a secret, written out in the recipe", "let the environment say it: ${oc.env:API_KEY}"),
     ]
 
 
-@pytest.mark.parametrize("value", ["EMPTY", "none", "null", "true", "''", "dummy", "'${oc.env:X}'", "'${oc.env:X,null}'", "'???'"])
+@pytest.mark.parametrize(
+    "value", ["EMPTY", "none", "null", "true", "''", "dummy", "'${oc.env:X}'", "'${oc.env:X,null}'", "'???'"]
+)
 def test_nobody_is_warned_of_what_is_none(tmp_path: Path, value: str) -> None:
     assert not warned(loaded(tmp_path, f"vars: {{token: {value}}}\n"))
 
 
-@pytest.mark.parametrize("address", ["redis://me:abcdefgh@host:1/0", "http://a:b@c", "s3://key:p@ss@bucket", "x amqp://u:w0rd@h, y"])
+@pytest.mark.parametrize(
+    "address",
+    ["redis://me:abcdefgh@host:1/0", "http://a:b@c", "s3://key:p@ss@bucket", "x amqp://u:w0rd@h, y"],
+)
 def test_a_password_in_an_address_is_a_warning(tmp_path: Path, address: str) -> None:
     recipe = f"vars: {{broker: '{address}'}}\ngroups: {{a: {{ranks: 1, device_type: cpu, program: recipe.yaml}}}}\n"
     one = loaded(tmp_path, recipe, f"+groups.a.args=['{address}']")
@@ -127,11 +145,30 @@ SECRETS: st.SearchStrategy[Any] = st.sampled_from(
     ]
 )
 PLACES = st.sampled_from(
-    ["vars.a", "groups.g.env", "groups.g", "components.c.args", "components.c.args.deep", "components.c", "run", "pipeline.p", ""]
+    [
+        "vars.a",
+        "groups.g.env",
+        "groups.g",
+        "components.c.args",
+        "components.c.args.deep",
+        "components.c",
+        "run",
+        "pipeline.p",
+        "",
+    ]
 )
 WRONG = st.sampled_from(
     [
-        *("", "run: {steps: x}", "groups: {h: {ranks: 0, token: 1}}", "a: *nothing", "b: {", "c: 'open", "vars: {x: 1}", "\td: 1"),
+        *(
+            "",
+            "run: {steps: x}",
+            "groups: {h: {ranks: 0, token: 1}}",
+            "a: *nothing",
+            "b: {",
+            "c: 'open",
+            "vars: {x: 1}",
+            "\td: 1",
+        ),
         *("- e", "${", "name: ${oc.env:FROM_HERE}"),
     ]
 )
@@ -181,8 +218,12 @@ BASE = {
     overrides=st.lists(OVERRIDES, max_size=3),
     flow=st.sampled_from([True, False, None]),
 )
-def test_no_secret_is_ever_said(places: list[tuple[str, Any]], wrong: str, overrides: list[str], flow: bool | None, tmp_path: Path) -> None:
-    data: Any = BASE if any("${vars.mine}" in str(value) for _, value in places) else {**BASE, "vars": {"mine": "x"}}
+def test_no_secret_is_ever_said(
+    places: list[tuple[str, Any]], wrong: str, overrides: list[str], flow: bool | None, tmp_path: Path
+) -> None:
+    data: Any = (
+        BASE if any("${vars.mine}" in str(value) for _, value in places) else {**BASE, "vars": {"mine": "x"}}
+    )
     for place, value in places:
         data = merged(data, nested(place, value))
     recipe = yaml.safe_dump(data, sort_keys=False, default_flow_style=flow, width=10_000)

@@ -1,8 +1,8 @@
 """What validate accepts is placed, starts and runs; what it rejects starts nothing.
 
-Recipes are generated: groups, components, layouts and pipelines of every mode, right and wrong ones. Whatever is accepted runs two steps
-on the in-memory engine, with the objects that its `_target_`s name; for whatever is rejected, `launch` ends before any process, socket
-or file is made.
+Recipes are generated: groups, components, layouts and pipelines of every mode, right and wrong ones. Whatever
+is accepted runs two steps on the in-memory engine, with the objects that its `_target_`s name; for whatever
+is rejected, `launch` ends before any process, socket or file is made.
 
     pytest -m nightly tests/recipe/test_validate_is_launch.py     thousands of them
 """
@@ -22,16 +22,17 @@ from hypothesis import strategies as st
 from meshctl.cli.launch import prepare
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
+from meshctl.recipe.compose.yaml_reader import dump
 from meshctl.recipe.load import load
-from meshctl.recipe.text import dump
-from meshctl.runtime import threads
-from meshctl.runtime.targets import make
+from meshctl.runtime import in_process
+from meshctl.runtime.instantiate import make
 from meshctl.view.reports.text import text
 
 HERE = Path(__file__).parent / "launched"
 STEPS = 2
 UNSOUND = {"MC538"}
-"""Warnings that what the endpoints here give is not one batch: what is lost or comes twice is only seen when it runs."""
+"""Warnings that what the endpoints here give is not one batch: what is lost or comes twice is only seen when
+it runs."""
 
 
 @st.composite
@@ -39,12 +40,20 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     """A recipe that is often right; a wild one says what comes to its mind."""
     wild = draw(st.integers(0, 3)) == 0
     groups: dict[str, dict[str, Any]] = {
-        name: {"ranks": draw(st.integers(1, 4)), "device_type": "cpu"} for name in draw(st.sampled_from(["a", "ab", "abc"]))
+        name: {"ranks": draw(st.integers(1, 4)), "device_type": "cpu"}
+        for name in draw(st.sampled_from(["a", "ab", "abc"]))
     }
     components: dict[str, Any] = {}
     for name, group in groups.items():
-        components[f"source_{name}"] = {"_target_": draw(st.sampled_from(["pieces.Source", "pieces.Limited"])), "group": name}
-        components[f"worker_{name}"] = {"_target_": "pieces.Worker", "group": name, **draw(layouts(group["ranks"], f"source_{name}", wild))}
+        components[f"source_{name}"] = {
+            "_target_": draw(st.sampled_from(["pieces.Source", "pieces.Limited"])),
+            "group": name,
+        }
+        components[f"worker_{name}"] = {
+            "_target_": "pieces.Worker",
+            "group": name,
+            **draw(layouts(group["ranks"], f"source_{name}", wild)),
+        }
     run: dict[str, Any] = {"steps": STEPS}
     if draw(st.booleans()):
         run["checkpoint"] = {"every": draw(st.sampled_from([0, 1, 2]))}
@@ -65,7 +74,11 @@ def layouts(draw: st.DrawFn, ranks: int, other: str, wild: bool) -> dict[str, An
         return {"parallel": other}
     dims = st.sampled_from(["dp_size", "fsdp_size", "tp_size", "pp_size", "cp_size"])
     if kind == "any":
-        return {"parallel": draw(st.dictionaries(st.one_of(dims, st.just("ulysses_size")), st.integers(1, 4), max_size=2))}
+        return {
+            "parallel": draw(
+                st.dictionaries(st.one_of(dims, st.just("ulysses_size")), st.integers(1, 4), max_size=2)
+            )
+        }
     inner = draw(st.sampled_from([size for size in range(1, ranks + 1) if ranks % size == 0]))
     sizes = {draw(dims): inner}
     if "dp_size" not in sizes:
@@ -85,23 +98,44 @@ def pipelines(draw: st.DrawFn, groups: list[str], wild: bool, saves: bool) -> di
     for number in range(draw(st.integers(1, 7))):
         name, group = f"s{number}", draw(where)
         batches = [known for known, count in counts.items() if count]
-        kind = draw(st.sampled_from(["source", "take", "take", "thrice", "pair", "also", "loss", "list"])) if batches else "source"
+        kind = (
+            draw(st.sampled_from(["source", "take", "take", "thrice", "pair", "also", "loss", "list"]))
+            if batches
+            else "source"
+        )
         if kind == "source":
-            stage: dict[str, Any] = {"call": f"source_{group}.next", "samples": draw(st.integers(1 if wild else 4, 9))}
+            stage: dict[str, Any] = {
+                "call": f"source_{group}.next",
+                "samples": draw(st.integers(1 if wild else 4, 9)),
+            }
             counts[name], origins[name] = stage["samples"], name
         else:
             first = draw(st.sampled_from(batches))
             stage = {"call": f"worker_{group}.{'take' if kind == 'list' else kind}", "in": first}
-            alike = [known for known in batches if wild or (origins[known], counts[known]) == (origins[first], counts[first])]
+            alike = [
+                known
+                for known in batches
+                if wild or (origins[known], counts[known]) == (origins[first], counts[first])
+            ]
             if kind in ("pair", "also"):
-                stage["in"] = {"one": first, "other": draw(st.sampled_from(alike if kind == "pair" or not wild else list(counts)))}
-            counts[name], origins[name] = counts[first] * {"thrice": 3, "loss": 0}.get(kind, 1), origins[first]
+                stage["in"] = {
+                    "one": first,
+                    "other": draw(st.sampled_from(alike if kind == "pair" or not wild else list(counts))),
+                }
+            counts[name], origins[name] = (
+                counts[first] * {"thrice": 3, "loss": 0}.get(kind, 1),
+                origins[first],
+            )
             if counts[name]:
                 stage["samples"] = counts[name]
             stage |= draw(modes(list(counts)[:-1], wild))
         if draw(st.integers(0, 3)) == 0:
             times = [{"every": 2}, {"after": "s0"}, *([{"when": "checkpoint"}] if saves or wild else [])]
-            stage |= draw(st.sampled_from([*times, *([{"when": "start"}, {"when": "end"}] if wild or kind != "source" else [])]))
+            stage |= draw(
+                st.sampled_from(
+                    [*times, *([{"when": "start"}, {"when": "end"}] if wild or kind != "source" else [])]
+                )
+            )
         stages[name] = stage
     givers = draw(st.permutations(groups))
     for number in range(draw(st.integers(0, 2 if wild else min(1, len(groups) - 1)))):
@@ -121,8 +155,14 @@ def modes(draw: st.DrawFn, stages: list[str], wild: bool) -> dict[str, Any]:
             "allow_empty": not wild or draw(st.booleans()),
         }
         even = {"balance": "tokens", "equal_counts": True}
-        homes = [{"home": draw(st.sampled_from(stages or ["s0"]))}] if wild or draw(st.integers(0, 3)) == 0 else []
-        more: dict[str, Any] = draw(st.sampled_from([{}, {"balance": "tokens"}, even, {"split_groups": True}, *homes]))
+        homes = (
+            [{"home": draw(st.sampled_from(stages or ["s0"]))}]
+            if wild or draw(st.integers(0, 3)) == 0
+            else []
+        )
+        more: dict[str, Any] = draw(
+            st.sampled_from([{}, {"balance": "tokens"}, even, {"split_groups": True}, *homes])
+        )
         said["dispatch"] = {**dispatch, **more}
     if draw(st.integers(0, 3)) == 0:
         said["execute"] = draw(st.sampled_from(["first", "peer"]))
@@ -139,26 +179,42 @@ def broken(draw: st.DrawFn, recipe: dict[str, Any]) -> dict[str, Any]:
     key = draw(st.sampled_from(sorted(recipe[top][name])))
     item = {other: value for other, value in recipe[top][name].items() if other != key}
     if draw(st.booleans()):
-        item[key] = draw(st.sampled_from(["nonsense", 0, 7, -1, True, None, [], {}, "s0", "s5", "worker_a", "source_a.next"]))
+        item[key] = draw(
+            st.sampled_from(
+                ["nonsense", 0, 7, -1, True, None, [], {}, "s0", "s5", "worker_a", "source_a.next"]
+            )
+        )
     return {**recipe, top: {**recipe[top], name: item}}
 
 
 # What runs
 
 
-def runs(plan: Plan) -> threads.Outcome:
-    called = {component.name: [stage.method for stage in plan.stages if stage.component == component.name] for component in plan.components}
+def runs(plan: Plan) -> in_process.Outcome:
+    called = {
+        component.name: [stage.method for stage in plan.stages if stage.component == component.name]
+        for component in plan.components
+    }
 
     def made(name: str, rank: int) -> Any:
         methods = [method for method in called[name] if method != "weights"]
         return make(plan.component(name), methods, [str(HERE)])
 
-    return threads.run(plan, made, timeout=60)
+    return in_process.run(plan, made, timeout=60)
 
 
 HEARD: list[str] = []
 """What the interpreter did that nothing may do for a recipe that is rejected."""
-ACTS = ("os.fork", "os.posix_spawn", "os.exec", "os.system", "subprocess.Popen", "socket.connect", "socket.bind", "os.mkdir")
+ACTS = (
+    "os.fork",
+    "os.posix_spawn",
+    "os.exec",
+    "os.system",
+    "subprocess.Popen",
+    "socket.connect",
+    "socket.bind",
+    "os.mkdir",
+)
 
 
 def _hear(name: str, arguments: tuple[Any, ...]) -> None:
@@ -198,7 +254,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(recipes())
-def test_what_is_accepted_runs_and_what_is_rejected_starts_nothing(file: Path, recipe: dict[str, Any]) -> None:
+def test_what_is_accepted_runs_and_what_is_rejected_starts_nothing(
+    file: Path, recipe: dict[str, Any]
+) -> None:
     held(recipe, file)
 
 

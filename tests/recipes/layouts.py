@@ -1,7 +1,8 @@
-"""One of four ranks that train one model in several layouts: `python -m tests.recipes.layouts RANK FOLDER`. Rank 0 says what came of it.
+"""One of four ranks that train one model in several layouts: `python -m tests.recipes.layouts RANK FOLDER`.
+Rank 0 says what came of it.
 
-Shares are uneven (2, 2, 1 and 1 samples), so a layout that weighs ranks and not samples goes another way. Each layout saves, and loads
-what the one before it saved: a state is re-sharded on its way.
+Shares are uneven (2, 2, 1 and 1 samples), so a layout that weighs ranks and not samples goes another way.
+Each layout saves, and loads what the one before it saved: a state is re-sharded on its way.
 """
 
 import json
@@ -40,7 +41,9 @@ def share(batch: Batch, mesh: DeviceMesh, rank: int) -> Batch:
 
 
 def weights(trained: Trainer) -> list[float]:
-    whole = [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for _, tensor in trained.weights()]
+    whole = [
+        tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for _, tensor in trained.weights()
+    ]
     return torch.cat([tensor.detach().flatten() for tensor in whole]).tolist()
 
 
@@ -62,7 +65,11 @@ def main(rank: int, folder: Path) -> None:
             loaded.load_state_dict(state)
             loaded.learn(share(problems(), mesh, rank))
         trained.learn(share(problems(), mesh, rank))
-        found[name] = {"first": first, "last": weights(trained), "from_before": weights(loaded) if before else None}
+        found[name] = {
+            "first": first,
+            "last": weights(trained),
+            "from_before": weights(loaded) if before else None,
+        }
         before = name
     if rank == 0:
         print(json.dumps(found))

@@ -46,7 +46,10 @@ def test_the_files_are_those_that_the_script_writes(tmp_path: Path) -> None:
 
 def test_no_problem_of_the_exam_is_trained_on() -> None:
     rows = {
-        name: [json.loads(line) for line in (Path(data.__file__).parent / f"{name}.jsonl").read_text().splitlines()]
+        name: [
+            json.loads(line)
+            for line in (Path(data.__file__).parent / f"{name}.jsonl").read_text().splitlines()
+        ]
         for name in ("train", "exam")
     }
     train, exam = ({row["question"] for row in rows[name]} for name in ("train", "exam"))
@@ -75,7 +78,9 @@ def test_log_probabilities_are_those_of_the_written_digits() -> None:
     model = Transformer()
     tokens, logp = answered(model, encode_questions(["37+25", "08+01"]), times=3)
     assert tokens.shape == (6, 6 + DIGITS)
-    again = model(tokens[:, :-1])[:, -DIGITS:].log_softmax(-1).gather(-1, tokens[:, -DIGITS:, None]).squeeze(-1)
+    again = (
+        model(tokens[:, :-1])[:, -DIGITS:].log_softmax(-1).gather(-1, tokens[:, -DIGITS:, None]).squeeze(-1)
+    )
     torch.testing.assert_close(again, logp, atol=1e-5, rtol=1e-5)
 
 
@@ -104,7 +109,11 @@ def test_the_judge_marks_each_digit() -> None:
 
 
 def test_an_advantage_is_over_the_mean_of_the_group() -> None:
-    batch = Batch({"reward": torch.tensor([[1.0], [0.0], [1.0], [1.0]])}, ids=torch.tensor([[4, 0], [4, 1], [9, 0], [9, 1]]), group_depth=1)
+    batch = Batch(
+        {"reward": torch.tensor([[1.0], [0.0], [1.0], [1.0]])},
+        ids=torch.tensor([[4, 0], [4, 1], [9, 0], [9, 1]]),
+        group_depth=1,
+    )
     assert advantages(batch).flatten().tolist() == [0.5, -0.5, 0.0, 0.0]
 
 

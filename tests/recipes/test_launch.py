@@ -1,4 +1,5 @@
-"""The recipes as they are shipped: each makes a plan in every layout it offers, and runs, from any working directory."""
+"""The recipes as they are shipped: each makes a plan in every layout it offers, and runs, from any working
+directory."""
 
 from __future__ import annotations
 
@@ -20,9 +21,21 @@ LAYOUTS = {"dp": (2, 1), "fsdp": (1, 2), "hsdp": (2, 2)}
 
 def launch(cwd: Path, recipe: str, *overrides: str) -> Path:
     """Runs it to its end and gives its run directory."""
-    command = [sys.executable, "-c", "import sys; from meshctl.cli.app import main; sys.exit(main())", "launch"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from meshctl.cli.app import main; sys.exit(main())",
+        "launch",
+    ]
     environ = os.environ | {"PYTHONPATH": str(RECIPES.parent), "OMP_NUM_THREADS": "1"}
-    said = subprocess.run([*command, str(RECIPES / recipe), *overrides], cwd=cwd, env=environ, capture_output=True, text=True, timeout=180)
+    said = subprocess.run(
+        [*command, str(RECIPES / recipe), *overrides],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert said.returncode == 0, said.stdout + said.stderr
     (run,) = (cwd / "runs").glob("*/*")
     return run
@@ -33,9 +46,13 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("recipe", sorted(path.name for path in RECIPES.glob("*.yaml")))
-def test_a_recipe_makes_the_same_plan_twice(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_makes_the_same_plan_twice(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert plan_of(str(RECIPES / recipe), []).plan.to_json() == plan_of(str(RECIPES / recipe), []).plan.to_json()
+    assert (
+        plan_of(str(RECIPES / recipe), []).plan.to_json() == plan_of(str(RECIPES / recipe), []).plan.to_json()
+    )
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -61,16 +78,38 @@ def test_supervised_training_learns_and_repeats_itself(tmp_path: Path) -> None:
     found = []
     for folder in (first, again):
         folder.mkdir()
-        found.append([line["metrics.loss"] for line in metrics(launch(folder, "sft_arithmetic.yaml", "run.steps=25"))])
+        found.append(
+            [line["metrics.loss"] for line in metrics(launch(folder, "sft_arithmetic.yaml", "run.steps=25"))]
+        )
     assert found[0] == found[1]
     assert found[0][0] > 2.3 and found[0][-1] < 2.1
 
 
 @pytest.mark.slow
 def test_a_script_runs_under_meshctl_as_under_torchrun(tmp_path: Path) -> None:
-    log = (launch(tmp_path, "program_ddp.yaml", "groups.train.args=[--epochs, 10]") / "logs" / "train" / "0.log").read_text()
-    script = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(RECIPES / "ddp_digits.py"), "--epochs", "10"]
-    bare = subprocess.run(script, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=180)
-    ours, theirs = ([line for line in text.splitlines() if line.startswith("epoch")] for text in (log, bare.stdout))
+    log = (
+        launch(tmp_path, "program_ddp.yaml", "groups.train.args=[--epochs, 10]") / "logs" / "train" / "0.log"
+    ).read_text()
+    script = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        str(RECIPES / "ddp_digits.py"),
+        "--epochs",
+        "10",
+    ]
+    bare = subprocess.run(
+        script,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    ours, theirs = (
+        [line for line in text.splitlines() if line.startswith("epoch")] for text in (log, bare.stdout)
+    )
     assert len(ours) == 1 and ours == theirs
     assert float(ours[-1].rsplit(maxsplit=1)[-1]) > 0.9

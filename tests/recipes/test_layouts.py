@@ -1,4 +1,5 @@
-"""The same training in every layout: four real processes, with dp, fsdp and both, give what one process gives."""
+"""The same training in every layout: four real processes, with dp, fsdp and both, give what one process
+gives."""
 
 from __future__ import annotations
 
@@ -18,9 +19,16 @@ from tests.recipes.layouts import problems, trainer, weights
 
 @pytest.mark.slow
 def test_layouts_weigh_samples_alike_and_read_one_anothers_state(tmp_path: Path) -> None:
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(RECIPES), str(RECIPES.parent)]), "OMP_NUM_THREADS": "1"}
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(RECIPES), str(RECIPES.parent)]),
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = [
-        subprocess.Popen([sys.executable, "-m", "tests.recipes.layouts", str(rank), str(tmp_path)], env=environ, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.recipes.layouts", str(rank), str(tmp_path)],
+            env=environ,
+            stdout=subprocess.PIPE,
+        )
         for rank in range(4)
     ]
     try:

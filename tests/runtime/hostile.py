@@ -1,4 +1,5 @@
-"""What a peer may send that is no frame: headers made up from the format's own words, and real frames with bits turned."""
+"""What a peer may send that is no frame: headers made up from the format's own words, and real frames with
+bits turned."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshctl.runtime.batch import Batch, Ragged
-from meshctl.runtime.frames import ALIGN, MAGIC, pack
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.transports.buffers.frames import ALIGN, MAGIC, pack
 
 HUGE = [2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1]
 numbers = st.integers(0, 13) | st.sampled_from([-1, 16, 64, 128, 255, 4096, -(2**62), *HUGE])
@@ -24,24 +25,38 @@ def ext(kind: int, inner: Any) -> msgpack.ExtType:
 
 
 shapes = st.lists(st.integers(0, 3)) | st.lists(numbers | words, max_size=4)
-tensors = st.builds(lambda *said: ext(1, [*said[:2], *said[2]]), st.integers(0, 11) | numbers, st.sampled_from([0, 64]) | numbers, shapes)
+tensors = st.builds(
+    lambda *said: ext(1, [*said[:2], *said[2]]),
+    st.integers(0, 11) | numbers,
+    st.sampled_from([0, 64]) | numbers,
+    shapes,
+)
 raggeds = st.builds(lambda *parts: ext(2, list(parts)), tensors | words, tensors | words)
 longs = st.builds(msgpack.ExtType, st.just(5), st.binary(max_size=12))
 others = st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=12))
-columns = st.dictionaries(st.text(max_size=2) | st.integers(0, 3), tensors | raggeds | st.lists(words, max_size=3) | words, max_size=3)
-batches = st.builds(lambda parts: ext(3, parts), st.tuples(columns, tensors | words, words, words).map(list) | st.lists(words))
+columns = st.dictionaries(
+    st.text(max_size=2) | st.integers(0, 3),
+    tensors | raggeds | st.lists(words, max_size=3) | words,
+    max_size=3,
+)
+batches = st.builds(
+    lambda parts: ext(3, parts), st.tuples(columns, tensors | words, words, words).map(list) | st.lists(words)
+)
 values = st.recursive(
     words | tensors | raggeds | longs | others | batches,
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    | st.builds(lambda kind, value: ext(kind, value), st.integers(1, 6), inner),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.builds(lambda kind, value: ext(kind, value), st.integers(1, 6), inner)
+    ),
     max_leaves=6,
 )
 headers = values.map(lambda value: msgpack.packb(value, strict_types=True)) | st.binary(max_size=60)
 
 
 def framed(header: bytes, size: int | None = None, room: int = 256) -> Tensor:
-    """uint8 `[n]`: a frame of such a header, with room for tensors behind it; `size` is what it says the header's length is."""
+    """uint8 `[n]`: a frame of such a header, with room for tensors behind it; `size` is what it says the
+    header's length is."""
     text = struct.pack("<4sI", MAGIC, len(header) if size is None else size) + header
     text += bytes(-len(text) % ALIGN) + bytes(range(256)) * (room // 256)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -52,7 +67,14 @@ def real() -> Tensor:
     ragged = Ragged.of([torch.arange(3), torch.arange(0), torch.arange(5)])
     columns = {"r": ragged, "x": torch.ones(3, 2, dtype=torch.bfloat16), "t": ["a", None, 3]}
     batch = Batch(columns, ids=torch.arange(6).view(3, 2), group_depth=1)
-    return pack({"rows": [{"kind": "batch", "ids": [0, 3]}, (1, 2.5)], "part": batch, "long": 2**70, "scalar": torch.tensor(3)})
+    return pack(
+        {
+            "rows": [{"kind": "batch", "ids": [0, 3]}, (1, 2.5)],
+            "part": batch,
+            "long": 2**70,
+            "scalar": torch.tensor(3),
+        }
+    )
 
 
 @st.composite
@@ -64,7 +86,11 @@ def turned(draw: st.DrawFn) -> Tensor:
     return frame[: draw(st.just(len(frame)) | st.integers(0, len(frame)))]
 
 
-frames = turned() | st.builds(framed, headers) | st.builds(framed, headers, st.sampled_from([0, 1, 5, 1000, 2**32 - 1]))
+frames = (
+    turned()
+    | st.builds(framed, headers)
+    | st.builds(framed, headers, st.sampled_from([0, 1, 5, 1000, 2**32 - 1]))
+)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -85,4 +111,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def inside(value: Any, frame: Tensor) -> bool:
     """Whether all tensors of a value lie in the frame's own memory."""
     first, last = frame.data_ptr(), frame.data_ptr() + len(frame)
-    return all(not tensor.nbytes or first <= tensor.data_ptr() <= tensor.data_ptr() + tensor.nbytes <= last for tensor in tensors_in(value))
+    return all(
+        not tensor.nbytes or first <= tensor.data_ptr() <= tensor.data_ptr() + tensor.nbytes <= last
+        for tensor in tensors_in(value)
+    )

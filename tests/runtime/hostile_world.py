@@ -1,10 +1,12 @@
-"""A few real processes that reach one another by the local way: driven by functions, watched, stopped and killed by a test.
+"""A few real processes that reach one another by the local way: driven by functions, watched, stopped and
+killed by a test.
 
     with World(giver, taker) as world:         one function a place; each gets its `Worker`
         world.kill(0)
         assert world.ends(1) == ["PeerLost", "place 0 is gone"]
 
-What a function gives is what `gave` returns, as plain data. An `Impostor` is a peer of a test's own process that says what it likes.
+What a function gives is what `gave` returns, as plain data. An `Impostor` is a peer of a test's own process
+that says what it likes.
 """
 
 from __future__ import annotations
@@ -26,13 +28,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports import SLOTS, Transport
-from meshctl.runtime.transports.arena import GRAIN
-from meshctl.runtime.transports.lending import INLINE
+from meshctl.runtime.transports.buffers.arena import GRAIN
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE
+from meshctl.runtime.transports.data_plane import SLOTS, Transport
 from meshctl.runtime.transports.local import Address, Local
 
 LANE, BACK = 5, 6
-SIZES = [1, 63, INLINE - 1, INLINE, INLINE + 1, GRAIN - 1, GRAIN, GRAIN + 1, 5 * GRAIN + 3, INLINE + 1, 40 * GRAIN, 1, GRAIN]
+SIZES = [
+    1,
+    63,
+    INLINE - 1,
+    INLINE,
+    INLINE + 1,
+    GRAIN - 1,
+    GRAIN,
+    GRAIN + 1,
+    5 * GRAIN + 3,
+    INLINE + 1,
+    40 * GRAIN,
+    1,
+    GRAIN,
+]
 """Of frames, in bytes."""
 PATIENCE = 30
 """Seconds that a test waits for anything."""
@@ -127,7 +143,8 @@ class World:
         return os.waitstatus_to_exitcode(status)
 
     def ends(self, place: int) -> list[Any]:
-        """How a function ended: [kind of its error, text], or ["", what it gave], and when it did, on the clock that all share."""
+        """How a function ended: [kind of its error, text], or ["", what it gave], and when it did, on the
+        clock that all share."""
         return list(self.hear(place))
 
     def gave(self, *places: int) -> list[Any]:
@@ -171,7 +188,9 @@ class Impostor:
         self._sock.settimeout(PATIENCE)
         self.say(self.HELLO, place, more=token.encode())
 
-    def say(self, what: int, lane: int = 0, block: int = 0, size: int = 0, nbytes: int = 0, more: bytes = b"") -> None:
+    def say(
+        self, what: int, lane: int = 0, block: int = 0, size: int = 0, nbytes: int = 0, more: bytes = b""
+    ) -> None:
         self.send(self.HEAD.pack(what, lane, block, size, nbytes) + more)
 
     def frame(self, lane: int, data: bytes) -> None:

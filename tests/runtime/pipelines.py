@@ -8,9 +8,9 @@ import torch
 from hypothesis import strategies as st
 
 from meshctl.plan.model import Plan
-from meshctl.routes import Dispatch
-from meshctl.runtime.batch import Batch, Ragged
+from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, endpoint
+from meshctl.topology.modes import Dispatch
 from tests.runtime.plans import Input, call, plan
 
 
@@ -51,19 +51,33 @@ class Echo(Component):
 def pipelines(draw: st.DrawFn) -> Plan:
     """Up to six stages over three groups, in any order, with any mode."""
     groups = {name: draw(st.integers(1, 3)) for name in "abc"}
-    sizes = {name: draw(st.sampled_from([{}, {"dp_size": 1, "tp_size": workers}])) for name, workers in groups.items()}
+    sizes = {
+        name: draw(st.sampled_from([{}, {"dp_size": 1, "tp_size": workers}]))
+        for name, workers in groups.items()
+    }
     components = {f"{kind}-{name}": (name, sizes[name]) for name in groups for kind in ("source", "echo")}
     stages = [call("s0", f"source-{draw(st.sampled_from('abc'))}.next", samples=draw(st.integers(3, 9)))]
     for number in range(1, draw(st.integers(2, 6))):
         where = draw(st.sampled_from("abc"))
         if draw(st.booleans()):
-            mode, balance = draw(st.sampled_from(["slice_dp", "slice", "all"])), draw(st.sampled_from(["", "tokens"]))
+            mode, balance = (
+                draw(st.sampled_from(["slice_dp", "slice", "all"])),
+                draw(st.sampled_from(["", "tokens"])),
+            )
             dispatch = Dispatch(mode, balance, allow_empty=True)
             source = draw(st.sampled_from([stage.name for stage in stages]))
             unique = dispatch.mode == "slice_dp" or (dispatch.mode == "slice" and not sizes[where])
             execute = "all" if unique else "first"
             every = draw(st.sampled_from([1, 1, 2]))
-            stages.append(call(f"s{number}", f"echo-{where}.take", Input((source,), dispatch=dispatch), execute=execute, every=every))
+            stages.append(
+                call(
+                    f"s{number}",
+                    f"echo-{where}.take",
+                    Input((source,), dispatch=dispatch),
+                    execute=execute,
+                    every=every,
+                )
+            )
         else:
             stages.append(call(f"s{number}", f"source-{where}.next", samples=draw(st.integers(3, 9))))
     return plan(groups, components, stages, steps=4)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshctl.mesh import DeviceMesh
 from meshctl.plan.model import Checkpoint, Cluster, Component, Group, Input, Plan, Run, Stage
-from meshctl.routes import Dispatch, Route
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
 
 
 def call(name: str, what: str, *inputs: str | Input, **more: Any) -> Stage:
@@ -21,7 +21,12 @@ def sync(name: str, source: str, target: str, **more: Any) -> Stage:
 
 
 def plan(
-    groups: dict[str, int], components: dict[str, tuple[str, dict[str, Any]]], stages: Sequence[Stage], *, steps: int = 3, **run: Any
+    groups: dict[str, int],
+    components: dict[str, tuple[str, dict[str, Any]]],
+    stages: Sequence[Stage],
+    *,
+    steps: int = 3,
+    **run: Any,
 ) -> Plan:
     placed, first = [], 0
     for name, workers in groups.items():
@@ -32,7 +37,16 @@ def plan(
         for name, (group, sizes) in components.items()
     ]
     routes = [route for stage in stages for route in routes_of(stage, stages)]
-    return Plan("test", 0, Cluster(), tuple(placed), tuple(made), tuple(stages), tuple(routes), Run(steps=steps, **run))
+    return Plan(
+        "test",
+        0,
+        Cluster(),
+        tuple(placed),
+        tuple(made),
+        tuple(stages),
+        tuple(routes),
+        Run(steps=steps, **run),
+    )
 
 
 def routes_of(stage: Stage, stages: Sequence[Stage]) -> list[Route]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -16,15 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshctl import Batch, Component, DeviceMesh
-from meshctl.mesh import share
 from meshctl.plan.model import Cluster
 from meshctl.runtime.collective import Collective, CollectiveError, Op
 from meshctl.runtime.component import Place
 from meshctl.runtime.world import ranks_by_node
+from meshctl.topology.mesh import share
+from tests.paths import ROOT
 from tests.runtime import worlds
 from tests.runtime.plans import plan
 
-ROOT = Path(__file__).parent.parent.parent
 SIZE = 4
 MESH = DeviceMesh.from_sizes(dp_size=2, tp_size=2, ep_size=2, device_type="cpu")
 NODES = [[0, 1, 2], [3]]
@@ -71,7 +70,11 @@ def collectives(rank: int) -> Iterator[Collective]:
 def cases(rank: int, dtypes: Iterable[torch.dtype]) -> Iterator[tuple[Collective, torch.dtype]]:
     """Every dtype in a collective whose ranks do not rise, and in one of three; two dtypes in all others."""
     for dims, it in zip(ASKED, collectives(rank), strict=True):
-        yield from ((it, dtype) for dtype in dtypes if dtype in (torch.float32, torch.bool) or dims in (("tp", "dp"), ("local",)))
+        yield from (
+            (it, dtype)
+            for dtype in dtypes
+            if dtype in (torch.float32, torch.bool) or dims in (("tp", "dp"), ("local",))
+        )
 
 
 def given(rank: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -81,14 +84,23 @@ def given(rank: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def reduced(tensors: list[Tensor], op: Op) -> Tensor:
-    wide = torch.stack([tensor.to(torch.complex128 if tensor.is_complex() else torch.float64) for tensor in tensors])
-    found = {"sum": lambda: wide.sum(0), "mean": lambda: wide.mean(0), "max": lambda: wide.amax(0), "min": lambda: wide.amin(0)}[op]()
+    wide = torch.stack(
+        [tensor.to(torch.complex128 if tensor.is_complex() else torch.float64) for tensor in tensors]
+    )
+    found = {
+        "sum": lambda: wide.sum(0),
+        "mean": lambda: wide.mean(0),
+        "max": lambda: wide.amax(0),
+        "min": lambda: wide.amin(0),
+    }[op]()
     return found.to(tensors[0].dtype)
 
 
 def same(one: Tensor, other: Tensor) -> None:
     assert (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
-    torch.testing.assert_close(one.float() if one.itemsize < 2 else one, other.float() if other.itemsize < 2 else other)
+    torch.testing.assert_close(
+        one.float() if one.itemsize < 2 else one, other.float() if other.itemsize < 2 else other
+    )
 
 
 @check
@@ -96,7 +108,12 @@ def ranks_are_in_the_order_of_the_dims(rank: int) -> None:
     found = dict(zip(ASKED, collectives(rank), strict=True))
     assert found["tp",].ranks == MESH.ranks_along("tp", rank)
     assert found["dp", "tp"].ranks == (0, 1, 2, 3) and found["tp", "dp"].ranks == (0, 2, 1, 3)
-    assert found["local",].ranks == ((3,) if rank == 3 else (0, 1, 2)) and found["world",].ranks == (0, 1, 2, 3)
+    assert found["local",].ranks == ((3,) if rank == 3 else (0, 1, 2)) and found["world",].ranks == (
+        0,
+        1,
+        2,
+        3,
+    )
     assert found["fsdp",].ranks == (rank,)
     assert found["ep",].ranks == MESH.ranks_along("ep", rank) and found["ep_fsdp", "ep"].size == 4
     for it in found.values():
@@ -166,7 +183,9 @@ def all_to_all(rank: int) -> None:
 def uneven_all_to_all(rank: int) -> None:
     for it, dtype in cases(rank, DTYPES):
         for rest in ((), (3,), (0,)):
-            got = it.all_to_all([given(rank, dtype, (rank * other, *rest)) for other in it.ranks], uneven=True)
+            got = it.all_to_all(
+                [given(rank, dtype, (rank * other, *rest)) for other in it.ranks], uneven=True
+            )
             for one, other in zip(got, it.ranks, strict=True):
                 same(one, given(other, dtype, (rank * other, *rest)))
     for it in collectives(rank):
@@ -186,7 +205,13 @@ def broadcast(rank: int) -> None:
 
 def said(rank: int) -> dict[str, Any]:
     batch = Batch({"x": torch.arange(rank)})
-    return {"rank": rank, "ö" * rank: [1.5, None, (True, float("inf"))], "t": torch.arange(rank).bfloat16(), "b": batch, 3: {}}
+    return {
+        "rank": rank,
+        "ö" * rank: [1.5, None, (True, float("inf"))],
+        "t": torch.arange(rank).bfloat16(),
+        "b": batch,
+        3: {},
+    }
 
 
 def equal(one: Any, other: Any) -> None:
@@ -204,7 +229,9 @@ def objects(rank: int) -> None:
             equal(one, said(other))
         for source, other in enumerate(it.ranks):
             equal(it.broadcast_object(said(rank), source), said(other))
-        assert it.broadcast_object({1} if it.rank else "only the source's counts") == "only the source's counts"
+        assert (
+            it.broadcast_object({1} if it.rank else "only the source's counts") == "only the source's counts"
+        )
 
 
 @check
@@ -216,7 +243,10 @@ def tensors_of_any_kind(rank: int) -> None:
         assert base[:, 1].tolist() == [float(sum(it.ranks))] * 4 and not base[:, 2].any()
         it.broadcast(base.t()[1:3], it.size - 1)
         same(it.all_gather(base.t()[::2])[it.rank], base.t()[::2])
-        same(it.reduce_scatter(base.t(), "max"), base.t()[share(6, it.size, it.rank).start : share(6, it.size, it.rank).stop])
+        same(
+            it.reduce_scatter(base.t(), "max"),
+            base.t()[share(6, it.size, it.rank).start : share(6, it.size, it.rank).stop],
+        )
         parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
         assert it.all_reduce(parameter, "mean") is parameter and parameter.is_leaf
         same(parameter.data, torch.full((3,), sum(it.ranks) / it.size))
@@ -226,7 +256,9 @@ def tensors_of_any_kind(rank: int) -> None:
 @check
 def halves_are_summed_in_32_bits(rank: int) -> None:
     it = component(rank).collective("world")
-    same(it.all_reduce(torch.tensor(40000.0).half(), "mean"), torch.tensor(40000.0).half())  # their sum is no half
+    same(
+        it.all_reduce(torch.tensor(40000.0).half(), "mean"), torch.tensor(40000.0).half()
+    )  # their sum is no half
     same(it.all_reduce(torch.tensor([256.0, 1.0, 1.0, 1.0][rank]).bfloat16()), torch.tensor(259.0).bfloat16())
 
 
@@ -277,12 +309,18 @@ def what_cannot_be_done_is_said_before_anybody_waits(rank: int) -> None:
 def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
     """What is wrong for a collective of any size, and what is said."""
     one, each = torch.ones(2), [torch.ones(2)] * it.size
-    yield lambda: it.all_to_all([*each, one]), f"one tensor for each of the {it.size} ranks, here are {it.size + 1}"
+    yield (
+        lambda: it.all_to_all([*each, one]),
+        f"one tensor for each of the {it.size} ranks, here are {it.size + 1}",
+    )
     yield lambda: it.all_to_all([]), "here are 0"
     yield lambda: it.all_to_all(one), "takes a list of tensors, one for each rank, not a Tensor"  # type: ignore[arg-type]
     yield lambda: it.all_to_all([3.0] * it.size), "all_to_all takes a tensor, not a float"  # type: ignore[list-item]
     for source in (-1, it.size, True, 0.0):
-        yield lambda source=source: it.broadcast(one, source), f"a rank of its collective, 0 to {it.size - 1}, not {source}"  # type: ignore[misc]
+        yield (
+            lambda source=source: it.broadcast(one, source),
+            f"a rank of its collective, 0 to {it.size - 1}, not {source}",
+        )  # type: ignore[misc]
         yield lambda source=source: it.broadcast_object(1, source), f"0 to {it.size - 1}, not {source}"  # type: ignore[misc]
     yield lambda: it.all_reduce(torch.arange(3), "mean"), "the mean of int64 need not be one"
     yield lambda: it.reduce_scatter(torch.ones(3).bool()), "bools have no sum: .* max .any. or min .all."
@@ -291,7 +329,10 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
     yield lambda: it.all_reduce(one, "avg"), "no reduction 'avg', there are sum, mean, max, min"  # type: ignore[arg-type]
     yield lambda: it.all_reduce(3.0), "all_reduce takes a tensor, not a float"  # type: ignore[arg-type]
     yield lambda: it.all_gather(torch.eye(2).to_sparse()), "not one of layout sparse_coo"
-    yield lambda: it.reduce_scatter(torch.tensor(1.0)), "reduce_scatter goes along dim 0, and this tensor has no dims"
+    yield (
+        lambda: it.reduce_scatter(torch.tensor(1.0)),
+        "reduce_scatter goes along dim 0, and this tensor has no dims",
+    )
     yield lambda: it.all_gather(torch.tensor(1.0), uneven=True), "has no dims"
     yield lambda: it.all_gather_object({"a": [{1, 2}]}), "a set cannot be sent: say it in plain data"
     yield lambda: it.broadcast_object(object(), it.rank), "a object cannot be sent"
@@ -313,7 +354,12 @@ def test_four_processes(told: dict[str, str], name: str) -> None:
 
 def test_alone_every_operation_gives_what_several_would() -> None:
     assert not dist.is_initialized()
-    for it in (Collective(), Component().collective("tp", "dp"), Component().collective("local"), Component().collective("world")):
+    for it in (
+        Collective(),
+        Component().collective("tp", "dp"),
+        Component().collective("local"),
+        Component().collective("world"),
+    ):
         assert (it.size, it.rank, it.ranks, it.device) == (1, 0, (0,), torch.device("cpu"))
         for dtype in DTYPES:
             for shape in SHAPES:
@@ -338,7 +384,12 @@ def test_alone_every_operation_gives_what_several_would() -> None:
 
 def test_a_result_shares_no_memory_with_what_was_given() -> None:
     it, tensor = Collective(), torch.ones(3)
-    for got in (it.all_gather(tensor)[0], it.all_gather_joined(tensor), it.reduce_scatter(tensor), it.all_to_all([tensor])[0]):
+    for got in (
+        it.all_gather(tensor)[0],
+        it.all_gather_joined(tensor),
+        it.reduce_scatter(tensor),
+        it.all_to_all([tensor])[0],
+    ):
         got.zero_()
     assert tensor.tolist() == [1, 1, 1]
     value = {"a": [1]}
@@ -368,15 +419,23 @@ def test_a_closed_one_says_so() -> None:
         "broadcast_object": lambda: it.broadcast_object(1),
         "barrier": it.barrier,
     }.items():
-        with pytest.raises(CollectiveError, match=f"{operation}: this collective is closed; `self.collective"):
+        with pytest.raises(
+            CollectiveError, match=f"{operation}: this collective is closed; `self.collective"
+        ):
             call()
 
 
 @pytest.mark.parametrize(
     ("dims", "message"),
     [
-        ((), "say along which dims: one or several of pp, dp, fsdp, cp, tp or of a view's dims, `local` or `world`"),
-        (("expert",), "there is no dim 'expert', there are pp, dp, fsdp, cp, tp.*; `local` is this node, `world` the whole group"),
+        (
+            (),
+            "say along which dims: one or several of pp, dp, fsdp, cp, tp or of a view's dims, `local` or `world`",
+        ),
+        (
+            ("expert",),
+            "there is no dim 'expert', there are pp, dp, fsdp, cp, tp.*; `local` is this node, `world` the whole group",
+        ),
         (("tp", "tp"), "a dim is named once, tp is named 2 times"),
         (("data", "ep"), "data and ep are not dims of one view of the mesh"),
         (("tp", "local"), "`local` is no dim of the mesh: it is asked for alone, here are tp, local"),
@@ -441,8 +500,14 @@ def every_operation(it: Collective, device: torch.device) -> None:
         same(it.broadcast(mine.clone(), it.size - 1), expected[-1])
         most = reduced([part.cpu() for part in expected], "max").to(device)
         same(it.all_reduce(mine.clone(), "max"), most)
-        same(it.reduce_scatter(mine, "max"), most[share(4, it.size, it.rank).start : share(4, it.size, it.rank).stop])
-    same(it.all_reduce(brought(it.rank), "mean"), reduced([brought(other).cpu() for other in it.ranks], "mean").to(device))
+        same(
+            it.reduce_scatter(mine, "max"),
+            most[share(4, it.size, it.rank).start : share(4, it.size, it.rank).stop],
+        )
+    same(
+        it.all_reduce(brought(it.rank), "mean"),
+        reduced([brought(other).cpu() for other in it.ranks], "mean").to(device),
+    )
     assert it.broadcast_object({"t": brought(0)})["t"].device == torch.device("cpu")
     it.barrier()
 
@@ -473,7 +538,10 @@ def on_two(backend: str, kind: str) -> None:
         port = listener.getsockname()[1]
     code = "import os, sys; from tests.runtime.test_collective import one_of_two as do; do(int(sys.argv[1]), {}, {!r}, {!r}); os._exit(0)"
     words = [sys.executable, "-c", code.format(port, backend, kind)]
-    both = [subprocess.Popen([*words, str(rank)], cwd=ROOT, stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    both = [
+        subprocess.Popen([*words, str(rank)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
     errors = [process.communicate(timeout=120)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], "\n".join(errors)
 
@@ -484,7 +552,9 @@ WITH_TWO = pytest.mark.skipif(CUDA < 2, reason="there are no two CUDA devices he
 WITH_MPS = pytest.mark.skipif(not torch.backends.mps.is_available(), reason="there is no MPS device here")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("cuda:0", marks=WITH_CUDA), pytest.param("mps:0", marks=WITH_MPS)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("cuda:0", marks=WITH_CUDA), pytest.param("mps:0", marks=WITH_MPS)]
+)
 def test_one_process_on_a_device(kind: str) -> None:
     on_one(torch.device(kind))
 

@@ -29,8 +29,16 @@ def test_it_works_without_a_launcher() -> None:
     adder.log({"x": 1.0})
     adder.stop("nobody listens")
     assert [len(part) for part in adder.micro_batches(batch, 2)] == [2, 1]
-    assert (adder.alloc(2, 3).shape, adder.alloc(2, 3).dtype, adder.alloc(0, 5, dtype=torch.bool).shape) == ((2, 3), torch.float32, (0, 5))
-    assert adder.alloc(batch["x"].shape).shape == (3,) and adder.alloc([2, 0]).shape == (2, 0) and adder.alloc(()).shape == ()
+    assert (adder.alloc(2, 3).shape, adder.alloc(2, 3).dtype, adder.alloc(0, 5, dtype=torch.bool).shape) == (
+        (2, 3),
+        torch.float32,
+        (0, 5),
+    )
+    assert (
+        adder.alloc(batch["x"].shape).shape == (3,)
+        and adder.alloc([2, 0]).shape == (2, 0)
+        and adder.alloc(()).shape == ()
+    )
 
 
 def test_a_collective_of_one_is_the_identity() -> None:

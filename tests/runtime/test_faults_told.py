@@ -5,17 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.events import Journal
-from meshctl.mesh import DeviceMesh
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
-from meshctl.run import RunDir
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Journal
 from meshctl.runtime.worker import Told, Worker, secrets_of
+from meshctl.topology.mesh import DeviceMesh
 
-GROUP = Group("train", "cpu", 1, 0, env=(("WANDB_API_KEY", None), ("MODE", "fast"), ("HUB_TOKEN", "${oc.env:HUB}")))
-ARGS = {"token": "written-out", "auth": {"user": "${oc.env:WHO}"}, "path": "${oc.env:DATA}", "tokenizer": "plain-text"}
+GROUP = Group(
+    "train", "cpu", 1, 0, env=(("WANDB_API_KEY", None), ("MODE", "fast"), ("HUB_TOKEN", "${oc.env:HUB}"))
+)
+ARGS = {
+    "token": "written-out",
+    "auth": {"user": "${oc.env:WHO}"},
+    "path": "${oc.env:DATA}",
+    "tokenizer": "plain-text",
+}
 ACTOR = Component("actor", "m.Actor", "train", DeviceMesh.from_sizes(dp_size=1), ARGS)
 PLAN = Plan("x", 0, Cluster.of(1), (GROUP,), (ACTOR,), (), (), Run())
-ENVIRON = {"WANDB_API_KEY": "key-of-wandb", "HUB": "hub-token", "WHO": "somebody", "DATA": "/data/here", "HOME_TOKEN": "not-given"}
+ENVIRON = {
+    "WANDB_API_KEY": "key-of-wandb",
+    "HUB": "hub-token",
+    "WHO": "somebody",
+    "DATA": "/data/here",
+    "HOME_TOKEN": "not-given",
+}
 
 
 def test_what_a_group_was_given_and_must_not_be_told() -> None:
@@ -23,14 +36,20 @@ def test_what_a_group_was_given_and_must_not_be_told() -> None:
     assert set(secrets_of(PLAN, "train", {})) == {"written-out"}
 
 
-def test_a_fault_and_its_log_tell_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_and_its_log_tell_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     for name, value in ENVIRON.items():
         monkeypatch.setenv(name, value)
     run = RunDir(tmp_path)
-    worker = Worker(Told(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0))
+    worker = Worker(
+        Told(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
+    )
     worker._plan = PLAN
     try:
-        raise ValueError("wrong key key-of-wandb for somebody at https://me:pass@host, --token abc; see /data/here with plain-text")
+        raise ValueError(
+            "wrong key key-of-wandb for somebody at https://me:pass@host, --token abc; see /data/here with plain-text"
+        )
     except ValueError as error:
         worker.tell(error)
     event = json.loads(run.journal("train-0").read_text())
@@ -38,11 +57,18 @@ def test_a_fault_and_its_log_tell_no_secret(tmp_path: Path, monkeypatch: pytest.
     assert event["value"]["error"] == f"ValueError: {shown}"
     log = capfd.readouterr().err
     for text in (log, event["value"]["traceback"]):
-        assert "Traceback" in text and "test_faults_told.py" in text and shown in text and "key-of-wandb" not in text
+        assert (
+            "Traceback" in text
+            and "test_faults_told.py" in text
+            and shown in text
+            and "key-of-wandb" not in text
+        )
 
 
 def test_a_worker_that_has_read_no_plan_tells_its_fault_all_the_same(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    worker = Worker(Told(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0))
+    worker = Worker(
+        Told(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
+    )
     worker.tell(FileNotFoundError("plan.json"))
     assert json.loads(run.journal("train-0").read_text())["value"]["error"] == "FileNotFoundError: plan.json"

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from meshctl.routes import Dispatch
-from meshctl.runtime import threads, weights
-from meshctl.runtime.batch import Batch, BatchError
+from meshctl.runtime import in_process
+from meshctl.runtime.batch.batch import Batch, BatchError
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.loop import StageError
+from meshctl.runtime.routes import weights
+from meshctl.topology.modes import Dispatch
 from tests.runtime.pipelines import Echo, Source, made, pipelines
 from tests.runtime.plans import Checkpoint, Input, call, plan, sync
 
@@ -57,7 +58,9 @@ def world(sizes: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("ours", MESHES, ids=str)
 @pytest.mark.parametrize("theirs", MESHES, ids=str)
-def test_every_sample_arrives_once_on_each_data_rank_and_comes_back_in_order(ours: dict[str, int], theirs: dict[str, int]) -> None:
+def test_every_sample_arrives_once_on_each_data_rank_and_comes_back_in_order(
+    ours: dict[str, int], theirs: dict[str, int]
+) -> None:
     seen: list[Any] = []
     back: list[Any] = []
     job = plan(
@@ -67,7 +70,9 @@ def test_every_sample_arrives_once_on_each_data_rank_and_comes_back_in_order(our
          call("back", "sink.take", Input(("there",), dispatch=Dispatch("all")))],
         steps=2,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else back))
+    outcome = in_process.run(
+        job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else back)
+    )
     assert not outcome.faults
     mesh = job.component("echo").mesh
     for step in (1, 2):
@@ -75,8 +80,8 @@ def test_every_sample_arrives_once_on_each_data_rank_and_comes_back_in_order(our
         for rank in range(mesh.world_size):
             [batch] = [batch for at, who, batch in seen if (at, who) == (step, rank)]
             assert ids(batch) == [expected[i] for i in mesh.get_slice(13, rank)]
-            assert batch["text"] == [str(id) for id, in ids(batch)]
-            assert [len(row) for row in batch["rows"].rows()] == [id % 5 for id, in ids(batch)]
+            assert batch["text"] == [str(id) for (id,) in ids(batch)]
+            assert [len(row) for row in batch["rows"].rows()] == [id % 5 for (id,) in ids(batch)]
         for rank in range(world(ours)):
             [batch] = [batch for at, who, batch in back if (at, who) == (step, rank)]
             assert ids(batch) == expected
@@ -87,8 +92,12 @@ def test_metrics_are_weighted_by_samples_and_said_by_representatives_only() -> N
         {"a": 1, "b": 4}, {"source": ("a", {}), "echo": ("b", {"tp_size": 2})},
         [call("batch", "source.next", samples=5), call("loss", "echo.loss", "batch", collect="mean")], steps=1,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
-    said = sorted((event.rank, event.value["weight"], event.value["values"]) for event in outcome.events if event.name == "metric")
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
+    said = sorted(
+        (event.rank, event.value["weight"], event.value["values"])
+        for event in outcome.events
+        if event.name == "metric"
+    )
     assert said == [(0, 3.0, {"x": 1.0, "n": 3.0}), (2, 2.0, {"x": 3.5, "n": 2.0})]
 
 
@@ -99,7 +108,7 @@ def test_a_reduced_value_that_a_stage_takes_is_the_same_on_every_rank() -> None:
         [call("batch", "source.next", samples=5), call("loss", "echo.loss", "batch", collect="mean"),
          call("pairs", "echo.pair", Input(("batch",), "first"), Input(("loss",), "second", Dispatch("all")))], steps=1,
     )  # fmt: skip
-    threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
+    in_process.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
     assert [second for _, _, _, second in seen] == [{"x": 2.0, "n": 2.6}] * 2
 
 
@@ -110,9 +119,13 @@ def test_a_list_of_every_workers_value() -> None:
         [call("batch", "source.next", samples=5), call("taken", "echo.take", "batch", collect="last_pp"),
          call("copies", "sink.pair", Input(("batch",), "first"), Input(("taken",), "second"))], steps=1,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "sink" else []))
+    outcome = in_process.run(
+        job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "sink" else [])
+    )
     assert not outcome.faults
-    assert [[ids(batch) for batch in second] for _, _, _, second in seen] == [[[(n,) for n in range(5)]] * 2] * 2
+    assert [[ids(batch) for batch in second] for _, _, _, second in seen] == [
+        [[(n,) for n in range(5)]] * 2
+    ] * 2
 
 
 def test_numbers_are_reduced_and_batches_are_not() -> None:
@@ -120,7 +133,7 @@ def test_numbers_are_reduced_and_batches_are_not() -> None:
         {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("b", {})},
         [call("batch", "source.next", samples=5, collect="mean"), call("taken", "echo.take", "batch")], steps=1,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
     assert "`batch` gave a Batch, and collect: mean is for numbers and tensors" in str(outcome.faults[0])
 
 
@@ -146,17 +159,25 @@ class Careless(Echo):
     ("method", "kind", "message"),
     [
         ("nothing", StageError, "`made` gave None; does it return what it made?"),
-        ("numbers", StageError, "`made` gave a dict; flatten joins batches, lists and tensors: say mean, sum or first"),
+        (
+            "numbers",
+            StageError,
+            "`made` gave a dict; flatten joins batches, lists and tensors: say mean, sum or first",
+        ),
         ("column", BatchError, "there is no column 'nope', there are x, rows, text"),
         ("words", TypeError, "self.log takes numbers: 'said' is a str"),
     ],
 )
-def test_what_an_endpoint_gives_is_judged_where_it_was_given(method: str, kind: type[Exception], message: str) -> None:
+def test_what_an_endpoint_gives_is_judged_where_it_was_given(
+    method: str, kind: type[Exception], message: str
+) -> None:
     job = plan(
         {"a": 1, "b": 1}, {"source": ("a", {}), "gen": ("a", {}), "echo": ("b", {})},
         [call("batch", "source.next", samples=4), call("made", f"gen.{method}", "batch"), call("taken", "echo.take", "made")], steps=1,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: {"source": Source(), "gen": Careless([]), "echo": Echo([])}[name])
+    outcome = in_process.run(
+        job, lambda name, rank: {"source": Source(), "gen": Careless([]), "echo": Echo([])}[name]
+    )
     assert type(outcome.faults[0]) is kind and message in str(outcome.faults[0])
 
 
@@ -170,7 +191,9 @@ def test_weights_that_are_left_unread_are_an_error() -> None:
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
          call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler")],
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: {"source": Source(), "sampler": Lazy([]), "actor": Weights([])}[name])
+    outcome = in_process.run(
+        job, lambda name, rank: {"source": Source(), "sampler": Lazy([]), "actor": Weights([])}[name]
+    )
     assert "`sampler.load_weights` left `b` of its stream unread" in str(outcome.faults[0])
 
 
@@ -181,13 +204,17 @@ def test_inputs_are_aligned_by_id_even_when_the_first_was_balanced() -> None:
         [call("batch", "source.next", samples=11), call("copy", "other.take", "batch"),
          call("pairs", "echo.pair", Input(("batch",), "first", Dispatch(balance="tokens")), Input(("copy",), "second"))], steps=2,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else []))
+    outcome = in_process.run(
+        job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else [])
+    )
     assert not outcome.faults
     assert len(seen) == 6
     for _, _, first, second in seen:
         assert ids(first) == ids(second)
         assert first["text"] == second["text"]
-    assert sorted(id for step, _, first, _ in seen if step == 1 for id in ids(first)) == [(n,) for n in range(11)]
+    assert sorted(id for step, _, first, _ in seen if step == 1 for id in ids(first)) == [
+        (n,) for n in range(11)
+    ]
 
 
 def test_a_list_joins_columns_by_id_and_a_column_given_twice_is_an_error() -> None:
@@ -195,7 +222,7 @@ def test_a_list_joins_columns_by_id_and_a_column_given_twice_is_an_error() -> No
         {"a": 2}, {"source": ("a", {}), "echo": ("a", {})},
         [call("batch", "source.next", samples=4), call("copy", "echo.take", "batch"), call("both", "echo.take", Input(("batch", "copy")))],
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
     fault = next(error for error in outcome.faults.values() if isinstance(error, StageError))
     assert "column 'x' is given twice" in str(fault)
 
@@ -207,7 +234,10 @@ def test_samples_go_home_to_the_rank_that_made_them() -> None:
         [call("batch", "source.next", samples=9), call("made", "echo.take", Input(("batch",), dispatch=Dispatch(balance="tokens"))),
          call("judged", "judge.take", "made"), call("home", "again.take", Input(("judged",), dispatch=Dispatch(home="made")))], steps=1,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name in ("echo", "again") else []))
+    outcome = in_process.run(
+        job,
+        lambda name, rank: Source() if name == "source" else Echo(seen if name in ("echo", "again") else []),
+    )
     assert not outcome.faults
     first = {rank: ids(batch) for _, rank, batch in seen[:3]}
     assert {rank: ids(batch) for _, rank, batch in seen[3:]} == first
@@ -219,7 +249,7 @@ def test_groups_stay_together() -> None:
         {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("a", {}), "sink": ("b", {})},
         [call("batch", "source.next", samples=5), call("many", "echo.thrice", "batch"), call("taken", "sink.take", "many")], steps=1,
     )  # fmt: skip
-    threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
+    in_process.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
     assert [(rank, [id[0] for id in ids(batch)]) for _, rank, batch in sorted(seen, key=lambda s: s[1])] == [
         (0, [0] * 3 + [1] * 3 + [2] * 3), (1, [3] * 3 + [4] * 3)]  # fmt: skip
     assert seen[0][2].group_ids is not None
@@ -230,7 +260,7 @@ def test_too_few_samples_name_the_stage_and_both_numbers() -> None:
         {"a": 1, "b": 4}, {"source": ("a", {}), "echo": ("b", {})},
         [call("batch", "source.next", samples=3), call("taken", "echo.take", "batch")],
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
     fault = next(error for error in outcome.faults.values() if isinstance(error, StageError))
     assert "3 samples for 4 shares" in str(fault) and "`taken`" in str(fault)
 
@@ -242,7 +272,7 @@ def test_allow_empty_gives_an_empty_batch_with_the_same_columns() -> None:
         [call("batch", "source.next", samples=3), call("taken", "echo.take", Input(("batch",), dispatch=Dispatch(allow_empty=True)))],
         steps=1,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
     assert not outcome.faults
     [empty] = [batch for _, rank, batch in seen if rank == 3]
     assert len(empty) == 0 and empty.names == ("x", "rows", "text") and empty["x"].dtype == torch.int64
@@ -256,10 +286,18 @@ def test_execute_modes(execute: str) -> None:
         [call("batch", "source.next", samples=6), call("taken", "echo.take", Input(("batch",), dispatch=Dispatch("all")), execute=execute),
          call("back", "sink.take", "taken")], steps=1,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else []))
-    assert bool(outcome.faults) == (execute == "peer")  # two peers of one producer give each sample twice: flatten says so
-    got = {rank: [id for id, in ids(batch)] for _, rank, batch in seen}
-    assert got == ({0: list(range(6))} if execute == "first" else {0: [0, 1, 2], 1: [0, 1, 2], 2: [3, 4, 5], 3: [3, 4, 5]})
+    outcome = in_process.run(
+        job, lambda name, rank: Source() if name == "source" else Echo(seen if name == "echo" else [])
+    )
+    assert bool(outcome.faults) == (
+        execute == "peer"
+    )  # two peers of one producer give each sample twice: flatten says so
+    got = {rank: [id for (id,) in ids(batch)] for _, rank, batch in seen}
+    assert got == (
+        {0: list(range(6))}
+        if execute == "first"
+        else {0: [0, 1, 2], 1: [0, 1, 2], 2: [3, 4, 5], 3: [3, 4, 5]}
+    )
 
 
 def test_every_and_when_and_what_depends_on_them() -> None:
@@ -270,7 +308,7 @@ def test_every_and_when_and_what_depends_on_them() -> None:
          call("batch", "source.next", samples=1, every=2), call("taken", "echo.take", "batch"),
          call("end", "source.next", samples=1, when="end"), call("finished", "other.take", "end")], steps=5,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo(seen))
     assert not outcome.faults
     assert [step for step, _, _ in seen] == [1, 2, 4, 5]
 
@@ -281,7 +319,7 @@ def test_data_end_the_run_and_the_tail_is_given() -> None:
         {"a": 2, "b": 1}, {"source": ("a", {}), "echo": ("b", {})},
         [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch")], steps=0,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Sized() if name == "source" else Echo(seen))
+    outcome = in_process.run(job, lambda name, rank: Sized() if name == "source" else Echo(seen))
     assert set(outcome.last.values()) == {3}
     assert [len(batch) for _, _, batch in seen] == [4, 4, 2]
 
@@ -292,16 +330,16 @@ def test_epochs_start_the_data_again_without_a_short_batch_between() -> None:
         {"a": 2, "b": 1}, {"source": ("a", {}), "echo": ("b", {})},
         [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch")], steps=0, epochs=2,
     )  # fmt: skip
-    threads.run(job, lambda name, rank: Sized() if name == "source" else Echo(seen))
+    in_process.run(job, lambda name, rank: Sized() if name == "source" else Echo(seen))
     assert [len(batch) for _, _, batch in seen] == [4] * 5
 
 
 def test_epochs_need_one_source_that_knows_its_length() -> None:
     stages = [call("s", "source.next", samples=4), call("t", "other.next", samples=3)]
     job = plan({"a": 1}, {"source": ("a", {}), "other": ("a", {})}, stages, steps=0, epochs=2)
-    outcome = threads.run(job, lambda name, rank: Sized() if name == "source" else Source())
+    outcome = in_process.run(job, lambda name, rank: Sized() if name == "source" else Source())
     assert not outcome.faults and outcome.last[0] == 5
-    [fault] = threads.run(job, lambda name, rank: Source()).faults.values()
+    [fault] = in_process.run(job, lambda name, rank: Source()).faults.values()
     assert "none of s, t has a __len__" in str(fault)
 
 
@@ -315,9 +353,9 @@ def test_a_stream_that_ends_unannounced_ends_the_run_before_that_step() -> None:
         steps=50, checkpoint=Checkpoint(),
     )  # fmt: skip
     saved: list[int] = []
-    outcome = threads.run(
+    outcome = in_process.run(
         job, lambda name, rank: {"source": Stream(), "other": Source(), "echo": Echo(seen), "late": Echo([])}[name],
-        saver=threads.Saver(lambda step, given: saved.append(step)),
+        saver=in_process.Saver(lambda step, given: saved.append(step)),
     )  # fmt: skip
     assert not outcome.faults
     assert set(outcome.last.values()) == {3}
@@ -332,7 +370,7 @@ def test_a_source_that_has_less_than_it_said_is_an_error() -> None:
             return Source.next(self, samples) if samples.start < 4 else None
 
     job = plan({"a": 1}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
-    [fault] = threads.run(job, lambda name, rank: Short()).faults.values()
+    [fault] = in_process.run(job, lambda name, rank: Short()).faults.values()
     assert "gave no samples from 4 on, and it has said that there are 10" in str(fault)
 
 
@@ -344,7 +382,7 @@ def test_a_source_gives_every_sample_whoever_speaks_for_it(collect: str, execute
         {"a": 2, "b": 1}, {"source": ("a", {}), "echo": ("b", {})},
         [call("batch", "source.next", samples=4, collect=collect, execute=execute), call("taken", "echo.take", "batch")], steps=2,
     )  # fmt: skip
-    assert not threads.run(job, lambda name, rank: Source() if name == "source" else Echo(seen)).faults
+    assert not in_process.run(job, lambda name, rank: Source() if name == "source" else Echo(seen)).faults
     assert [id for _, _, batch in seen for id in ids(batch)] == [(n,) for n in range(8)]
 
 
@@ -359,7 +397,9 @@ def test_weights_of_another_shape_are_refused() -> None:
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
          call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler")],
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: {"source": Source(), "sampler": Wide(), "actor": Weights([])}[name])
+    outcome = in_process.run(
+        job, lambda name, rank: {"source": Source(), "sampler": Wide(), "actor": Weights([])}[name]
+    )
     told = "`w` has the shape [4, 2] where it is loaded and [3, 2] where it comes from"
     assert any(told in str(fault) for fault in outcome.faults.values())
 
@@ -376,7 +416,7 @@ def test_a_stop_is_a_last_step_that_all_agree_on() -> None:
         {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("b", {})},
         [call("batch", "source.next", samples=4), call("taken", "echo.take", "batch")], steps=100_000,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Stopper([]))
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Stopper([]))
     assert not outcome.faults
     [last] = set(outcome.last.values())
     assert 4 <= last < 100_000
@@ -386,7 +426,7 @@ def test_a_stop_from_outside() -> None:
     stop = threading.Event()
     job = plan({"a": 1}, {"source": ("a", {})}, [call("batch", "source.next", samples=4)], steps=0)
     threading.Timer(0.2, stop.set).start()
-    outcome = threads.run(job, lambda name, rank: Source(), stop=stop)
+    outcome = in_process.run(job, lambda name, rank: Source(), stop=stop)
     assert not outcome.faults and outcome.last[0] > 0
 
 
@@ -421,7 +461,12 @@ def test_a_sync_is_exact(lag: int, every: int) -> None:
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
          call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", lag=lag, every=every)], steps=7,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Weights(seen if (name, rank) == ("sampler", 0) else []))
+    outcome = in_process.run(
+        job,
+        lambda name, rank: (
+            Source() if name == "source" else Weights(seen if (name, rank) == ("sampler", 0) else [])
+        ),
+    )
     assert not outcome.faults
     assert [value for _, value in seen] == [0, *(step for step in range(every, 8 - lag) if step % every == 0)]
     versions = [event.value["values"]["version"] for event in outcome.events if event.name == "metric"]
@@ -429,7 +474,9 @@ def test_a_sync_is_exact(lag: int, every: int) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_what_a_sync_moves_is_held_against_checksums_where_the_recipe_says_so(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_sync_moves_is_held_against_checksums_where_the_recipe_says_so(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sums = itertools.count()
     monkeypatch.setattr(weights, "checksum", lambda tensor: next(sums))
     job = plan(
@@ -437,7 +484,7 @@ def test_what_a_sync_moves_is_held_against_checksums_where_the_recipe_says_so(as
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
          call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", checksum=asked)],
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Weights([]))
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Weights([]))
     assert bool(outcome.faults) == asked
     assert not asked or "`publish`: `w` from " in str(outcome.faults[0])
 
@@ -450,7 +497,9 @@ def test_a_checkpoint_lets_weights_catch_up() -> None:
          call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", lag=2)],
         steps=6, checkpoint=Checkpoint(every=3),
     )  # fmt: skip
-    threads.run(job, lambda name, rank: Source() if name == "source" else Weights(seen if name == "sampler" else []))
+    in_process.run(
+        job, lambda name, rank: Source() if name == "source" else Weights(seen if name == "sampler" else [])
+    )
     assert [value for _, value in seen] == [0, 1, 2, 3, 4, 5, 6]
 
 
@@ -467,7 +516,7 @@ def test_weights_that_became_others_are_told_in_one_line_also_at_a_cut() -> None
          call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler", every=5)],
         steps=6, checkpoint=Checkpoint(every=3),
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name == "source" else Grown([]))
+    outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Grown([]))
     [fault] = [error for error in outcome.faults.values() if isinstance(error, StageError)]
     assert str(fault).endswith("gives other weights, or in other shards, than in the first sync")
 
@@ -475,7 +524,7 @@ def test_weights_that_became_others_are_told_in_one_line_also_at_a_cut() -> None
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(pipelines())
 def test_random_pipelines_never_deadlock_and_always_end(job: Any) -> None:
-    outcome = threads.run(job, lambda name, rank: made(name), timeout=20)
+    outcome = in_process.run(job, lambda name, rank: made(name), timeout=20)
     assert not outcome.faults
     assert set(outcome.last.values()) == {4}
 
@@ -486,5 +535,7 @@ def test_groups_that_send_to_each_other_in_opposite_orders() -> None:
         [call("l", "left.next", samples=4), call("r", "right.next", samples=4), call("rl", "b.take", "l"), call("lr", "a.take", "r"),
          call("back", "a.take", "rl"), call("forth", "b.take", "lr")], steps=20,
     )  # fmt: skip
-    outcome = threads.run(job, lambda name, rank: Source() if name in ("left", "right") else Echo([]), timeout=20)
+    outcome = in_process.run(
+        job, lambda name, rank: Source() if name in ("left", "right") else Echo([]), timeout=20
+    )
     assert not outcome.faults

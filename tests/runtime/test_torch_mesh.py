@@ -1,7 +1,8 @@
-"""torch's mesh is ours: the same ranks, groups, coordinates, slices and flattened dims, and HSDP trains over it.
+"""torch's mesh is ours: the same ranks, groups, coordinates, slices and flattened dims, and HSDP trains over
+it.
 
-torch's fake process group makes any rank of any world in one process, so random shapes and orders are compared without processes;
-what is sent over the groups, and `fully_shard`, is tried in eight real ones.
+torch's fake process group makes any rank of any world in one process, so random shapes and orders are
+compared without processes; what is sent over the groups, and `fully_shard`, is tried in eight real ones.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshctl import Component, DeviceMesh
-from meshctl.mesh import DIMS, MeshError
 from meshctl.runtime.component import Place
+from meshctl.topology.mesh import DIMS, MeshError
 from tests.runtime import worlds
 
 SIZE = 8
@@ -45,8 +46,9 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
 def agree(mesh: DeviceMesh, theirs: TorchDeviceMesh, rank: int) -> None:
     """For every dim and pair of dims torch says what we say.
 
-    torch numbers the ranks of a process group as they rise, so where they do not rise along two dims flattened, as in a transposed mesh,
-    its `get_local_rank` is another number than its own coordinate; there only the coordinate is compared.
+    torch numbers the ranks of a process group as they rise, so where they do not rise along two dims
+    flattened, as in a transposed mesh, its `get_local_rank` is another number than its own coordinate; there
+    only the coordinate is compared.
     """
     assert theirs.mesh_dim_names == mesh.mesh_dim_names
     assert tuple(theirs.shape) == mesh.shape
@@ -94,7 +96,10 @@ def carved(draw: st.DrawFn, sizes: dict[str, int]) -> dict[str, int]:
     data = sizes["dp_size"] * sizes["fsdp_size"]
     stage = data * sizes["cp_size"] * sizes["tp_size"]
     ep = draw(st.sampled_from([size for size in range(1, stage + 1) if stage % size == 0]))
-    return {"ulysses_size": draw(st.sampled_from([size for size in range(1, data + 1) if data % size == 0])), "ep_size": ep}
+    return {
+        "ulysses_size": draw(st.sampled_from([size for size in range(1, data + 1) if data % size == 0])),
+        "ep_size": ep,
+    }
 
 
 @settings(max_examples=60)
@@ -111,7 +116,9 @@ def test_torch_says_the_same_of_any_view(mesh: DeviceMesh, name: str, data: st.D
     rank = data.draw(st.integers(0, mesh.world_size - 1))
     with fake_world(mesh.world_size, rank):
         view = mesh.view(name)
-        if all(list(group) == sorted(group) for dim in view.mesh_dim_names for group in view.process_groups(dim)):
+        if all(
+            list(group) == sorted(group) for dim in view.mesh_dim_names for group in view.process_groups(dim)
+        ):
             agree(view, view.to_torch(), rank)
         else:  # fsdp outside of dp: the data ranks go to and fro
             with pytest.raises(MeshError, match="torch numbers the ranks of a process group as they rise"):
@@ -122,7 +129,11 @@ def test_torch_says_the_same_of_any_view(mesh: DeviceMesh, name: str, data: st.D
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
 def test_torch_says_the_same_of_explicit_ranks(shape: list[int], data: st.DataObject) -> None:
     names = data.draw(st.permutations(["pp", "dp", "fsdp", "cp", "tp", "experts"]))[: len(shape)]
-    ranks = torch.arange(torch.Size(shape).numel()).view(shape).permute(data.draw(st.permutations(range(len(shape)))))
+    ranks = (
+        torch.arange(torch.Size(shape).numel())
+        .view(shape)
+        .permute(data.draw(st.permutations(range(len(shape)))))
+    )
     more = data.draw(st.integers(0, 3))  # the world may have ranks that the mesh has not
     mesh = DeviceMesh.from_ranks((ranks + more).tolist(), names)
     rank = data.draw(st.sampled_from(mesh.ranks()))
@@ -150,13 +161,19 @@ def test_what_is_no_mesh_of_torchs_is_an_error_of_ours() -> None:
         mesh.to_torch()
     with fake_world(4, 0), pytest.raises(MeshError, match=r"mesh\.to_torch\(\)\['tp'\]"):
         mesh["tp"].to_torch()
-    with fake_world(4, 0), pytest.raises(MeshError, match="the mesh has rank 7, and the world has the ranks 0 to 3"):
+    with (
+        fake_world(4, 0),
+        pytest.raises(MeshError, match="the mesh has rank 7, and the world has the ranks 0 to 3"),
+    ):
         DeviceMesh.from_ranks([0, 7], "tp").to_torch()
     with pytest.raises(MeshError, match="torch has no mesh of mps devices"):
         DeviceMesh.from_sizes(device_type="mps").to_torch()
     with pytest.raises(MeshError, match="there is no device type 'tpu', there are cuda, npu, mps, cpu"):
         DeviceMesh.from_sizes(device_type="tpu")
-    with fake_world(4, 0), pytest.raises(MeshError, match="a sub-mesh is taken from torch's mesh of the whole"):
+    with (
+        fake_world(4, 0),
+        pytest.raises(MeshError, match="a sub-mesh is taken from torch's mesh of the whole"),
+    ):
         mesh["tp"].flatten(name="part").to_torch()
 
 
@@ -186,7 +203,12 @@ os._exit(0)  # as workers do: a thread of gloo's may abort an interpreter that e
 
 @pytest.mark.slow
 def test_alone_without_a_launcher() -> None:
-    done = subprocess.run([sys.executable, "-W", "error::UserWarning:__main__", "-c", ALONE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:__main__", "-c", ALONE],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -195,9 +217,13 @@ def test_alone_without_a_launcher() -> None:
 HSDP = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2)
 MESHES = {
     "hsdp": HSDP,
-    "another order": DeviceMesh.from_sizes(pp_size=2, fsdp_size=2, cp_size=2, order=("cp", "fsdp", "pp", "dp", "tp")),
+    "another order": DeviceMesh.from_sizes(
+        pp_size=2, fsdp_size=2, cp_size=2, order=("cp", "fsdp", "pp", "dp", "tp")
+    ),
     "the data view": DeviceMesh.from_sizes(dp_size=2, fsdp_size=4, ulysses_size=2).view("data"),
-    "the expert view": DeviceMesh.from_sizes(pp_size=2, fsdp_size=2, tp_size=2, ep_size=2, etp_size=2).view("expert"),
+    "the expert view": DeviceMesh.from_sizes(pp_size=2, fsdp_size=2, tp_size=2, ep_size=2, etp_size=2).view(
+        "expert"
+    ),
     "explicit ranks": DeviceMesh.from_ranks([[0, 2, 4, 6], [1, 3, 5, 7]], ("dp", "fsdp")),
     "flattened": HSDP.flatten("dp", "fsdp", name="shard"),
 }
@@ -271,7 +297,10 @@ def hybrid_sharding_trains_as_one_process_does(rank: int) -> None:
     trained(model, HSDP.get_slice(8, rank))
     assert_like_one_process(model)
     weight = next(model.parameters())
-    assert isinstance(weight, DTensor) and [placement.is_replicate() for placement in weight.placements] == [True, False]
+    assert isinstance(weight, DTensor) and [placement.is_replicate() for placement in weight.placements] == [
+        True,
+        False,
+    ]
 
 
 @check

@@ -1,4 +1,5 @@
-"""Whole runs by the command line: resume, re-sharding, weights between meshes, faults that the recipe's code causes."""
+"""Whole runs by the command line: resume, re-sharding, weights between meshes, faults that the recipe's code
+causes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-PARTS = '''
+PARTS = """
 import time
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -97,7 +98,7 @@ class Scribbler(Trainer):
     def update(self, batch: Batch):
         batch["x"][0] = 0.0
         return {}
-'''
+"""
 RECIPE = """
 name: learns
 seed: 3
@@ -133,7 +134,13 @@ class Ran:
 
 
 def launch(where: Path, *words: str) -> Ran:
-    done = subprocess.run([sys.executable, "-m", "meshctl", "launch", *words], cwd=where, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "meshctl", "launch", *words],
+        cwd=where,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     folders = sorted((where / "runs").glob("*/*"))
     return Ran(done.returncode, done.stdout, done.stderr, folders[-1] if folders else where)
 
@@ -157,7 +164,9 @@ def test_a_run_learns_with_the_weights_of_the_last_step(whole: Ran) -> None:
     loss = whole.curve("learnt.loss")
     assert len(loss) == 9 and loss[-1] < loss[0]
     assert whole.curve("learnt.version") == list(range(9))
-    assert whole.curve("learnt.first") == [8 * step + 2.0 for step in range(9)]  # the mean of the two shares' first: 8 k and 8 k + 4
+    assert whole.curve("learnt.first") == [
+        8 * step + 2.0 for step in range(9)
+    ]  # the mean of the two shares' first: 8 k and 8 k + 4
     assert len(set(whole.curve("learnt.seen"))) == 9  # the sampler's weights do change
     assert (whole.folder / "checkpoints" / "latest").resolve().name == "step-9"
     assert (whole.folder / "logs" / "train" / "1.log").exists()
@@ -222,16 +231,29 @@ def test_an_endpoint_that_raises_is_named_once_with_its_traceback(where: Path) -
     assert "log: " in ran.err
 
 
-def test_who_waits_longer_than_the_recipes_patience_ends_the_run_and_names_whom_it_waits_for(where: Path) -> None:
-    ran = launch(where, "recipe.yaml", "name=sleeper", "components.actor._target_=parts.Sleeper", "run.patience=5")
+def test_who_waits_longer_than_the_recipes_patience_ends_the_run_and_names_whom_it_waits_for(
+    where: Path,
+) -> None:
+    ran = launch(
+        where, "recipe.yaml", "name=sleeper", "components.actor._target_=parts.Sleeper", "run.patience=5"
+    )
     assert ran.code == 5
-    assert re.search(r"rollout:\d failed in stage publish, step 1: train:\d did not send for 5 s, which is `run.patience`", ran.err)
+    assert re.search(
+        r"rollout:\d failed in stage publish, step 1: train:\d did not send for 5 s, which is `run.patience`",
+        ran.err,
+    )
     assert "Traceback" not in ran.err
 
 
 @pytest.mark.parametrize("env", ["{}", "{OMP_NUM_THREADS: '2'}"], ids=["forked", "executed"])
-def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_told_to_clone(where: Path, env: str) -> None:
-    words = ("pipeline.batch.samples=4096", "components.actor._target_=parts.Scribbler", f"+groups.train.env={env}")
+def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_told_to_clone(
+    where: Path, env: str
+) -> None:
+    words = (
+        "pipeline.batch.samples=4096",
+        "components.actor._target_=parts.Scribbler",
+        f"+groups.train.env={env}",
+    )
     ran = launch(where, "recipe.yaml", "name=scribbler", *words)
     assert ran.code == 5
     assert "failed: killed by SIGSEGV (a received batch is read-only: clone() what is changed)" in ran.err

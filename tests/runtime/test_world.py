@@ -11,16 +11,16 @@ from functools import partial
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from meshctl.cluster import DIRECT, Cluster
 from meshctl.plan.model import Plan
 from meshctl.runtime import world
-from meshctl.runtime.devices import DEVICES
-from meshctl.runtime.frames import Frame
-from meshctl.runtime.transports import PeerLost, Transport
+from meshctl.runtime.devices.backend import DEVICES
+from meshctl.runtime.transports.buffers.frames import Frame
+from meshctl.runtime.transports.data_plane import PeerLost, Transport
 from meshctl.runtime.transports.gloo import Gloo
 from meshctl.runtime.transports.local import Local
 from meshctl.runtime.transports.tcp import Tcp
 from meshctl.runtime.world import bridge, crossings, reach_all
+from meshctl.topology.cluster import DIRECT, Cluster
 from tests.runtime.plans import call, plan
 
 
@@ -36,7 +36,10 @@ def job(samples: int = 2, ranks: int = 1, nodes: int = 1) -> Plan:
 def apart(samples: int = 2) -> Plan:
     """Each of two workers on a node of its own."""
     made = job(samples)
-    groups = [replace(group, device_type="npu", devices=((node, node + 1),)) for node, group in enumerate(made.groups)]
+    groups = [
+        replace(group, device_type="npu", devices=((node, node + 1),))
+        for node, group in enumerate(made.groups)
+    ]
     return replace(made, groups=tuple(groups), cluster=Cluster.of(2, npu=1))
 
 
@@ -79,7 +82,9 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
         for other in others:
             seen[place, other] = type(transport.way(other)).__name__
             transport.send(other, 4, Frame([place, other]))
-        assert [transport.receive(other, 4).value() for other in others] == [[other, place] for other in others]
+        assert [transport.receive(other, 4).value() for other in others] == [
+            [other, place] for other in others
+        ]
         transport.close()
 
     assert at_once(*(partial(work, place) for place in range(4))) == [""] * 4
@@ -88,7 +93,9 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
     assert seen == {pair: Local.__name__ if pair in near else far for pair in seen} and len(seen) == 12
 
 
-def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MESHCTL_TRANSPORT", "rdma")
     [error] = at_once(lambda: reach_all(job(), 0, HashStore(), {}))
     assert error == "WayError: MESHCTL_TRANSPORT is 'rdma', and frames go between nodes by tcp or gloo"
@@ -99,7 +106,10 @@ def test_workers_with_different_transports_are_told(monkeypatch: pytest.MonkeyPa
     store, made = HashStore(), apart()
     store.set(f"{world.FAR}/1", f"{made.digest} tcp 127.0.0.1 1")
     [error] = at_once(lambda: reach_all(made, 0, store, {}))
-    assert error == "WayError: other nodes: b:0 goes by tcp and a:0 by gloo: MESHCTL_TRANSPORT must be the same everywhere"
+    assert (
+        error
+        == "WayError: other nodes: b:0 goes by tcp and a:0 by gloo: MESHCTL_TRANSPORT must be the same everywhere"
+    )
 
 
 def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
@@ -107,7 +117,10 @@ def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
     store.set(f"{world.FAR}/1", f"{made.digest} tcp 10.77.0.2 1")
     [error] = at_once(lambda: reach_all(made, 0, store, {}))
     which = "b:0 listens on 10.77.0.2 and a:0 on 127.0.0.1"
-    assert error == f"WayError: other nodes: {which}: the head's address must be one by which every node reaches it"
+    assert (
+        error
+        == f"WayError: other nodes: {which}: the head's address must be one by which every node reaches it"
+    )
 
 
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,13 +132,17 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_plan_is_an_error_that_names_the_routes() -> None:
     store = HashStore()
     errors = at_once(*(partial(reach_all, apart(2 + place), place, store, {}) for place in (0, 1)))
-    assert errors == [f"WayError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")]
+    assert errors == [
+        f"WayError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
+    ]
 
 
 def test_a_bridge_of_another_plan_is_an_error_that_names_the_routes() -> None:
     store, [crossing] = HashStore(), crossings(job())
     errors = at_once(*(partial(bridge, job(2 + place), crossing, store, place) for place in (0, 1)))
-    assert errors == [f"WayError: bridge a~b: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")]
+    assert errors == [
+        f"WayError: bridge a~b: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
+    ]
 
 
 def test_a_place_listens_where_it_reaches_the_head() -> None:

@@ -3,7 +3,8 @@
     @check
     def sums(rank: int) -> None: ...
 
-A check fails where a rank raises; the others go on only as far as they do not wait for it, so the world ends with the first that fails.
+A check fails where a rank raises; the others go on only as far as they do not wait for it, so the world ends
+with the first that fails.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ LIMIT = 120
 
 
 def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
-    """The name of each check, and "passed" or what went wrong in which ranks. Processes are forked before the store's threads exist."""
+    """The name of each check, and "passed" or what went wrong in which ranks. Processes are forked before the
+    store's threads exist."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     listener = socket.create_server(("127.0.0.1", 0))
     children = {}
@@ -40,7 +42,13 @@ def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
             _work(rank, size, listener.getsockname()[1], checks, folder)
         finally:
             os._exit(0)
-    store = TCPStore("127.0.0.1", listener.getsockname()[1], is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore(
+        "127.0.0.1",
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
     end = time.monotonic() + LIMIT
     try:
         while children and time.monotonic() < end and not list(folder.glob("*.failed")):
@@ -58,7 +66,9 @@ def _work(rank: int, size: int, port: int, checks: Sequence[Check], folder: Path
     try:
         torch.set_num_threads(1)
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT))
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT)
+        )
         for check in checks:
             doing = folder / f"{check.__name__}-{rank}"
             doing.touch()
@@ -77,7 +87,9 @@ def _said(check: Check, size: int, folder: Path) -> str:
     for rank in range(size):
         doing, fault = folder / f"{check.__name__}-{rank}", folder / f"{rank}.txt"
         if not doing.exists():
-            texts.append(f"rank {rank} did not come here: {fault.read_text() if fault.exists() else 'it waits in an earlier check'}")
+            texts.append(
+                f"rank {rank} did not come here: {fault.read_text() if fault.exists() else 'it waits in an earlier check'}"
+            )
         elif not doing.read_text():
             texts.append(f"rank {rank}: {fault.read_text() if fault.exists() else 'it waits here'}")
     return "\n".join(texts) or PASSED

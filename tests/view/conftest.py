@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run import RunDir
+from meshctl.run.directory import RunDir
 from tests.view.recorded import Recorded, whole_run
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,7 +27,8 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def pinned(run: RunDir) -> Pinned:
-    """Compares with a golden file. `GOLDEN=write pytest tests/view` writes them anew; read the difference before committing it."""
+    """Compares with a golden file. `GOLDEN=write pytest tests/view` writes them anew; read the difference
+    before committing it."""
 
     def compare(name: str, text: str) -> None:
         text = text.replace(str(run.path), "RUN")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from meshctl.events import Event, Journal
-from meshctl.mesh import DeviceMesh
-from meshctl.metrics import Fold, Table
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
-from meshctl.routes import Route
-from meshctl.run import RunDir
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Journal
+from meshctl.run.metrics import Fold, Table
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Route
 
 BEGAN = 1000.0
 STEPS = 12
@@ -25,7 +25,10 @@ def make_plan(steps: int = STEPS, show: tuple[str, ...] = ("exam.reward", "metri
         seed=0,
         cluster=Cluster(),
         groups=(Group("rollout", "cpu", 2, 0), Group("train", "cpu", 2, 2)),
-        components=(Component("sampler", "x.Sampler", "rollout", two), Component("actor", "x.Actor", "train", two)),
+        components=(
+            Component("sampler", "x.Sampler", "rollout", two),
+            Component("actor", "x.Actor", "train", two),
+        ),
         stages=(
             Stage("rollouts", "call", "sampler", "sample", samples=8),
             Stage("metrics", "call", "actor", "update", (Input(("rollouts",)),), collect="mean"),
@@ -41,14 +44,37 @@ def step_events(step: int) -> Iterator[Event]:
     now = BEGAN + 2 + 0.25 * step
     for rank in (0, 1):
         if step % 3 == 0:
-            yield Event("metric", "rollout", rank, step, "exam", {"values": {"reward": min(1.0, step / 10)}, "weight": 4}, now)
+            yield Event(
+                "metric",
+                "rollout",
+                rank,
+                step,
+                "exam",
+                {"values": {"reward": min(1.0, step / 10)}, "weight": 4},
+                now,
+            )
         stages = {"rollouts": 0.06, **({"exam": 0.004} if step % 3 == 0 else {})}
         value = {"seconds": 0.25, "stages": stages, "routes": {"rollouts -> metrics": 1500}}
         yield Event("step", "rollout", rank, step, value=value, time=now)
     for rank in (0, 1):
         loss = math.nan if step == 7 else 2 / step
-        yield Event("metric", "train", rank, step, "metrics", {"values": {"loss": loss, "lr": 0.001}, "weight": 4}, now)
-        yield Event("step", "train", rank, step, value={"seconds": 0.25, "stages": {"metrics": 0.18}, "routes": {}}, time=now)
+        yield Event(
+            "metric",
+            "train",
+            rank,
+            step,
+            "metrics",
+            {"values": {"loss": loss, "lr": 0.001}, "weight": 4},
+            now,
+        )
+        yield Event(
+            "step",
+            "train",
+            rank,
+            step,
+            value={"seconds": 0.25, "stages": {"metrics": 0.18}, "routes": {}},
+            time=now,
+        )
 
 
 def begin() -> Iterator[Event]:
@@ -81,7 +107,8 @@ class Recorded:
     events: Sequence[Event]
 
     def feed(self, view: Watcher, steps: int = STEPS) -> None:
-        """As the launcher does: every event, and every line once it is complete; as far as the end of `steps`."""
+        """As the launcher does: every event, and every line once it is complete; as far as the end of
+        `steps`."""
         folding = Fold({"rollout": 2, "train": 2}, since=BEGAN)
         for event in self.events:
             if steps < STEPS and (event.step or 0) > steps:
@@ -96,7 +123,9 @@ class Recorded:
         for event in self.events:
             who = (event.group, event.rank)
             if who not in journals:
-                journals[who] = Journal(run.journal(f"{event.group or 'launcher'}-{event.rank}"), event.group, event.rank)
+                journals[who] = Journal(
+                    run.journal(f"{event.group or 'launcher'}-{event.rank}"), event.group, event.rank
+                )
             journals[who].say(event.name, step=event.step, stage=event.stage, **event.value)
             for line in folding.add(event):
                 table.write(line)

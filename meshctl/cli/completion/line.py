@@ -1,8 +1,8 @@
 """The word at the cursor of a shell's line, and candidates for it in the shell's terms.
 
-zsh and fish give words without their quotes and put candidates in place of the whole word. bash gives the line as it is typed, and puts
-a candidate in place of what follows the last of its word breaks, among which are `=`, `@` and `:`; so that part alone is answered, quoted
-as bash wants it.
+zsh and fish give words without their quotes and put candidates in place of the whole word. bash gives the
+line as it is typed, and puts a candidate in place of what follows the last of its word breaks, among which
+are `=`, `@` and `:`; so that part alone is answered, quoted as bash wants it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,17 @@ def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iter
     """The lines that the shell's script reads."""
     if shell == "bash":
         line, point = environ.get("COMP_LINE", ""), environ.get("COMP_POINT", "")
-        yield from _bash(_up_to(line, int(point)) if point.isdecimal() else line, environ.get("COMP_WORDBREAKS", BREAKS))
+        yield from _bash(
+            _up_to(line, int(point)) if point.isdecimal() else line, environ.get("COMP_WORDBREAKS", BREAKS)
+        )
         return
     *before, word = words or [""]
     for found in _fitting(before, word):
-        yield f"{found.text}\t{found.says}\t{int(found.whole)}" if shell == "zsh" else f"{found.text}\t{found.says}".rstrip("\t")
+        yield (
+            f"{found.text}\t{found.says}\t{int(found.whole)}"
+            if shell == "zsh"
+            else f"{found.text}\t{found.says}".rstrip("\t")
+        )
 
 
 def _up_to(line: str, point: int) -> str:
@@ -51,7 +57,11 @@ def _up_to(line: str, point: int) -> str:
 
 
 def _fitting(before: Sequence[str], word: str) -> list[Candidate]:
-    found = {one.text: one for one in candidates(before, word) if one.text.startswith(word) and one.text.isprintable()}
+    found = {
+        one.text: one
+        for one in candidates(before, word)
+        if one.text.startswith(word) and one.text.isprintable()
+    }
     return list(found.values())
 
 
@@ -76,7 +86,9 @@ def typed(line: str, breaks: str = BREAKS) -> Typed:
         if state.quote:
             escaped = character == "\\" and state.quote == '"'
             text = next(characters, "") if escaped else "" if character == state.quote else character
-            state = replace(state, last=state.last + text, quote="" if character == state.quote else state.quote)
+            state = replace(
+                state, last=state.last + text, quote="" if character == state.quote else state.quote
+            )
         elif character in " \t\n":
             state, begun = (Typed((*state.words, state.last)), False) if begun else (state, begun)
             continue

@@ -1,11 +1,13 @@
-"""Candidates for an override: the keys of a recipe and those that recipes have, config groups, and the values that make sense.
+"""Candidates for an override: the keys of a recipe and those that recipes have, config groups, and the values
+that make sense.
 
-    groups.train.       ranks=  device_type=  ...         one part of a key at a time, what is mapped further ends with a dot
-    +groups.judge.      ranks=  ...                       keys that are not there
-    ~pipeline.          eval  exam                        keys that are
-    layout@             layout@components.actor.parallel=
-    ...tp_size=         1  2  4  8  auto                  divisors of the ranks
-    ...in=[batch,       [batch,rollouts                   the next item of a list
+groups.train.       ranks=  device_type=  ...         one part of a key at a time, what is mapped further ends
+                    with a dot
++groups.judge.      ranks=  ...                       keys that are not there
+~pipeline.          eval  exam                        keys that are
+layout@             layout@components.actor.parallel=
+...tp_size=         1  2  4  8  auto                  divisors of the ranks
+...in=[batch,       [batch,rollouts                   the next item of a list
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from meshctl.cli.completion.candidate import Candidate
+from meshctl.recipe.compose.yaml_tree import Node
+from meshctl.recipe.compose.yaml_tree import Path as Keys
 from meshctl.recipe.meanings import MEANS
 from meshctl.recipe.model import keys_below
-from meshctl.recipe.nodes import Node
-from meshctl.recipe.nodes import Path as Keys
-from meshctl.recipe.outline import Outline, is_plain
+from meshctl.recipe.quick_parse import Outline, is_plain
 from meshctl.recipe.schema import PARTS, Schema, part_at
-from meshctl.sizes import SIZES, divisors
+from meshctl.topology.sizes import SIZES, divisors
 
 MAPPINGS = {"recipe", "cluster", "group", "component", "call", "sync", "stage", "run"}
 """Parts of a recipe that are nothing but mappings."""
@@ -58,7 +60,11 @@ def _keys(of: Outline, sign: str, begun: str) -> Iterator[Candidate]:
 
 def _there(of: Outline, path: Keys) -> list[str]:
     node = of.root.at(path)
-    return [str(index) for index in range(len(node.value))] if node is not None and node.is_list else of.names(*path)
+    return (
+        [str(index) for index in range(len(node.value))]
+        if node is not None and node.is_list
+        else of.names(*path)
+    )
 
 
 def _key(of: Outline, sign: str, path: Keys, says: str) -> Iterator[Candidate]:
@@ -99,7 +105,11 @@ def _choices(of: Outline, sign: str, begun: str) -> Iterator[Candidate]:
         places += [f"{group}@components.{name}.parallel" for name in of.names("components")]
     for place in dict.fromkeys(places):
         component = place.split(".")[1] if place.count(".") > 1 else ""
-        yield Candidate(f"{place}{'' if sign == '~' else '='}", of.text("components", component, "_target_"), whole=sign == "~")
+        yield Candidate(
+            f"{place}{'' if sign == '~' else '='}",
+            of.text("components", component, "_target_"),
+            whole=sign == "~",
+        )
 
 
 # Values
@@ -128,7 +138,9 @@ def _values(of: Outline, key: str, value: str) -> Iterator[Candidate]:
 def _of(of: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
     yield from _named(of, path, begun)
     if path[-1] in SIZES and path[0] == "components":
-        yield from (Candidate(str(size)) for size in divisors(_workers(of, of.text("components", path[1], "group"))))
+        yield from (
+            Candidate(str(size)) for size in divisors(_workers(of, of.text("components", path[1], "group")))
+        )
     part = part_at(path[:-1], of.root)
     yield from _words(PARTS[part].values().get(path[-1], {})) if part else ()
 
@@ -154,13 +166,19 @@ def _named(of: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
             yield from _names(of, "groups", other_than=name)
         case ("components", name, "parallel"):
             group = of.text("components", name, "group")
-            yield from _names(of, "components", name, lambda other: of.text("components", other, "group") == group)
+            yield from _names(
+                of, "components", name, lambda other: of.text("components", other, "group") == group
+            )
         case ("pipeline", _, "sync" | "to"):
             yield from _names(of, "components")
         case ("pipeline", _, "call"):
             component, dot, _ = begun.partition(".")
             yield from _endpoints(of, component) if dot else _begun(_names(of, "components"))
-        case ("pipeline", name, "after") | ("pipeline", name, "in", *_) | ("pipeline", name, "dispatch", "home"):
+        case (
+            ("pipeline", name, "after")
+            | ("pipeline", name, "in", *_)
+            | ("pipeline", name, "dispatch", "home")
+        ):
             yield from _names(of, "pipeline", other_than=name) if path[-1] not in ("dispatch", "mode") else ()
         case ("run", "show"):
             yield from _begun(_names(of, "pipeline"))
@@ -172,7 +190,9 @@ def _begun(names: Iterable[Candidate]) -> Iterator[Candidate]:
     return (Candidate(f"{one.text}.", one.says, whole=False) for one in names)
 
 
-def _names(of: Outline, top: str, other_than: str = "", fits: Callable[[str], bool] = lambda name: True) -> Iterator[Candidate]:
+def _names(
+    of: Outline, top: str, other_than: str = "", fits: Callable[[str], bool] = lambda name: True
+) -> Iterator[Candidate]:
     for name in of.names(top):
         if name != other_than and fits(name):
             yield Candidate(name, next((text for tell in TELLS if (text := of.text(top, name, tell))), ""))
@@ -180,16 +200,22 @@ def _names(of: Outline, top: str, other_than: str = "", fits: Callable[[str], bo
 
 def _endpoints(of: Outline, component: str) -> Iterable[Candidate]:
     """Of a component's class, read as text."""
-    from meshctl.recipe.code import Class, Code
+    from meshctl.recipe.code.classes import Class, Code
 
-    found = Code([str(folder) for folder in (of.home, Path.cwd())]).find(of.text("components", component, "_target_"))
+    found = Code([str(folder) for folder in (of.home, Path.cwd())]).find(
+        of.text("components", component, "_target_")
+    )
     return [Candidate(f"{component}.{name}") for name in found.endpoints] if isinstance(found, Class) else []
 
 
 def _workers(of: Outline, group: str) -> int:
     """Its ranks by what a worker has of them; 1 where that is not known."""
     listed: Node | None = of.root.at(("groups", group, "ranks"))
-    ranks = len(listed.value) if listed is not None and listed.is_list else _number(of.text("groups", group, "ranks"))
+    ranks = (
+        len(listed.value)
+        if listed is not None and listed.is_list
+        else _number(of.text("groups", group, "ranks"))
+    )
     each = _number(of.text("groups", group, "gpus_per_worker"))
     return ranks // each if ranks % each == 0 else ranks
 

@@ -1,4 +1,5 @@
-"""`meshctl completion SHELL`: the script that teaches a shell; a further shell is a file `meshctl.SHELL` here."""
+"""`meshctl completion SHELL`: the script that teaches a shell; a further shell is a file `meshctl.SHELL`
+here."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from meshctl.cli.out import write
-from meshctl.recipe.words import listed
+from meshctl.cli.output import write
+from meshctl.recipe.suggestions import listed
 
 FOLDER = Path(__file__).parent
 USAGE = 2

@@ -1,4 +1,5 @@
-"""Candidates for a word of meshctl's command line: commands, options, what options take, recipes, and overrides of a recipe."""
+"""Candidates for a word of meshctl's command line: commands, options, what options take, recipes, and
+overrides of a recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.shells import shells
 
 if TYPE_CHECKING:
-    from meshctl.recipe.outline import Outline
+    from meshctl.recipe.quick_parse import Outline
 
 RECIPE = (".yaml", ".yml")
 
@@ -30,7 +31,7 @@ class Asked:
     @cached_property
     def outline(self) -> Outline:
         """Of the recipe that the line names."""
-        from meshctl.recipe.outline import Outline, outline
+        from meshctl.recipe.quick_parse import Outline, outline
 
         named = next((argument for argument in self.before if not is_override(argument)), "")
         return outline(Path(named).expanduser()) if named else Outline()
@@ -47,7 +48,9 @@ def candidates(before: Sequence[str], word: str) -> Iterable[Candidate]:
     if word.startswith("--") and "=" in word:
         name, _, rest = word.partition("=")
         source = VALUES.get(command, {}).get(name, nothing)
-        return (Candidate(f"{name}={one.text}", one.says, one.whole) for one in source(Asked(rest, arguments)))
+        return (
+            Candidate(f"{name}={one.text}", one.says, one.whole) for one in source(Asked(rest, arguments))
+        )
     if word.startswith("-"):
         return options(command)
     return ARGUMENTS.get(command, nothing)(Asked(word, arguments)) if command else commands()
@@ -94,11 +97,22 @@ def _commands() -> dict[str, tuple[str, dict[str, str]]]:
     from meshctl.cli.app import app
 
     root = get_command(app)
-    known = {"": root, **{name: command for name, command in getattr(root, "commands", {}).items() if not command.hidden}}
+    known = {
+        "": root,
+        **{name: command for name, command in getattr(root, "commands", {}).items() if not command.hidden},
+    }
     found = {}
     for name, command in known.items():
-        names = {word: getattr(one, "help", "") or "" for one in command.params for word in one.opts if word.startswith("--")}
-        found[name] = ((command.help or "").partition("\n")[0], {**names, "--help": "Show this message and exit."})
+        names = {
+            word: getattr(one, "help", "") or ""
+            for one in command.params
+            for word in one.opts
+            if word.startswith("--")
+        }
+        found[name] = (
+            (command.help or "").partition("\n")[0],
+            {**names, "--help": "Show this message and exit."},
+        )
     return found
 
 
@@ -132,7 +146,7 @@ def overrides(asked: Asked) -> Iterable[Candidate]:
 
 def codes(asked: Asked) -> Iterator[Candidate]:
     """In whatever case the word is begun."""
-    from meshctl.codes import codes, head
+    from meshctl.diagnostics.codes import codes, head
 
     for code in codes():
         if code.startswith(asked.word.upper()):
@@ -182,13 +196,13 @@ def reports(asked: Asked) -> Iterator[Candidate]:
 
 
 def pictures(asked: Asked) -> Iterator[Candidate]:
-    from meshctl.view.topologies import FORMATS
+    from meshctl.view.pictures import FORMATS
 
     return map(Candidate, FORMATS)
 
 
 def kinds(asked: Asked) -> Iterator[Candidate]:
-    from meshctl.recipe.starters import KINDS
+    from meshctl.recipe.templates import KINDS
 
     return (Candidate(name, says) for name, says in KINDS.items())
 
@@ -200,17 +214,20 @@ def devices(asked: Asked) -> Iterator[Candidate]:
 
 
 def starting_layouts(asked: Asked) -> Iterator[Candidate]:
-    from meshctl.recipe.starters import LAYOUTS
+    from meshctl.recipe.templates import LAYOUTS
 
     return (Candidate(name, says) for name, (says, _) in LAYOUTS.items())
 
 
 def components(asked: Asked) -> Iterator[Candidate]:
-    return (Candidate(name, asked.outline.text("components", name, "_target_")) for name in asked.outline.names("components"))
+    return (
+        Candidate(name, asked.outline.text("components", name, "_target_"))
+        for name in asked.outline.names("components")
+    )
 
 
 def dims(asked: Asked) -> Iterator[Candidate]:
-    from meshctl.sizes import SIZES
+    from meshctl.topology.sizes import SIZES
 
     return (Candidate(size.removesuffix("_size")) for size in SIZES)
 
@@ -233,7 +250,13 @@ def places(asked: Asked) -> Iterator[Candidate]:
 
 
 VALUES: Mapping[str, Mapping[str, Source]] = {
-    "init": {"--kind": kinds, "--device": devices, "--ranks": nothing, "--layout": starting_layouts, "--script": python_file},
+    "init": {
+        "--kind": kinds,
+        "--device": devices,
+        "--ranks": nothing,
+        "--layout": starting_layouts,
+        "--script": python_file,
+    },
     "validate": {"--format": reports, "-f": reports, "--color": words("auto", "always", "never")},
     "config": {"--format": words("text", "json"), "-f": words("text", "json")},
     "show-topology": {

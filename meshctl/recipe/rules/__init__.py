@@ -1,6 +1,8 @@
-"""The rules that hold between values of a recipe: each a function from the facts to diagnostics, all of them run in one pass.
+"""The rules that hold between values of a recipe: each a function from the facts to diagnostics, all of them
+run in one pass.
 
-A rule that needs a value about which something was said already stays silent: one root cause gives one diagnostic.
+A rule that needs a value about which something was said already stays silent: one root cause gives one
+diagnostic.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""MC525, MC536 to MC538 and MC541 to MC543: how many samples there are, into how many shares they go, and whether joined ones are the same.
+"""MC525, MC536 to MC538 and MC541 to MC543: how many samples there are, into how many shares they go, and
+whether joined ones are the same.
 
-Counts are known where a stage says `samples`. Samples made from others, k for each, belong to a group, and a group stays together.
+Counts are known where a stage says `samples`. Samples made from others, k for each, belong to a group, and a
+group stays together.
 """
 
 from __future__ import annotations
@@ -10,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.mesh import DeviceMesh
 from meshctl.recipe.model import DispatchWords, Input, Sizes, Stage
 from meshctl.recipe.rules.calls import REDUCED
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.models import proposals
 from meshctl.recipe.rules.pipeline import input_path
 from meshctl.recipe.rules.schedule import Times, times_of
-from meshctl.recipe.words import counted, listed
-from meshctl.routes import COLLECT, DISPATCH, Dispatch, heard_by, peer_span, shares, voices
-from meshctl.shares import Table, shares_for
+from meshctl.recipe.suggestions import counted, listed
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch, heard_by, peer_span, shares, voices
+from meshctl.topology.partition import Table, shares_for
 
 FEW = 64
 """So many workers are looked at one by one."""
@@ -43,14 +45,17 @@ def dispatch_of(facts: Facts, stage: Stage, given: Input) -> Dispatch:
 def _calls(facts: Facts) -> Iterator[Stage]:
     """The stages that call, as far as nothing is wrong with how they take and give."""
     for name, stage in facts.recipe.pipeline.items():
-        right = all(facts.right("pipeline", name, key) for key in ("in", "samples", "dispatch", "execute", "collect"))
+        right = all(
+            facts.right("pipeline", name, key) for key in ("in", "samples", "dispatch", "execute", "collect")
+        )
         modes = collect_of(facts, stage) in COLLECT and facts.endpoint(stage).dispatch in DISPATCH
         if stage.kind == "call" and right and modes:
             yield stage
 
 
 def _takers(facts: Facts) -> dict[str, list[Stage]]:
-    """Stage -> those that call and get their order and shares from it: found once, since recipes have many stages."""
+    """Stage -> those that call and get their order and shares from it: found once, since recipes have many
+    stages."""
     takers: dict[str, list[Stage]] = {}
     for stage in _calls(facts):
         lead = facts.leading(stage)
@@ -93,7 +98,11 @@ def _shares_of(facts: Facts, source: Stage, takers: Sequence[Stage]) -> Iterator
     for stage in takers:
         theirs, dispatch = facts.meshes.get(stage.component), _lead_of(facts, stage)
         if theirs is not None and not dispatch.allow_empty and not dispatch.home:
-            speakers = voices(collect_of(facts, source), execute_of(facts, source)).count(mesh) if mesh is not None else 0
+            speakers = (
+                voices(collect_of(facts, source), execute_of(facts, source)).count(mesh)
+                if mesh is not None
+                else 0
+            )
             execute = execute_of(facts, stage)
             if execute != "peer" or speakers:
                 yield Shares(stage, shares(theirs, execute, dispatch.mode, speakers))
@@ -103,7 +112,11 @@ def enough_samples(facts: Facts) -> Iterator[Diagnostic]:
     """Where the count is known, every share gets one, or the dispatch says `allow_empty`."""
     takers = _takers(facts)
     for source in _calls(facts):
-        few = [taken for taken in _shares_of(facts, source, takers.get(source.name, ())) if 0 < source.samples < taken.count]
+        few = [
+            taken
+            for taken in _shares_of(facts, source, takers.get(source.name, ()))
+            if 0 < source.samples < taken.count
+        ]
         if few:
             yield _too_few(facts, source, few)
 
@@ -116,7 +129,10 @@ def _too_few(facts: Facts, source: Stage, few: list[Shares]) -> Diagnostic:
     if len(components) == 1:
         (component, count), *_ = components.items()
         message = f"{gives}, `{component}` shares them among {count}"
-    says = tuple(facts.key("components", name).with_word(f"`{name}` has {counted(count, 'share')}") for name, count in components.items())
+    says = tuple(
+        facts.key("components", name).with_word(f"`{name}` has {counted(count, 'share')}")
+        for name, count in components.items()
+    )
     help = f"give at least {max(components.values())}, or say `dispatch: {{allow_empty: true}}`"
     named = [facts.recipe.components[name] for name in components]
     if len(named) == 1 and isinstance(named[0].parallel, Sizes) and named[0].parallel.given:
@@ -136,18 +152,23 @@ def together(facts: Facts) -> Iterator[Diagnostic]:
                 continue
             dispatch = dispatch_of(facts, stage, given)
             count = DISPATCH[dispatch.mode].shares(mesh)
-            if groups < count <= source.samples and not (dispatch.allow_empty or dispatch.split_groups or dispatch.home):
+            if groups < count <= source.samples and not (
+                dispatch.allow_empty or dispatch.split_groups or dispatch.home
+            ):
                 are = f"the {source.samples} samples of `{source.name}` are {counted(groups, 'group')}"
                 span = facts.value("pipeline", stage.name, *input_path(given, 0))
                 says = facts.value("pipeline", source.name, "samples").with_word(
                     f"{source.samples // groups} samples from each of {groups}"
                 )
                 help = "say `dispatch: {split_groups: true}`, or `allow_empty: true`, or begin with more"
-                yield Diagnostic("MC542", f"{are}, `{stage.component}` has {count} shares", span, (says,), help)
+                yield Diagnostic(
+                    "MC542", f"{are}, `{stage.component}` has {count} shares", span, (says,), help
+                )
 
 
 def _groups(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
-    """How many groups a stage's samples belong to; 0 where there are none, or it is not known. What is found is put into `known`."""
+    """How many groups a stage's samples belong to; 0 where there are none, or it is not known. What is found
+    is put into `known`."""
     groups, passed = 0, dict[str, None]()
     while stage.name not in passed:
         if stage.name in known:
@@ -166,11 +187,18 @@ def _groups(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
 
 
 def filled_pipelines(facts: Facts) -> Iterator[Diagnostic]:
-    """A data rank has at least one sample for each stage of its pipeline parallelism: else some wait in every step."""
+    """A data rank has at least one sample for each stage of its pipeline parallelism: else some wait in every
+    step."""
     for stage in _calls(facts):
         mesh = facts.meshes.get(stage.component)
         source = _before(facts, stage)
-        if mesh is None or source is None or mesh.size("pp") == 1 or execute_of(facts, stage) != "all" or not source.samples:
+        if (
+            mesh is None
+            or source is None
+            or mesh.size("pp") == 1
+            or execute_of(facts, stage) != "all"
+            or not source.samples
+        ):
             continue
         if _lead_of(facts, stage).mode != "slice_dp":
             continue
@@ -179,7 +207,9 @@ def filled_pipelines(facts: Facts) -> Iterator[Diagnostic]:
             message = f"`{stage.component}` gets {counted(each, 'sample')} a data rank, fewer micro-batches than its pipeline has stages"
             says = _pp(facts, stage.component).with_word(f"{mesh.size('pp')} stages")
             help = f"give at least {mesh.size('pp') * mesh.data_size} samples, or choose a smaller `pp_size`"
-            yield Diagnostic("MC543", message, facts.value("pipeline", source.name, "samples"), (says,), help, "warning")
+            yield Diagnostic(
+                "MC543", message, facts.value("pipeline", source.name, "samples"), (says,), help, "warning"
+            )
 
 
 def _pp(facts: Facts, component: str) -> Span:
@@ -210,10 +240,20 @@ def same_samples(facts: Facts) -> Iterator[Diagnostic]:
         (first, lead), *others = batches
         for given, name in others:
             apart = dispatch_of(facts, stage, given).mode == "all" != dispatch_of(facts, stage, first).mode
-            if not apart and name != lead and (why := _differ(facts, lead, name) or _unlike(facts, stage, lead, name)):
+            if (
+                not apart
+                and name != lead
+                and (why := _differ(facts, lead, name) or _unlike(facts, stage, lead, name))
+            ):
                 span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
                 message = f"stage `{stage.name}` takes `{lead}` and `{name}` together, which are not the same samples: {why[0]}"
-                yield Diagnostic("MC536", message, span, why[1], "take stages whose samples come from one source, one for one")
+                yield Diagnostic(
+                    "MC536",
+                    message,
+                    span,
+                    why[1],
+                    "take stages whose samples come from one source, one for one",
+                )
 
 
 def _joined(facts: Facts, stage: Stage, given: Input, index: int, name: str) -> Iterator[Diagnostic]:
@@ -231,7 +271,12 @@ def _joined(facts: Facts, stage: Stage, given: Input, index: int, name: str) -> 
 
 def _is_batch(facts: Facts, name: str) -> bool:
     stage = facts.recipe.pipeline.get(name)
-    return stage is not None and stage.kind == "call" and facts.right("pipeline", name) and collect_of(facts, stage) == "flatten"
+    return (
+        stage is not None
+        and stage.kind == "call"
+        and facts.right("pipeline", name)
+        and collect_of(facts, stage) == "flatten"
+    )
 
 
 def _differ(facts: Facts, one: str, other: str) -> tuple[str, tuple[Span, ...]] | None:
@@ -239,42 +284,59 @@ def _differ(facts: Facts, one: str, other: str) -> tuple[str, tuple[Span, ...]] 
     stages = [facts.recipe.pipeline[name] for name in (one, other)]
     counts = [stage.samples for stage in stages]
     if all(counts) and counts[0] != counts[1]:
-        spans = [facts.value("pipeline", stage.name, "samples").with_word(f"{stage.samples} samples") for stage in stages]
+        spans = [
+            facts.value("pipeline", stage.name, "samples").with_word(f"{stage.samples} samples")
+            for stage in stages
+        ]
         return f"{counts[0]} and {counts[1]}", tuple(spans)
     origins = [_origin(facts, stage) for stage in stages]
     if origins[0] is None or origins[1] is None or origins[0].source.name == origins[1].source.name:
         return None
     sources = [origin.source for origin in origins if origin]
     if sources[0].samples != sources[1].samples and all(source.samples for source in sources):
-        spans = [facts.value("pipeline", source.name, "samples").with_word(f"{source.samples} a step") for source in sources]
-        return f"their sources `{sources[0].name}` and `{sources[1].name}` give different numbers of them", tuple(spans)
+        spans = [
+            facts.value("pipeline", source.name, "samples").with_word(f"{source.samples} a step")
+            for source in sources
+        ]
+        return (
+            f"their sources `{sources[0].name}` and `{sources[1].name}` give different numbers of them",
+            tuple(spans),
+        )
     if origins[0].times != origins[1].times:
         spans = [
             facts.key("pipeline", source.name).with_word(f"runs {origin.times}")
             for source, origin in zip(sources, origins, strict=True)
             if origin
         ]
-        return f"their sources `{sources[0].name}` and `{sources[1].name}` run at different times", tuple(spans)
+        return f"their sources `{sources[0].name}` and `{sources[1].name}` run at different times", tuple(
+            spans
+        )
     return None
 
 
 def _unlike(facts: Facts, stage: Stage, one: str, other: str) -> tuple[str, tuple[Span, ...]] | None:
-    """Why a worker that hears only its own producers does not hear the same samples from both; none where it may."""
+    """Why a worker that hears only its own producers does not hear the same samples from both; none where it
+    may."""
     if execute_of(facts, stage) != "peer":
         return None
     stages = [facts.recipe.pipeline[name] for name in (one, other)]
     meshes = [facts.meshes.get(stage.component) for stage in stages]
     counts = [
-        voices(collect_of(facts, stage), execute_of(facts, stage)).count(mesh) for stage, mesh in zip(stages, meshes, strict=True) if mesh
+        voices(collect_of(facts, stage), execute_of(facts, stage)).count(mesh)
+        for stage, mesh in zip(stages, meshes, strict=True)
+        if mesh
     ]
     if len(counts) == 2 and counts[0] != counts[1]:
         spans = [
-            facts.key("pipeline", stage.name).with_word(counted(count, "producer")) for stage, count in zip(stages, counts, strict=True)
+            facts.key("pipeline", stage.name).with_word(counted(count, "producer"))
+            for stage, count in zip(stages, counts, strict=True)
         ]
         return f"`execute: peer`, and {counts[0]} workers give the one, {counts[1]} the other", tuple(spans)
     moved = [other for other in stages if _moved(facts, other)]
     if len(moved) == 1:
-        says = facts.value("pipeline", moved[0].name, "dispatch").with_word("here samples go to other workers")
+        says = facts.value("pipeline", moved[0].name, "dispatch").with_word(
+            "here samples go to other workers"
+        )
         return f"`execute: peer`, and those of `{moved[0].name}` are on other workers", (says,)
     return None
 
@@ -298,14 +360,20 @@ def _origin(facts: Facts, stage: Stage) -> Origin | None:
 
 
 def somebody_takes(facts: Facts) -> Iterator[Diagnostic]:
-    """A batch that a source gives is taken, where stages take from one another; a number that no stage takes is a metric."""
+    """A batch that a source gives is taken, where stages take from one another; a number that no stage takes
+    is a metric."""
     pipeline = facts.recipe.pipeline
     taken = {name for stage in pipeline.values() for name in stage.takes}
     if not taken or not facts.right("pipeline") or not all(name in pipeline for name in taken):
         return
     for name, stage in pipeline.items():
         if stage.is_source and name not in taken:
-            yield Diagnostic("MC539", f"no stage takes the batches of `{name}`", facts.key("pipeline", name), severity="note")
+            yield Diagnostic(
+                "MC539",
+                f"no stage takes the batches of `{name}`",
+                facts.key("pipeline", name),
+                severity="note",
+            )
 
 
 # Modes that go together
@@ -320,10 +388,22 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
             continue
         mode, source = _lead_of(facts, stage).mode, _before(facts, stage)
         givers = facts.meshes.get(source.component) if source else None
-        producers = voices(collect_of(facts, source), execute_of(facts, source)).count(givers) if source and givers else 0
-        if facts.join(stage) == "first" and _gives_batch(facts, stage) and (who := _alone(facts, stage, mesh, mode, producers)):
+        producers = (
+            voices(collect_of(facts, source), execute_of(facts, source)).count(givers)
+            if source and givers
+            else 0
+        )
+        if (
+            facts.join(stage) == "first"
+            and _gives_batch(facts, stage)
+            and (who := _alone(facts, stage, mesh, mode, producers))
+        ):
             message = f"stage `{stage.name}` hands on the samples of {who} of `{stage.component}`: those of the others are lost"
-            span = facts.value("pipeline", stage.name, "collect" if facts.names("pipeline", stage.name, "collect") else "call")
+            span = facts.value(
+                "pipeline",
+                stage.name,
+                "collect" if facts.names("pipeline", stage.name, "collect") else "call",
+            )
             yield Diagnostic("MC538", message, span, help="say `collect: flatten`", severity="warning")
         if facts.join(stage) != "samples":
             continue
@@ -340,7 +420,8 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _alone(facts: Facts, stage: Stage, mesh: DeviceMesh, mode: str, producers: int) -> str:
-    """Whose samples a stage hands on that collects one worker's, where others get samples, too; empty where that worker gets them all."""
+    """Whose samples a stage hands on that collects one worker's, where others get samples, too; empty where
+    that worker gets them all."""
     execute = execute_of(facts, stage)
     if execute == "all" and DISPATCH[mode].shares(mesh) > 1:
         return "data rank 0" if mode == "slice_dp" else "one worker"
@@ -368,13 +449,18 @@ def _lost(mesh: DeviceMesh, mode: str, component: str) -> str:
 
 
 def _lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: str) -> str:
-    """The same where each producer speaks to its own workers: looked at by sharing samples out, where there are few."""
+    """The same where each producer speaks to its own workers: looked at by sharing samples out, where there
+    are few."""
     if mesh.world_size > FEW or producers > FEW:
         return ""
     each = range(mesh.world_size)
     table = Table(tuple(tuple((producer, number) for number in each) for producer in range(producers)))
     heard = shares_for("peer", Dispatch(mode, allow_empty=True), mesh, table)
-    times = Counter(sample for data_rank in range(mesh.data_size) for sample in heard.get(mesh.representative(data_rank), ()))
+    times = Counter(
+        sample
+        for data_rank in range(mesh.data_size)
+        for sample in heard.get(mesh.representative(data_rank), ())
+    )
     if any(count > 1 for count in times.values()):
         return f"several data ranks of `{component}` give the same samples"
     lost = producers * len(each) - len(times)
@@ -389,17 +475,36 @@ def words_with_effect(facts: Facts) -> Iterator[Diagnostic]:
             continue
         execute = execute_of(facts, stage)
         for given in stage.inputs:
-            path = ("pipeline", stage.name, "in", given.parameter, "dispatch") if given.dispatch else ("pipeline", stage.name, "dispatch")
+            path = (
+                ("pipeline", stage.name, "in", given.parameter, "dispatch")
+                if given.dispatch
+                else ("pipeline", stage.name, "dispatch")
+            )
             words, mode = given.dispatch or stage.dispatch, dispatch_of(facts, stage, given).mode
-            one_share = "`execute: first` calls one worker" if execute == "first" else "`all` cuts no shares" if mode == "all" else ""
+            one_share = (
+                "`execute: first` calls one worker"
+                if execute == "first"
+                else "`all` cuts no shares"
+                if mode == "all"
+                else ""
+            )
             for key, said in _shaping(words):
                 if said and one_share and (key != "home" or execute == "first"):
                     yield _idle(facts, f"`{key}` changes nothing: {one_share}", *path, key)
             if words.home and not one_share:
-                for key in (key for key, said in _shaping(words) if said and key in ("balance", "equal_counts")):
-                    yield _idle(facts, f"`{key}` changes nothing: `home` says where each sample goes", *path, key)
+                for key in (
+                    key for key, said in _shaping(words) if said and key in ("balance", "equal_counts")
+                ):
+                    yield _idle(
+                        facts, f"`{key}` changes nothing: `home` says where each sample goes", *path, key
+                    )
             elif words.equal_counts and not words.balance and not one_share:
-                yield _idle(facts, "`equal_counts` changes nothing: without `balance` counts are equal already", *path, "equal_counts")
+                yield _idle(
+                    facts,
+                    "`equal_counts` changes nothing: without `balance` counts are equal already",
+                    *path,
+                    "equal_counts",
+                )
 
 
 def _shaping(words: DispatchWords) -> Iterator[tuple[str, object]]:
@@ -416,11 +521,25 @@ def _of_a_source(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
         if node is not None and node.is_mapping and said:
             yield _idle(facts, f"`{key}` changes nothing: stage `{stage.name}` takes nothing", *path, key)
     if stage.execute == "peer":
-        yield _idle(facts, f"`execute: peer` changes nothing: stage `{stage.name}` takes nothing", "pipeline", stage.name, "execute")
+        yield _idle(
+            facts,
+            f"`execute: peer` changes nothing: stage `{stage.name}` takes nothing",
+            "pipeline",
+            stage.name,
+            "execute",
+        )
 
 
 def _idle(facts: Facts, message: str, *path: str) -> Diagnostic:
     return Diagnostic("MC525", message, facts.key(*path), help="remove it", severity="warning")
 
 
-RULES = (enough_samples, together, filled_pipelines, same_samples, somebody_takes, every_sample_once, words_with_effect)
+RULES = (
+    enough_samples,
+    together,
+    filled_pipelines,
+    same_samples,
+    somebody_takes,
+    every_sample_once,
+    words_with_effect,
+)

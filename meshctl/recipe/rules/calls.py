@@ -1,6 +1,8 @@
-"""MC513 to MC519 and MC524: what stages call, against the source of the called class: endpoints, their decorators and parameters.
+"""MC513 to MC519 and MC524: what stages call, against the source of the called class: endpoints, their
+decorators and parameters.
 
-What an endpoint takes and gives is known as far as its annotations say it simply: `Batch`, numbers, the `range` of a source.
+What an endpoint takes and gives is known as far as its annotations say it simply: `Batch`, numbers, the
+`range` of a source.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code import WORDS, Class, Endpoint
+from meshctl.recipe.code.classes import WORDS, Class, Endpoint
+from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.signature import Hint, Signature
-from meshctl.recipe.words import counted, did_you_mean, listed
-from meshctl.routes import COLLECT, DISPATCH, EXECUTE
+from meshctl.recipe.suggestions import counted, did_you_mean, listed
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
 
 REDUCED = ("mean", "sum")
 """What these collect are numbers."""
@@ -53,7 +55,13 @@ def known_endpoint(facts: Facts) -> Iterator[Diagnostic]:
     """The called method is there and is an endpoint."""
     for name, stage in facts.recipe.pipeline.items():
         found = facts.class_of(stage.component)
-        if stage.kind != "call" or not stage.method or found is None or found.is_component is False or stage.method in found.endpoints:
+        if (
+            stage.kind != "call"
+            or not stage.method
+            or found is None
+            or found.is_component is False
+            or stage.method in found.endpoints
+        ):
             continue
         span = facts.value("pipeline", name, "call")
         if not found.whole or stage.method in found.made:
@@ -67,7 +75,9 @@ def known_endpoint(facts: Facts) -> Iterator[Diagnostic]:
         else:
             message = f"`{found.target}` has no endpoint `{stage.method}`"
             help = did_you_mean(stage.method, found.endpoints) or "decorate a method with @endpoint"
-            yield Diagnostic("MC513", message, span, help=help, fixes=renamed(span, stage.method, found.endpoints))
+            yield Diagnostic(
+                "MC513", message, span, help=help, fixes=renamed(span, stage.method, found.endpoints)
+            )
 
 
 def readable_words(facts: Facts) -> Iterator[Diagnostic]:
@@ -79,15 +89,32 @@ def readable_words(facts: Facts) -> Iterator[Diagnostic]:
         seen.add(call.endpoint.place)
         what = f"the decorator of `{call.kind.target}.{call.stage.method}`"
         if call.endpoint.unread:
-            yield Diagnostic("MC514", f"`{call.endpoint.unread}` in {what} is no literal, its default is taken", call.span, severity="note")
+            yield Diagnostic(
+                "MC514",
+                f"`{call.endpoint.unread}` in {what} is no literal, its default is taken",
+                call.span,
+                severity="note",
+            )
         for strange in call.endpoint.strange:
             if strange:
-                yield Diagnostic("MC518", f"{what} has no `{strange}`", call.span, help=did_you_mean(strange, WORDS))
+                yield Diagnostic(
+                    "MC518", f"{what} has no `{strange}`", call.span, help=did_you_mean(strange, WORDS)
+                )
             else:
-                yield Diagnostic("MC518", f"{what} takes no value without a name", call.span, help='write dispatch="...", or collect="..."')
+                yield Diagnostic(
+                    "MC518",
+                    f"{what} takes no value without a name",
+                    call.span,
+                    help='write dispatch="...", or collect="..."',
+                )
         for key, word, modes in _modes(call.endpoint):
             if word not in modes:
-                yield Diagnostic("MC515", f"`{word}` in {what} is not a {key} mode", call.span, help=did_you_mean(word, modes))
+                yield Diagnostic(
+                    "MC515",
+                    f"`{word}` in {what} is not a {key} mode",
+                    call.span,
+                    help=did_you_mean(word, modes),
+                )
 
 
 def _modes(endpoint: Endpoint) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -113,10 +140,14 @@ def _named(facts: Facts, call: Call, named: list[str]) -> Iterator[Diagnostic]:
         if parameter in takes.by_position:
             help = "it stands before a `/`: give it without a name"
         fixes = renamed(span, parameter, [other for other in takes.by_name if other not in named])
-        yield Diagnostic("MC516", f"{call.shown} has no parameter `{parameter}`", span, help=help, fixes=fixes)
+        yield Diagnostic(
+            "MC516", f"{call.shown} has no parameter `{parameter}`", span, help=help, fixes=fixes
+        )
     missing = [parameter for parameter in takes.required if parameter not in named]
     if missing and not unknown:
-        yield Diagnostic("MC516", f"{call.shown} needs {listed(missing)} too", facts.key("pipeline", name, "in"))
+        yield Diagnostic(
+            "MC516", f"{call.shown} needs {listed(missing)} too", facts.key("pipeline", name, "in")
+        )
 
 
 def _only(facts: Facts, call: Call) -> Iterator[Diagnostic]:
@@ -125,7 +156,11 @@ def _only(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     gives = "the numbers of its samples" if stage.is_source else "one"
     span = facts.key("pipeline", stage.name, "in") if stage.inputs else call.span
     if not takes.first and not takes.more:
-        help = f"name it: in: {{{takes.by_name[0]}: {listed_stages(stage.inputs)}}}" if takes.by_name and stage.inputs else ""
+        help = (
+            f"name it: in: {{{takes.by_name[0]}: {listed_stages(stage.inputs)}}}"
+            if takes.by_name and stage.inputs
+            else ""
+        )
         if not takes.by_name:
             help = (
                 "a source takes the range of its sample numbers"
@@ -133,12 +168,16 @@ def _only(facts: Facts, call: Call) -> Iterator[Diagnostic]:
                 else "give it a parameter, or let the stage take nothing"
             )
         what = "takes parameters by name only" if takes.by_name else "takes nothing"
-        yield Diagnostic("MC516", f"{call.shown} {what}, stage `{stage.name}` gives it {gives}", span, help=help)
+        yield Diagnostic(
+            "MC516", f"{call.shown} {what}, stage `{stage.name}` gives it {gives}", span, help=help
+        )
         return
     missing = [parameter for parameter in takes.required if parameter != takes.first]
     if missing:
         every = [takes.first, *missing]
-        message = f"{call.shown} takes {counted(len(every), 'parameter')}, stage `{stage.name}` gives it {gives}"
+        message = (
+            f"{call.shown} takes {counted(len(every), 'parameter')}, stage `{stage.name}` gives it {gives}"
+        )
         help = f"name them: in: {{{', '.join(f'{parameter}: STAGE' for parameter in every)}}}"
         if stage.is_source:
             help = f"a source is called with these alone: give {listed(missing)} a default"
@@ -165,9 +204,19 @@ def right_values(facts: Facts) -> Iterator[Diagnostic]:
 
 def _source(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     hint = call.takes.hints.get(call.takes.first)
-    if call.stage.samples and hint is not None and hint.kinds <= {"batch", "nothing"} and "batch" in hint.kinds:
+    if (
+        call.stage.samples
+        and hint is not None
+        and hint.kinds <= {"batch", "nothing"}
+        and "batch" in hint.kinds
+    ):
         message = f"{call.shown} takes a Batch, and stage `{call.stage.name}` takes from no stage"
-        yield Diagnostic("MC519", message, call.span, help="say `in:` which stage gives it; a source takes the range of its sample numbers")
+        yield Diagnostic(
+            "MC519",
+            message,
+            call.span,
+            help="say `in:` which stage gives it; a source takes the range of its sample numbers",
+        )
 
 
 def _given(facts: Facts, call: Call, given: Input, hint: Hint) -> Iterator[Diagnostic]:
@@ -182,14 +231,26 @@ def _given(facts: Facts, call: Call, given: Input, hint: Hint) -> Iterator[Diagn
     collect = collected(facts, source) if source is not None else "flatten"
     if source is not None and _averages_batches(facts, source):
         return
-    says = (facts.key("pipeline", source.name).with_word(f"`collect` is {collect}"),) if source is not None else ()
-    if "batch" in hint.kinds and hint.kinds <= {"batch", "nothing"} and collect in (*REDUCED, "none", "last_pp"):
+    says = (
+        (facts.key("pipeline", source.name).with_word(f"`collect` is {collect}"),)
+        if source is not None
+        else ()
+    )
+    if (
+        "batch" in hint.kinds
+        and hint.kinds <= {"batch", "nothing"}
+        and collect in (*REDUCED, "none", "last_pp")
+    ):
         gives = "numbers" if collect in REDUCED else "a list of its workers' values"
         message = f"`{parameter}` of {call.shown} is a Batch, and `{given.stages[0]}` gives {gives}"
-        yield Diagnostic("MC519", message, span, says, "take a stage that gives a batch, or change `collect` there")
+        yield Diagnostic(
+            "MC519", message, span, says, "take a stage that gives a batch, or change `collect` there"
+        )
     elif hint.kinds and hint.kinds <= SCALARS and not hint.words and collect == "flatten":
         message = f"`{parameter}` of {call.shown} is {hint.described}, and `{given.stages[0]}` gives a batch"
-        yield Diagnostic("MC519", message, span, says, "what a constructor is told belongs into the component's `args`")
+        yield Diagnostic(
+            "MC519", message, span, says, "what a constructor is told belongs into the component's `args`"
+        )
 
 
 def collected(facts: Facts, stage: Stage) -> str:
@@ -200,7 +261,9 @@ def collected(facts: Facts, stage: Stage) -> str:
         return stage.collect
     found = facts.class_of(stage.component)
     endpoint = found.endpoints.get(stage.method) if found else None
-    return endpoint.collect if endpoint and endpoint.unread != "collect" and endpoint.collect in COLLECT else ""
+    return (
+        endpoint.collect if endpoint and endpoint.unread != "collect" and endpoint.collect in COLLECT else ""
+    )
 
 
 def _averages_batches(facts: Facts, stage: Stage) -> bool:
@@ -208,7 +271,12 @@ def _averages_batches(facts: Facts, stage: Stage) -> bool:
     found = facts.class_of(stage.component)
     endpoint = found.endpoints.get(stage.method) if found else None
     gives = endpoint.signature.gives if endpoint else None
-    return gives is not None and "batch" in gives.kinds and gives.kinds <= {"batch", "nothing"} and collected(facts, stage) in REDUCED
+    return (
+        gives is not None
+        and "batch" in gives.kinds
+        and gives.kinds <= {"batch", "nothing"}
+        and collected(facts, stage) in REDUCED
+    )
 
 
 def right_results(facts: Facts) -> Iterator[Diagnostic]:
@@ -222,7 +290,12 @@ def right_results(facts: Facts) -> Iterator[Diagnostic]:
         if _averages_batches(facts, call.stage):
             message = f"{call.shown} gives a Batch, and `collect: {collect}` is for numbers"
             yield Diagnostic("MC524", message, span, help="say `collect: flatten`")
-        elif collect == "flatten" and gives.kinds and gives.kinds <= {"mapping", *SCALARS} and (name in taken or call.stage.is_source):
+        elif (
+            collect == "flatten"
+            and gives.kinds
+            and gives.kinds <= {"mapping", *SCALARS}
+            and (name in taken or call.stage.is_source)
+        ):
             what = "a source gives batches" if call.stage.is_source else "`collect: flatten` joins batches"
             help = "give a Batch" if call.stage.is_source else "say `collect: mean`"
             yield Diagnostic("MC524", f"{call.shown} gives {gives.described}, and {what}", span, help=help)

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.code import Class, Code, NoClass, NotFound, Unread
+from meshctl.recipe.code.classes import Class, Code, NoClass, NotFound, Unread
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.words import did_you_mean, listed
+from meshctl.recipe.suggestions import did_you_mean, listed
 
 SHOWN = 4
 """So many more places of one mistake are shown."""
@@ -17,22 +17,31 @@ SHOWN = 4
 
 def known_group(facts: Facts) -> Iterator[Diagnostic]:
     for name, component in facts.recipe.components.items():
-        if component.group and not facts.names("groups", component.group) and facts.right("components", name, "group"):
+        if (
+            component.group
+            and not facts.names("groups", component.group)
+            and facts.right("components", name, "group")
+        ):
             help = did_you_mean(component.group, facts.recipe.groups)
             span = facts.value("components", name, "group")
             message = f"component `{name}` runs on the group `{component.group}`, which there is not"
-            yield Diagnostic("MC500", message, span, help=help, fixes=renamed(span, component.group, facts.recipe.groups))
+            yield Diagnostic(
+                "MC500", message, span, help=help, fixes=renamed(span, component.group, facts.recipe.groups)
+            )
 
 
 def known_class(facts: Facts) -> Iterator[Diagnostic]:
-    """`_target_` leads to a class that derives from Component. A module that is missing is said once, with all who name it."""
+    """`_target_` leads to a class that derives from Component. A module that is missing is said once, with
+    all who name it."""
     absent: dict[str, list[str]] = {}
     for name, found in facts.classes.items():
         if isinstance(found, NotFound) and not found.has_module:
             absent.setdefault(_missing(facts.recipe.components[name].target, found), []).append(name)
     for message, (first, *others) in absent.items():
         target, found = facts.recipe.components[first].target, facts.classes[first]
-        says = tuple(facts.value("components", other, "_target_").with_word("and here") for other in others[:SHOWN])
+        says = tuple(
+            facts.value("components", other, "_target_").with_word("and here") for other in others[:SHOWN]
+        )
         help = _where(facts, target, found) if isinstance(found, NotFound) else ""
         yield Diagnostic("MC501", message, facts.value("components", first, "_target_"), says, help)
     for name, found in facts.classes.items():
@@ -43,17 +52,30 @@ def known_class(facts: Facts) -> Iterator[Diagnostic]:
                 yield Diagnostic("MC502", _missing(target, found), span, help=_where(facts, target, found))
         elif isinstance(found, Unread):
             message = f"`{target}` cannot be {'imported' if found.broken else 'checked'}: {found.why}"
-            yield Diagnostic("MC507", message, span) if found.broken else Diagnostic("MC504", message, span, severity="note")
+            yield (
+                Diagnostic("MC507", message, span)
+                if found.broken
+                else Diagnostic("MC504", message, span, severity="note")
+            )
         elif isinstance(found, NoClass):
             yield Diagnostic(
-                "MC503", f"`{target}` is {found.what}, not a class", span, help="name a class that derives from meshctl.Component"
+                "MC503",
+                f"`{target}` is {found.what}, not a class",
+                span,
+                help="name a class that derives from meshctl.Component",
             )
         elif found.unwritten:
             message = f"`{target}` is abstract: {listed(found.unwritten)} {'is' if len(found.unwritten) == 1 else 'are'} not written"
             yield Diagnostic("MC509", message, span, help="name a class that derives from it and writes them")
         elif found.is_component is False:
-            what = f"derives from {found.foreign_base}, and not from" if found.foreign_base else "does not derive from"
-            help = "write a Component that has one" if found.foreign_base else "derive it from meshctl.Component"
+            what = (
+                f"derives from {found.foreign_base}, and not from"
+                if found.foreign_base
+                else "does not derive from"
+            )
+            help = (
+                "write a Component that has one" if found.foreign_base else "derive it from meshctl.Component"
+            )
             yield Diagnostic("MC503", f"`{target}` {what} meshctl.Component", span, help=help)
         elif found.is_component is None:
             message = f"`{target}` cannot be checked: a base of it is not on the path as source"

@@ -1,4 +1,5 @@
-"""MC320 and MC42x: what is right and costs more than it must. Warnings: devices that idle, and process groups across nodes."""
+"""MC320 and MC42x: what is right and costs more than it must. Warnings: devices that idle, and process groups
+across nodes."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from meshctl.cluster import Cluster
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.mesh import DIMS, DeviceMesh, MeshError
-from meshctl.nodes import Stretch, crossing, stretches
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.placement import Placed, Runs, place, torn
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.groups import cluster_value
-from meshctl.recipe.words import counted
-from meshctl.sizes import divisors
+from meshctl.recipe.suggestions import counted
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
+from meshctl.topology.placement import Stretch, crossing, stretches
+from meshctl.topology.sizes import divisors
 
 SHOWN = 3
 """So many places or groups are listed."""
@@ -60,7 +61,12 @@ def length(runs: Runs) -> int:
 
 def _idle(recipe: Recipe, placed: Placed, kind: str) -> Runs:
     """The devices of a type that are in no group."""
-    used = sorted(run for name, runs in placed.devices.items() for run in runs if recipe.groups[name].device_type == kind)
+    used = sorted(
+        run
+        for name, runs in placed.devices.items()
+        for run in runs
+        if recipe.groups[name].device_type == kind
+    )
     idle: list[tuple[int, int]] = []
     end = 0
     for start, stop in [*used, (total := placed.cluster.total(kind), total)]:
@@ -71,7 +77,9 @@ def _idle(recipe: Recipe, placed: Placed, kind: str) -> Runs:
 
 
 def _takes(facts: Facts, group: DeviceGroup) -> Span:
-    return facts.value("groups", group.name, "ranks").with_word(f"`{group.name}` takes {counted(group.devices, 'device')}")
+    return facts.value("groups", group.name, "ranks").with_word(
+        f"`{group.name}` takes {counted(group.devices, 'device')}"
+    )
 
 
 def _where(idle: Runs, cluster: Cluster, kind: str) -> str:
@@ -80,8 +88,14 @@ def _where(idle: Runs, cluster: Cluster, kind: str) -> str:
     said = []
     for piece in pieces[:SHOWN]:
         whole = piece.each == cluster.devices_on(kind, piece.first_node)
-        numbers = f"all {piece.each}" if whole and piece.each > 1 else "number " * (piece.each == 1) + _span(piece.number, piece.each)
-        said.append(f"{numbers} of {'node' if piece.nodes == 1 else 'nodes'} {_span(piece.first_node, piece.nodes)}")
+        numbers = (
+            f"all {piece.each}"
+            if whole and piece.each > 1
+            else "number " * (piece.each == 1) + _span(piece.number, piece.each)
+        )
+        said.append(
+            f"{numbers} of {'node' if piece.nodes == 1 else 'nodes'} {_span(piece.first_node, piece.nodes)}"
+        )
     return ", ".join([*said, *(["..."] if len(pieces) > SHOWN else [])])
 
 
@@ -97,7 +111,15 @@ def _named(recipe: Recipe, kind: str) -> tuple[str, ...]:
 def _help(recipe: Recipe, kind: str, placed: Placed) -> str:
     """A cluster without these devices, where a smaller number makes it."""
     said, cluster = recipe.cluster, placed.cluster
-    last = max((stop for name, runs in placed.devices.items() for _, stop in runs if recipe.groups[name].device_type == kind), default=0)
+    last = max(
+        (
+            stop
+            for name, runs in placed.devices.items()
+            for _, stop in runs
+            if recipe.groups[name].device_type == kind
+        ),
+        default=0,
+    )
     if not last:
         return f"give them to a group, or leave `{kind}` out of `cluster.devices_per_node`"
     smaller = replace(said, nodes=cluster.node_of(kind, last - 1) + 1)
@@ -145,19 +167,38 @@ def _seats(placed: Placed | None, group: DeviceGroup) -> tuple[Stretch, ...]:
         return ()
     runs, cluster = placed.devices[group.name], placed.cluster
     on_devices = group.device_type != "cpu"
-    if on_devices and (length(runs) != group.devices or torn(runs, group.gpus_per_worker, cluster, group.device_type) is not None):
+    if on_devices and (
+        length(runs) != group.devices
+        or torn(runs, group.gpus_per_worker, cluster, group.device_type) is not None
+    ):
         return ()
-    return stretches(Seated(group.name, group.device_type, group.workers, runs, group.gpus_per_worker), cluster)
+    return stretches(
+        Seated(group.name, group.device_type, group.workers, runs, group.gpus_per_worker), cluster
+    )
 
 
 def _crosses(
-    facts: Facts, component: Component, mesh: DeviceMesh, seats: tuple[Stretch, ...], dim: str, code: str, reach: str
+    facts: Facts,
+    component: Component,
+    mesh: DeviceMesh,
+    seats: tuple[Stretch, ...],
+    dim: str,
+    code: str,
+    reach: str,
 ) -> Diagnostic:
     size, groups = mesh.size(dim), mesh.world_size // mesh.size(dim)
     which = "the only" if groups == 1 else "all" if reach == "all" else "some of the"
-    noun = f"{dim} group of `{component.name}` crosses" if groups == 1 else f"{groups} {dim} groups of `{component.name}` cross"
-    span = facts.value("components", component.name, "parallel", f"{dim}_size").with_word(f"groups of {size} ranks")
-    says = facts.value("groups", component.group, "ranks").with_word(f"`{component.group}` has {_on_a_node(seats)} on a node")
+    noun = (
+        f"{dim} group of `{component.name}` crosses"
+        if groups == 1
+        else f"{groups} {dim} groups of `{component.name}` cross"
+    )
+    span = facts.value("components", component.name, "parallel", f"{dim}_size").with_word(
+        f"groups of {size} ranks"
+    )
+    says = facts.value("groups", component.group, "ranks").with_word(
+        f"`{component.group}` has {_on_a_node(seats)} on a node"
+    )
     help = _inside(facts, component, mesh, seats, dim)
     return Diagnostic(code, f"{which} {noun} nodes", span, (says,), help, "warning")
 
@@ -172,13 +213,19 @@ def _on_a_node(seats: Sequence[Stretch]) -> str:
     return counted(max(counts), "rank") if len(counts) == 1 else f"{min(counts)} to {max(counts)} ranks"
 
 
-def _inside(facts: Facts, component: Component, mesh: DeviceMesh, seats: tuple[Stretch, ...], dim: str) -> str:
+def _inside(
+    facts: Facts, component: Component, mesh: DeviceMesh, seats: tuple[Stretch, ...], dim: str
+) -> str:
     """What to write for groups that stay inside a node: the nearest layout, or the group where a node begins."""
-    options = [f"write group `{component.group}` first"] if _if_first(facts, component.group, mesh, dim) else []
+    options = (
+        [f"write group `{component.group}` first"] if _if_first(facts, component.group, mesh, dim) else []
+    )
     for sizes, order in _nearer(mesh, dim):
         nearer = _with_sizes(mesh, sizes, order)
         if nearer is not None and crossing(seats, nearer, dim) == "inside":
-            drawn = layout(nearer) if dim in DIMS else " x ".join(f"{dim} {size}" for dim, size in sizes.items())
+            drawn = (
+                layout(nearer) if dim in DIMS else " x ".join(f"{dim} {size}" for dim, size in sizes.items())
+            )
             usual = " without `order`" if order != mesh.mesh_dim_names else ""
             options.insert(0, f"nearest that stays inside a node: {drawn}{usual}")
             break
@@ -208,7 +255,8 @@ def _if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool:
 
 
 def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]) -> DeviceMesh | None:
-    """The mesh with its dims in this order and these smaller, and dp, or fsdp where there is no dp, larger in their place."""
+    """The mesh with its dims in this order and these smaller, and dp, or fsdp where there is no dp, larger in
+    their place."""
     rest = "fsdp" if mesh.size("fsdp") > 1 and mesh.size("dp") == 1 else "dp"
     room = prod(mesh.size(dim) // size for dim, size in sizes.items() if dim in DIMS)
     try:
@@ -217,7 +265,9 @@ def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]
         return None
 
 
-def changed(mesh: DeviceMesh, order: Sequence[str], sizes: Mapping[str, int] = MappingProxyType({})) -> DeviceMesh:
+def changed(
+    mesh: DeviceMesh, order: Sequence[str], sizes: Mapping[str, int] = MappingProxyType({})
+) -> DeviceMesh:
     """The mesh with its dims in another order, and with other sizes."""
     given: dict[str, Any] = {f"{dim}_size": mesh.size(dim) for dim in (*DIMS, "ulysses", "ep", "etp")}
     given |= {f"{dim}_size": size for dim, size in sizes.items()}
@@ -226,7 +276,12 @@ def changed(mesh: DeviceMesh, order: Sequence[str], sizes: Mapping[str, int] = M
 
 def layout(mesh: DeviceMesh) -> str:
     """`dp 2 x tp 4`, outermost first."""
-    return " x ".join(f"{dim} {size}" for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True) if size > 1) or "one rank"
+    return (
+        " x ".join(
+            f"{dim} {size}" for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True) if size > 1
+        )
+        or "one rank"
+    )
 
 
 RULES = (idle_devices, inside_nodes)

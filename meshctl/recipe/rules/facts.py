@@ -1,4 +1,5 @@
-"""What rules know: the recipe, where it was written, which values were said to be wrong, and its components' source."""
+"""What rules know: the recipe, where it was written, which values were said to be wrong, and its components'
+source."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from functools import cached_property
 from typing import Any
 
 from meshctl.diagnostics import Span
-from meshctl.mesh import DeviceMesh
-from meshctl.recipe.code import Class, Code, Endpoint, Found
-from meshctl.recipe.configs import Config, config
+from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
+from meshctl.recipe.code.model_config import Config, config
 from meshctl.recipe.model import Component, DeviceGroup, Input, Recipe, Stage
 from meshctl.recipe.placement import NoMesh, Placed, mesh_of, node_counts, place
-from meshctl.recipe.read import Read
-from meshctl.recipe.written import Written
-from meshctl.routes import COLLECT
+from meshctl.recipe.reader import Read
+from meshctl.recipe.spans import Written
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import COLLECT
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Facts:
         return self.read.right(*path)
 
     def names(self, *path: str) -> bool:
-        """Whether something of this name was written, however wrong, or could have been: nobody knows what a wrong mapping names."""
+        """Whether something of this name was written, however wrong, or could have been: nobody knows what a
+        wrong mapping names."""
         return self.written.node(*path) is not None or not self.read.stands(*path[:-1])
 
     def value(self, *path: str) -> Span:
@@ -49,14 +51,22 @@ class Facts:
         """None where a group's size or kind is not known."""
         groups = self.recipe.groups.values()
         sized = all(group.devices and group.device_type for group in groups)
-        right = all(self.right("groups", group.name, key) for group in groups for key in ("gpus_per_worker", "colocate"))
+        right = all(
+            self.right("groups", group.name, key)
+            for group in groups
+            for key in ("gpus_per_worker", "colocate")
+        )
         right = right and len(set(node_counts(self.recipe.cluster).values())) < 2
         return place(self.recipe) if sized and right and self.right("cluster") else None
 
     @cached_property
     def classes(self) -> dict[str, Found]:
         """What each component's `_target_` leads to."""
-        return {name: self.code.find(component.target) for name, component in self.recipe.components.items() if component.target}
+        return {
+            name: self.code.find(component.target)
+            for name, component in self.recipe.components.items()
+            if component.target
+        }
 
     def class_of(self, component: str) -> Class | None:
         found = self.classes.get(component)
@@ -71,7 +81,8 @@ class Facts:
         return (found.endpoints.get(stage.method) if found else None) or Endpoint()
 
     def leading(self, stage: Stage) -> Input | None:
-        """The input that gives order and shares to all others: the first that is a batch; one that nobody knows may be one."""
+        """The input that gives order and shares to all others: the first that is a batch; one that nobody
+        knows may be one."""
         for given in stage.inputs:
             sources = [self.recipe.pipeline.get(name) for name in given.stages]
             if any(source is None or self.join(source) in ("", "samples", "first") for source in sources):

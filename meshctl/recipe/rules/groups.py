@@ -8,12 +8,12 @@ from itertools import combinations
 from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.folders import files, is_dir, is_file
 from meshctl.recipe.model import DEVICE_ALIASES, DeviceGroup
 from meshctl.recipe.placement import Placed, Runs, least, most_on_a_node, node_counts, shared, torn
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.words import counted, did_you_mean, listed, nearest
+from meshctl.recipe.suggestions import counted, did_you_mean, listed, nearest
 
 SHOWN = 8
 """So many numbers are listed."""
@@ -32,21 +32,40 @@ def list_on_cpu(facts: Facts) -> Iterator[Diagnostic]:
         if group.device_type == "cpu" and isinstance(group.ranks, tuple):
             says = facts.value("groups", name, "device_type").with_word("`device_type` is cpu")
             message = f"`ranks` of the cpu group `{name}` is a count of processes, not a list"
-            yield Diagnostic("MC302", message, facts.value("groups", name, "ranks"), (says,), f"write {len(group.ranks)}")
+            yield Diagnostic(
+                "MC302", message, facts.value("groups", name, "ranks"), (says,), f"write {len(group.ranks)}"
+            )
 
 
 def only_with_devices(facts: Facts) -> Iterator[Diagnostic]:
     """Keys that mean nothing on cpu."""
     for name, group in facts.recipe.groups.items():
-        for key, given in (("gpus_per_worker", group.gpus_per_worker > 1), ("visible_devices", group.visible_devices)):
+        for key, given in (
+            ("gpus_per_worker", group.gpus_per_worker > 1),
+            ("visible_devices", group.visible_devices),
+        ):
             if group.device_type == "cpu" and given:
-                yield Diagnostic("MC308", f"`{key}` is for devices, group `{name}` is on cpu", facts.key("groups", name, key))
+                yield Diagnostic(
+                    "MC308",
+                    f"`{key}` is for devices, group `{name}` is on cpu",
+                    facts.key("groups", name, key),
+                )
         if group.device_type == "mps" and group.visible_devices:
             message = f"`visible_devices` is for cuda and npu, group `{name}` is on mps"
-            yield Diagnostic("MC308", message, facts.key("groups", name, "visible_devices"), help="remove it: a machine has one mps device")
+            yield Diagnostic(
+                "MC308",
+                message,
+                facts.key("groups", name, "visible_devices"),
+                help="remove it: a machine has one mps device",
+            )
         if group.device_type == "cpu" and group.colocate:
             message = f"`colocate` shares devices, group `{name}` is on cpu"
-            yield Diagnostic("MC308", message, facts.key("groups", name, "colocate"), help="remove it: cpu groups share the machine anyway")
+            yield Diagnostic(
+                "MC308",
+                message,
+                facts.key("groups", name, "colocate"),
+                help="remove it: cpu groups share the machine anyway",
+            )
 
 
 def divides(facts: Facts) -> Iterator[Diagnostic]:
@@ -54,10 +73,18 @@ def divides(facts: Facts) -> Iterator[Diagnostic]:
         each = group.gpus_per_worker
         if group.device_type == "cpu" or not group.devices or group.devices % each == 0:
             continue
-        ranks = facts.value("groups", name, "ranks").with_word(f"`{name}` has {counted(group.devices, 'device')}")
+        ranks = facts.value("groups", name, "ranks").with_word(
+            f"`{name}` has {counted(group.devices, 'device')}"
+        )
         fits = [str(size) for size in range(1, group.devices + 1) if group.devices % size == 0]
         message = f"`gpus_per_worker` {each} does not divide the {group.devices} devices of group `{name}`"
-        yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), (ranks,), f"these do: {', '.join(fits[:8])}")
+        yield Diagnostic(
+            "MC303",
+            message,
+            facts.value("groups", name, "gpus_per_worker"),
+            (ranks,),
+            f"these do: {', '.join(fits[:8])}",
+        )
 
 
 def counts_of_nodes(facts: Facts) -> Iterator[Diagnostic]:
@@ -65,16 +92,26 @@ def counts_of_nodes(facts: Facts) -> Iterator[Diagnostic]:
     (said, count), *others = [*node_counts(facts.recipe.cluster).items()] or [((), 0)]
     for key, nodes in others:
         if nodes != count and facts.right("cluster"):
-            says = cluster_value(facts, *said).with_word(f"`{'.'.join(said)}` {'is' if said == ('nodes',) else 'lists'} {count}")
+            says = cluster_value(facts, *said).with_word(
+                f"`{'.'.join(said)}` {'is' if said == ('nodes',) else 'lists'} {count}"
+            )
             message = f"`{'.'.join(key)}` lists {counted(nodes, 'node')}, the cluster has {count}"
-            help = "give a number for each node, or leave `nodes` out" if said == ("nodes",) else "give a number for each node"
+            help = (
+                "give a number for each node, or leave `nodes` out"
+                if said == ("nodes",)
+                else "give a number for each node"
+            )
             yield Diagnostic("MC315", message, cluster_value(facts, *key), (says,), help)
 
 
 def cluster_value(facts: Facts, *path: str) -> Span:
     """A value of `cluster`, where the recipe may say `gpu` for cuda."""
     node = facts.written.node("cluster", *path[:-1])
-    also = [key for key, _ in node.items() if DEVICE_ALIASES.get(key.lower(), key.lower()) == path[-1]] if node else []
+    also = (
+        [key for key, _ in node.items() if DEVICE_ALIASES.get(key.lower(), key.lower()) == path[-1]]
+        if node
+        else []
+    )
     return facts.value("cluster", *path[:-1], *(also[:1] or path[-1:]))
 
 
@@ -88,8 +125,13 @@ def one_node_each(facts: Facts) -> Iterator[Diagnostic]:
             continue
         worker = torn(runs, each, facts.placed.cluster, group.device_type)
         if worker is not None:
-            says = facts.value("groups", name, "ranks").with_word(f"worker {worker} would have the devices {_devices(runs, worker, each)}")
-            sizes = sorted({size for _, size in facts.placed.cluster.devices_per_node[group.device_type] if size}, reverse=True)
+            says = facts.value("groups", name, "ranks").with_word(
+                f"worker {worker} would have the devices {_devices(runs, worker, each)}"
+            )
+            sizes = sorted(
+                {size for _, size in facts.placed.cluster.devices_per_node[group.device_type] if size},
+                reverse=True,
+            )
             message = f"`gpus_per_worker` {each}: a worker's devices must be neighbours on one node of {' or '.join(map(str, sizes[:8]))}"
             yield Diagnostic("MC304", message, facts.value("groups", name, "gpus_per_worker"), (says,))
 
@@ -114,21 +156,37 @@ def known_host(facts: Facts) -> Iterator[Diagnostic]:
         host = groups.get(group.colocate)
         if host is None and not facts.names("groups", group.colocate):
             help = did_you_mean(group.colocate, [other for other in groups if other != name])
-            message, fixes = f"there is no group `{group.colocate}` to share devices with", renamed(span, group.colocate, [*groups])
+            message, fixes = (
+                f"there is no group `{group.colocate}` to share devices with",
+                renamed(span, group.colocate, [*groups]),
+            )
             yield Diagnostic("MC305", message, span, help=help, fixes=fixes)
         elif host is None:
             continue
         elif _circle(name, groups):
             yield Diagnostic("MC305", f"group `{name}` shares devices with itself", span)
         elif host.device_type and group.device_type and host.device_type != group.device_type:
-            says = facts.value("groups", host.name, "device_type").with_word(f"`{host.name}` is on {host.device_type}")
+            says = facts.value("groups", host.name, "device_type").with_word(
+                f"`{host.name}` is on {host.device_type}"
+            )
             yield Diagnostic(
-                "MC305", f"group `{name}` is on {group.device_type}, it cannot share the devices of `{host.name}`", span, (says,)
+                "MC305",
+                f"group `{name}` is on {group.device_type}, it cannot share the devices of `{host.name}`",
+                span,
+                (says,),
             )
         elif isinstance(group.ranks, int) and group.devices > host.devices > 0:
-            says = facts.value("groups", host.name, "ranks").with_word(f"`{host.name}` has {counted(host.devices, 'device')}")
+            says = facts.value("groups", host.name, "ranks").with_word(
+                f"`{host.name}` has {counted(host.devices, 'device')}"
+            )
             message = f"group `{name}` shares {counted(group.devices, 'device')} with `{host.name}`, which has {host.devices}"
-            yield Diagnostic("MC306", message, facts.value("groups", name, "ranks"), (says,), f"write {host.devices} or less")
+            yield Diagnostic(
+                "MC306",
+                message,
+                facts.value("groups", name, "ranks"),
+                (says,),
+                f"write {host.devices} or less",
+            )
 
 
 def _circle(name: str, groups: object) -> bool:
@@ -187,7 +245,9 @@ def one_mps_each(facts: Facts) -> Iterator[Diagnostic]:
     for name, group in facts.recipe.groups.items():
         if group.device_type != "mps" or name in facts.placed.beyond:
             continue
-        pieces = (piece for run in facts.placed.devices[name] for piece in facts.placed.cluster.pieces("mps", *run))
+        pieces = (
+            piece for run in facts.placed.devices[name] for piece in facts.placed.cluster.pieces("mps", *run)
+        )
         if any(piece.number + piece.each > 1 for piece in pieces):
             message = f"group `{name}` wants a second mps device of a machine, and a machine has one"
             help = "say `cluster: {nodes: N, devices_per_node: {mps: 1}}`, or `device_type: cpu`"
@@ -203,13 +263,24 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     assert facts.placed is not None
     cluster, each = facts.placed.cluster, facts.recipe.cluster.devices_of(kind)
     total = counted(cluster.total(kind), "device")
-    says = f"{counted(cluster.nodes, 'node')} x {each} = {total}" if isinstance(each, int) else f"{counted(len(each), 'node')}: {total}"
+    says = (
+        f"{counted(cluster.nodes, 'node')} x {each} = {total}"
+        if isinstance(each, int)
+        else f"{counted(len(each), 'node')}: {total}"
+    )
     key = ("devices_per_node", kind) if kind in facts.recipe.cluster.named else ("devices_per_node",)
-    needed = max(stop for name, runs in facts.placed.devices.items() for _, stop in runs if facts.recipe.groups[name].device_type == kind)
+    needed = max(
+        stop
+        for name, runs in facts.placed.devices.items()
+        for _, stop in runs
+        if facts.recipe.groups[name].device_type == kind
+    )
     enough = f"`cluster.{'.'.join(key)}: {least(facts.recipe, kind, cluster.nodes)}`"
     who = f"all groups on {kind}" if _several_types(facts) else "all groups"
     left = "it" if len(key) > 1 else "`cluster`"
-    return cluster_value(facts, *key).with_word(says), f"{who} together need {needed}: say {enough}, or leave {left} out"
+    return cluster_value(facts, *key).with_word(
+        says
+    ), f"{who} together need {needed}: say {enough}, or leave {left} out"
 
 
 def enough_visible(facts: Facts) -> Iterator[Diagnostic]:
@@ -217,10 +288,17 @@ def enough_visible(facts: Facts) -> Iterator[Diagnostic]:
     if facts.placed is None:
         return
     for name, group in facts.recipe.groups.items():
-        if not group.visible_devices or group.device_type == "cpu" or name in facts.placed.beyond or _misnamed(group):
+        if (
+            not group.visible_devices
+            or group.device_type == "cpu"
+            or name in facts.placed.beyond
+            or _misnamed(group)
+        ):
             continue
         if most := too_few_visible(facts.placed, group):
-            says = facts.value("groups", name, "ranks").with_word(f"`{name}` takes {counted(most, 'device')} of a node")
+            says = facts.value("groups", name, "ranks").with_word(
+                f"`{name}` takes {counted(most, 'device')} of a node"
+            )
             message = f"`visible_devices` names {counted(len(group.visible_devices), 'device')}, group `{name}` takes {most} of a node"
             yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), (says,))
 
@@ -237,7 +315,8 @@ def _misnamed(group: DeviceGroup) -> bool:
 
 
 def names_of_devices(facts: Facts) -> Iterator[Diagnostic]:
-    """`visible_devices` are names that the driver knows, each once; at others it sees nothing, and says nothing."""
+    """`visible_devices` are names that the driver knows, each once; at others it sees nothing, and says
+    nothing."""
     for name, group in facts.recipe.groups.items():
         names, kind = group.visible_devices, group.device_type
         if kind not in NAMES or not facts.right("groups", name, "visible_devices"):
@@ -249,16 +328,22 @@ def names_of_devices(facts: Facts) -> Iterator[Diagnostic]:
                 help = 'write indices, "0,1"' + (", or UUIDs: GPU-..., MIG-..." if kind == "cuda" else "")
                 yield Diagnostic("MC316", f"`{given}` names no {kind} device", span, help=help)
             elif given in names[:index]:
-                yield Diagnostic("MC316", f"`visible_devices` of group `{name}` names device {given} twice", span)
+                yield Diagnostic(
+                    "MC316", f"`visible_devices` of group `{name}` names device {given} twice", span
+                )
 
 
 def program_or_components(facts: Facts) -> Iterator[Diagnostic]:
     for name, group in facts.recipe.groups.items():
         components = facts.recipe.components_of(name)
         if group.program and components:
-            says = facts.value("components", components[0].name, "group").with_word(f"`{components[0].name}` runs on `{name}`")
+            says = facts.value("components", components[0].name, "group").with_word(
+                f"`{components[0].name}` runs on `{name}`"
+            )
             message = f"group `{name}` runs a program, it cannot host components too"
-            yield Diagnostic("MC312", message, facts.key("groups", name, "program"), (says,), "use two groups")
+            yield Diagnostic(
+                "MC312", message, facts.key("groups", name, "program"), (says,), "use two groups"
+            )
         elif not group.program and not components and facts.right("groups", name) and _all_homes_known(facts):
             help = f"say `group: {name}` in a component, or `program: SCRIPT` in the group"
             yield Diagnostic("MC311", f"group `{name}` runs nothing", facts.key("groups", name), help=help)
@@ -269,14 +354,25 @@ def known_script(facts: Facts) -> Iterator[Diagnostic]:
     for name, group in facts.recipe.groups.items():
         program = group.program
         own = [Path(folder) for folder in facts.code.own]
-        if program and program.module and not program.python and not program.cwd and facts.code.module(program.module) is None:
+        if (
+            program
+            and program.module
+            and not program.python
+            and not program.cwd
+            and facts.code.module(program.module) is None
+        ):
             span = facts.value("groups", name, "program", "module")
             yield Diagnostic(
-                "MC313", f"there is no module `{program.module}`", span, help=f"looked in {_looked(own)}, and among what is installed"
+                "MC313",
+                f"there is no module `{program.module}`",
+                span,
+                help=f"looked in {_looked(own)}, and among what is installed",
             )
         if program and program.cwd and "{" not in program.cwd and own and not is_dir(own[0] / program.cwd):
             span = facts.value("groups", name, "cwd")
-            yield Diagnostic("MC313", f"there is no folder `{program.cwd}`", span, help=f"it is relative to `{own[0]}`")
+            yield Diagnostic(
+                "MC313", f"there is no folder `{program.cwd}`", span, help=f"it is relative to `{own[0]}`"
+            )
             continue
         if program is None or not program.script or "{" in program.script or program.script.startswith("-"):
             continue
@@ -288,7 +384,12 @@ def known_script(facts: Facts) -> Iterator[Diagnostic]:
         script, *arguments = program.script.split() or [""]
         if arguments and any(is_file(folder / script) for folder in folders):
             help = f"its arguments are said apart: program: {script}, args: [{', '.join(arguments)}]"
-        yield Diagnostic("MC313", f"there is no program `{program.script}`", facts.value("groups", name, "program"), help=help)
+        yield Diagnostic(
+            "MC313",
+            f"there is no program `{program.script}`",
+            facts.value("groups", name, "program"),
+            help=help,
+        )
 
 
 def _looked(folders: Iterable[Path]) -> str:

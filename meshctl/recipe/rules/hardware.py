@@ -1,7 +1,9 @@
-"""MC317, MC318 and MC321: what the names of devices and the environment say, against what the groups are given.
+"""MC317, MC318 and MC321: what the names of devices and the environment say, against what the groups are
+given.
 
-A group's `visible_devices` are names of the hardware on its nodes. Without them a device is called by its number on its node, unless
-the launcher's own environment narrows and renumbers the devices: so against such a group it is a warning.
+A group's `visible_devices` are names of the hardware on its nodes. Without them a device is called by its
+number on its node, unless the launcher's own environment narrows and renumbers the devices: so against such a
+group it is a warning.
 """
 
 from __future__ import annotations
@@ -10,16 +12,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from meshctl.cluster import Cluster
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.placement import Runs, shared
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.groups import host_of, too_few_visible
-from meshctl.recipe.words import counted
+from meshctl.recipe.suggestions import counted
+from meshctl.topology.cluster import Cluster
 
 OF_TORCHRUN = {
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *(
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+    ),
     *("ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
 }
 """What torchrun tells each worker; it is set after a group's `env`."""
@@ -49,7 +60,9 @@ class Names:
 
 def _same(one: str, other: str) -> bool:
     """A UUID may be cut short, as long as it is the beginning."""
-    return one == other or (not one.isdigit() and not other.isdigit() and (one.startswith(other) or other.startswith(one)))
+    return one == other or (
+        not one.isdigit() and not other.isdigit() and (one.startswith(other) or other.startswith(one))
+    )
 
 
 def names_of(group: DeviceGroup, runs: Runs, cluster: Cluster) -> list[Names]:
@@ -78,9 +91,14 @@ class _Known:
     names: tuple[Names, ...]
 
     def meet(self, other: _Known) -> tuple[int, str] | None:
-        """(node, name) of a device that both see, although by number they are apart and neither shares with the other."""
+        """(node, name) of a device that both see, although by number they are apart and neither shares with
+        the other."""
         one, two = self.group, other.group
-        if one.device_type != two.device_type or self.host == other.host or not (one.visible_devices or two.visible_devices):
+        if (
+            one.device_type != two.device_type
+            or self.host == other.host
+            or not (one.visible_devices or two.visible_devices)
+        ):
             return None
         met = next((met for mine in self.names for theirs in other.names if (met := mine.meet(theirs))), None)
         return met if met and shared(self.runs, other.runs) is None else None
@@ -90,7 +108,12 @@ def _known(facts: Facts) -> Iterator[_Known]:
     """Each is looked at once: there may be many pairs."""
     for name, group in facts.recipe.groups.items():
         placed = facts.placed
-        if placed is None or group.device_type not in OF_DEVICES or name in placed.beyond or too_few_visible(placed, group):
+        if (
+            placed is None
+            or group.device_type not in OF_DEVICES
+            or name in placed.beyond
+            or too_few_visible(placed, group)
+        ):
             continue
         if facts.right("groups", name, "visible_devices"):
             runs = placed.devices[name]
@@ -107,16 +130,22 @@ def same_hardware(facts: Facts) -> Iterator[Diagnostic]:
 def _said(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, name: str) -> Diagnostic:
     if one.visible_devices and other.visible_devices:
         says = facts.value("groups", one.name, "visible_devices").with_word(f"`{one.name}` sees it too")
-        message = f"`{one.name}` and `{other.name}` both see the {one.device_type} device {name} of node {node}"
+        message = (
+            f"`{one.name}` and `{other.name}` both see the {one.device_type} device {name} of node {node}"
+        )
         help = f"name other devices, or say `colocate: {one.name}` in `{other.name}`"
-        return Diagnostic("MC317", message, facts.value("groups", other.name, "visible_devices"), (says,), help)
+        return Diagnostic(
+            "MC317", message, facts.value("groups", other.name, "visible_devices"), (says,), help
+        )
     named, plain = (one, other) if one.visible_devices else (other, one)
-    says = facts.value("groups", plain.name, "ranks").with_word(f"`{plain.name}` has number {name} of node {node}")
-    message = (
-        f"`{named.name}` sees the {named.device_type} device {name} of node {node}, which `{plain.name}` has too unless it is renumbered"
+    says = facts.value("groups", plain.name, "ranks").with_word(
+        f"`{plain.name}` has number {name} of node {node}"
     )
+    message = f"`{named.name}` sees the {named.device_type} device {name} of node {node}, which `{plain.name}` has too unless it is renumbered"
     span = facts.value("groups", named.name, "visible_devices")
-    return Diagnostic("MC318", message, span, (says,), "say `visible_devices` in both groups, or in none", "warning")
+    return Diagnostic(
+        "MC318", message, span, (says,), "say `visible_devices` in both groups, or in none", "warning"
+    )
 
 
 def own_variables(facts: Facts) -> Iterator[Diagnostic]:
@@ -132,7 +161,9 @@ def own_variables(facts: Facts) -> Iterator[Diagnostic]:
             elif variable in OF_DEVICES.get(group.device_type, ()):
                 says = _devices(facts, group)
                 message = f"`{variable}` in `env` takes the place of the devices that each worker of `{name}` is given"
-                yield Diagnostic("MC321", message, span, says, "remove it, or say it as `visible_devices`", "warning")
+                yield Diagnostic(
+                    "MC321", message, span, says, "remove it, or say it as `visible_devices`", "warning"
+                )
 
 
 def _devices(facts: Facts, group: DeviceGroup) -> tuple[Span, ...]:

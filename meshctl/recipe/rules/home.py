@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.mesh import DeviceMesh
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import DispatchWords, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.words import counted, did_you_mean
-from meshctl.routes import DISPATCH, DispatchMode
+from meshctl.recipe.suggestions import counted, did_you_mean
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import DISPATCH, DispatchMode
 
 FEW = 64
 """So many data ranks are looked at one by one."""
@@ -50,7 +50,9 @@ def known_home(facts: Facts) -> Iterator[Diagnostic]:
             span = facts.value("pipeline", one.stage.name, *one.path)
             others = [other for other in facts.recipe.pipeline if other != one.stage.name]
             help, fixes = did_you_mean(one.home, others), renamed(span, one.home, others)
-            yield Diagnostic("MC534", f"there is no stage `{one.home}` to be home", span, help=help, fixes=fixes)
+            yield Diagnostic(
+                "MC534", f"there is no stage `{one.home}` to be home", span, help=help, fixes=fixes
+            )
 
 
 def right_home(facts: Facts) -> Iterator[Diagnostic]:
@@ -61,7 +63,9 @@ def right_home(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span, name = facts.value("pipeline", one.stage.name, *one.path), one.stage.name
         mine, maker = components.get(one.stage.component), components.get(pipeline[one.home].component)
-        strangers = [source for source in one.taken if source in pipeline and not _passed(facts, source, one.home)]
+        strangers = [
+            source for source in one.taken if source in pipeline and not _passed(facts, source, one.home)
+        ]
         if mine and maker and mine.group != maker.group:
             says = facts.key("pipeline", one.home).with_word(f"`{one.home}` runs on `{maker.group}`")
             message = f"stage `{name}` runs on `{mine.group}`, its samples have no home in `{one.home}`"
@@ -69,31 +73,46 @@ def right_home(facts: Facts) -> Iterator[Diagnostic]:
         elif strangers:
             help = "name a stage that it takes, or that those take"
             yield Diagnostic(
-                "MC535", f"the samples of `{strangers[0]}` did not pass `{one.home}`, they have no home there", span, help=help
+                "MC535",
+                f"the samples of `{strangers[0]}` did not pass `{one.home}`, they have no home there",
+                span,
+                help=help,
             )
         elif mine and maker and facts.right("pipeline", name):
             yield from _shares(facts, one, maker.name)
 
 
 def _shares(facts: Facts, one: Home, maker: str) -> Iterator[Diagnostic]:
-    """As many as there are data ranks where the samples are at home, on the same workers, and none without a sample."""
-    mesh, home, made = facts.meshes.get(one.stage.component), facts.meshes.get(maker), facts.recipe.pipeline[one.home]
+    """As many as there are data ranks where the samples are at home, on the same workers, and none without a
+    sample."""
+    mesh, home, made = (
+        facts.meshes.get(one.stage.component),
+        facts.meshes.get(maker),
+        facts.recipe.pipeline[one.home],
+    )
     mode = DISPATCH.get(one.words.with_default(facts.endpoint(one.stage).dispatch).mode)
     execute = _execute(facts, one.stage)
     if mesh is None or home is None or mode is None or execute == "first":
         return
     span = facts.value("pipeline", one.stage.name, *one.path)
-    ranks, shares = home.data_size if facts.join(made) == "samples" and _execute(facts, made) != "first" else 1, mode.shares(mesh)
+    ranks, shares = (
+        home.data_size if facts.join(made) == "samples" and _execute(facts, made) != "first" else 1,
+        mode.shares(mesh),
+    )
     says = facts.key("components", maker).with_word(f"`{maker}` has {counted(ranks, 'data rank')}")
     if ranks < home.data_size:
         says = facts.key("pipeline", made.name).with_word("one worker gives its samples")
-    homes = f"the samples of stage `{one.stage.name}` have homes on {counted(ranks, 'data rank')} of `{maker}`"
+    homes = (
+        f"the samples of stage `{one.stage.name}` have homes on {counted(ranks, 'data rank')} of `{maker}`"
+    )
     alike = "give both the same layout: `parallel: COMPONENT`"
     if execute == "peer" and ranks > 1:
         message = f"`execute: peer` sends the samples of stage `{one.stage.name}` to their producer's workers, and not home"
         yield Diagnostic("MC535", message, span, (says,), "say `execute: all`")
     elif execute == "all" and (ranks > shares or (ranks < shares and not one.words.allow_empty)):
-        yield Diagnostic("MC535", f"{homes}, `{one.stage.component}` has {counted(shares, 'share')}", span, (says,), alike)
+        yield Diagnostic(
+            "MC535", f"{homes}, `{one.stage.component}` has {counted(shares, 'share')}", span, (says,), alike
+        )
     elif execute == "all" and (moved := _moved(mode, mesh, home, ranks)) is not None:
         message = f"{homes}, and the home of data rank {moved} is worker {home.representative(moved)}, not one of share {moved}"
         yield Diagnostic("MC535", message, span, (says,), alike)
@@ -104,9 +123,12 @@ def _shares(facts: Facts, one: Home, maker: str) -> Iterator[Diagnostic]:
 
 
 def _moved(mode: DispatchMode, mesh: DeviceMesh, home: DeviceMesh, ranks: int) -> int | None:
-    """The first data rank whose samples would go to workers that did not make them. Where meshes differ, they soon do."""
+    """The first data rank whose samples would go to workers that did not make them. Where meshes differ, they
+    soon do."""
     each = range(min(ranks, FEW))
-    return next((number for number in each if mode.share_of(mesh, home.representative(number)) != number), None)
+    return next(
+        (number for number in each if mode.share_of(mesh, home.representative(number)) != number), None
+    )
 
 
 def _execute(facts: Facts, stage: Stage) -> str:

@@ -11,10 +11,17 @@ from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.models import needs_of
-from meshctl.recipe.words import counted, did_you_mean
-from meshctl.sizes import DIMS, EXPERT_DIMS, Misfit, settle
+from meshctl.recipe.suggestions import counted, did_you_mean
+from meshctl.topology.sizes import DIMS, EXPERT_DIMS, Misfit, settle
 
-CODES = {"auto": "MC401", "product": "MC410", "ulysses": "MC411", "experts": "MC412", "vpp": "MC413", "sequence_parallel": "MC414"}
+CODES = {
+    "auto": "MC401",
+    "product": "MC410",
+    "ulysses": "MC411",
+    "experts": "MC412",
+    "vpp": "MC413",
+    "sequence_parallel": "MC414",
+}
 """By the rule that the sizes break."""
 KEY = re.compile(r"\w+_size|sequence_parallel")
 NEEDS = {"vpp": "pp_size", "sequence_parallel": "tp_size"}
@@ -32,16 +39,28 @@ def known_layout(facts: Facts) -> Iterator[Diagnostic]:
         if other is None and facts.names("components", component.parallel):
             continue
         if other is None:
-            same = [other.name for other in components.values() if other.group == component.group and other.name != name]
+            same = [
+                other.name
+                for other in components.values()
+                if other.group == component.group and other.name != name
+            ]
             help = did_you_mean(component.parallel, same) or "write sizes: {dp_size: 2}"
             message = f"there is no component `{component.parallel}` whose mesh `{name}` could take"
             yield Diagnostic("MC402", message, span, help=help, fixes=renamed(span, component.parallel, same))
         elif _leads_back(facts, component):
             yield Diagnostic("MC402", f"component `{name}` takes its own mesh", span)
-        elif other.group != component.group and other.group in facts.recipe.groups and component.group in facts.recipe.groups:
-            says = facts.value("components", other.name, "group").with_word(f"`{other.name}` runs on `{other.group}`")
+        elif (
+            other.group != component.group
+            and other.group in facts.recipe.groups
+            and component.group in facts.recipe.groups
+        ):
+            says = facts.value("components", other.name, "group").with_word(
+                f"`{other.name}` runs on `{other.group}`"
+            )
             message = f"`{name}` runs on `{component.group}`, it cannot take the mesh of `{other.name}`"
-            yield Diagnostic("MC403", message, span, (says,), "a mesh is shared within one group; write sizes")
+            yield Diagnostic(
+                "MC403", message, span, (says,), "a mesh is shared within one group; write sizes"
+            )
 
 
 def _leads_back(facts: Facts, component: Component) -> bool:
@@ -66,7 +85,12 @@ def fits(facts: Facts) -> Iterator[Diagnostic]:
     for name, component in facts.recipe.components.items():
         group = facts.group_of(component)
         sizes = component.parallel
-        if group is None or not group.workers or not isinstance(sizes, Sizes) or not facts.right("components", name, "parallel"):
+        if (
+            group is None
+            or not group.workers
+            or not isinstance(sizes, Sizes)
+            or not facts.right("components", name, "parallel")
+        ):
             continue
         if sizes.order and sorted(sizes.order) != sorted(DIMS):
             continue
@@ -86,22 +110,29 @@ def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit
     span = facts.value("components", component.name, "parallel", misfit.size).with_word(misfit.drawn)
     help = f"nearest that fit: {'; '.join(misfit.fits)}" if misfit.fits else ""
     says = _contradicted(facts, component, sizes, misfit)
-    return Diagnostic(CODES[misfit.rule], message, span, (says,), help, fixes=_nearest(facts, component, sizes, misfit))
+    return Diagnostic(
+        CODES[misfit.rule], message, span, (says,), help, fixes=_nearest(facts, component, sizes, misfit)
+    )
 
 
 def _nearest(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> tuple[Fix, ...]:
-    """The edits to the one nearest layout, where every other changes more sizes. Ranks in another file are no reason to change this one."""
+    """The edits to the one nearest layout, where every other changes more sizes. Ranks in another file are no
+    reason to change this one."""
     if misfit.rule not in ("product", "ulysses", "experts") or not misfit.fits:
         return ()
     said = {key: size for key, size in sizes.given if isinstance(size, int)}
-    ways = [{f"{dim}_size": int(size) for dim, size in re.findall(r"(\w+) (\d+)", fits)} for fits in misfit.fits]
+    ways = [
+        {f"{dim}_size": int(size) for dim, size in re.findall(r"(\w+) (\d+)", fits)} for fits in misfit.fits
+    ]
     if misfit.rule == "product":
         ways = [{**{f"{dim}_size": 1 for dim in DIMS}, **way} for way in ways]
     changes = [{key: size for key, size in way.items() if said.get(key, size) != size} for way in ways]
     workers = facts.recipe.groups[component.group].workers
     spans = {key: facts.value("components", component.name, "parallel", key) for key in changes[0]}
     alone = len(changes) == 1 or len(changes[0]) < len(changes[1])
-    near = alone and all(span.file == facts.value("groups", component.group, "ranks").file for span in spans.values())
+    near = alone and all(
+        span.file == facts.value("groups", component.group, "ranks").file for span in spans.values()
+    )
     if not near or settle({**dict(sizes.given), **changes[0]}, workers, sizes.sequence_parallel).misfits:
         return ()
     return tuple(Fix(spans[key], str(said[key]), str(size)) for key, size in changes[0].items())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.words import did_you_mean, nearest
+from meshctl.recipe.suggestions import did_you_mean, nearest
 
 
 def known_metrics(facts: Facts) -> Iterator[Diagnostic]:
@@ -25,14 +25,20 @@ def known_metrics(facts: Facts) -> Iterator[Diagnostic]:
         elif not name:
             options = _given(facts, stage)
             help = did_you_mean("", [f"{stage}.{option}" for option in options]) or f"write {stage}.NAME"
-            yield Diagnostic("MC560", f"`{metric}` is {'no metric' if dot else 'a stage'}, metrics are STAGE.NAME", span, help=help)
+            yield Diagnostic(
+                "MC560",
+                f"`{metric}` is {'no metric' if dot else 'a stage'}, metrics are STAGE.NAME",
+                span,
+                help=help,
+            )
         elif stage in pipeline and pipeline[stage].kind == "sync":
             says = facts.key("pipeline", stage).with_word("a sync gives no numbers")
             yield Diagnostic("MC560", f"`{metric}` is no metric, `{stage}` is a sync", span, (says,))
 
 
 def given_metrics(facts: Facts) -> Iterator[Diagnostic]:
-    """A name that is nearly one that the stage's source gives or logs is a misspelling; what it gives besides is not known."""
+    """A name that is nearly one that the stage's source gives or logs is a misspelling; what it gives besides
+    is not known."""
     for index, metric in enumerate(facts.recipe.run.show):
         stage, _, name = metric.partition(".")
         options = _given(facts, stage)
@@ -40,7 +46,14 @@ def given_metrics(facts: Facts) -> Iterator[Diagnostic]:
             span = _span(facts, index)
             message = f"stage `{stage}` gives no metric `{name}`, as far as its source says"
             fixes = renamed(span, name, options, before=f"{stage}.")
-            yield Diagnostic("MC562", message, span, help=f"did you mean `{stage}.{near}`?", severity="warning", fixes=fixes)
+            yield Diagnostic(
+                "MC562",
+                message,
+                span,
+                help=f"did you mean `{stage}.{near}`?",
+                severity="warning",
+                fixes=fixes,
+            )
 
 
 def _given(facts: Facts, name: str) -> tuple[str, ...]:
@@ -52,7 +65,11 @@ def _given(facts: Facts, name: str) -> tuple[str, ...]:
 
 def _span(facts: Facts, index: int) -> Span:
     node = facts.written.node("run", "show")
-    return facts.value("run", "show", str(index)) if node is not None and node.is_list else facts.value("run", "show")
+    return (
+        facts.value("run", "show", str(index))
+        if node is not None and node.is_list
+        else facts.value("run", "show")
+    )
 
 
 RULES = (known_metrics, given_metrics)

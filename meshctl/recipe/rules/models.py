@@ -1,9 +1,10 @@
-"""MC430 to MC437: what a component's model has, where it says so in `model`, against its layout; and what that asks of other layouts.
+"""MC430 to MC437: what a component's model has, where it says so in `model`, against its layout; and what
+that asks of other layouts.
 
     model: llama/config.json      model: llama      model: {num_heads: 32, sequence_length: 4096}
 
-What is not said is not known: no rule needs it. Where sizes do not fit, the layouts that are proposed (here, and where sizes do not make
-up the ranks) fit the model and the samples as well.
+What is not said is not known: no rule needs it. Where sizes do not fit, the layouts that are proposed (here,
+and where sizes do not make up the ranks) fit the model and the samples as well.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from functools import cached_property
 from math import gcd, prod
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.mesh import DeviceMesh
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.placement import NoMesh, sizes_of
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.words import counted, listed
-from meshctl.sizes import DIMS, NONE, SHOWN, Needs, divisors, drawn, keeping
+from meshctl.recipe.suggestions import counted, listed
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.sizes import DIMS, NONE, SHOWN, Needs, divisors, drawn, keeping
 
 SPLIT_BY_TP = {"num_heads": "heads", "num_kv_heads": "kv heads", "hidden_size": "hidden size"}
 
@@ -36,7 +37,11 @@ class Known:
 
     def says(self, *sizes: str) -> tuple[Span, ...]:
         """The places of those that are known, each with its number."""
-        return tuple(self.spans[size].with_word(f"`{size}` is {self.sizes[size]}") for size in sizes if size in self.sizes)
+        return tuple(
+            self.spans[size].with_word(f"`{size}` is {self.sizes[size]}")
+            for size in sizes
+            if size in self.sizes
+        )
 
 
 NOTHING = Known({}, {})
@@ -49,7 +54,10 @@ def known(facts: Facts, name: str) -> Known:
     model = facts.recipe.components[name].model
     if not facts.right("components", name, "model"):
         return NOTHING
-    sizes, spans = dict(model.given), {size: facts.value("components", name, "model", size) for size, _ in model.given}
+    sizes, spans = (
+        dict(model.given),
+        {size: facts.value("components", name, "model", size) for size, _ in model.given},
+    )
     if model.config and not (found := facts.config(model.config)).wrong:
         for size, (number, span) in found.sizes.items():
             sizes.setdefault(size, number)
@@ -72,20 +80,23 @@ def readable(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def fits_tp(model: Known, tp: int) -> bool:
-    """Heads are shared out, and where there are fewer heads of keys and values than ranks, each goes to as many."""
+    """Heads are shared out, and where there are fewer heads of keys and values than ranks, each goes to as
+    many."""
     kv = model.get("num_kv_heads") or model.get("num_heads")
     return not (model.get("num_heads") % tp or model.get("hidden_size") % tp or (kv % tp and tp % max(kv, 1)))
 
 
 def parts_of_a_sequence(layout: Mapping[str, int], along_tp: bool) -> int:
-    """Into how many equal parts a sequence must go: two for each cp rank, so that all have as much to do under a causal mask."""
+    """Into how many equal parts a sequence must go: two for each cp rank, so that all have as much to do
+    under a causal mask."""
     cp, tp = layout.get("cp", 1), layout.get("tp", 1) if along_tp else 1
     return (2 * cp if cp > 1 else 1) * layout.get("ulysses", 1) * tp
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes of a component, and what all that have them ask of these: found once, since many may have them."""
+    """The sizes of a component, and what all that have them ask of these: found once, since many may have
+    them."""
 
     facts: Facts
     component: Component
@@ -111,8 +122,12 @@ class Layout:
 
     def _keeping(self, needs: Needs) -> list[dict[str, int]]:
         given = dict(self.sizes.given)
-        said = {size.removesuffix("_size"): number for size, number in given.items() if isinstance(number, int)}
-        inferred = next((dim for dim in DIMS if given.get(f"{dim}_size") == "auto"), None if "dp" in said else "dp")
+        said = {
+            size.removesuffix("_size"): number for size, number in given.items() if isinstance(number, int)
+        }
+        inferred = next(
+            (dim for dim in DIMS if given.get(f"{dim}_size") == "auto"), None if "dp" in said else "dp"
+        )
         return keeping(said, inferred, self.facts.recipe.groups[self.component.group].workers, needs)
 
 
@@ -122,7 +137,8 @@ def needs_of(facts: Facts, component: Component, sizes: Sizes) -> Needs:
 
 
 def asked(facts: Facts, component: Component, sizes: Sizes, ring: bool = False) -> Needs:
-    """What the models and the samples of all that share a layout ask of it; `ring` lets ulysses go around one."""
+    """What the models and the samples of all that share a layout ask of it; `ring` lets ulysses go around
+    one."""
     owner = _owner(facts, component)
     sharing = {name: None for name, other in facts.recipe.components.items() if _owner(facts, other) == owner}
     models = [model for model in (known(facts, name) for name in sharing) if model.sizes]
@@ -150,9 +166,17 @@ def _needs(sizes: Sizes, models: Sequence[Known], most: int, ring: bool) -> Need
         return dim != "ulysses" or ring or all(model.get("num_heads") % number == 0 for model in models)
 
     def layout(whole: Mapping[str, int]) -> bool:
-        tp, ulysses, stages = whole.get("tp", 1), whole.get("ulysses", 1), whole.get("pp", 1) * whole.get("vpp", 1)
+        tp, ulysses, stages = (
+            whole.get("tp", 1),
+            whole.get("ulysses", 1),
+            whole.get("pp", 1) * whole.get("vpp", 1),
+        )
         inner = prod(whole.get(dim, 1) for dim in DIMS if dim != "pp")
-        experts = max(1, inner // (whole.get("etp", 1) * whole.get("ep_fsdp", 1))) if said.get("ep_size") == "auto" else 1
+        experts = (
+            max(1, inner // (whole.get("etp", 1) * whole.get("ep_fsdp", 1)))
+            if said.get("ep_size") == "auto"
+            else 1
+        )
         parts = parts_of_a_sequence(whole, sizes.sequence_parallel)
         few = whole.get("dp", 1) * whole.get("fsdp", 1) // ulysses > most
         if few or (sizes.sequence_parallel and tp == 1):
@@ -172,7 +196,11 @@ def _most_shares(facts: Facts, components: Collection[str]) -> int:
     """The fewest samples that any stage shares out among the data ranks of these components."""
     counts = [ENDLESS]
     for stage in facts.recipe.pipeline.values():
-        if stage.component not in components or stage.kind != "call" or not facts.right("pipeline", stage.name):
+        if (
+            stage.component not in components
+            or stage.kind != "call"
+            or not facts.right("pipeline", stage.name)
+        ):
             continue
         given = stage.inputs[0] if stage.inputs else None
         words = (given.dispatch if given else None) or stage.dispatch
@@ -225,7 +253,9 @@ class Fitted:
 
     def fits(self, needs: Needs, **other: int) -> bool:
         """Whether its layout keeps everything with these sizes instead."""
-        said = {size.removesuffix("_size"): number for size, number in self.sizes.given if isinstance(number, int)}
+        said = {
+            size.removesuffix("_size"): number for size, number in self.sizes.given if isinstance(number, int)
+        }
         dims = {dim: self.mesh.size(dim) for dim in DIMS}
         return needs.size("tp", dims["tp"]) and needs.layout({**said, **dims, **other})
 
@@ -246,7 +276,9 @@ def _fitted(facts: Facts) -> Iterator[Fitted]:
         if alike in seen:
             continue
         seen.add(alike)
-        yield Fitted(component, owner, layouts.setdefault(owner.name, Layout(facts, component, sizes)), model, mesh)
+        yield Fitted(
+            component, owner, layouts.setdefault(owner.name, Layout(facts, component, sizes)), model, mesh
+        )
 
 
 def split_by_tp(facts: Facts) -> Iterator[Diagnostic]:
@@ -255,7 +287,11 @@ def split_by_tp(facts: Facts) -> Iterator[Diagnostic]:
         tp, model = one.mesh.size("tp"), one.model
         if not fits_tp(model, tp):
             kv = model.get("num_kv_heads")
-            wrong = [size for size in SPLIT_BY_TP if model.get(size) % tp and not (size == "num_kv_heads" and tp % max(kv, 1) == 0)]
+            wrong = [
+                size
+                for size in SPLIT_BY_TP
+                if model.get(size) % tp and not (size == "num_kv_heads" and tp % max(kv, 1) == 0)
+            ]
             what = listed([f"{SPLIT_BY_TP[size]} ({model.get(size)})" for size in wrong]).replace("`", "")
             message = f"`tp_size` {tp} does not divide the {what} of `{one.component.name}`"
             help = one.help
@@ -263,7 +299,9 @@ def split_by_tp(facts: Facts) -> Iterator[Diagnostic]:
         elif model.get("vocab_size") % tp:
             padded = -(-model.get("vocab_size") // tp) * tp
             message = f"`tp_size` {tp} does not divide the vocabulary of `{one.component.name}`: it must be padded to {padded}"
-            yield Diagnostic("MC433", message, one.span(facts, "tp_size"), model.says("vocab_size"), severity="warning")
+            yield Diagnostic(
+                "MC433", message, one.span(facts, "tp_size"), model.says("vocab_size"), severity="warning"
+            )
 
 
 def split_by_ulysses(facts: Facts) -> Iterator[Diagnostic]:
@@ -277,9 +315,13 @@ def split_by_ulysses(facts: Facts) -> Iterator[Diagnostic]:
         message = f"`ulysses_size` {ulysses} does not divide the {counted(left, 'head')} of a tp rank of `{one.component.name}`"
         help = f"{by_heads} by heads, and a ring of {ulysses // by_heads}"
         data, needs = one.mesh.size("dp") * one.mesh.size("fsdp"), one.layout.without_ring
-        if right := nearest_to(ulysses, (size for size in divisors(data) if one.fits(needs, ulysses=size)))[:1]:
+        if right := nearest_to(ulysses, (size for size in divisors(data) if one.fits(needs, ulysses=size)))[
+            :1
+        ]:
             help = f"{help}; nearest that needs no ring: ulysses {right[0]}"
-        yield Diagnostic("MC432", message, one.span(facts, "ulysses_size"), one.model.says("num_heads"), help, "warning")
+        yield Diagnostic(
+            "MC432", message, one.span(facts, "ulysses_size"), one.model.says("num_heads"), help, "warning"
+        )
 
 
 def split_by_stages(facts: Facts) -> Iterator[Diagnostic]:
@@ -293,14 +335,25 @@ def split_by_stages(facts: Facts) -> Iterator[Diagnostic]:
         if layers < pp * vpp:
             message = f"`{one.component.name}` has {counted(layers, 'layer')} for {counted(pp * vpp, 'stage')}: some have none"
             fewer = layers // pp
-            options = [f"vpp {fewer}"] if vpp > 1 and fewer and one.fits(one.layout.with_ring, vpp=fewer) else []
+            options = (
+                [f"vpp {fewer}"] if vpp > 1 and fewer and one.fits(one.layout.with_ring, vpp=fewer) else []
+            )
             help = nearest_that_fit([*options, *one.layout.that_fit])
             yield Diagnostic("MC434", message, span, one.model.says("num_layers"), help)
         else:
             least, more = divmod(layers, pp * vpp)
             shares = f"{more} {'has' if more == 1 else 'have'} {least + 1}, {'the other' if more + 1 == pp * vpp else 'the others'} {least}"
-            message = f"the {layers} layers of `{one.component.name}` are not even over {pp * vpp} stages: {shares}"
-            yield Diagnostic("MC437", message, span, one.model.says("num_layers"), "the component must share them out so", "warning")
+            message = (
+                f"the {layers} layers of `{one.component.name}` are not even over {pp * vpp} stages: {shares}"
+            )
+            yield Diagnostic(
+                "MC437",
+                message,
+                span,
+                one.model.says("num_layers"),
+                "the component must share them out so",
+                "warning",
+            )
 
 
 def split_by_ep(facts: Facts) -> Iterator[Diagnostic]:
@@ -313,9 +366,13 @@ def split_by_ep(facts: Facts) -> Iterator[Diagnostic]:
             right = nearest_to(ep, (size for size in divisors(left) if experts % size == 0))
             rest = isinstance(given.get("ep_fsdp_size"), int) and given.get("etp_size") != "auto"
             options = [f"ep {size} x ep_fsdp {left // size}" if rest else f"ep {size}" for size in right]
-            message = f"`ep_size` {ep} does not divide the {counted(experts, 'expert')} of `{one.component.name}`"
+            message = (
+                f"`ep_size` {ep} does not divide the {counted(experts, 'expert')} of `{one.component.name}`"
+            )
             help = nearest_that_fit(options)
-            yield Diagnostic("MC435", message, one.span(facts, "ep_size"), one.model.says("num_experts"), help)
+            yield Diagnostic(
+                "MC435", message, one.span(facts, "ep_size"), one.model.says("num_experts"), help
+            )
 
 
 def split_sequences(facts: Facts) -> Iterator[Diagnostic]:
@@ -325,10 +382,20 @@ def split_sequences(facts: Facts) -> Iterator[Diagnostic]:
         layout = {"cp": mesh.size("cp"), "ulysses": mesh.ulysses_size, "tp": mesh.size("tp")}
         parts = parts_of_a_sequence(layout, one.sizes.sequence_parallel)
         if length % parts:
-            factors = [("2 x cp", layout["cp"]), ("ulysses", layout["ulysses"]), ("tp", layout["tp"] if one.sizes.sequence_parallel else 1)]
+            factors = [
+                ("2 x cp", layout["cp"]),
+                ("ulysses", layout["ulysses"]),
+                ("tp", layout["tp"] if one.sizes.sequence_parallel else 1),
+            ]
             sum_of = " x ".join(f"{name} {size}" for name, size in factors if size > 1)
-            size = next(key for key, size in (("cp_size", "cp"), ("ulysses_size", "ulysses"), ("tp_size", "tp")) if layout[size] > 1)
-            message = f"sequences of {length} tokens do not go into {parts} equal parts in `{one.component.name}`"
+            size = next(
+                key
+                for key, size in (("cp_size", "cp"), ("ulysses_size", "ulysses"), ("tp_size", "tp"))
+                if layout[size] > 1
+            )
+            message = (
+                f"sequences of {length} tokens do not go into {parts} equal parts in `{one.component.name}`"
+            )
             near = -(-length // parts) * parts
             help = f"sequences of {near} tokens would"
             if options := one.help:

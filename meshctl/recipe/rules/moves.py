@@ -1,6 +1,8 @@
-"""MC561: samples and weights that nearly all move to other workers of the same group, although equal layouts would keep them.
+"""MC561: samples and weights that nearly all move to other workers of the same group, although equal layouts
+would keep them.
 
-A warning: it is right, and costs more than it must. Who has what is arithmetic on two meshes (`resharding.py`).
+A warning: it is right, and costs more than it must. Who has what is arithmetic on two meshes
+(`resharding.py`).
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.mesh import DIMS, DeviceMesh
 from meshctl.recipe.model import Input, Sizes, Stage
 from meshctl.recipe.placement import Runs
 from meshctl.recipe.rules.costs import changed, layout, length
 from meshctl.recipe.rules.facts import Facts
-from meshctl.resharding import BUDGET, holding, kept
+from meshctl.topology.mesh import DIMS, DeviceMesh
+from meshctl.topology.resharding import BUDGET, holding, kept
 
 LITTLE = Fraction(1, 4)
 """If no more than this stays where it is, nearly everything moves."""
@@ -36,14 +38,25 @@ def _routes(facts: Facts) -> Iterator[tuple[Stage, Stage, Input]]:
     """Who gives, who takes, and as which input."""
     pipeline = facts.recipe.pipeline
     for taker in pipeline.values():
-        yield from ((pipeline[source], taker, given) for given in taker.inputs for source in given.stages if source in pipeline)
+        yield from (
+            (pipeline[source], taker, given)
+            for given in taker.inputs
+            for source in given.stages
+            if source in pipeline
+        )
 
 
 def _cuts(facts: Facts, stage: Stage, given: Input | None) -> bool:
-    """Whether its workers' samples are even shares in sample order: of an input, or of the value that it gives."""
+    """Whether its workers' samples are even shares in sample order: of an input, or of the value that it
+    gives."""
     found = facts.class_of(stage.component)
     endpoint = found.endpoints.get(stage.method) if found else None
-    if stage.kind != "call" or endpoint is None or endpoint.unread or (stage.execute or endpoint.execute) != "all":
+    if (
+        stage.kind != "call"
+        or endpoint is None
+        or endpoint.unread
+        or (stage.execute or endpoint.execute) != "all"
+    ):
         return False
     if given is None and (stage.collect or endpoint.collect) != "flatten":
         return False
@@ -75,7 +88,11 @@ def _share(moved: Fraction, samples: int) -> str:
 def held_weights(facts: Facts) -> Iterator[Diagnostic]:
     """A sync between components on the same workers leaves weights where they are, or some of them."""
     for name, stage in facts.recipe.pipeline.items():
-        ends = _ends(facts, stage.component, stage.to) if stage.kind == "sync" and stage.component != stage.to else None
+        ends = (
+            _ends(facts, stage.component, stage.to)
+            if stage.kind == "sync" and stage.component != stage.to
+            else None
+        )
         stays = _held(ends.one, ends.other, ends.seats) if ends else None
         if ends is None or stays is None or stays > LITTLE:
             continue
@@ -105,9 +122,17 @@ class Ends:
 
 def _moves(facts: Facts, message: str, ends: Ends, stays: Stays, route: Span) -> Diagnostic:
     """Blames the order of devices where that alone makes it, else the taker's layout."""
-    recipe, one, other = facts.recipe, facts.recipe.components[ends.giver], facts.recipe.components[ends.taker]
+    recipe, one, other = (
+        facts.recipe,
+        facts.recipe.components[ends.giver],
+        facts.recipe.components[ends.taker],
+    )
     if ends.seats and (stays(ends.one, ends.other, ()) or 0) > LITTLE:
-        first, last = (one.group, other.group) if isinstance(recipe.groups[other.group].ranks, tuple) else (other.group, one.group)
+        first, last = (
+            (one.group, other.group)
+            if isinstance(recipe.groups[other.group].ranks, tuple)
+            else (other.group, one.group)
+        )
         span = facts.value("groups", last, "ranks").with_word(f"`{last}` takes its devices in another order")
         help = f"list them in the order of `{first}`"
         says = facts.value("groups", first, "ranks").with_word(f"`{first}` has them too")
@@ -117,13 +142,20 @@ def _moves(facts: Facts, message: str, ends: Ends, stays: Stays, route: Span) ->
     innocent = ends.giver if blamed == ends.taker else ends.taker
     said = recipe.components[blamed].parallel
     ordered = isinstance(said, Sizes) and said.order
-    span = facts.value("components", blamed, "parallel", "order") if ordered else facts.key("components", blamed, "parallel")
+    span = (
+        facts.value("components", blamed, "parallel", "order")
+        if ordered
+        else facts.key("components", blamed, "parallel")
+    )
     says = facts.key("components", innocent, "parallel").with_word(f"`{innocent}`: {layouts[innocent]}")
-    return Diagnostic("MC561", message, span.with_word(f"`{blamed}`: {layouts[blamed]}"), (says, route), help, "warning")
+    return Diagnostic(
+        "MC561", message, span.with_word(f"`{blamed}`: {layouts[blamed]}"), (says, route), help, "warning"
+    )
 
 
 def _remedy(facts: Facts, ends: Ends, stays: Stays) -> tuple[str, str]:
-    """Which component to change, and what to write: the other's mesh where it says none, another order of its dims, else equal sizes."""
+    """Which component to change, and what to write: the other's mesh where it says none, another order of its
+    dims, else equal sizes."""
     same = facts.recipe.components[ends.giver].group == facts.recipe.components[ends.taker].group
     for silent, other in ((ends.giver, ends.taker), (ends.taker, ends.giver)):
         if same and not facts.names("components", silent, "parallel"):
@@ -137,8 +169,16 @@ def _remedy(facts: Facts, ends: Ends, stays: Stays) -> tuple[str, str]:
 
 def _orders(ends: Ends, stays: Stays) -> Iterator[tuple[str, Sequence[str]]]:
     """Which of the components needs only another order of its dims."""
-    yield from ((ends.taker, order) for order in ORDERS if stays(ends.one, changed(ends.other, order), ends.seats) == 1)
-    yield from ((ends.giver, order) for order in ORDERS if stays(changed(ends.one, order), ends.other, ends.seats) == 1)
+    yield from (
+        (ends.taker, order)
+        for order in ORDERS
+        if stays(ends.one, changed(ends.other, order), ends.seats) == 1
+    )
+    yield from (
+        (ends.giver, order)
+        for order in ORDERS
+        if stays(changed(ends.one, order), ends.other, ends.seats) == 1
+    )
 
 
 def _ends(facts: Facts, giver: str, taker: str) -> Ends | None:
@@ -150,17 +190,27 @@ def _ends(facts: Facts, giver: str, taker: str) -> Ends | None:
 
 
 def _together(facts: Facts, one: str, other: str) -> Sequence[int] | None:
-    """Which rank of the other component is where each rank of the first one is; empty where it is the same, none if there is none."""
+    """Which rank of the other component is where each rank of the first one is; empty where it is the same,
+    none if there is none."""
     groups, placed = facts.recipe.groups, facts.placed
-    mine, theirs = groups.get(facts.recipe.components[one].group), groups.get(facts.recipe.components[other].group)
+    mine, theirs = (
+        groups.get(facts.recipe.components[one].group),
+        groups.get(facts.recipe.components[other].group),
+    )
     if mine is None or theirs is None:
         return None
     if mine.name == theirs.name:
         return ()
-    if placed is None or mine.device_type != theirs.device_type or "cpu" in (mine.device_type, theirs.device_type):
+    if (
+        placed is None
+        or mine.device_type != theirs.device_type
+        or "cpu" in (mine.device_type, theirs.device_type)
+    ):
         return None
     runs, others = placed.devices[mine.name], placed.devices[theirs.name]
-    if mine.gpus_per_worker != theirs.gpus_per_worker or not mine.devices == theirs.devices == length(runs) == length(others):
+    if mine.gpus_per_worker != theirs.gpus_per_worker or not mine.devices == theirs.devices == length(
+        runs
+    ) == length(others):
         return None
     if runs == others:
         return ()
@@ -170,7 +220,12 @@ def _together(facts: Facts, one: str, other: str) -> Sequence[int] | None:
 def _seats_of(runs: Runs, others: Runs, each: int) -> Sequence[int] | None:
     """For lists of devices in another order."""
     first = [number for start, stop in runs for number in range(start, stop)][::each]
-    where = {number: rank for rank, number in enumerate([number for start, stop in others for number in range(start, stop)][::each])}
+    where = {
+        number: rank
+        for rank, number in enumerate(
+            [number for start, stop in others for number in range(start, stop)][::each]
+        )
+    }
     return [where[number] for number in first] if set(first) == set(where) else None
 
 

@@ -1,7 +1,7 @@
 """MC544 to MC549 and MC554 to MC557: in which steps a stage runs, and what ends the run.
 
-A stage runs in steps n, 2n, ... (`every`) or at some time (`when`), and only where everything that it takes runs too. So it may run
-less often than it says, or never.
+A stage runs in steps n, 2n, ... (`every`) or at some time (`when`), and only where everything that it takes
+runs too. So it may run less often than it says, or never.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import lcm
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code import Class
+from meshctl.recipe.code.classes import Class
 from meshctl.recipe.model import Run, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.words import counted, listed
+from meshctl.recipe.suggestions import counted, listed
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,11 @@ class Times:
     """And only at these times."""
 
     def with_stage(self, stage: Stage) -> Times:
-        return Times(self.period, self.at | {stage.when}) if stage.when else Times(lcm(self.period, stage.every), self.at)
+        return (
+            Times(self.period, self.at | {stage.when})
+            if stage.when
+            else Times(lcm(self.period, stage.every), self.at)
+        )
 
     def __and__(self, other: Times) -> Times:
         return Times(lcm(self.period, other.period), self.at | other.at)
@@ -62,7 +66,12 @@ def _never(facts: Facts, times: Times) -> str:
         return f"the start is step 1, and that is none of steps {times.period}, {2 * times.period}, ..."
     if {"start", "end"} <= times.at and run.steps != 1:
         return "the start and the end are two steps"
-    if {"start", "checkpoint"} <= times.at and run.steps != 1 and run.checkpoint and run.checkpoint.every != 1:
+    if (
+        {"start", "checkpoint"} <= times.at
+        and run.steps != 1
+        and run.checkpoint
+        and run.checkpoint.every != 1
+    ):
         return "the start is step 1, and that is no checkpoint"
     return ""
 
@@ -90,7 +99,9 @@ def some_step(facts: Facts) -> Iterator[Diagnostic]:
         before = [times_of(facts, other) for other in stage.takes]
         if (why := _never(facts, times)) and not any(_never(facts, other) for other in before):
             message = f"stage `{name}` never runs: {why}"
-            yield Diagnostic("MC544", message, _own(facts, stage), _others(facts, stage), "change `when` or `every`")
+            yield Diagnostic(
+                "MC544", message, _own(facts, stage), _others(facts, stage), "change `when` or `every`"
+            )
         elif not why and facts.right("run"):
             yield from _within(facts, stage, before)
 
@@ -107,7 +118,11 @@ def _within(facts: Facts, stage: Stage, before: list[Times]) -> Iterator[Diagnos
 
 
 def _is_right(facts: Facts, stage: Stage) -> bool:
-    return stage.kind != "" and facts.right("pipeline", stage.name) and all(other in facts.recipe.pipeline for other in stage.takes)
+    return (
+        stage.kind != ""
+        and facts.right("pipeline", stage.name)
+        and all(other in facts.recipe.pipeline for other in stage.takes)
+    )
 
 
 def _own(facts: Facts, stage: Stage) -> Span:
@@ -119,7 +134,9 @@ def _own(facts: Facts, stage: Stage) -> Span:
 def _others(facts: Facts, stage: Stage) -> tuple[Span, ...]:
     """What the nearest stages that it takes say of theirs."""
     taken = [facts.recipe.pipeline[name] for name in stage.takes]
-    return tuple(_own(facts, other).with_word(f"`{other.name}` runs {times_of(facts, other.name)}") for other in taken)
+    return tuple(
+        _own(facts, other).with_word(f"`{other.name}` runs {times_of(facts, other.name)}") for other in taken
+    )
 
 
 def as_often_as_said(facts: Facts) -> Iterator[Diagnostic]:
@@ -130,12 +147,28 @@ def as_often_as_said(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.value("pipeline", name, "every")
         if stage.when and stage.every > 1:
             alone = facts.value("pipeline", name, "when").with_word("this alone says when it runs")
-            yield Diagnostic("MC549", "`every` counts for nothing beside `when`", span, (alone,), "keep one of them", "warning")
+            yield Diagnostic(
+                "MC549",
+                "`every` counts for nothing beside `when`",
+                span,
+                (alone,),
+                "keep one of them",
+                "warning",
+            )
             continue
-        slow = [other for other in stage.takes if not (times := times_of(facts, other)).at and stage.every % times.period]
+        slow = [
+            other
+            for other in stage.takes
+            if not (times := times_of(facts, other)).at and stage.every % times.period
+        ]
         if slow and not stage.when and not times_of(facts, name).at:
             really = times_of(facts, name).period
-            says = tuple(_own(facts, facts.recipe.pipeline[other]).with_word(f"`{other}` runs {times_of(facts, other)}") for other in slow)
+            says = tuple(
+                _own(facts, facts.recipe.pipeline[other]).with_word(
+                    f"`{other}` runs {times_of(facts, other)}"
+                )
+                for other in slow
+            )
             message = f"stage `{name}` says every {counted(stage.every, 'step')}, and runs every {really}: only where {listed(slow)} runs"
             yield Diagnostic("MC548", message, span, says, f"write {really}, or leave it out", "warning")
 
@@ -146,7 +179,11 @@ def as_often_as_said(facts: Facts) -> Iterator[Diagnostic]:
 def some_end(facts: Facts) -> Iterator[Diagnostic]:
     """Steps or data end the run, and what counts epochs knows how long one is."""
     pipeline, run = facts.recipe.pipeline, facts.recipe.run
-    if not pipeline or not facts.right("run") or not all(_is_right(facts, stage) for stage in pipeline.values()):
+    if (
+        not pipeline
+        or not facts.right("run")
+        or not all(_is_right(facts, stage) for stage in pipeline.values())
+    ):
         return
     limits = [stage for stage in pipeline.values() if stage.is_source and not stage.when]
     lengths = [_has_length(facts, stage) for stage in limits]
@@ -154,11 +191,23 @@ def some_end(facts: Facts) -> Iterator[Diagnostic]:
         who = f"{listed(stage.component for stage in limits)} {'has' if len(limits) == 1 else 'have'} no `__len__`"
         message = f"`epochs` needs a source that knows its length, and {who if limits else 'no source runs in every step'}"
         says = tuple(facts.value("components", stage.component, "_target_") for stage in limits)
-        yield Diagnostic("MC547", message, facts.value("run", "epochs"), says, "say `steps`, or write `__len__`: the samples of one epoch")
+        yield Diagnostic(
+            "MC547",
+            message,
+            facts.value("run", "epochs"),
+            says,
+            "say `steps`, or write `__len__`: the samples of one epoch",
+        )
     elif not limits and not run.steps:
         help = "say `run: {steps: N}`; a source without `when` ends it with its data"
         message = "nothing ends this run but a stop: it has no `steps`, and no source runs in every step"
-        yield Diagnostic("MC546", message, facts.key("run") if facts.names("run") else facts.key("pipeline"), help=help, severity="warning")
+        yield Diagnostic(
+            "MC546",
+            message,
+            facts.key("run") if facts.names("run") else facts.key("pipeline"),
+            help=help,
+            severity="warning",
+        )
 
 
 def _has_length(facts: Facts, stage: Stage) -> bool | None:
@@ -174,26 +223,41 @@ def last_only(facts: Facts) -> Iterator[Diagnostic]:
     if run.checkpoint and facts.right("run") and 0 < run.steps < run.checkpoint.every:
         says = facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}")
         message = f"a checkpoint every {run.checkpoint.every} steps: this run saves at its end only"
-        yield Diagnostic("MC556", message, facts.value("run", "checkpoint", "every"), (says,), severity="note")
+        yield Diagnostic(
+            "MC556", message, facts.value("run", "checkpoint", "every"), (says,), severity="note"
+        )
 
 
 def of_components(facts: Facts) -> Iterator[Diagnostic]:
     """Programs count no steps: what `run` says of them has no effect without components."""
     recipe = facts.recipe
-    if recipe.components or recipe.pipeline or not recipe.groups or not facts.right("components") or not facts.right("pipeline"):
+    if (
+        recipe.components
+        or recipe.pipeline
+        or not recipe.groups
+        or not facts.right("components")
+        or not facts.right("pipeline")
+    ):
         return
     for key in ("steps", "epochs", "checkpoint", "patience", "show", "record"):
         node = facts.written.node("run", key)
         if node is not None and node.value not in (0, None, False) and facts.right("run", key):
             message = f"`{key}` changes nothing: every group runs a program, which ends and saves by itself"
-            yield Diagnostic("MC557", message, facts.key("run", key), help="tell the program, in its `args`", severity="warning")
+            yield Diagnostic(
+                "MC557",
+                message,
+                facts.key("run", key),
+                help="tell the program, in its `args`",
+                severity="warning",
+            )
 
 
 # Syncs
 
 
 def one_sync_each(facts: Facts) -> Iterator[Diagnostic]:
-    """Two syncs do not load the same weights: they meet at the start at the latest, and the later one would win."""
+    """Two syncs do not load the same weights: they meet at the start at the latest, and the later one would
+    win."""
     first: dict[tuple[str, str], Stage] = {}
     for name, stage in facts.recipe.pipeline.items():
         if stage.kind != "sync" or not stage.to or not facts.right("pipeline", name, "to"):
@@ -203,13 +267,18 @@ def one_sync_each(facts: Facts) -> Iterator[Diagnostic]:
             first[loads] = stage
             continue
         other = first[loads]
-        says = facts.value("pipeline", other.name, "to").with_word(f"`{other.name}` loads them too, from `{other.component}`")
-        message = f"syncs `{other.name}` and `{name}` both load the weights of `{stage.to}`, and the later one wins"
+        says = facts.value("pipeline", other.name, "to").with_word(
+            f"`{other.name}` loads them too, from `{other.component}`"
+        )
+        message = (
+            f"syncs `{other.name}` and `{name}` both load the weights of `{stage.to}`, and the later one wins"
+        )
         yield Diagnostic("MC554", message, facts.value("pipeline", name, "to"), (says,), "keep one of them")
 
 
 def fresh_enough(facts: Facts) -> Iterator[Diagnostic]:
-    """Weights arrive before the run is over: so many steps later, or at a checkpoint, where all that were sent are loaded."""
+    """Weights arrive before the run is over: so many steps later, or at a checkpoint, where all that were
+    sent are loaded."""
     run = facts.recipe.run
     for name, stage in facts.recipe.pipeline.items():
         if stage.kind != "sync" or stage.when or not facts.right("pipeline", name) or not facts.right("run"):
@@ -219,7 +288,9 @@ def fresh_enough(facts: Facts) -> Iterator[Diagnostic]:
         if stage.every <= run.steps < stage.every + stage.lag and cut >= run.steps:
             says = facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}")
             message = f"`{stage.to}` never gets new weights: what `{name}` sends arrives {counted(stage.lag, 'step')} later"
-            yield Diagnostic("MC555", message, facts.value("pipeline", name, "max_staleness"), (says,), severity="warning")
+            yield Diagnostic(
+                "MC555", message, facts.value("pipeline", name, "max_staleness"), (says,), severity="warning"
+            )
 
 
 RULES = (some_step, as_often_as_said, some_end, last_only, of_components, one_sync_each, fresh_enough)

@@ -1,11 +1,14 @@
-"""CUDA's memory between processes of one node: allocations of our own, opened elsewhere by CUDA's IPC handles.
+"""CUDA's memory between processes of one node: allocations of our own, opened elsewhere by CUDA's IPC
+handles.
 
-By calls of libcudart that NVIDIA documents, on the library that torch has loaded. torch's own way of sharing leaves files in /dev/shm, and
-has no handle for what its allocator makes of expandable segments. A handle names a whole allocation, and the driver cuts small ones out of
-larger ones; so pieces are whole numbers of what it hands out, and nobody sees what is beside them.
+By calls of libcudart that NVIDIA documents, on the library that torch has loaded. torch's own way of sharing
+leaves files in /dev/shm, and has no handle for what its allocator makes of expandable segments. A handle
+names a whole allocation, and the driver cuts small ones out of larger ones; so pieces are whole numbers of
+what it hands out, and nobody sees what is beside them.
 
-An opened piece is on this process's device wherever its bytes are: the driver lets one device read the other, where it can. Since CUDA
-10.1 that holds for devices which CUDA_VISIBLE_DEVICES hides, too. Freeing memory that somebody has open is not defined, so it `outlasts`.
+An opened piece is on this process's device wherever its bytes are: the driver lets one device read the other,
+where it can. Since CUDA 10.1 that holds for devices which CUDA_VISIBLE_DEVICES hides, too. Freeing memory
+that somebody has open is not defined, so it `outlasts`.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.devices import DeviceError
-from meshctl.runtime.devices.raw import over
-from meshctl.runtime.transports.arena import ArenaError
+from meshctl.runtime.devices.backend import DeviceError
+from meshctl.runtime.devices.from_address import over
+from meshctl.runtime.transports.buffers.arena import ArenaError
 
 GRAIN = 2 << 20
 """Bytes that the driver hands out at once; a piece is a whole number of them."""
@@ -74,13 +77,19 @@ def driver() -> Any:
 
 
 class Runtime:
-    """The calls, each with one device current; errors are told and forgotten, or the next one who asks torch would meet them."""
+    """The calls, each with one device current; errors are told and forgotten, or the next one who asks torch
+    would meet them."""
 
-    def __init__(self, library: Any, current: Callable[[], AbstractContextManager[Any]], driver: Any = None) -> None:
+    def __init__(
+        self, library: Any, current: Callable[[], AbstractContextManager[Any]], driver: Any = None
+    ) -> None:
         self._current = current
         self._range = driver and driver.cuMemGetAddressRange_v2
         if self._range:
-            self._range.argtypes, self._range.restype = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p), ctypes.c_int
+            self._range.argtypes, self._range.restype = (
+                (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p),
+                ctypes.c_int,
+            )
         self._text = library.cudaGetErrorString
         self._text.argtypes, self._text.restype = (ctypes.c_int,), ctypes.c_char_p
         self._functions = {name: getattr(library, name) for name in _CALLS}
@@ -104,7 +113,9 @@ class Runtime:
         if len(handle) != ctypes.sizeof(_Handle):
             raise DeviceError(f"a handle of {len(handle)} bytes")
         address = ctypes.c_void_p()
-        self._call("cudaIpcOpenMemHandle", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEERS)
+        self._call(
+            "cudaIpcOpenMemHandle", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEERS
+        )
         return address.value or 0
 
     def extent(self, address: int) -> int | None:
@@ -164,7 +175,9 @@ class Later:
     """A thread that waits for things, one after another, and then acts."""
 
     def __init__(self) -> None:
-        self._acts: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._acts: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._run, daemon=True, name="after the device")
         self._thread.start()
 
@@ -191,7 +204,9 @@ class Cuda:
         """Raises `DeviceError` where there is none."""
         if not torch.cuda.is_available():
             raise DeviceError("torch finds no CUDA device")
-        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.device = torch.device(
+            "cuda", torch.cuda.current_device() if device.index is None else device.index
+        )
         self.runtime = runtime or Runtime(library(), partial(torch.cuda.device, self.device), driver())
         self.name = self.runtime.bus_name(self.device.index)
         self._program = torch.cuda.current_stream(self.device)
@@ -227,8 +242,8 @@ class Cuda:
         _marked(torch.cuda.current_stream(self.device)).synchronize()
 
     def after(self, act: Callable[[], None]) -> None:
-        """Waits for the stream on which the view died, and for the program's: a view may die on another thread. As with torch's own
-        memory, who reads it on a third stream keeps it until that is done."""
+        """Waits for the stream on which the view died, and for the program's: a view may die on another
+        thread. As with torch's own memory, who reads it on a third stream keeps it until that is done."""
         try:
             here = torch.cuda.current_stream(self.device)
             events = [_marked(stream) for stream in {here, self._program}]

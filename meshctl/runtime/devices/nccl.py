@@ -1,24 +1,29 @@
-"""Tensors from device to device, where neither end can read the other's memory: between nodes, and where a node's devices are strangers.
+"""Tensors from device to device, where neither end can read the other's memory: between nodes, and where a
+node's devices are strangers.
 
     giver                                        taker
     send(to, tensors, done)    -- header -->     expect(source, sizes, come, arrived)
     come(to)                   <--- "come" ---   come()
     done()                     == tensors ==>    arrived(tensors)
 
-Header and "come" go by the workers' connections, so both ends post a transfer when both are ready for it, and no kernel waits for a peer
-that computes. A giver lets its device finish what it wrote before it sends the header, and never waits for more.
+Header and "come" go by the workers' connections, so both ends post a transfer when both are ready for it, and
+no kernel waits for a peer that computes. A giver lets its device finish what it wrote before it sends the
+header, and never waits for more.
 
-There is one communicator for each ordered pair of places. NCCL runs what is posted on a communicator one after another; if two givers
-shared one with their two takers, ends that post in different orders would wait in a circle. On a pair's own communicator the order is that
-of the headers. It is made by hand on the launcher's store, by whoever posts the first transfer of the pair, since that waits for the other
-end. For the same reason each end has a thread: what waits for one peer waits for no other.
+There is one communicator for each ordered pair of places. NCCL runs what is posted on a communicator one
+after another; if two givers shared one with their two takers, ends that post in different orders would wait
+in a circle. On a pair's own communicator the order is that of the headers. It is made by hand on the
+launcher's store, by whoever posts the first transfer of the pair, since that waits for the other end. For the
+same reason each end has a thread: what waits for one peer waits for no other.
 
-Nor may a device have many communicators at work, says NCCL's manual, unless all ranks use them in one order. So a worker sends one message
-at a time, and receives one: its "come" says that it is the sender's turn. A taker that waits thus waits for a giver that has at most others
-to serve who have all said "come" to it, and wait for nobody else: there is no circle. A communicator is made at the first
-transfer of its pair, in the turn of that; making it may wait for all that the device does just then.
+Nor may a device have many communicators at work, says NCCL's manual, unless all ranks use them in one order.
+So a worker sends one message at a time, and receives one: its "come" says that it is the sender's turn. A
+taker that waits thus waits for a giver that has at most others to serve who have all said "come" to it, and
+wait for nobody else: there is no circle. A communicator is made at the first transfer of its pair, in the
+turn of that; making it may wait for all that the device does just then.
 
-`PairTransfers` knows nothing of CUDA: it works on `Streams` and on a `Join`, and so over gloo and the CPU's memory as well.
+`PairTransfers` knows nothing of CUDA: it works on `Streams` and on a `Join`, and so over gloo and the CPU's
+memory as well.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from meshctl.runtime.collective import RUNNING
-from meshctl.runtime.devices import laid
+from meshctl.runtime.devices.backend import laid
 from meshctl.runtime.devices.cuda import Runtime, library
 
 GRACE = 5.0
@@ -93,9 +98,12 @@ class _Expected:
 
 
 class PairTransfers:
-    """A worker's transfers with all others, pair by pair. No call waits but `close`; callbacks come on threads of its own."""
+    """A worker's transfers with all others, pair by pair. No call waits but `close`; callbacks come on
+    threads of its own."""
 
-    def __init__(self, place: int, streams: Streams, join: Join, broke: Callable[[int, Exception], None]) -> None:
+    def __init__(
+        self, place: int, streams: Streams, join: Join, broke: Callable[[int, Exception], None]
+    ) -> None:
         """`broke` is called with a place from which nothing more can come, or to which nothing more can go."""
         self._place, self._streams, self._join, self._broke = place, streams, join, broke
         self._givers: dict[int, _Giver] = {}
@@ -105,8 +113,8 @@ class PairTransfers:
         """Whose turn it is."""
 
     def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None] = lambda: None) -> None:
-        """Sends them as one message, in the order of calls. They are copied, on the current stream: who wrote them may write again at
-        once. `done` is called when they have left."""
+        """Sends them as one message, in the order of calls. They are copied, on the current stream: who wrote
+        them may write again at once. `done` is called when they have left."""
         sizes = [tensor.nbytes for tensor in tensors]
         starts, total = laid(sizes)
         memory = torch.empty(total, dtype=torch.uint8, device=self._streams.device)
@@ -116,18 +124,24 @@ class PairTransfers:
         self._giver(to).send(_Outgoing(memory, self._streams.mark(), done))
 
     def come(self, to: int) -> None:
-        """The other end has said that it is the turn of the next message to it; also before that was sent here."""
+        """The other end has said that it is the turn of the next message to it; also before that was sent
+        here."""
         self._giver(to).come()
 
     def expect(
-        self, source: int, sizes: Sequence[int], come: Callable[[], None], arrived: Callable[[list[Tensor]], None]
+        self,
+        source: int,
+        sizes: Sequence[int],
+        come: Callable[[], None],
+        arrived: Callable[[list[Tensor]], None],
     ) -> None:
-        """The next message from there has tensors of so many bytes. `come` is called when it is its turn, to tell the giver; then
-        `arrived` gets them, uint8 `[n]` each, complete."""
+        """The next message from there has tensors of so many bytes. `come` is called when it is its turn, to
+        tell the giver; then `arrived` gets them, uint8 `[n]` each, complete."""
         self._taker(source).expect(_Expected(tuple(sizes), come, arrived))
 
     def close(self) -> None:
-        """Breaks off what is under way; once. After the end of a run there is nothing: everybody has said goodbye."""
+        """Breaks off what is under way; once. After the end of a run there is nothing: everybody has said
+        goodbye."""
         with self._lock:
             ends: list[_End] = [*self._givers.values(), *self._takers.values()]
         for end in ends:  # before any of them stops: it would give its turn to another
@@ -142,7 +156,10 @@ class PairTransfers:
         with self._lock:
             if to not in self._givers:
                 self._givers[to] = _Giver(
-                    self._streams, partial(self._join, self._place, to, 0), partial(self._broke, to), self._sending
+                    self._streams,
+                    partial(self._join, self._place, to, 0),
+                    partial(self._broke, to),
+                    self._sending,
                 )
             return self._givers[to]
 
@@ -150,7 +167,10 @@ class PairTransfers:
         with self._lock:
             if source not in self._takers:
                 self._takers[source] = _Taker(
-                    self._streams, partial(self._join, source, self._place, 1), partial(self._broke, source), self._receiving
+                    self._streams,
+                    partial(self._join, source, self._place, 1),
+                    partial(self._broke, source),
+                    self._receiving,
                 )
             return self._takers[source]
 
@@ -158,7 +178,13 @@ class PairTransfers:
 class _End:
     """This process's end of a pair, and its thread."""
 
-    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None], turn: threading.Lock) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        join: Callable[[], Pair],
+        broke: Callable[[Exception], None],
+        turn: threading.Lock,
+    ) -> None:
         self.streams, self.turn, self._make, self._broke = streams, turn, join, broke
         self._made: Pair | None = None
         self.leaving = threading.Event()
@@ -168,7 +194,8 @@ class _End:
 
     @property
     def pair(self) -> Pair:
-        """Made on first use. Raises `ConnectionAbortedError` where this end was left meanwhile, and nobody would break it off."""
+        """Made on first use. Raises `ConnectionAbortedError` where this end was left meanwhile, and nobody
+        would break it off."""
         if self._made is None:
             self._made = self._make()
         if self.leaving.is_set():
@@ -202,7 +229,13 @@ class _End:
 
 
 class _Giver(_End):
-    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None], turn: threading.Lock) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        join: Callable[[], Pair],
+        broke: Callable[[Exception], None],
+        turn: threading.Lock,
+    ) -> None:
         self._outgoing: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self._invitations = threading.Semaphore(0)
         super().__init__(streams, join, broke, turn)
@@ -219,7 +252,8 @@ class _Giver(_End):
         self._invitations.release()
 
     def run(self) -> None:
-        """The memory of a message was made on the program's stream and is read on others: it is kept until they are done with it."""
+        """The memory of a message was made on the program's stream and is read on others: it is kept until
+        they are done with it."""
         while (message := self._outgoing.get()) is not None:
             message.written()
             self._invitations.acquire()
@@ -236,7 +270,13 @@ class _Giver(_End):
 
 
 class _Taker(_End):
-    def __init__(self, streams: Streams, join: Callable[[], Pair], broke: Callable[[Exception], None], turn: threading.Lock) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        join: Callable[[], Pair],
+        broke: Callable[[Exception], None],
+        turn: threading.Lock,
+    ) -> None:
         self._expected: queue.SimpleQueue[_Expected | None] = queue.SimpleQueue()
         super().__init__(streams, join, broke, turn)
 
@@ -261,7 +301,10 @@ class _Taker(_End):
             if self.leaving.is_set():  # it may have been broken off
                 return
             message.arrived([memory[at : at + size] for at, size in zip(starts, message.sizes, strict=True)])
-            del memory, message  # what was received lives as long as its takers want, and not until the next message
+            del (
+                memory,
+                message,
+            )  # what was received lives as long as its takers want, and not until the next message
 
 
 # CUDA
@@ -270,10 +313,11 @@ class _Taker(_End):
 class CudaStreams:
     """`Streams` of a CUDA device. It is made on the program's thread.
 
-    Streams of its own come from the driver: those that torch hands out are few, and a transfer would wait for what else is on them.
-    What is received lies in memory of torch's allocator that belongs to a stream on which nothing ever runs. The program's stream is
-    recorded on it, so when its last tensor dies the allocator waits for what the program has queued before it gives the memory out again;
-    the transfer that filled it was over before anybody saw it. Who uses it on another stream records that, as with any tensor.
+    Streams of its own come from the driver: those that torch hands out are few, and a transfer would wait for
+    what else is on them. What is received lies in memory of torch's allocator that belongs to a stream on
+    which nothing ever runs. The program's stream is recorded on it, so when its last tensor dies the
+    allocator waits for what the program has queued before it gives the memory out again; the transfer that
+    filled it was over before anybody saw it. Who uses it on another stream records that, as with any tensor.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -302,7 +346,8 @@ class CudaStreams:
 
 
 def by_nccl(device: torch.device, store: Store) -> Join:
-    """Communicators on the launcher's store; each on a connection of its own, on which it may wait without keeping others waiting."""
+    """Communicators on the launcher's store; each on a connection of its own, on which it may wait without
+    keeping others waiting."""
 
     def join(giver: int, taker: int, rank: int) -> Pair:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
@@ -322,6 +367,8 @@ def meeting_point(store: Store, giver: int, taker: int) -> Store:
     return own
 
 
-def transfers(place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]) -> PairTransfers:
+def transfers(
+    place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]
+) -> PairTransfers:
     """A worker's, over NCCL. Raises `DeviceError` where CUDA cannot be used."""
     return PairTransfers(place, CudaStreams(device), by_nccl(device, store), broke)

@@ -1,11 +1,13 @@
-"""Frames over gloo, where TCP of our own is not wanted: two threads per bridge keep every promise of the seam.
+"""Frames over gloo, where TCP of our own is not wanted: two threads per bridge keep every promise of the
+seam.
 
-The receiving thread always has a receive posted, from anybody, for a small announcement (lane, size); what is announced it
-receives at once, from whom announced it. The sending thread sends what was posted, in order. So a send completes as soon as
-the other end's thread comes round, never when its program does, and the threads' number does not grow with the peers'. A credit
-is an announcement without a frame.
+The receiving thread always has a receive posted, from anybody, for a small announcement (lane, size); what is
+announced it receives at once, from whom announced it. The sending thread sends what was posted, in order. So
+a send completes as soon as the other end's thread comes round, never when its program does, and the threads'
+number does not grow with the peers'. A credit is an announcement without a frame.
 
-gloo tells nothing of a peer that died while nobody was sending to it: the launcher, which sees the death, ends the run.
+gloo tells nothing of a peer that died while nobody was sending to it: the launcher, which sees the death,
+ends the run.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports import Loan, PeerLost, Transport, Way
-from meshctl.runtime.transports.warm import Warm
+from meshctl.runtime.transports.buffers.caching_allocator import Warm
+from meshctl.runtime.transports.data_plane import Loan, PeerLost, Transport, Way
 
 _ANNOUNCE, _FRAME = 1, 2
 """gloo's tags."""
@@ -82,7 +84,10 @@ class _End:
         self._warm = Warm()
         self._rank_of = {place: rank for rank, place in enumerate(bridge.places)}
         self._posted: queue.SimpleQueue[tuple[int, int, Tensor | None, int]] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in (self._send_all, self._receive_all)]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(loop,), daemon=True)
+            for loop in (self._send_all, self._receive_all)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -131,4 +136,6 @@ class _End:
         try:
             loop()
         except Exception as error:  # the border of a thread: whoever waits for it must hear of it
-            self._transport.fail(PeerLost(f"bridge {self.bridge.name} broke: {(str(error) or repr(error)).splitlines()[0]}"))
+            self._transport.fail(
+                PeerLost(f"bridge {self.bridge.name} broke: {(str(error) or repr(error)).splitlines()[0]}")
+            )

@@ -1,13 +1,16 @@
-"""Frames between processes of one node: a header over a unix socket, the frame in memory that both map (`arena.py`).
+"""Frames between processes of one node: a header over a unix socket, the frame in memory that both map
+(`arena.py`).
 
-Who sends opens a connection to who receives, so only places that share samples have one. On it go, from the one that opened it, frames
-and invitations to write one; back come credits, and the blocks whose last view has died. Small frames travel in the message itself.
-What an endpoint made in memory of `alloc` is not copied at all: a message before its frame says where it lies, and what several made is
-mapped one after another (`strips.py`). A block's file is passed once. Sockets have abstract names that the kernel chose, and ask for the
-uid; the first word is the run's.
+Who sends opens a connection to who receives, so only places that share samples have one. On it go, from the
+one that opened it, frames and invitations to write one; back come credits, and the blocks whose last view has
+died. Small frames travel in the message itself. What an endpoint made in memory of `alloc` is not copied at
+all: a message before its frame says where it lies, and what several made is mapped one after another
+(`strips.py`). A block's file is passed once. Sockets have abstract names that the kernel chose, and ask for
+the uid; the first word is the run's.
 
-The waiting thread reads all sockets. What a socket does not take at once is sent by a thread of its own, so that nobody waits for
-a receiver's program. A death is the end of a connection without a goodbye, or of the process itself.
+The waiting thread reads all sockets. What a socket does not take at once is sent by a thread of its own, so
+that nobody waits for a receiver's program. A death is the end of a connection without a goodbye, or of the
+process itself.
 """
 
 from __future__ import annotations
@@ -28,23 +31,25 @@ from functools import partial
 
 from torch import Tensor
 
-from meshctl.runtime.devices import DeviceError, DeviceMemory, Neighbours
-from meshctl.runtime.devices.ondevice import Lent, OnDevice
-from meshctl.runtime.frames import MOST_BESIDE, bytes_of
-from meshctl.runtime.transports import Delivery, Loan, Malformed, PeerLost, Transport, Way
-from meshctl.runtime.transports.arena import ArenaError, Block, Mapped
-from meshctl.runtime.transports.lending import INLINE, Lending, Lying
-from meshctl.runtime.transports.strips import Strips
+from meshctl.runtime.devices.backend import DeviceError, DeviceMemory, Neighbours
+from meshctl.runtime.devices.device_buffers import Lent, OnDevice
+from meshctl.runtime.transports.buffers.arena import ArenaError, Block, Mapped
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE, Lending, Lying
+from meshctl.runtime.transports.buffers.frames import MOST_BESIDE, bytes_of
+from meshctl.runtime.transports.buffers.mapped_concat import Strips
+from meshctl.runtime.transports.data_plane import Delivery, Loan, Malformed, PeerLost, Transport, Way
 
 _HEAD = struct.Struct("<Biqqq")
 """What, lane, block, the block's bytes where its file comes with the message, bytes."""
 _LYING = struct.Struct("<qqqq")
-"""Of each tensor beside a frame: block, the block's bytes where its file comes with the message, where in it, bytes."""
+"""Of each tensor beside a frame: block, the block's bytes where its file comes with the message, where in it,
+bytes."""
 _MANY, _FILES = 64, 8
 """Tensors of which one message tells, and files that go with it."""
 _HELLO, _INLINE, _BLOCK, _WRITE, _CREDIT, _FREE, _DROP, _GOODBYE, _BESIDE, _LOST, _DEVICE, _COME = range(12)
 _FRAMES, _ROOMS, _ON_DEVICE = range(3)
-"""Instead of a lane, of a block that is given back or dropped: what it is used for. Of a room, the bytes are the lane."""
+"""Instead of a lane, of a block that is given back or dropped: what it is used for. Of a room, the bytes are
+the lane."""
 _MOST = _HEAD.size + INLINE
 _PASSED = socket.CMSG_SPACE(4 * _FILES)
 _UID = struct.Struct("3i")
@@ -79,7 +84,8 @@ class _Line:
         self.over = False
         """Whether the other end has said goodbye."""
         self.beside: list[Tensor | int] = []
-        """What came before the frame that it belongs to: tensors, or the bytes of those that transfers bring."""
+        """What came before the frame that it belongs to: tensors, or the bytes of those that transfers bring.
+        """
 
 
 class Local(Way):
@@ -144,7 +150,11 @@ class Local(Way):
     def _memory_of(self, address: int, nbytes: int) -> Mapped | None:
         """The shared memory, of this process or of others, in which so many bytes at an address lie."""
         for memory in (*self._mapped.values(), *[block.memory for block in [*self.lending.rooms.values()]]):
-            if isinstance(memory, Mapped) and memory.address <= address and address + nbytes <= memory.address + memory.nbytes:
+            if (
+                isinstance(memory, Mapped)
+                and memory.address <= address
+                and address + nbytes <= memory.address + memory.nbytes
+            ):
                 return memory
         return None
 
@@ -186,7 +196,9 @@ class Local(Way):
             elif self.lending.device:
                 self._say_lying(line, lane, lying)
                 lying = []
-                self._push(line, _HEAD.pack(_DEVICE, lane, 0, 0, 0) + self.lending.device.said(line.place, one))
+                self._push(
+                    line, _HEAD.pack(_DEVICE, lane, 0, 0, 0) + self.lending.device.said(line.place, one)
+                )
         self._say_lying(line, lane, lying)
 
     def _say_lying(self, line: _Line, lane: int, tensors: Sequence[Lying]) -> None:
@@ -234,7 +246,8 @@ class Local(Way):
         self._push(line, _HEAD.pack(what, lane, block, 0, 0))
 
     def _push(self, line: _Line, message: bytes, files: Sequence[int] = ()) -> None:
-        """Sends in order, from any thread, also from within itself: a view may die, and be given back, at any moment."""
+        """Sends in order, from any thread, also from within itself: a view may die, and be given back, at any
+        moment."""
         self._queue.append((line, message, [os.dup(file) for file in files]))
         self._send_queued()
 
@@ -324,7 +337,11 @@ class Local(Way):
         files = _files_of(passed) if passed else ()
         try:
             if flags & socket.MSG_CTRUNC and len(files) < _FILES:
-                self._transport.fail(PeerLost(f"{self._transport.who(self._transport.place)} has too many files open for what it is sent"))
+                self._transport.fail(
+                    PeerLost(
+                        f"{self._transport.who(self._transport.place)} has too many files open for what it is sent"
+                    )
+                )
             elif not message:
                 self._hung_up(line)
             else:
@@ -358,7 +375,9 @@ class Local(Way):
         elif what == _BESIDE:
             self._lay_beside(line, lane, [*_LYING.iter_unpack(message[_HEAD.size :])], files)
         elif what == _DEVICE and self.lending.device and len(line.beside) < MOST_BESIDE:
-            came = self.lending.device.heard(line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE))
+            came = self.lending.device.heard(
+                line.place, message[_HEAD.size :], partial(self._release, line, _ON_DEVICE)
+            )
             if isinstance(came, int) and self._transport.transfers is None:
                 raise Malformed("a transfer, where there are none")
             line.beside.append(came)
@@ -372,7 +391,12 @@ class Local(Way):
             raise Malformed(f"kind {what}")
 
     def _greeted(self, line: _Line, what: int, place: int, token: bytes) -> None:
-        if what != _HELLO or not hmac.compare_digest(token, self._token) or place not in self._peers or place in self._from:
+        if (
+            what != _HELLO
+            or not hmac.compare_digest(token, self._token)
+            or place not in self._peers
+            or place in self._from
+        ):
             raise Malformed("a wrong greeting")
         line.place = place
         self._from[place] = line
@@ -399,7 +423,9 @@ class Local(Way):
         beside, line.beside = line.beside, []
         self._transport.arrived(line.place, lane, frame, beside, partial(self._say, line, _COME))
 
-    def _lay_beside(self, line: _Line, lane: int, tensors: Sequence[tuple[int, int, int, int]], files: Sequence[int]) -> None:
+    def _lay_beside(
+        self, line: _Line, lane: int, tensors: Sequence[tuple[int, int, int, int]], files: Sequence[int]
+    ) -> None:
         """Tensors in somebody else's rooms."""
         if len(line.beside) + len(tensors) > MOST_BESIDE:
             raise Malformed(f"more than {MOST_BESIDE} tensors beside a frame")
@@ -483,7 +509,9 @@ class Local(Way):
     def close(self) -> None:
         """Waits for the other ends' goodbye: nothing is on its way then. Raises `PeerLost`."""
         try:
-            self._transport.wait_until(lambda: all(line.over for line in (*self._to.values(), *self._from.values())))
+            self._transport.wait_until(
+                lambda: all(line.over for line in (*self._to.values(), *self._from.values()))
+            )
             while not self._said_all():
                 if pusher := self._pusher:
                     pusher.join()
@@ -492,7 +520,8 @@ class Local(Way):
             self._let_go()
 
     def _said_all(self) -> bool:
-        """Whether every message has left: one that was queued while another thread was sending is sent by that thread, a little later."""
+        """Whether every message has left: one that was queued while another thread was sending is sent by
+        that thread, a little later."""
         self._send_queued()
         with self._sending:
             return not self._queue and self._pusher is None
@@ -518,5 +547,3 @@ def _files_of(passed: Iterable[tuple[int, int, bytes]]) -> list[int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             files.frombytes(data[: len(data) - len(data) % files.itemsize])
     return list(files)
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshctl.runtime.transports import Loan, Transport, Way
+from meshctl.runtime.transports.data_plane import Loan, Transport, Way
 
 
 class MemoryTransport(Transport):

@@ -1,14 +1,18 @@
-"""Frames between processes of different nodes, over TCP: the same bytes, sent from where they were written and read to where they stay.
+"""Frames between processes of different nodes, over TCP: the same bytes, sent from where they were written
+and read to where they stay.
 
-Who sends opens a connection to who receives, so only places that share samples have one. On it go frames, from the one that opened it;
-back come credits. Each place listens on one address, the one by which it reaches the launcher, and hears only who knows the run's token.
+Who sends opens a connection to who receives, so only places that share samples have one. On it go frames,
+from the one that opened it; back come credits. Each place listens on one address, the one by which it reaches
+the launcher, and hears only who knows the run's token.
 
     program         writes to the socket itself, once: what a small frame needs
     tcp-send        a thread that writes the rest, so that nobody waits for a receiver's program
-    tcp-receive     a thread that reads everything, into memory that was touched before, whatever the program does
+    tcp-receive     a thread that reads everything, into memory that was touched before, whatever the program
+                    does
 
-What is read lies in memory until the program takes it; the slots of the lanes bound how much that can be. A death is the end of a
-connection without a goodbye. A node that vanished says nothing: it is lost when it has not acknowledged anything for `SILENCE`.
+What is read lies in memory until the program takes it; the slots of the lanes bound how much that can be. A
+death is the end of a connection without a goodbye. A node that vanished says nothing: it is lost when it has
+not acknowledged anything for `SILENCE`.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from meshctl.runtime.devices import DeviceMemory
-from meshctl.runtime.frames import MOST_BESIDE, bytes_of
-from meshctl.runtime.transports import Loan, Malformed, PeerLost, Transport, Way
-from meshctl.runtime.transports.line import Line, Message, Progress, memoryview_of
-from meshctl.runtime.transports.warm import Warm
+from meshctl.runtime.devices.backend import DeviceMemory
+from meshctl.runtime.transports.buffers.caching_allocator import Warm
+from meshctl.runtime.transports.buffers.frames import MOST_BESIDE, bytes_of
+from meshctl.runtime.transports.connection import Line, Message, Progress, memoryview_of
+from meshctl.runtime.transports.data_plane import Loan, Malformed, PeerLost, Transport, Way
 
 SILENCE = 20.0
 """Seconds without an answer from a node's kernel, after which the node is lost."""
@@ -47,7 +51,8 @@ _MOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 _SIZE = struct.Struct("<q")
 _HELLO, _FRAME, _CREDIT, _GOODBYE, _LOST, _BESIDE, _COME = range(7)
 _UNANSWERED = struct.Struct("=2xBB52xI")
-"""Of the kernel's `tcp_info`: repetitions and probes without an answer, milliseconds since the last acknowledgement."""
+"""Of the kernel's `tcp_info`: repetitions and probes without an answer, milliseconds since the last
+acknowledgement."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ class Address:
 
 class Tcp(Way):
     def __init__(self, transport: Transport, token: str, host: str = "127.0.0.1") -> None:
-        """Listens on the IP address `host`, and on no other. `token` is the run's; who does not know it is not heard."""
+        """Listens on the IP address `host`, and on no other. `token` is the run's; who does not know it is
+        not heard."""
         self._transport, self._token = transport, token.encode()
         self._listener = socket.create_server((host, 0), family=family_of(host), backlog=4096)
         self._listener.setblocking(False)
@@ -130,10 +136,16 @@ class Tcp(Way):
                 raise Malformed(f"a frame of {nbytes} bytes in lane {lane}")
             self._transport.admit(line.place, lane)
             return self._warm.take((line.place, lane), nbytes)
-        elif what == _BESIDE and self._from.get(line.place) is line and len(self._beside[line.place]) < MOST_BESIDE:
+        elif (
+            what == _BESIDE
+            and self._from.get(line.place) is line
+            and len(self._beside[line.place]) < MOST_BESIDE
+        ):
             if nbytes != _SIZE.size or self._transport.transfers is None:
                 raise Malformed(f"the size of a tensor in {nbytes} bytes")
-        elif nbytes or not (what in (_GOODBYE, _LOST) or (what in (_CREDIT, _COME) and self._to.get(line.place) is line)):
+        elif nbytes or not (
+            what in (_GOODBYE, _LOST) or (what in (_CREDIT, _COME) and self._to.get(line.place) is line)
+        ):
             raise Malformed(f"kind {what} with {nbytes} bytes")
         return torch.empty(nbytes, dtype=torch.uint8)
 
@@ -145,7 +157,12 @@ class Tcp(Way):
         else:
             line = self._to.get(to) or self._line_to(to)
             for tensor in loan.beside:
-                self._push(line, _BESIDE, lane, torch.frombuffer(bytearray(_SIZE.pack(tensor.nbytes)), dtype=torch.uint8))
+                self._push(
+                    line,
+                    _BESIDE,
+                    lane,
+                    torch.frombuffer(bytearray(_SIZE.pack(tensor.nbytes)), dtype=torch.uint8),
+                )
             self._push(line, _FRAME, lane, loan.frame)
             if loan.beside and self._transport.transfers:
                 self._transport.transfers.send(to, loan.beside)
@@ -168,7 +185,9 @@ class Tcp(Way):
         try:
             sock = socket.create_connection((address.host, address.port), SILENCE)
         except OSError as error:
-            raise self._transport.lost(place, f"cannot be reached at {address.host}:{address.port}: {error}") from None
+            raise self._transport.lost(
+                place, f"cannot be reached at {address.host}:{address.port}: {error}"
+            ) from None
         line = self._to[place] = self._opened(sock, place)
         token = torch.frombuffer(bytearray(self._token), dtype=torch.uint8)
         self._push(line, _HELLO, self._transport.place, token)
@@ -210,7 +229,9 @@ class Tcp(Way):
     def _heard(self, line: Line, message: Message) -> None:
         if message.what == _FRAME:
             beside = self._beside.pop(line.place, ())
-            self._transport.arrived(line.place, message.lane, message.memory, beside, partial(self._push, line, _COME))
+            self._transport.arrived(
+                line.place, message.lane, message.memory, beside, partial(self._push, line, _COME)
+            )
         elif message.what == _BESIDE:
             [nbytes] = _SIZE.unpack(bytes_of(message.memory))
             if nbytes <= 0:
@@ -230,7 +251,12 @@ class Tcp(Way):
             self._greeted(line, message.lane, bytes_of(message.memory))
 
     def _greeted(self, line: Line, place: int, token: bytes) -> None:
-        if line.place >= 0 or place not in self._peers or place in self._from or not hmac.compare_digest(token, self._token):
+        if (
+            line.place >= 0
+            or place not in self._peers
+            or place in self._from
+            or not hmac.compare_digest(token, self._token)
+        ):
             raise Malformed("a wrong greeting")
         del self._strangers[line]
         line.place = place
@@ -246,7 +272,8 @@ class Tcp(Way):
             self._transport.fail(self._transport.lost(line.place, how))
 
     def _shut(self, line: Line) -> None:
-        """No more is read. A peer's socket keeps its number until the end: the other thread may be about to use it."""
+        """No more is read. A peer's socket keeps its number until the end: the other thread may be about to
+        use it."""
         self._receiver.remove(line.sock.fileno())
         if line.place < 0:
             self._strangers.pop(line, None)
@@ -256,7 +283,8 @@ class Tcp(Way):
                 line.sock.shutdown(socket.SHUT_RDWR)
 
     def _look(self) -> None:
-        """Looks for nodes that vanished while something was on its way to them; the kernel itself asks those that are idle."""
+        """Looks for nodes that vanished while something was on its way to them; the kernel itself asks those
+        that are idle."""
         for line in self._lines:
             if not line.over and line.sock.fileno() >= 0 and is_silent(line.sock):
                 self._hung_up(line, SILENT.format(SILENCE))
@@ -302,8 +330,11 @@ class Tcp(Way):
 
 
 def is_silent(sock: socket.socket) -> bool:
-    """Whether the other end's kernel has left something unanswered for `SILENCE`; one whose program only does not read answers."""
-    repetitions, probes, since = _UNANSWERED.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNANSWERED.size))
+    """Whether the other end's kernel has left something unanswered for `SILENCE`; one whose program only does
+    not read answers."""
+    repetitions, probes, since = _UNANSWERED.unpack(
+        sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNANSWERED.size)
+    )
     return bool(max(repetitions, probes) > 1 and since > SILENCE * 1000)
 
 

@@ -1,7 +1,7 @@
 """How a `Report` looks: a file for each format, with `draw(findings)`.
 
-A new format is a file here with `draw`, and a line in `FORMATS`. All of them say every diagnostic, in the same order; `text` alone stops
-after a screenful.
+A new format is a file here with `draw`, and a line in `FORMATS`. All of them say every diagnostic, in the
+same order; `text` alone stops after a screenful.
 """
 
 from __future__ import annotations

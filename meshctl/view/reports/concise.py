@@ -11,7 +11,9 @@ from meshctl.view.reports.text import shown
 
 
 def draw(findings: Findings) -> str:
-    return "".join(f"{line(found, one.recipe)}\n" for one in findings.checked for found in one.report.diagnostics)
+    return "".join(
+        f"{line(found, one.recipe)}\n" for one in findings.checked for found in one.report.diagnostics
+    )
 
 
 def line(found: Diagnostic, recipe: str) -> str:

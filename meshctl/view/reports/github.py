@@ -1,8 +1,11 @@
-"""A report as annotations of GitHub Actions, which it shows beside the lines of a pull request: `::error file=,line=,col=::message`.
+"""A report as annotations of GitHub Actions, which it shows beside the lines of a pull request: `::error
+file=,line=,col=::message`.
 
-    ::error file=grpo.yaml,line=19,col=16,endColumn=17,title=MC410::`tp_size` 3 does not fit the 8 ranks of group `train`
+    ::error file=grpo.yaml,line=19,col=16,endColumn=17,title=MC410::`tp_size` 3 does not fit the 8 ranks of
+    group `train`
 
-A line of a log that begins so is a command, so everything that a recipe says is escaped, and a summary may not look like one.
+A line of a log that begins so is a command, so everything that a recipe says is escaped, and a summary may
+not look like one.
 """
 
 from __future__ import annotations
@@ -28,7 +31,12 @@ def annotation(found: Diagnostic, folder: str) -> str:
     span, given = found.primary, {"title": found.code}
     text = [shown(found.message)]
     if span and is_file(span.file):
-        place = {"file": normpath(join(folder, span.file)), "line": span.line, "col": span.column, "endColumn": span.column + span.width}
+        place = {
+            "file": normpath(join(folder, span.file)),
+            "line": span.line,
+            "col": span.column,
+            "endColumn": span.column + span.width,
+        }
         given = {**{key: str(value) for key, value in place.items()}, **given}
     elif span:
         text.append(f"at {_place(span)}")

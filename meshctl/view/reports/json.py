@@ -1,14 +1,18 @@
-"""A report as JSON, everything in it: for programs. `version` changes where a key changes its meaning or goes; new ones may come.
+"""A report as JSON, everything in it: for programs. `version` changes where a key changes its meaning or
+goes; new ones may come.
 
     {"version": 1, "meshctl": "0.1.0", "exit_code": 1, "recipes": [
-      {"recipe": "grpo.yaml", "exit_code": 1, "errors": 1, "warnings": 0, "notes": 0, "fixable": 0, "summary": ..., "plan": null,
+      {"recipe": "grpo.yaml", "exit_code": 1, "errors": 1, "warnings": 0, "notes": 0, "fixable": 0, "summary":
+      ..., "plan": null,
        "fixed": [], "diagnostics": [
          {"code": "MC410", "severity": "error", "message": ..., "help": ...,
-          "primary": {"file": "grpo.yaml", "line": 19, "column": 16, "end_column": 17, "says": "dp 2 x tp 3 = 6", "text": the line},
+          "primary": {"file": "grpo.yaml", "line": 19, "column": 16, "end_column": 17, "says": "dp 2 x tp 3 =
+          6", "text": the line},
           "seconds": [more of them], "fixes": [{"file", "line", "column", "end_column", "was", "text"}]}]}]}
 
-Lines and columns begin with 1 and count characters; `end_column` is the first that is not meant. A file called `override 2` is the
-second override of the command line. The `fixes` of a diagnostic are one edit, all together.
+Lines and columns begin with 1 and count characters; `end_column` is the first that is not meant. A file
+called `override 2` is the second override of the command line. The `fixes` of a diagnostic are one edit, all
+together.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ Lines = Mapping[str, Sequence[str]]
 
 def draw(findings: Findings) -> str:
     recipes = [recipe(one) for one in findings.checked]
-    return dumped({"version": VERSION, "meshctl": findings.version, "exit_code": findings.code, "recipes": recipes})
+    return dumped(
+        {"version": VERSION, "meshctl": findings.version, "exit_code": findings.code, "recipes": recipes}
+    )
 
 
 def dumped(data: object) -> str:
@@ -52,7 +58,10 @@ def recipe(one: Checked) -> dict[str, Any]:
         "fixable": sum(bool(found.fixes) for found in one.report.diagnostics),
         "summary": one.summary,
         "plan": dict(one.plan) or None,
-        "fixed": [{"code": found.code, "message": found.message, "fixes": [*map(_fix, found.fixes)]} for found in one.fixed],
+        "fixed": [
+            {"code": found.code, "message": found.message, "fixes": [*map(_fix, found.fixes)]}
+            for found in one.fixed
+        ],
         "diagnostics": [diagnostic(found, one.report) for found in one.report.diagnostics],
     }
 
@@ -71,13 +80,22 @@ def diagnostic(found: Diagnostic, report: Report) -> dict[str, Any]:
 
 
 def _place(span: Span) -> dict[str, Any]:
-    return {"file": span.file, "line": span.line, "column": span.column, "end_column": span.column + span.width}
+    return {
+        "file": span.file,
+        "line": span.line,
+        "column": span.column,
+        "end_column": span.column + span.width,
+    }
 
 
 def _span(span: Span, lines: Lines) -> dict[str, Any]:
     """`text` is null where the line could not be read."""
     text = lines.get(span.file, ())
-    return {**_place(span), "says": span.says or None, "text": text[span.line - 1] if span.line <= len(text) else None}
+    return {
+        **_place(span),
+        "says": span.says or None,
+        "text": text[span.line - 1] if span.line <= len(text) else None,
+    }
 
 
 def _fix(fix: Fix) -> dict[str, Any]:

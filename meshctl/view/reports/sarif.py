@@ -1,10 +1,12 @@
 """A report as SARIF 2.1.0, which GitHub's code scanning and editors read.
 
-    result      a diagnostic: its first span is the location, each other one a related location, an edit an artifact change
+    result      a diagnostic: its first span is the location, each other one a related location, an edit an
+                artifact change
     rule        a code, with the page that `explain` has for it
     artifact    a file; an override and standard input, which are none, bring their text with them
 
-Names of files are URIs, relative to where meshctl was started. Columns count characters (`unicodeCodePoints`).
+Names of files are URIs, relative to where meshctl was started. Columns count characters
+(`unicodeCodePoints`).
 """
 
 from __future__ import annotations
@@ -37,16 +39,30 @@ class _Run:
         for one in findings.checked:
             lines.update(one.report.sources)
         all = [(one, found) for one in findings.checked for found in one.report.diagnostics]
-        self.files = list(dict.fromkeys(file for one, found in all for file in (*_files(found), *([] if found.primary else [one.recipe]))))
+        self.files = list(
+            dict.fromkeys(
+                file
+                for one, found in all
+                for file in (*_files(found), *([] if found.primary else [one.recipe]))
+            )
+        )
         self.lines = lines
 
     def run(self) -> dict[str, Any]:
-        driver = {"name": "meshctl", "version": self.findings.version, "rules": [self.rule(code) for code in self.codes]}
+        driver = {
+            "name": "meshctl",
+            "version": self.findings.version,
+            "rules": [self.rule(code) for code in self.codes],
+        }
         return {
             "tool": {"driver": driver},
-            "invocations": [{"executionSuccessful": self.findings.code != 70, "exitCode": self.findings.code}],
+            "invocations": [
+                {"executionSuccessful": self.findings.code != 70, "exitCode": self.findings.code}
+            ],
             "artifacts": [self.artifact(file) for file in self.files],
-            "results": [self.result(found, one) for one in self.findings.checked for found in one.report.diagnostics],
+            "results": [
+                self.result(found, one) for one in self.findings.checked for found in one.report.diagnostics
+            ],
             "columnKind": "unicodeCodePoints",
         }
 
@@ -74,10 +90,16 @@ class _Run:
             "ruleIndex": self.codes.index(found.code),
             "level": found.severity,
             "message": {"text": text},
-            "locations": [self.location(found.primary) if found.primary else {"physicalLocation": self.place(one.recipe)}],
+            "locations": [
+                self.location(found.primary)
+                if found.primary
+                else {"physicalLocation": self.place(one.recipe)}
+            ],
         }
         if found.seconds:
-            result["relatedLocations"] = [{"id": index, **self.location(span)} for index, span in enumerate(found.seconds, 1)]
+            result["relatedLocations"] = [
+                {"id": index, **self.location(span)} for index, span in enumerate(found.seconds, 1)
+            ]
         if found.fixes:
             result["fixes"] = [self.fix(found.fixes)]
         return result
@@ -96,7 +118,10 @@ class _Run:
     def fix(self, fixes: Sequence[Fix]) -> dict[str, Any]:
         says = "; ".join(f"`{fix.was}` -> `{fix.text}`" for fix in fixes)
         by_file = groupby(sorted(fixes, key=lambda fix: fix.span), lambda fix: fix.span.file)
-        return {"description": {"text": says}, "artifactChanges": [self.change(file, list(some)) for file, some in by_file]}
+        return {
+            "description": {"text": says},
+            "artifactChanges": [self.change(file, list(some)) for file, some in by_file],
+        }
 
     def change(self, file: str, fixes: list[Fix]) -> dict[str, Any]:
         edits = [{"deletedRegion": _region(fix.span), "insertedContent": {"text": fix.text}} for fix in fixes]
@@ -104,7 +129,9 @@ class _Run:
 
 
 def _files(found: Diagnostic) -> Iterator[str]:
-    yield from (span.file for span in (found.primary, *found.seconds, *(fix.span for fix in found.fixes)) if span)
+    yield from (
+        span.file for span in (found.primary, *found.seconds, *(fix.span for fix in found.fixes)) if span
+    )
 
 
 def _region(span: Span) -> dict[str, Any]:

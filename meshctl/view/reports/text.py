@@ -1,4 +1,5 @@
-"""A report as text for people: the smallest wrong piece with carets, what it contradicts with dashes, and what would work.
+"""A report as text for people: the smallest wrong piece with carets, what it contradicts with dashes, and
+what would work.
 
     error[MC410]: `tp_size` 3 does not fit the 8 ranks of group `train`
       --> recipe.yaml:19:16
@@ -8,8 +9,9 @@
        |
        = help: nearest that fit: dp 4 x tp 2; dp 2 x tp 4
 
-Columns are counted in characters and drawn in cells of a terminal: a tab is 4, a wide letter 2, an accent 0. A line is shown as
-it was written, except that control characters become `?`: a recipe must not drive the terminal. Long lines are cut around the span.
+Columns are counted in characters and drawn in cells of a terminal: a tab is 4, a wide letter 2, an accent 0.
+A line is shown as it was written, except that control characters become `?`: a recipe must not drive the
+terminal. Long lines are cut around the span.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ def draw(findings: Findings) -> str:
         parts.append(shown(one.summary))
     if len(findings.checked) > 1:
         right = sum(one.code == 0 for one in findings.checked)
-        parts += ["", f"{len(findings.checked)} recipes, {right if right < len(findings.checked) else 'all'} right"]
+        parts += [
+            "",
+            f"{len(findings.checked)} recipes, {right if right < len(findings.checked) else 'all'} right",
+        ]
     return "\n".join(parts) + "\n"
 
 
@@ -102,9 +107,18 @@ def shown(text: str) -> str:
 
 
 def _cell(character: str) -> str:
-    return "    " if character == "\t" else "?" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
+    return (
+        "    "
+        if character == "\t"
+        else "?"
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        else character
+    )
 
 
 def cells(text: str) -> int:
     """How wide a terminal draws it."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown(text))
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in shown(text)
+    )

@@ -1,4 +1,5 @@
-"""What the generated recipes of `test_home.py` name: a worker keeps the samples that it made, and asks for them again."""
+"""What the generated recipes of `test_home.py` name: a worker keeps the samples that it made, and asks for
+them again."""
 
 from __future__ import annotations
 

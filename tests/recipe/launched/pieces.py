@@ -1,4 +1,5 @@
-"""What the generated recipes of `test_validate_is_launch.py` name: classes that do what their annotations say, and nothing else."""
+"""What the generated recipes of `test_validate_is_launch.py` name: classes that do what their annotations
+say, and nothing else."""
 
 from __future__ import annotations
 

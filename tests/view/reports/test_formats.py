@@ -1,6 +1,7 @@
-"""One recipe with several mistakes in every format, pinned; and what holds for all formats, whatever the recipe.
+"""One recipe with several mistakes in every format, pinned; and what holds for all formats, whatever the
+recipe.
 
-    python tests/view/reports/test_formats.py      writes `golden/mistakes.*` anew; read the difference
+python tests/view/reports/test_formats.py      writes `golden/mistakes.*` anew; read the difference
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def mistakes() -> Findings:
     absent = Report((Diagnostic("MC001", "there is no recipe `absent.yaml`"),))
     checked = (
         Checked("mistakes.yaml", 1, report, "mistakes.yaml: some errors"),
-        Checked("right.yaml", 0, Report(), "right.yaml: ok", {"name": "right", "digest": "0" * 8, "groups": 1}),
+        Checked(
+            "right.yaml", 0, Report(), "right.yaml: ok", {"name": "right", "digest": "0" * 8, "groups": 1}
+        ),
         Checked("absent.yaml", 3, absent, "absent.yaml: cannot be read"),
     )
     return Findings(checked, "0.0.0", explained=explained)
@@ -74,7 +77,11 @@ def codes(format: str, text: str) -> list[str]:
     if format == "sarif":
         return [found["ruleId"] for run in json.loads(text)["runs"] for found in run["results"]]
     if format == "github":
-        return [match[1] for line in text.splitlines() if (match := re.match(r"::(?:error|warning|notice) [^:]*title=(MC\d+)::", line))]
+        return [
+            match[1]
+            for line in text.splitlines()
+            if (match := re.match(r"::(?:error|warning|notice) [^:]*title=(MC\d+)::", line))
+        ]
     return [re.search(r": (MC\d+) ", line)[1] for line in text.split("\n")[:-1]]  # type: ignore[index]
 
 
@@ -84,10 +91,75 @@ def read(data: bytes, *overrides: str) -> Report:
 
 
 PIECES = [
-    *("groups:", "components:", "pipeline:", "run:", "vars:", "defaults:", "name:", "train:", "ranks:", "rank:", "device: cpu", "a:"),
-    *("{", "}", "[", "]", ",", ": ", "- ", "? ", "\n", "\n  ", "\n    ", "\n\t", "\r\n", "\x85", "\u2028", "&a ", "*a", "<<: *a"),
-    *("'", '"', "#", " # 字", "${", "${a}", "${oc.env:A}", "???", "~", "no", "010", "1e3", "7", "1:30", ".inf", "null", "-", "on:"),
-    *("api_key: abcdefgh", "\x1b[31m", "e\u0301", "---\n", "...", "x" * 200, "\ufeff", "\0", "%", "::", "!!int ", "|", ">"),
+    *(
+        "groups:",
+        "components:",
+        "pipeline:",
+        "run:",
+        "vars:",
+        "defaults:",
+        "name:",
+        "train:",
+        "ranks:",
+        "rank:",
+        "device: cpu",
+        "a:",
+    ),
+    *(
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ": ",
+        "- ",
+        "? ",
+        "\n",
+        "\n  ",
+        "\n    ",
+        "\n\t",
+        "\r\n",
+        "\x85",
+        "\u2028",
+        "&a ",
+        "*a",
+        "<<: *a",
+    ),
+    *(
+        "'",
+        '"',
+        "#",
+        " # 字",
+        "${",
+        "${a}",
+        "${oc.env:A}",
+        "???",
+        "~",
+        "no",
+        "010",
+        "1e3",
+        "7",
+        "1:30",
+        ".inf",
+        "null",
+        "-",
+        "on:",
+    ),
+    *(
+        "api_key: abcdefgh",
+        "\x1b[31m",
+        "e\u0301",
+        "---\n",
+        "...",
+        "x" * 200,
+        "\ufeff",
+        "\0",
+        "%",
+        "::",
+        "!!int ",
+        "|",
+        ">",
+    ),
 ]
 TEXTS = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=30).map("".join),
@@ -102,7 +174,9 @@ COMMANDS = st.lists(st.one_of(st.sampled_from(WRONG), st.text(max_size=9)), max_
 @given(TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=40), COMMANDS)
 def test_all_formats_say_the_same_of_any_text(data: bytes, overrides: list[str]) -> None:
     report = read(data, *overrides)
-    findings = Findings((Checked(STDIN, 1, report, "said"), Checked("other\n.yaml", 1, report, "::said")), explained=explained)
+    findings = Findings(
+        (Checked(STDIN, 1, report, "said"), Checked("other\n.yaml", 1, report, "::said")), explained=explained
+    )
     said = [found.code for found in report.diagnostics] * 2
     for format in FORMATS:
         text = drawn(format, findings)
@@ -118,7 +192,10 @@ def test_all_formats_say_the_same_of_any_text(data: bytes, overrides: list[str])
 def test_concise_is_a_line_each() -> None:
     place = Span("a b.yaml", 3, 7)
     assert drawn("concise", one(Diagnostic("MC101", "bad\nnews", place))) == "a b.yaml:3:7: MC101 bad?news\n"
-    assert drawn("concise", one(Diagnostic("MC105", "m", place, severity="warning"))) == "a b.yaml:3:7: MC105 warning: m\n"
+    assert (
+        drawn("concise", one(Diagnostic("MC105", "m", place, severity="warning")))
+        == "a b.yaml:3:7: MC105 warning: m\n"
+    )
     assert drawn("concise", one(Diagnostic("MC001", "m"))) == "r.yaml:1:1: MC001 m\n"
 
 
@@ -126,7 +203,13 @@ def test_concise_is_a_line_each() -> None:
 
 
 def test_a_recipe_gives_no_command_to_github() -> None:
-    found = Diagnostic("MC101", "50%\n::set-env::", Span("a,b:c%.yaml", 1, 2), (Span("x", 1, 1, 1, "::here"),), "::stop-commands::")
+    found = Diagnostic(
+        "MC101",
+        "50%\n::set-env::",
+        Span("a,b:c%.yaml", 1, 2),
+        (Span("x", 1, 1, 1, "::here"),),
+        "::stop-commands::",
+    )
     first, last = drawn("github", one(found, recipe="::x")).splitlines()
     assert first == (
         "::error file=a%2Cb%3Ac%25.yaml,line=1,col=2,endColumn=3,title=MC101::50%25?::set-env::%0Ax:1:1: ::here%0Ahelp: ::stop-commands::"
@@ -135,9 +218,15 @@ def test_a_recipe_gives_no_command_to_github() -> None:
 
 
 def test_annotations_are_seen_from_the_checkout() -> None:
-    assert "file=sub/dir/r.yaml," in drawn("github", one(Diagnostic("MC101", "m", Span("r.yaml", 1, 1)), folder="sub/dir"))
-    assert "file=sub/r.yaml," in drawn("github", one(Diagnostic("MC101", "m", Span("../r.yaml", 1, 1)), folder="sub/dir"))
-    assert "file=/abs/r.yaml," in drawn("github", one(Diagnostic("MC101", "m", Span("/abs/r.yaml", 1, 1)), folder="sub"))
+    assert "file=sub/dir/r.yaml," in drawn(
+        "github", one(Diagnostic("MC101", "m", Span("r.yaml", 1, 1)), folder="sub/dir")
+    )
+    assert "file=sub/r.yaml," in drawn(
+        "github", one(Diagnostic("MC101", "m", Span("../r.yaml", 1, 1)), folder="sub/dir")
+    )
+    assert "file=/abs/r.yaml," in drawn(
+        "github", one(Diagnostic("MC101", "m", Span("/abs/r.yaml", 1, 1)), folder="sub")
+    )
     override = drawn("github", one(Diagnostic("MC101", "m", Span("override 2", 1, 4)), folder="sub"))
     assert override.startswith("::error title=MC101::m%0Aat override 2:1:4\n")
 
@@ -147,7 +236,9 @@ def test_annotations_are_seen_from_the_checkout() -> None:
 
 def test_json_has_everything() -> None:
     span, second = Span("r.yaml", 2, 3, 4), Span("r.yaml", 1, 1)
-    found = Diagnostic("MC410", "m", span.with_word("here"), (second,), "do", "warning", (Fix(span, "bbbb", "c"),))
+    found = Diagnostic(
+        "MC410", "m", span.with_word("here"), (second,), "do", "warning", (Fix(span, "bbbb", "c"),)
+    )
     data = json.loads(drawn("json", one(found, "first", "a bbbb \udcff", version="1.2")))
     place = {"file": "r.yaml", "line": 2, "column": 3, "end_column": 7}
     assert data["version"] == 1 and data["meshctl"] == "1.2" and data["exit_code"] == 1
@@ -197,17 +288,23 @@ def check_sarif(log: dict[str, Any]) -> None:
         if "index" in object:
             assert artifacts[object["index"]]["location"]["uri"] == object["uri"]
         if "uri" in object:
-            assert re.fullmatch(r"[A-Za-z0-9%._~/:-]+", object["uri"]) and ":" not in object["uri"].removeprefix("file:///")
+            assert re.fullmatch(r"[A-Za-z0-9%._~/:-]+", object["uri"]) and ":" not in object[
+                "uri"
+            ].removeprefix("file:///")
 
 
 def test_sarif_keeps_its_rules() -> None:
     log = sarif_of(mistakes())
     check_sarif(log)
     (rule,) = [rule for rule in log["runs"][0]["tool"]["driver"]["rules"] if rule["id"] == "MC410"]
-    assert rule["shortDescription"]["text"] == "the title of MC410" and rule["help"]["text"].endswith("and why")
+    assert rule["shortDescription"]["text"] == "the title of MC410" and rule["help"]["text"].endswith(
+        "and why"
+    )
 
 
-@pytest.mark.parametrize("name", ["a b#?.yaml", "字.yaml", "c:d.yaml", "/abs/é.yaml", "\udcff.yaml", "conf/x%20y.yaml"])
+@pytest.mark.parametrize(
+    "name", ["a b#?.yaml", "字.yaml", "c:d.yaml", "/abs/é.yaml", "\udcff.yaml", "conf/x%20y.yaml"]
+)
 def test_a_file_is_a_uri(name: str) -> None:
     log = sarif_of(one(Diagnostic("MC101", "m", Span(name, 1, 1)), "x", folder="sub"))
     check_sarif(log)
@@ -220,11 +317,17 @@ def test_what_is_no_file_brings_its_text() -> None:
     log = sarif_of(one(Diagnostic("MC101", "m", Span("override 1", 1, 6)), "seed=x", folder="sub"))
     check_sarif(log)
     (artifact,) = log["runs"][0]["artifacts"]
-    assert artifact == {"location": {"uri": "override%201"}, "roles": ["referencedOnCommandLine"], "contents": {"text": "seed=x"}}
+    assert artifact == {
+        "location": {"uri": "override%201"},
+        "roles": ["referencedOnCommandLine"],
+        "contents": {"text": "seed=x"},
+    }
 
 
 def test_a_fix_is_an_artifact_change() -> None:
-    found = Diagnostic("MC101", "m", Span("r.yaml", 1, 3, 4), fixes=(Fix(Span("r.yaml", 1, 3, 4), "rank", "ranks"),))
+    found = Diagnostic(
+        "MC101", "m", Span("r.yaml", 1, 3, 4), fixes=(Fix(Span("r.yaml", 1, 3, 4), "rank", "ranks"),)
+    )
     (result,) = sarif_of(one(found, "  rank: 1"))["runs"][0]["results"]
     (fix,) = result["fixes"]
     assert fix["description"]["text"] == "`rank` -> `ranks`"

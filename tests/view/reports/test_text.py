@@ -32,7 +32,9 @@ FOUND = Diagnostic(
 
 
 def drawn(line: str, column: int, width: int = 1, file: str = "f") -> list[str]:
-    return text(Report((Diagnostic("MC101", "m", Span(file, 1, column, width)),), ((file, (line,)),))).splitlines()
+    return text(
+        Report((Diagnostic("MC101", "m", Span(file, 1, column, width)),), ((file, (line,)),))
+    ).splitlines()
 
 
 def test_the_picture_of_the_design() -> None:

@@ -1,0 +1,114 @@
+"""One group of a plan alone, for debugging: what comes from other groups is replayed, what goes to them is
+dropped.
+
+    alone = only(plan, "train", ["scored -> metrics"])
+    alone.missing       routes that the group takes from others and that are not replayed: it cannot run
+    alone.skipped       syncs with groups that are not there
+    alone.plan          the group's own stages, and the routes between them; `replayed` are those that come
+                        from recordings
+
+`covered` says which steps some recordings are good for. Both are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import lcm
+
+from meshctl.plan.model import Plan
+from meshctl.topology.modes import Route
+
+
+@dataclass(frozen=True)
+class Alone:
+    plan: Plan
+    missing: tuple[Route, ...]
+    skipped: tuple[str, ...]
+    """The names of sync stages."""
+
+
+def incoming(plan: Plan, group: str) -> tuple[Route, ...]:
+    """The data routes by which a group takes from others."""
+    data = [route for route in plan.routes if route.kind == "data"]
+    return tuple(route for route in data if _group(plan, route.target) == group != _group(plan, route.source))
+
+
+def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
+    """`replayed` are names of routes among `incoming`."""
+    taken = incoming(plan, group)
+    syncs = {
+        stage.name: {plan.group_of(stage), plan.component(stage.to).group}
+        for stage in plan.stages
+        if stage.kind == "sync"
+    }
+    stages = tuple(stage for stage in plan.stages if syncs.get(stage.name, {plan.group_of(stage)}) == {group})
+    names = {stage.name for stage in stages}
+    routes = tuple(route for route in plan.routes if {route.source, route.target} <= names)
+    limited = any(stage.is_source and not stage.when for stage in stages)
+    kept = {route.name for route in routes}
+    alone = replace(
+        plan,
+        groups=(replace(plan.group(group), first_place=0, colocate=""),),
+        components=plan.components_of(group),
+        stages=stages,
+        routes=routes,
+        run=replace(
+            plan.run,
+            epochs=plan.run.epochs if limited else 0,
+            record=tuple(name for name in plan.run.record if name in kept),
+        ),
+        replayed=tuple(route for route in taken if route.name in replayed),
+    )
+    missing = tuple(route for route in taken if route.name not in replayed)
+    return Alone(
+        alone, missing, tuple(name for name, groups in syncs.items() if group in groups and len(groups) > 1)
+    )
+
+
+def _group(plan: Plan, stage: str) -> str:
+    return plan.group_of(plan.stage(stage))
+
+
+# Steps
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Steps `after + 1` to `last`."""
+
+    after: int
+    last: int
+    lacking: Mapping[str, tuple[int, ...]]
+    """Route -> the steps among them that it runs in and its recording has not."""
+
+
+def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
+    """The steps that recordings are good for; `recorded` says for each route of the whole `plan` which steps
+    its recording has."""
+    periods = {name: _period(plan, route.target) for route in plan.routes if (name := route.name) in recorded}
+    even = {name: period for name, period in periods.items() if period and recorded[name]}
+    last = max((max(steps) for steps in recorded.values() if steps), default=0)
+    last = min([last, *(max(recorded[name]) + period - 1 for name, period in even.items())])
+    after = max([0, *(min(recorded[name]) - period for name, period in even.items())])
+    lacking = {}
+    for name, period in even.items():
+        held = set(recorded[name])
+        first = (after // period + 1) * period
+        if gaps := tuple(step for step in range(first, last + 1, period) if step not in held):
+            lacking[name] = gaps
+    return Covered(after, last, lacking)
+
+
+def _period(plan: Plan, name: str) -> int:
+    """A stage runs in multiples of this step; 0 where it runs at certain times only."""
+    period, open, seen = 1, [name], set[str]()
+    while open:
+        if (name := open.pop()) not in seen:
+            seen.add(name)
+            stage = plan.stage(name)
+            if stage.when:
+                return 0
+            period = lcm(period, stage.every)
+            open += [source for part in stage.inputs for source in part.stages]
+    return period

@@ -1,0 +1,186 @@
+"""What a function of the source text takes and gives, as far as its annotations say it simply.
+
+    def __init__(self, path: str, n: int = 3, *, kind: Literal["a", "b"] | None = None) -> None
+
+An annotation is a set of kinds ("int", "text", "batch", ...); one that is not simple says nothing, and
+nothing is said about it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Meaning = Callable[[str], str | None]
+"""A dotted name of the module -> its full path."""
+SIMPLE = {
+    "int": "int",
+    "float": "float",
+    "str": "text",
+    "bool": "bool",
+    "list": "list",
+    "tuple": "list",
+    "set": "list",
+    "dict": "mapping",
+    "range": "range",
+    "None": "nothing",
+}
+GENERIC = {
+    "List": "list",
+    "Tuple": "list",
+    "Sequence": "list",
+    "Iterable": "list",
+    "Dict": "mapping",
+    "Mapping": "mapping",
+}
+BATCHES = {"meshctl.Batch", "meshctl.runtime.batch.batch.Batch"}
+NAMES = {
+    "text": "text",
+    "bool": "true or false",
+    "nothing": "null",
+    "int": "a whole number",
+    "float": "a number",
+    "batch": "a Batch",
+}
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What an annotation lets pass."""
+
+    kinds: frozenset[str] = frozenset()
+    words: tuple[Any, ...] = ()
+    """The values of a `Literal`, which may be given beside the kinds."""
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value of a recipe is one of them."""
+        if value in self.words and type(value) in map(type, self.words):
+            return True
+        if isinstance(value, str) and "${" in value:
+            return True
+        return bool(self.kinds & _kinds_of(value))
+
+    @property
+    def described(self) -> str:
+        named = [
+            NAMES.get(kind, f"a {kind}")
+            for kind in sorted(self.kinds - {"int"} if "float" in self.kinds else self.kinds)
+        ]
+        return " or ".join([*named, *(f"`{word}`" for word in self.words)])
+
+
+def _kinds_of(value: Any) -> set[str]:
+    if value is None:
+        return {"nothing"}
+    if isinstance(value, bool):
+        return {"bool"}
+    kinds = {int: {"int", "float"}, float: {"float"}, str: {"text"}, list: {"list"}, dict: {"mapping"}}
+    return next((found for kind, found in kinds.items() if isinstance(value, kind)), set())
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A method's, without its `self`."""
+
+    by_position: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    more: bool = False
+    """`*args`."""
+    any_name: bool = False
+    """`**kwargs`."""
+    hints: Mapping[str, Hint] = field(default_factory=dict)
+    gives: Hint | None = None
+
+    @property
+    def first(self) -> str:
+        """The parameter that a value without a name goes to."""
+        return self.by_position[0] if self.by_position else ""
+
+
+def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
+    arguments = method.args
+    own = [*arguments.posonlyargs, *arguments.args]
+    without_default = {argument.arg for argument in own[: len(own) - len(arguments.defaults)]}
+    defaults = dict(
+        zip(
+            [argument.arg for argument in own[len(own) - len(arguments.defaults) :]],
+            arguments.defaults,
+            strict=True,
+        )
+    )
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if default is None:
+            without_default.add(argument.arg)
+        else:
+            defaults[argument.arg] = default
+    every = [*own[1:], *arguments.kwonlyargs]
+    hints = {
+        argument.arg: hint
+        for argument in every
+        if (hint := _with_default(argument.annotation, defaults.get(argument.arg), meaning))
+    }
+    return Signature(
+        by_position=tuple(argument.arg for argument in own[1:]),
+        by_name=tuple(argument.arg for argument in every if argument not in arguments.posonlyargs),
+        required=tuple(argument.arg for argument in every if argument.arg in without_default),
+        more=arguments.vararg is not None,
+        any_name=arguments.kwarg is not None,
+        hints=hints,
+        gives=hint_of(method.returns, meaning),
+    )
+
+
+def _with_default(annotation: ast.expr | None, default: ast.expr | None, meaning: Meaning) -> Hint | None:
+    """`n: int = None` takes null, too."""
+    hint = hint_of(annotation, meaning)
+    if hint is not None and isinstance(default, ast.Constant) and default.value is None:
+        return Hint(hint.kinds | {"nothing"}, hint.words)
+    return hint
+
+
+def hint_of(annotation: ast.expr | None, meaning: Meaning) -> Hint | None:
+    """What an annotation says; none where it says nothing simple."""
+    match annotation:
+        case ast.Constant(value=None):
+            return Hint(frozenset({"nothing"}))
+        case ast.Constant(value=str(text)):
+            return _parsed(text, meaning)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _either(hint_of(left, meaning), hint_of(right, meaning))
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            if meaning(ast.unparse(annotation)) in BATCHES:
+                return Hint(frozenset({"batch"}))
+            kind = SIMPLE.get(name) if isinstance(annotation, ast.Name) else None
+            return Hint(frozenset({kind})) if kind else None
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inner):
+            return _subscripted(name, inner, meaning)
+    return None
+
+
+def _parsed(text: str, meaning: Meaning) -> Hint | None:
+    try:
+        return hint_of(ast.parse(text, mode="eval").body, meaning)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _subscripted(name: str, inner: ast.expr, meaning: Meaning) -> Hint | None:
+    parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+    if name == "Literal":
+        words = [part.value for part in parts if isinstance(part, ast.Constant)]
+        return Hint(words=tuple(words)) if len(words) == len(parts) else None
+    if name in ("Optional", "Union"):
+        hints = [hint_of(part, meaning) for part in parts]
+        whole: Hint | None = Hint(frozenset({"nothing"})) if name == "Optional" else Hint()
+        for hint in hints:
+            whole = _either(whole, hint)
+        return whole
+    kind = GENERIC.get(name) or (SIMPLE.get(name) if name in ("list", "tuple", "set", "dict") else None)
+    return Hint(frozenset({kind})) if kind else None
+
+
+def _either(one: Hint | None, other: Hint | None) -> Hint | None:
+    return None if one is None or other is None else Hint(one.kinds | other.kinds, (*one.words, *other.words))

@@ -1,0 +1,199 @@
+"""A composed recipe as a tree of values that know where they were written.
+
+    Node("7", Span("recipe.yaml", 4, 10))            a scalar
+    Node({"steps": Node(...)}, Span(...))            a mapping; each item also knows the span of its key
+    Node([Node(...), Node(...)], Span(...))          a list
+
+Trees are never changed: `merge`, `put` and `without` give new ones that share what stayed, so one file can be
+mounted at several places. What a value replaced is kept, for "was 2, set at fsdp.yaml:2:10".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshctl.diagnostics import Span
+
+Path = tuple[str, ...]
+MISSING = "???"
+"""Says that a value must still be given; it never replaces one."""
+
+
+class Broken:
+    """Stands where a value could not be read and a diagnostic has said so: later rules stay silent about it."""
+
+    def __repr__(self) -> str:
+        return "<broken>"
+
+
+BROKEN = Broken()
+
+
+@dataclass(frozen=True)
+class Node:
+    value: Any
+    """A scalar, a dict of key -> Node, or a list of Node."""
+    span: Span
+    key: Span | None = None
+    """Of the key that it stands under; none in a list and at the root."""
+    written: str = ""
+    """A scalar's own text: `no` where the value is False."""
+    was: Node | None = None
+    """What it replaced."""
+    from_environment: bool = False
+    """Its text came, in whole or part, through `oc.env`."""
+    target: Span | None = None
+    """Where the value is written that it refers to."""
+    made: str = ""
+    """Why it is there although no text says it: "the file's name"; it stands where it would be written."""
+
+    @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.value, dict)
+
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.value, list)
+
+    def items(self) -> Iterator[tuple[str, Node]]:
+        if isinstance(self.value, dict):
+            yield from self.value.items()
+
+    def get(self, key: str) -> Node | None:
+        """A mapping's item, or a list's by its number."""
+        if isinstance(self.value, dict):
+            found = self.value.get(key)
+            return found if isinstance(found, Node) else None
+        if (
+            isinstance(self.value, list)
+            and re.fullmatch(r"-?\d+", key)
+            and -len(self.value) <= int(key) < len(self.value)
+        ):
+            found = self.value[int(key)]
+            return found if isinstance(found, Node) else None
+        return None
+
+    def at(self, path: Path) -> Node | None:
+        node: Node | None = self
+        for key in path:
+            node = node.get(key) if node else None
+        return node
+
+
+def plain(node: Node) -> Any:
+    """The same as dicts, lists and scalars."""
+    if node.value is BROKEN:
+        return None
+    if isinstance(node.value, dict):
+        return {key: plain(item) for key, item in node.value.items()}
+    return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
+
+
+def of_plain(value: Any, span: Span, key: Span | None = None) -> Node:
+    """Plain data that all stands at one place, as an override's does."""
+    if isinstance(value, Mapping):
+        return Node({str(name): of_plain(item, span, span) for name, item in value.items()}, span, key)
+    if isinstance(value, (list, tuple)):
+        return Node([of_plain(item, span) for item in value], span, key)
+    return Node(value, span, key, written="" if value is None else str(value))
+
+
+def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Every scalar and every empty mapping or list."""
+    if isinstance(node.value, dict) and node.value:
+        for key, item in node.value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(node.value, list) and node.value:
+        for index, item in enumerate(node.value):
+            yield from leaves(item, (*path, str(index)))
+    else:
+        yield path, node
+
+
+def merge(old: Node, new: Node) -> Node:
+    """OmegaConf's rules: mappings merge, everything else replaces, and ??? never replaces."""
+    if isinstance(old.value, dict) and isinstance(new.value, dict):
+        items = dict(old.value)
+        for key, item in new.value.items():
+            items[key] = merge(items[key], item) if key in items else item
+        return replace(old, value=items)
+    if new.value == MISSING:
+        return old
+    return over(new, old)
+
+
+def over(new: Node, old: Node) -> Node:
+    """The new node, which replaces the old one and whatever that had replaced."""
+    return replace(new, was=over(new.was, old) if new.was else old)
+
+
+def replaced(root: Node, path: Path) -> Iterator[Node]:
+    """What the value at `path` has replaced, the last first: where a whole layout or list was replaced, what
+    stood there in the old one."""
+    for length in range(len(path), -1, -1):
+        node = root.at(path[:length])
+        if node is not None and node.was is not None:
+            yield from _history(node.was, path[length:])
+
+
+def _history(node: Node, path: Path) -> Iterator[Node]:
+    if (older := node.at(path)) is not None:
+        yield older
+    yield from replaced(node, path)
+
+
+def nested(path: Path, node: Node) -> Node:
+    """The node below the keys of `path`."""
+    for key in reversed(path):
+        node = Node({key: node}, node.span, node.key or node.span)
+    return node
+
+
+def put(root: Node, path: Path, node: Node) -> Node:
+    """The tree with `node` in place of whatever stood at `path`, unless that has been merged into it;
+    mappings on the way are made."""
+    if not path:
+        return replace(node if node.span == root.span else over(node, root), key=root.key or node.key)
+    first, rest = path[0], path[1:]
+    if isinstance(root.value, list):
+        index = int(first)
+        items = list(root.value)
+        items[index] = put(items[index], rest, node)
+        return replace(root, value=items)
+    old = root.value.get(first) if isinstance(root.value, dict) else None
+    mine = put(old, rest, node) if isinstance(old, Node) else nested(rest, node)
+    if old is None and not rest:
+        mine = node
+    under = mine if mine.key else replace(mine, key=node.key or node.span)
+    value = {**root.value, first: under} if isinstance(root.value, dict) else {first: under}
+    return replace(root, value=value)
+
+
+def without(root: Node, path: Path) -> Node:
+    """The tree without what stands at `path`, which is there."""
+    first, rest = path[0], path[1:]
+    if isinstance(root.value, list):
+        items = list(root.value)
+        if rest:
+            items[int(first)] = without(items[int(first)], rest)
+        else:
+            del items[int(first)]
+        return replace(root, value=items)
+    if rest:
+        return replace(root, value={**root.value, first: without(root.value[first], rest)})
+    return replace(root, value={key: item for key, item in root.value.items() if key != first})
+
+
+def size(node: Node) -> int:
+    """How many nodes the tree has."""
+    inner = (
+        node.value.values()
+        if isinstance(node.value, dict)
+        else node.value
+        if isinstance(node.value, list)
+        else ()
+    )
+    return 1 + sum(map(size, inner))

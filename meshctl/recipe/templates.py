@@ -1,0 +1,214 @@
+"""The recipes that `init` writes: from a few choices to the texts of two files. Pure, but for reading what is
+shipped.
+
+    choice = Choice("grpo", device="cuda", ranks=8, layout="fsdp")
+    texts = files(choice, "first")         {"first.yaml": ..., "first.py": ...}
+
+The files themselves are `components/starters/KIND.yaml` and `KIND.py`: the classes are real code that is
+linted and typed here, and a recipe is the one that is written but for its words between `@`.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from math import lcm
+
+from meshctl.package import PACKAGE_DIR
+from meshctl.recipe.suggestions import counted, listed
+
+KINDS = {
+    "train": "train one model",
+    "grpo": "rollout, judge and train: reinforcement learning (GRPO)",
+    "distill": "a teacher and a student",
+    "script": "a script of your own, written for torchrun",
+}
+DEVICES = {"cpu": "processes", "cuda": "NVIDIA, or AMD with ROCm", "npu": "Ascend", "mps": "Apple"}
+LAYOUTS = {
+    "fsdp": ("one model, split over all ranks", "{fsdp_size: auto}"),
+    "dp": ("a copy on each rank, gradients averaged (DDP)", "{dp_size: auto}"),
+    "hsdp": ("two copies, each split over half of the ranks", "{dp_size: 2, fsdp_size: auto}"),
+}
+"""What each is, and what `parallel` says of it."""
+MOST_RANKS = 100_000
+SAMPLES = {"train": 256, "grpo": 64, "distill": 256}
+"""Of a batch, at least."""
+EVEN = 4096
+"""Up to so many samples are chosen so that all groups get equal shares."""
+COMMANDS = ("validate", "show-topology", "launch")
+
+
+class WrongChoice(ValueError):
+    """Choices that make no recipe; the message says what would."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    kind: str = "train"
+    device: str = "cpu"
+    ranks: int = 2
+    """Devices, or on cpu processes, of all groups together; the judge of grpo is one more process on cpu."""
+    layout: str = ""
+    """Of the group that trains; empty for the usual one."""
+    script: str = ""
+    """The path of somebody's own, as seen from the recipe's folder; empty for one that is written beside it.
+    """
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """The ranks of each group."""
+        half = max(1, self.ranks // 2)
+        if self.kind == "grpo":
+            return {"rollout": half, "train": max(1, self.ranks - half)}
+        return (
+            {"teacher": half, "student": max(1, self.ranks - half)}
+            if self.kind == "distill"
+            else {"train": self.ranks}
+        )
+
+    @property
+    def trained(self) -> int:
+        """The ranks of the group that trains."""
+        return list(self.shares.values())[-1]
+
+    @property
+    def workers(self) -> int:
+        return sum(self.shares.values()) + (self.kind == "grpo")
+
+
+def check(choice: Choice) -> None:
+    """Raises `WrongChoice`."""
+    _known("kind", choice.kind, KINDS)
+    _known("device", choice.device, DEVICES)
+    if not 1 <= choice.ranks <= MOST_RANKS:
+        raise WrongChoice(f"ranks are a number from 1 to {MOST_RANKS:,}, not {choice.ranks:,}")
+    if choice.device == "mps" and choice.ranks > 1:
+        raise WrongChoice(f"a machine has one mps device, not {choice.ranks}")
+    if choice.device == "cpu" and choice.ranks < len(choice.shares):
+        raise WrongChoice(
+            f"{choice.kind} has the groups {listed(choice.shares)}: on cpu it needs 2 ranks at least"
+        )
+    if choice.layout and choice.kind == "script":
+        raise WrongChoice("a script makes its layout itself: leave the layout out")
+    if choice.script and choice.kind != "script":
+        raise WrongChoice(f"a script of your own is of the kind script, not {choice.kind}")
+    if choice.layout:
+        _known("layout", choice.layout, LAYOUTS)
+        if choice.layout not in layouts(choice):
+            group, ranks = list(choice.shares)[-1], counted(choice.trained, "rank")
+            raise WrongChoice(
+                f"{choice.layout} does not fit the {ranks} of `{group}` on {choice.device}; {listed(layouts(choice))} would"
+            )
+
+
+def _known(what: str, word: str, options: Mapping[str, object]) -> None:
+    if word not in options:
+        raise WrongChoice(f"there is no {what} `{word}`; there are {listed(options)}")
+
+
+def layouts(choice: Choice) -> list[str]:
+    """Those that fit; the first is the usual one."""
+    if choice.device == "mps" or choice.trained == 1:
+        return ["dp"]
+    return [name for name in LAYOUTS if name != "hsdp" or choice.trained % 2 == 0]
+
+
+def stem_of(name: str) -> str:
+    """The name of a recipe without its suffix; raises `WrongChoice` for what cannot name a run."""
+    stem = re.sub(r"\.ya?ml$", "", name)
+    if re.fullmatch(r"\w[\w.-]*", stem) and len(stem.encode()) <= 100:
+        return stem
+    said = name if name.isprintable() else ascii(name)
+    near = re.sub(r"[^\w.-]+", "-", stem).strip("-.")[:40]
+    raise WrongChoice(
+        f"`{said[:60]}` cannot name a run: use letters, digits, `-`, `_` and `.`"
+        + (f", like `{near}`" if near else "")
+    )
+
+
+def module_of(stem: str, taken: Iterable[str] = ()) -> str:
+    """The name of the Python file for a recipe: one that hides no other module, as the recipe's folder comes
+    first on the path."""
+    name = re.sub(r"[^0-9A-Za-z_]", "_", stem)
+    name = f"job_{name}" if not name[0].isalpha() else name
+    hides = keyword.iskeyword(name) or name in sys.stdlib_module_names or name in set(taken)
+    return f"{name}_job" if hides else name
+
+
+def installed(name: str, path: Iterable[str]) -> bool:
+    """Whether a module of this name lies on the path; nothing is imported."""
+    return name == "meshctl" or PathFinder.find_spec(name, list(path)) is not None
+
+
+def files(choice: Choice, stem: str, module: str, shown: str, heading: str = "") -> dict[str, str]:
+    """File name -> text. `shown` is the recipe's path for a shell, `heading` a first line for editors."""
+    check(choice)
+    found = {
+        f"{stem}.yaml": heading
+        + _filled(_shipped(f"{choice.kind}.yaml"), _words(choice, stem, module, shown))
+    }
+    if not choice.script:
+        found[f"{module}.py"] = _shipped(f"{choice.kind}.py")
+    return found
+
+
+def _shipped(name: str) -> str:
+    return (PACKAGE_DIR / "components" / "starters" / name).read_text(encoding="utf-8")
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    return re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], text)
+
+
+def _words(choice: Choice, stem: str, module: str, shown: str) -> dict[str, str]:
+    groups = {name.upper(): _group(choice, name, ranks) for name, ranks in choice.shares.items()}
+    if choice.kind == "script":
+        program, more = (
+            choice.script or f"{module}.py",
+            "" if choice.script else f", args: [--device, {choice.device}]",
+        )
+        groups["TRAIN"] = f"{groups['TRAIN'][:-1]}, program: {quoted(program)}{more}}}"
+    layout = choice.layout or layouts(choice)[0]
+    return groups | {
+        "NAME": quoted(stem),
+        "MODULE": module,
+        "FILE": shown,
+        "COMMANDS": "\n".join(f"#   meshctl {command} {shown}" for command in COMMANDS),
+        "WHERE": "processes on cpu" if choice.device == "cpu" else f"{choice.device} devices",
+        "LAYOUT": f", parallel: {LAYOUTS[layout][1]}" if choice.trained > 1 else "",
+        "SAMPLES": str(_samples(choice)),
+    }
+
+
+def _group(choice: Choice, name: str, ranks: int) -> str:
+    """Two groups on one device say so."""
+    first = next(iter(choice.shares))
+    shared = f", colocate: {first}" if name != first and sum(choice.shares.values()) > choice.ranks else ""
+    return f"{{ranks: {ranks}, device_type: {choice.device}{shared}}}"
+
+
+def _samples(choice: Choice) -> int:
+    """Enough for every rank, and where it can be, the same for each."""
+    least = SAMPLES.get(choice.kind, 0)
+    each = lcm(*choice.shares.values())
+    each = each if each <= EVEN else max(choice.shares.values())
+    return -(-least // each) * each
+
+
+def quoted(text: str) -> str:
+    """As YAML: bare where nobody can take it for anything but text."""
+    bare = re.fullmatch(r"[A-Za-z_./][\w./-]*", text, re.ASCII) and re.search(r"[A-Za-z]", text)
+    words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+    if bare and text.lower() not in words and not text.lower().startswith((".inf", ".nan")):
+        return text
+    return '"' + "".join(_escaped(character) for character in text) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\u{ord(character):04x}"

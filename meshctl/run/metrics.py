@@ -1,0 +1,198 @@
+"""From what workers say to one line per step: the fold behind `metrics.jsonl`.
+
+    fold, table = Fold({"rollout": 2, "train": 2}, since=time.time()), Table(run.metrics)
+    for event in follower.new():
+        for line in fold.add(event):           # {"step": 3, "time": 1.25, "metrics.loss": 0.7,
+                                               "rollouts.reward": 0.4}
+            table.write(line)
+
+A worker says its metrics of a step, then `step`. A step is complete once every worker of every components'
+group has said `step` for it or for a later one; so the line of a step is there as soon as the slowest worker
+is through. A step that some worker never ends gives no line: it did not happen. What a stage says after the
+last step (`when: end` in a run whose end nobody knew beforehand) still belongs to that step: its line is
+given once more, with all there is, and `Table` replaces it.
+
+Values of one name join by the `collect` that was said with them: `mean` by weight, `sum`, or `first`, the
+lowest rank's. They join in the order of groups and ranks, so the same run gives the same digits. A value that
+is not finite, or a mean over no samples, is None and thus `null`: JSON knows no NaN, and a reader sees that
+there was something.
+
+A run that continues from a checkpoint does `elapsed = cut(path, step)` and folds on with `after=step,
+elapsed=elapsed`: no step is missing and none is there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshctl.run.directory import write_whole
+from meshctl.run.events import Event
+
+Line = dict[str, Any]
+"""`step`, `time`, and a number or None per metric, by `STAGE.NAME`."""
+
+Worker = tuple[str, int]
+"""Group and rank."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one worker said of one metric."""
+
+    worker: Worker
+    value: float
+    weight: float
+    collect: str
+
+
+@dataclass
+class _Step:
+    parts: dict[str, list[_Part]] = field(default_factory=dict)
+    ended: float = 0.0
+    """When the last worker was through, by its own clock."""
+    fresh: bool = False
+    """Whether it has values that no line has."""
+
+
+class Fold:
+    def __init__(
+        self, workers: Mapping[str, int], *, since: float, after: int | None = None, elapsed: float = 0.0
+    ) -> None:
+        """`workers` counts those of each components' group. `since`: when this attempt began, in seconds
+        since the epoch; what was said earlier is of another attempt. `after`: the step it continues from.
+        `elapsed`: for how long the run had run until there.
+        """
+        self._through: dict[Worker, int] = {
+            (group, rank): -1 for group, count in workers.items() for rank in range(count)
+        }
+        self._steps: dict[int, _Step] = {}
+        """Those that have no line yet, and the last that has one."""
+        self._since, self._elapsed = since, elapsed
+        self._known = -1 if after is None else after
+        """What is said of this step and before is old."""
+        self._given = self._known
+        """The last step that has a line."""
+
+    def add(self, event: Event) -> list[Line]:
+        """The lines of the steps that this event makes complete, in order; for most events there are none."""
+        worker = (event.group, event.rank if event.rank is not None else -1)
+        step = event.step or 0
+        if worker not in self._through or event.time < self._since or step <= self._known:
+            return []
+        if event.name == "metric":
+            self._join(worker, step, event)
+        elif event.name == "step":
+            self._end(worker, step, event.time)
+            return list(self._complete())
+        return []
+
+    def _join(self, worker: Worker, step: int, event: Event) -> None:
+        state = self._steps.setdefault(step, _Step())
+        state.fresh = True
+        weight, collect = float(event.value.get("weight", 1.0)), str(event.value.get("collect", "mean"))
+        for name, value in event.value.get("values", {}).items():
+            key = f"{event.stage}.{name}" if event.stage else name
+            state.parts.setdefault(key, []).append(_Part(worker, value, weight, collect))
+
+    def _end(self, worker: Worker, step: int, time: float) -> None:
+        state = self._steps.setdefault(step, _Step())
+        state.ended = max(state.ended, time)
+        self._through[worker] = max(self._through[worker], step)
+
+    def _complete(self) -> Iterator[Line]:
+        last = min(self._through.values())
+        for step in sorted(step for step in self._steps if step <= last):
+            state = self._steps[step]
+            if step > self._given or state.fresh:
+                yield self._line(step, state)
+            if step < last:
+                del self._steps[step]
+        self._given = max(self._given, last)
+        self._known = max(self._known, last - 1)
+
+    def _line(self, step: int, state: _Step) -> Line:
+        state.fresh = False
+        values = {
+            key: join(sorted(parts, key=lambda part: part.worker))
+            for key, parts in sorted(state.parts.items())
+        }
+        return {"step": step, "time": round(self._elapsed + max(0.0, state.ended - self._since), 6), **values}
+
+
+class Table:
+    """`metrics.jsonl`, for its one writer: a line per step, the last of which may be written anew."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        self._step: int | None = None
+        self._start = 0
+
+    def write(self, line: Line) -> None:
+        if line["step"] == self._step:
+            self._file.truncate(self._start)
+        self._step, self._start = line["step"], self._file.seek(0, os.SEEK_END)
+        self._file.write(as_json(line).encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def join(parts: Sequence[_Part]) -> float | None:
+    """One value of what several workers said, in the given order; None where that is no finite number."""
+    collect = parts[0].collect
+    if collect == "first":
+        value = parts[0].value
+    elif collect == "sum":
+        value = sum(part.value for part in parts)
+    else:
+        value = _mean(parts)
+    return value if math.isfinite(value) else None
+
+
+def _mean(parts: Sequence[_Part]) -> float:
+    """By weight. Who saw no samples has no say: the mean over an empty batch is NaN and must not spoil the
+    others'."""
+    weight = math.fsum(part.weight for part in parts)
+    if weight == 0:
+        return math.nan
+    return sum(part.value * part.weight for part in parts if part.weight) / weight
+
+
+def as_json(line: Line) -> str:
+    return json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def read(path: Path) -> list[Line]:
+    """All whole lines of a `metrics.jsonl`; none where there is no file. What is no line of ours, as after a
+    kill, is passed over."""
+    if not path.exists():
+        return []
+    return [
+        line
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if (line := _parsed(text))
+    ]
+
+
+def _parsed(text: str) -> Line | None:
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return line if isinstance(line, dict) and "step" in line and "time" in line else None
+
+
+def cut(path: Path, after: int) -> float:
+    """Takes the lines of later steps out of a `metrics.jsonl` and gives the time of the last that stays; 0
+    where none does."""
+    kept = [line for line in read(path) if line["step"] <= after]
+    write_whole(path, "".join(map(as_json, kept)))
+    return float(kept[-1]["time"]) if kept else 0.0

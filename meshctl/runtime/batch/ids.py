@@ -1,0 +1,38 @@
+"""Ids of samples as int64 tensors `[n, depth]`, and as grids where they are numbered evenly: those nobody
+need list."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from meshctl.topology.partition import Grid
+
+
+def grid_of(ids: Tensor) -> Grid | None:
+    """The ids as a grid, where they are numbered evenly."""
+    if not ids.numel():
+        return None
+    if len(ids) == 1:
+        first, *rest = ids[0].tolist()
+        return None if any(rest) else Grid(first, (1, *(1 for _ in rest)))
+    if ids.shape[1] == 1:
+        even = bool((ids[1:] - ids[:-1] == 1).all())
+        return Grid(int(ids[0]), (len(ids),)) if even else None
+    first, last = ids[0].tolist(), ids[-1].tolist()
+    shape = tuple(stop - start + 1 for start, stop in zip(first, last, strict=True))
+    if any(first[1:]) or min(shape) < 1 or prod(shape) != len(ids):
+        return None
+    grid = Grid(first[0], shape)
+    return grid if torch.equal(ids, ids_of(grid, 0, len(ids))) else None
+
+
+def ids_of(grid: Grid, start: int, stop: int) -> Tensor:
+    """Some of a grid's ids."""
+    rest, digits = torch.arange(start, stop), list[Tensor]()
+    for size in reversed(grid.shape[1:]):
+        digits.append(rest % size)
+        rest = rest.div(size, rounding_mode="floor")
+    return torch.stack([rest + grid.start, *reversed(digits)], 1)

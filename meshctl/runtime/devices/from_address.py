@@ -1,0 +1,113 @@
+"""A tensor over memory at an address, on any device, which says when the last of what was derived from it has
+died.
+
+By DLPack, the exchange format that torch reads: it says the device beside the address.
+`__cuda_array_interface__` does not, so torch asks the driver where the memory lies; and memory of another
+device that this process reads over NVLink or PCIe lies over there, perhaps on a device that has no number
+here. DLPack has CPU memory, too: what is tested without a device is what runs on one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CPU, _CUDA = 1, 2
+"""DLPack's device types."""
+_UNSIGNED = 1
+"""DLPack's code of unsigned integers."""
+_NAME = b"dltensor"
+"""Of a capsule that nobody has taken; it must outlive them all."""
+
+
+class _Device(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("number", ctypes.c_int32))
+
+
+class _Type(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Described(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = (("tensor", _Described), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What lives as long as torch reads an address."""
+
+    managed: _Managed
+    owner: object
+    gone: Callable[[], None] | None
+
+
+_kept: dict[int, _Kept] = {}
+"""By the address of what torch was given."""
+
+
+def over(
+    address: int, nbytes: int, device: torch.device, owner: object, gone: Callable[[], None] | None = None
+) -> Tensor:
+    """uint8 `[nbytes]` at an address. `owner` is kept until the last tensor that was derived from it dies;
+    then `gone` is called, on any thread and in any moment."""
+    managed = _Managed(_described(address, nbytes, device), None, _died)
+    key = ctypes.addressof(managed)
+    _kept[key] = _Kept(managed, owner, gone)
+    try:
+        return torch.from_dlpack(_capsule(key, _NAME, None))
+    except BaseException:
+        del _kept[key]
+        raise
+
+
+def _described(address: int, nbytes: int, device: torch.device) -> _Described:
+    kind = _Device(_CPU, 0) if device.type == "cpu" else _Device(_CUDA, device.index)
+    shape, strides = (
+        ctypes.cast((ctypes.c_int64 * 1)(number), ctypes.POINTER(ctypes.c_int64)) for number in (nbytes, 1)
+    )
+    return _Described(address, kind, 1, _Type(_UNSIGNED, 8, 1), shape, strides, 0)
+
+
+def _deleter(kept: dict[int, _Kept], is_ending: Callable[[], bool]) -> Any:
+    """What torch calls when it reads an address no more; ctypes holds the interpreter's lock then, whoever
+    calls. Tensors may outlive this module, so what it needs is its own, and it is never freed."""
+
+    def died(key: int) -> None:
+        gone = kept.pop(key).gone
+        if gone and not is_ending():
+            gone()
+
+    made = _Deleter(died)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    return made
+
+
+_died = _deleter(_kept, sys.is_finalizing)
+_capsule: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)

@@ -1,0 +1,402 @@
+"""A value as bytes: plain data and tensors in one flat buffer, and back. Never pickle.
+
+    "MSH2" | length of the header | header: msgpack | tensor | tensor | ...        each tensor at a multiple
+                                                                                   of 64 bytes
+
+A `Frame` is laid out first, and then written where it will be read: each tensor is copied once. A tensor on
+torch's `meta` device is room that is left for others to fill; one that is read where it lies already, or that
+travels by a way of its own, stays beside the frame, whose header says which it is. What lies at several
+places of a value, as the offsets of columns that are ragged alike, is there once. `unpack` gives views. A
+frame is input: every offset, shape and dtype in it is checked before a view is made, and how deep values may
+lie in one another is bounded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from math import prod
+from reprlib import repr as short
+from typing import Any
+
+import msgpack
+import torch
+from torch import Tensor
+
+from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
+from meshctl.runtime.transports.buffers.memcpy import by_libc, is_plain
+from meshctl.topology.partition import Grid
+
+MAGIC = b"MSH2"
+ALIGN = 64
+MOST_BESIDE = 1 << 12
+"""Tensors beside one frame; any more lie in it."""
+_PREFIX = struct.Struct("<4sI")
+_DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
+"""In an order that never changes: a header says the number."""
+_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
+_TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG, _BESIDE = range(1, 7)
+"""msgpack's extension types."""
+_DEPTH = 100
+"""How deep extension types may lie in one another; each level is copied once more on its way."""
+_ON_DEVICE = 64
+"""Added to the number of a dtype where the tensor lay on a device."""
+_DIMS = 64
+"""Of a tensor: as many as torch's own operations take."""
+
+
+class FrameError(ValueError):
+    """A value that cannot be sent, or bytes that are no frame."""
+
+
+class Frame:
+    """A value laid out: how many bytes it takes, and what goes where. Raises `FrameError` for anything but
+    plain data, tensors, `Ragged` and `Batch`."""
+
+    def __init__(self, value: Any, beside: Callable[[Tensor], bool] = lambda tensor: False) -> None:
+        """`beside` says which tensors are not copied into it."""
+        self.beside: list[Tensor] = []
+        """They travel with the frame, in this order."""
+        self._stays = beside
+        self._tensors: list[tuple[Tensor, int]] = []
+        self._known: dict[int, tuple[Tensor, msgpack.ExtType]] = {}
+        """What was said of a tensor, by its identity, which is its own as long as it is kept here."""
+        self._size = self._depth = 0
+        header = self._packed(value)
+        self._head = _PREFIX.pack(MAGIC, len(header)) + header
+        self._start = _aligned(len(self._head)) if self._tensors else len(self._head)
+        self.nbytes = self._start + self._size
+
+    @property
+    def moved(self) -> int:
+        """Bytes, with those that stay beside it."""
+        return self.nbytes + sum(tensor.nbytes for tensor in self.beside)
+
+    def write(self, into: Tensor) -> Tensor:
+        """Fills uint8 `[nbytes]` of this host's memory and returns it; room stays as it is."""
+        if into.nbytes < self.nbytes:
+            raise FrameError(f"{into.nbytes} bytes for a frame of {self.nbytes}")
+        memory = into.data_ptr()
+        ctypes.memmove(memory, self._head, len(self._head))
+        for tensor, at in self._tensors:
+            begin, nbytes = self._start + at, tensor.nbytes
+            if not nbytes or tensor.is_meta:
+                continue
+            if by_libc(nbytes) and is_plain(tensor):
+                ctypes.memmove(memory + begin, tensor.data_ptr(), nbytes)
+            else:
+                into[begin : begin + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return into
+
+    def inline(self) -> bytes:
+        """All `nbytes`, for a frame that is small; room is zeros."""
+        if not self._tensors:
+            return self._head
+        pieces = [self._head.ljust(self._start, b"\0")]
+        for tensor, _ in self._tensors:
+            data = b"" if tensor.is_meta else bytes_of(_as_plain(tensor))
+            pieces.append(data.ljust(_aligned(tensor.nbytes), b"\0"))
+        return b"".join(pieces)
+
+    def _packed(self, value: Any) -> bytes:
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise FrameError(f"a value that cannot be sent: more than {_DEPTH} tuples lie in one another")
+        try:
+            data: bytes = msgpack.packb(value, default=self._said, strict_types=True)
+        except FrameError:
+            raise
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise FrameError(f"a value that cannot be sent: {error}") from None
+        self._depth -= 1
+        return data
+
+    def _said(self, value: Any) -> Any:
+        """What msgpack does not know."""
+        match value:
+            case Tensor():
+                if id(value) not in self._known:
+                    self._known[id(value)] = value, self._said_of(value.detach())
+                return self._known[id(value)][1]
+            case Ragged():
+                return msgpack.ExtType(_RAGGED, self._packed([value.values, value.offsets]))
+            case Batch():
+                return msgpack.ExtType(
+                    _BATCH, self._packed([value.columns, self._ids(value), value.group_depth, value.most])
+                )
+            case tuple():
+                return msgpack.ExtType(_TUPLE, self._packed(list(value)))
+            case int() if value.bit_length() > 63:
+                return msgpack.ExtType(
+                    _LONG, int(value).to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+                )
+            case str() | int() | float() | list() | dict():  # a class of the user's, derived from plain data
+                plain: Any = next(kind for kind in (str, int, float, list, dict) if isinstance(value, kind))
+                return plain(value)
+        raise FrameError(
+            f"a {type(value).__name__} cannot be sent: say it in plain data (numbers, text, lists, dicts) and tensors"
+        )
+
+    @staticmethod
+    def _ids(batch: Batch) -> Tensor | list[int]:
+        """`[start, shape ...]` where they are known to be a grid, and some column has as many bytes as there
+        are samples."""
+        ids = batch.known_ids
+        if not isinstance(ids, Grid):
+            return batch.ids
+        column = next(iter(batch.columns.values()), None)
+        sized = column.numel() >= len(ids) if isinstance(column, Tensor) else column is not None
+        return [ids.start, *ids.shape] if sized else batch.ids
+
+    def _said_of(self, tensor: Tensor) -> msgpack.ExtType:
+        if why := not_sent(tensor):
+            raise FrameError(why)
+        beside = len(self.beside) < MOST_BESIDE and self._stays(tensor)
+        kind, place = (_BESIDE, self._left) if beside else (_TENSOR, self._placed)
+        return msgpack.ExtType(kind, self._packed(place(tensor)))
+
+    def _left(self, tensor: Tensor) -> list[Any]:
+        """`[dtype, number, shape ...]` of one that stays beside the frame."""
+        self.beside.append(tensor)
+        return [_kind_of(tensor), len(self.beside) - 1, *tensor.shape]
+
+    def _placed(self, tensor: Tensor) -> list[Any]:
+        """`[dtype, offset, shape ...]`."""
+        at, self._size = self._size, self._size + _aligned(tensor.nbytes)
+        self._tensors.append((tensor, at))
+        return [_kind_of(tensor), at, *tensor.shape]
+
+
+def not_sent(tensor: Tensor) -> str:
+    """Why a tensor cannot be sent; empty where it can."""
+    if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided or tensor.is_nested:
+        odd = (
+            tensor.dtype
+            if tensor.dtype not in _NUMBERS
+            else tensor.layout
+            if tensor.layout is not torch.strided
+            else "nested rows"
+        )
+        return f"a tensor of {str(odd).removeprefix('torch.')} cannot be sent"
+    if hasattr(tensor, "to_local"):
+        return "a DTensor cannot be sent: give its to_local() or its full_tensor()"
+    return f"a tensor of {tensor.ndim} dims cannot be sent" if tensor.ndim > _DIMS else ""
+
+
+def on_device(tensor: Tensor) -> bool:
+    """Whether it lies elsewhere than in this host's memory."""
+    return not tensor.is_cpu and not tensor.is_meta
+
+
+def _kind_of(tensor: Tensor) -> int:
+    return _NUMBERS[tensor.dtype] + _ON_DEVICE * on_device(tensor)
+
+
+def _as_plain(tensor: Tensor) -> Tensor:
+    return tensor if is_plain(tensor) else tensor.cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def pack(value: Any) -> Tensor:
+    """The frame of a value, uint8 `[n]`, in memory of its own."""
+    frame = Frame(value)
+    return frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
+
+
+def unpack(frame: Tensor | bytes, beside: Sequence[Tensor] = (), device: torch.device | None = None) -> Any:
+    """The value of a frame, uint8 `[n]` or bytes, its tensors as views of it and of what came beside it, each
+    uint8 `[n]` too; those of bytes are views of a copy. What lay on a device is put on this one. Raises
+    `FrameError` for anything malformed."""
+    size = len(frame) if isinstance(frame, bytes) else frame.numel()
+    if size < _PREFIX.size:
+        raise FrameError(f"a frame of {size} bytes")
+    magic, length = _PREFIX.unpack(_bytes_in(frame, 0, _PREFIX.size))
+    end = _PREFIX.size + length
+    if magic != MAGIC or end > size:
+        raise FrameError("these bytes are no frame")
+    return _Reader(frame, size, _aligned(end), beside, device).value(_bytes_in(frame, _PREFIX.size, end))
+
+
+def _bytes_in(frame: Tensor | bytes, start: int, stop: int) -> bytes:
+    return (
+        frame[start:stop]
+        if isinstance(frame, bytes)
+        else ctypes.string_at(frame.data_ptr() + start, stop - start)
+    )
+
+
+class _Reader:
+    def __init__(
+        self,
+        frame: Tensor | bytes,
+        size: int,
+        start: int,
+        beside: Sequence[Tensor],
+        device: torch.device | None,
+    ) -> None:
+        self._frame, self._size, self._start, self._beside, self._depth = frame, size, start, beside, 0
+        self._device = device
+        self._memory: bytearray | None = None
+        """Of a frame that is bytes, once one of its tensors is read."""
+        self._seen_at: dict[tuple[int, ...], Tensor] = {}
+        self._ragged: dict[int, tuple[int, Tensor]] = {}
+        """Offsets that were checked, by their identity, with the number of values that they fit."""
+
+    def value(self, header: bytes) -> Any:
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise FrameError(f"a malformed header: more than {_DEPTH} values lie in one another")
+        try:
+            value = msgpack.unpackb(header, ext_hook=self._heard, strict_map_key=False)
+        except FrameError:
+            raise
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            RecursionError,
+            BatchError,
+            msgpack.UnpackException,
+        ) as error:
+            raise FrameError(f"a malformed header: {short(str(error))}") from None
+        self._depth -= 1
+        return value
+
+    def _heard(self, kind: int, data: bytes) -> Any:
+        if kind == _LONG:
+            return int.from_bytes(data, "big", signed=True)
+        inner = self.value(data)
+        if kind == _TENSOR:
+            return self._view(*inner)
+        if kind == _BESIDE:
+            return self._put(inner[0], self._seen(*inner))
+        if kind == _RAGGED:
+            return self._ragged_of(*inner)
+        if kind == _TUPLE:
+            return tuple(inner)
+        if kind == _BATCH:
+            return self._batch(*inner)
+        raise FrameError(f"an unknown kind {kind}")
+
+    def _view(self, *said: int) -> Tensor:
+        try:
+            found = self._seen_at.get(said)
+        except TypeError:
+            raise FrameError(f"a tensor of {short(said)}") from None
+        if found is None:
+            found = self._seen_at[said] = self._put(said[0], self._viewed(*said))
+        return found
+
+    def _put(self, kind: int, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device) if self._device and kind >= _ON_DEVICE else tensor
+
+    def _viewed(self, kind: int, at: int, *shape: int) -> Tensor:
+        dtype, nbytes = self._checked(kind, at, shape)
+        begin = self._start + at
+        if at % ALIGN or begin + nbytes > max(self._size, self._start):
+            raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {self._size}")
+        if not nbytes:
+            return torch.empty(shape, dtype=dtype)
+        if isinstance(self._frame, Tensor):
+            return self._frame[begin : begin + nbytes].view(dtype).view(shape)
+        self._memory = self._memory or bytearray(self._frame)
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=begin)
+        return flat if len(shape) == 1 else flat.view(shape)
+
+    def _ragged_of(self, values: Tensor, offsets: Tensor) -> Ragged:
+        checked = self._ragged.get(id(offsets))
+        if checked and isinstance(values, Tensor) and values.ndim and len(values) == checked[0]:
+            return Ragged(values, offsets)
+        found = ragged(values, offsets)
+        self._ragged[id(offsets)] = (len(values), offsets)
+        return found
+
+    def _seen(self, kind: int, number: int, *shape: int) -> Tensor:
+        dtype, nbytes = self._checked(kind, number, shape)
+        if number >= len(self._beside) or self._beside[number].nbytes != nbytes:
+            raise FrameError(
+                f"a tensor of {nbytes} bytes beside the frame, as number {number}, where {len(self._beside)} came"
+            )
+        return self._beside[number].view(dtype).view(shape)
+
+    def _batch(self, columns: dict[str, Any], ids: Any, group_depth: int, most: int | None) -> Batch:
+        for name, column in columns.items():
+            if type(name) is not str or not isinstance(column, (Tensor, Ragged, list)):
+                raise FrameError("a batch whose columns are none")
+        if isinstance(ids, list):
+            ids, depth = self._grid(ids), len(ids) - 1
+        elif isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2:
+            depth = ids.shape[1]
+        else:
+            raise FrameError("a batch whose ids are no numbers")
+        if (
+            type(group_depth) is not int
+            or not 0 <= group_depth <= depth
+            or not (most is None or (type(most) is int and most >= 0))
+        ):
+            raise FrameError(f"a batch of group depth {short(group_depth)}, the most {short(most)}")
+        return Batch(columns, ids=ids, group_depth=group_depth, most=most)
+
+    def _grid(self, ids: list[int]) -> Grid:
+        """`[start, shape ...]` of ids that fit 64 bits, of no more samples than there are bytes: nobody is
+        made to list others."""
+        if len(ids) < 2 or {*map(type, ids)} != {int} or min(ids[1:]) < 1:
+            raise FrameError("a batch whose ids are no numbers")
+        if not -(1 << 63) <= ids[0] < (1 << 63) - ids[1] or prod(ids[1:]) > self._size + sum(
+            tensor.nbytes for tensor in self._beside
+        ):
+            raise FrameError(f"a batch of the ids {short(ids)} in a frame of {self._size} bytes")
+        return Grid(ids[0], tuple(ids[1:]))
+
+    @staticmethod
+    def _checked(kind: int, at: int, shape: Sequence[int]) -> tuple[torch.dtype, int]:
+        """The dtype, and how many bytes that is."""
+        spread = 1
+        """Elements, with dims of none counted as of one: torch counts strides so."""
+        for number in (kind, at, *shape):
+            if type(number) is not int or not 0 <= number < 1 << 63:
+                raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
+        for size in shape:
+            spread *= size or 1
+        number = kind - _ON_DEVICE * (kind >= _ON_DEVICE)
+        if number >= len(_DTYPES):
+            raise FrameError(f"a tensor of the unknown kind {kind}")
+        dtype = _DTYPES[number]
+        if len(shape) > _DIMS or spread * dtype.itemsize >= 1 << 63:
+            raise FrameError(f"a tensor of shape {short(shape)}")
+        return dtype, 0 if 0 in shape else spread * dtype.itemsize
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The bytes of a contiguous CPU tensor; torch alone has no way that needs no numpy."""
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def ragged(values: Tensor, offsets: Tensor) -> Ragged:
+    """Of a column's parts, which are input. Raises `FrameError` where they do not fit."""
+    if (
+        not isinstance(values, Tensor)
+        or not isinstance(offsets, Tensor)
+        or offsets.ndim != 1
+        or not len(offsets)
+    ):
+        raise FrameError("a ragged column that is none")
+    if offsets.dtype != torch.int64 or not values.ndim:
+        raise FrameError("a ragged column whose offsets are no numbers")
+    if not fits(values, offsets):
+        raise FrameError("a ragged column whose offsets do not fit its values")
+    return Ragged(values, offsets)
+
+
+def fits(values: Tensor, offsets: Tensor) -> bool:
+    """Whether int64 `[n + 1]` cut all the values into `n` rows."""
+    return int(offsets[0]) == 0 and int(offsets[-1]) == len(values) and not bool((offsets.diff() < 0).any())

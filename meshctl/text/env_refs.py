@@ -1,0 +1,39 @@
+"""`${oc.env:NAME}` and `${oc.env:NAME,default}`: the one kind of reference that a plan keeps.
+
+What comes from the environment stays a reference until the process that needs it fills it, so no secret is in
+a file, in an argument or in the digest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_REFERENCE = re.compile(r"\$\{oc\.env:(?P<name>[^},]+)(,(?P<default>[^}]*))?\}")
+
+
+class Unset(LookupError):
+    """A variable that is referred to, has no default and is not set."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the environment variable {name} is not set")
+        self.name = name
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The variables that a text refers to."""
+    return tuple(found["name"].strip() for found in _REFERENCE.finditer(text))
+
+
+def filled(text: str, environ: Mapping[str, str]) -> str:
+    """The text with every reference replaced by what the environment says. Raises `Unset`."""
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found["name"].strip(), found["default"]
+        if name in environ:
+            return environ[name]
+        if default is None:
+            raise Unset(name)
+        return default.strip().strip("'\"")
+
+    return _REFERENCE.sub(value, text)

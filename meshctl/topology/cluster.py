@@ -1,0 +1,142 @@
+"""The nodes of a job and their devices: arithmetic on runs of equal nodes.
+
+Devices are numbered from 0 over the cluster, node after node, and each type for itself: where two nodes have
+8 and 4 cuda devices, cuda 9 is number 1 of node 1, and a machine with cuda and npu has a cuda 0 and an npu 0.
+
+Every question costs O(log runs of equal nodes), however many devices there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, groupby
+
+ACCELERATORS = ("cuda", "npu", "mps")
+DEVICE_TYPES = (*ACCELERATORS, "cpu")
+DEVICE_ALIASES = {"gpu": "cuda"}
+"""In any case: GPU is cuda."""
+DIRECT = ("cuda",)
+"""Device types from which tensors get to others of the type without the CPU's memory."""
+NodeRuns = tuple[tuple[int, int], ...]
+"""(how many nodes, devices on each), from node 0 on."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring devices that fill neighbouring nodes alike."""
+
+    first_node: int
+    nodes: int
+    number: int
+    """Of the first of them, on each of the nodes."""
+    each: int
+    """Devices per node."""
+    device: int
+    """The first of all."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    nodes: int = 1
+    devices_per_node: Mapping[str, NodeRuns] = field(default_factory=dict)
+    """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. A type that is not
+    named, it does not have."""
+
+    @classmethod
+    def of(cls, nodes: int, **devices_per_node: int | Sequence[int]) -> Cluster:
+        """`Cluster.of(2, cuda=8)`, or by node: `Cluster.of(2, cuda=[8, 4])`."""
+        return cls(nodes, {kind: node_runs(nodes, given) for kind, given in devices_per_node.items()})
+
+    def total(self, device_type: str) -> int:
+        """How many devices of a type there are."""
+        return self._table(device_type).total
+
+    def node_of(self, device_type: str, device: int) -> int:
+        table = self._table(device_type)
+        run = table.of_device(device)
+        return table.nodes[run] + (device - table.devices[run]) // table.each[run]
+
+    def number_on_node(self, device_type: str, device: int) -> int:
+        """What a device is called on its own node, from 0."""
+        table = self._table(device_type)
+        run = table.of_device(device)
+        return (device - table.devices[run]) % table.each[run]
+
+    def devices_on(self, device_type: str, node: int) -> int:
+        """How many devices of a type a node has."""
+        table = self._table(device_type)
+        return table.each[table.of_node(node)] if table.each else 0
+
+    def first_on(self, device_type: str, node: int) -> int:
+        """The number over the cluster of a node's first device, or what it would be."""
+        table = self._table(device_type)
+        run = table.of_node(node)
+        return table.devices[run] + (node - table.nodes[run]) * table.each[run]
+
+    def pieces(self, device_type: str, start: int, stop: int) -> Iterator[Piece]:
+        """The devices [start, stop) node by node, equal nodes taken together: what is left of a node, whole
+        nodes, a part of one."""
+        table = self._table(device_type)
+        while start < stop:
+            run = table.of_device(start)
+            each = table.each[run]
+            along, number = divmod(start - table.devices[run], each)
+            if number or stop - start < each:
+                piece = Piece(table.nodes[run] + along, 1, number, min(each - number, stop - start), start)
+            else:
+                whole = min((stop - start) // each, table.count[run] - along)
+                piece = Piece(table.nodes[run] + along, whole, 0, each, start)
+            yield piece
+            start += piece.nodes * piece.each
+
+    @cached_property
+    def _tables(self) -> dict[str, _Table]:
+        return {}
+
+    def _table(self, device_type: str) -> _Table:
+        if device_type not in self._tables:
+            self._tables[device_type] = _Table.of(self.devices_per_node.get(device_type, ()))
+        return self._tables[device_type]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Where the runs of equal nodes begin."""
+
+    count: tuple[int, ...]
+    each: tuple[int, ...]
+    nodes: tuple[int, ...]
+    """The first node of each run."""
+    devices: tuple[int, ...]
+    """Its first device."""
+    total: int
+
+    @classmethod
+    def of(cls, runs: NodeRuns) -> _Table:
+        count, each = tuple(nodes for nodes, _ in runs), tuple(devices for _, devices in runs)
+        *nodes, _ = accumulate(count, initial=0)
+        *devices, total = accumulate((some * every for some, every in runs), initial=0)
+        return cls(count, each, tuple(nodes), tuple(devices), total)
+
+    def of_device(self, device: int) -> int:
+        """The run that a device is in; of those that begin with it, the one that is not empty is the last."""
+        if not 0 <= device < self.total:
+            raise ValueError(
+                f"there are the devices 0 to {self.total - 1}, not {device}"
+                if self.total
+                else "there are no devices"
+            )
+        return bisect_right(self.devices, device) - 1
+
+    def of_node(self, node: int) -> int:
+        return bisect_right(self.nodes, node) - 1
+
+
+def node_runs(nodes: int, devices: int | Sequence[int]) -> NodeRuns:
+    """The runs of equal nodes of one count for all, or of one for each."""
+    if isinstance(devices, int):
+        return ((nodes, devices),)
+    return tuple((len(list(same)), each) for each, same in groupby(devices))

@@ -1,0 +1,69 @@
+"""Figures as people read them: one place, so that a number looks the same in the lines, the dashboard and the
+summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def number(value: float | None) -> str:
+    """A metric: four digits that count. None is what a metric is when it is no finite number."""
+    if value is None:
+        return "not finite"
+    if float(value).is_integer() and abs(value) < 1e9:
+        return str(int(value))
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def milliseconds(seconds: float) -> str:
+    """Two digits after the point always, so that a column of them lines up."""
+    return f"{seconds * 1000:.2f}"
+
+
+def size(count: float) -> str:
+    """Bytes, by thousands."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def rate(steps_per_second: float) -> str:
+    return f"{steps_per_second:.3g} steps/s"
+
+
+def count(amount: int, thing: str) -> str:
+    return f"{amount} {thing}" if amount == 1 else f"{amount} {thing}s"
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """The course of a metric in one row; the last `width` means of equal pieces, lowest to highest."""
+    if len(values) < 2:
+        return ""
+    pieces = min(width, len(values))
+    bounds = [index * len(values) // pieces for index in range(pieces + 1)]
+    means = [sum(values[low:high]) / (high - low) for low, high in pairwise(bounds)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(
+        BARS[int((mean - low) / span * (len(BARS) - 1) + 0.5)] if span else BARS[0] for mean in means
+    )
+
+
+def bar(part: float, width: int) -> str:
+    """A bar of `part` (0 to 1) of `width` columns, to half a column; never quite nothing where there is
+    something."""
+    halves = min(max(round(part * width * 2), 1 if part > 0 else 0), width * 2)
+    return "━" * (halves // 2) + "╸" * (halves % 2)

@@ -1,0 +1,117 @@
+"""The topology as a page: one file that loads nothing, with the facts as data and a script that works out the
+rest.
+
+    page.html    the frame          page.css    how it looks
+    mesh.js      the arithmetic     page.js     what happens, with map.js and worker.js
+
+The page holds what the JSON format holds, so it grows with components and not with devices. Its policy lets
+nothing in or out: no network, and no style or script but these, by their hashes. Names from recipes are data;
+where they stand in text, they are escaped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from meshctl.plan.model import as_data
+from meshctl.plan.views.topology import Topology
+from meshctl.topology.cluster import DIRECT
+from meshctl.view.pictures import OVER
+from meshctl.view.pictures.drawn.colours import HUES, tokens
+from meshctl.view.pictures.drawn.pipeline import pipeline
+from meshctl.view.pictures.drawn.shapes import escaped, style
+
+SCRIPTS = ("mesh.js", "page.js", "map.js", "worker.js")
+GAP = re.compile(r"\{([a-z_]+)\}")
+ROOM = 828.0
+"""For the pipeline, on a screen of 1280 pixels."""
+HUE = """\
+.hN { background: var(--hN-tint); color: var(--hN-ink); border-color: var(--hN-line) }
+.fN { background: var(--hN-line) }
+"""
+UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
+"""What could end a script, begin a comment, or be no text in a file."""
+
+
+def draw(
+    topology: Topology,
+    *,
+    select: str = "",
+    component: str = "",
+    dim: str = "",
+    node: int | None = None,
+    samples: int = 0,
+) -> str:
+    """The page. What is chosen when it opens: `select` (`train:3`), `component`, `dim`, `node`, `samples` of
+    a batch."""
+    css, script = _style(), _script()
+    policy = [
+        "default-src 'none'",
+        f"style-src '{_hash(css)}'",
+        f"script-src '{_hash(script)}'",
+        "img-src data:",
+    ]
+    parts = {
+        "policy": "; ".join([*policy, "base-uri 'none'", "form-action 'none'"]),
+        "title": escaped(f"{topology.name} · meshctl"),
+        "style": css,
+        "script": script,
+        "facts": _json(as_data(topology)),
+        "first": _json(
+            {"select": select, "component": component, "dim": dim, "node": node, "samples": samples}
+        ),
+        "pipeline": _picture(topology, narrow=False),
+        "pipeline_narrow": _picture(topology, narrow=True),
+    }
+    return GAP.sub(lambda gap: parts[gap[1]], _read("page.html"))
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    known = f"const HUES = {len(HUES)}, OVER = {_json(OVER)}, DIRECT = {json.dumps(DIRECT)};"
+    return "\n".join(['"use strict";', known, *map(_read, SCRIPTS), "begin();"])
+
+
+def _style() -> str:
+    shades = "".join(
+        f"--{name}: light-dark({colour.light}, {colour.dark}); " for name, colour in tokens().items()
+    )
+    hues = "".join(HUE.replace("N", str(number)) for number in range(len(HUES)))
+    shapes = "".join(f".picture {rule}\n" for rule in _rules(style(lambda name: f"var(--{name})")))
+    return f"\n:root {{ {shades}}}\n{shapes}{hues}{_read('page.css')}"
+
+
+def _rules(css: str) -> list[str]:
+    return [rule.strip() + " }" for rule in css.split("}") if rule.strip()]
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    """For a script element: nothing in it can end the element, whatever a recipe calls its parts."""
+    return UNSAFE.sub(
+        lambda found: f"\\u{ord(found[0]):04x}", json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    )
+
+
+def _picture(topology: Topology, narrow: bool) -> str:
+    """The pipeline. What it says is said by the table of routes too, so to a screen reader it is one image."""
+    if not topology.stages:
+        return ""
+    drawn = pipeline(topology, narrow=narrow, room=ROOM)
+    size = f'width="{drawn.width:g}" height="{drawn.height:g}" viewBox="0 0 {drawn.width:g} {drawn.height:g}"'
+    label = escaped(
+        f"Pipeline of {topology.name}: {len(topology.stages)} stages, {len(topology.routes)} routes, listed in the table below"
+    )
+    return f'<svg class="picture" role="img" aria-label="{label}" {size}>\n{drawn.markup}\n</svg>'

@@ -1,0 +1,176 @@
+"""The plan as a picture in text: for a terminal, a log, a pull request.
+
+    grpo-arithmetic  10 workers in 3 groups, 1 node, nothing idle
+
+    placement    cuda 0    1    2    3    4    5    6    7    cpu
+    groups       who stands where, in which mesh, with which process groups
+    pipeline     the stages in run order, and what every route does
+    warnings     what may be slow or wrong
+
+It is at most so many lines, whatever the size of the job: every section has levels of detail, and the picture
+takes the fullest that fit together. Nothing is ever wider than the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from meshctl.plan.views.topology import Topology, Warning
+from meshctl.view.formatting import count
+from meshctl.view.pictures.text import flow
+from meshctl.view.pictures.text.columns import placement
+from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
+from meshctl.view.pictures.text.flow import Pipeline
+from meshctl.view.pictures.text.groups import Groups, components_alone, in_lines, in_short, with_meshes
+from meshctl.view.pictures.text.letters import IDLE, Marks
+from meshctl.view.pictures.text.styled import (
+    Line,
+    clip,
+    fit,
+    ink,
+    line,
+    padded,
+    printed,
+    styled,
+    width_of,
+    words_of,
+    wrapped,
+)
+
+NARROW = 40
+"""Columns below which nothing is drawn narrower; it is clipped."""
+
+
+ROWS = {8: 0, 5: 6, 3: 10, 2: 14, 0: 34}
+"""Of a grid, at most -> what a reader misses by it."""
+
+
+def draw(topology: Topology, width: int = 80, colour: bool = False, lines: int = 60) -> str:
+    """The picture, with a newline at its end."""
+    return printed([clip(each, width) for each in pictured(topology, max(width, NARROW), lines)], colour)
+
+
+def pictured(topology: Topology, width: int, lines: int) -> list[Line]:
+    marks = Marks(topology)
+    return fitted(
+        title(topology, width), list(_sections(topology, marks, width)), legend(topology, marks, width), lines
+    )
+
+
+def title(topology: Topology, width: int) -> Line:
+    """The name, how much of what, and the plan's digest where there is room."""
+    groups = f" in {count(len(topology.groups), 'group')}" if len(topology.groups) > 1 else ""
+    idle = f", {count(topology.idle, 'device')} idle" if topology.idle else ""
+    workers, nodes = count(topology.workers, "worker"), count(topology.cluster.nodes, "node")
+    said, short = (
+        line(ink(topology.name, "bold"), "  ", f"{workers}{also} on {nodes}{idle}") for also in (groups, "")
+    )
+    digest = line(ink(f"plan {topology.digest}", "faint"))
+    room = width - width_of(digest)
+    if topology.digest and width_of(said) + 2 <= room:
+        return line(padded(said, room), digest)
+    return said if width_of(said) <= width else fit(short, width)
+
+
+def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]:
+    if topology.nodes:
+        yield _placement(topology, marks, width)
+    yield _groups(topology, marks, width)
+    if topology.stages:
+        yield _pipeline(topology, marks, width)
+    if topology.warnings:
+        yield _warnings(topology.warnings, width)
+
+
+def _placement(topology: Topology, marks: Marks, width: int) -> Section:
+    levels = (
+        Level(0, partial(placement, topology, marks, width), 2 * len(topology.nodes)),
+        Level(30, partial(placement, topology, marks, width, borders=False)),
+    )
+    return Section(
+        "placement", levels, lambda left: f"... and {count(left, 'more line')} of other nodes: --node N"
+    )
+
+
+def _groups(topology: Topology, marks: Marks, width: int) -> Section:
+    groups, least = Groups(topology, marks), len(topology.groups) + len(topology.components)
+    levels = (
+        *(Level(loss, partial(with_meshes, groups, width, rows), least) for rows, loss in ROWS.items()),
+        Level(60, partial(in_short, groups, width), least),
+        Level(80, partial(in_lines, groups, width), least),
+        Level(100, partial(components_alone, groups, width)),
+    )
+    return Section("groups", levels, lambda left: f"... and {left} more: --component NAME")
+
+
+def _pipeline(topology: Topology, marks: Marks, width: int) -> Section:
+    pipeline, least = Pipeline(topology, marks), len(topology.stages) + len(topology.routes)
+    levels = (
+        Level(0, partial(flow.in_full, pipeline, width), least),
+        Level(26, partial(flow.in_full, pipeline, width, wraps=False), least),
+        Level(64, partial(flow.in_lines, pipeline, width)),
+    )
+    return Section("pipeline", levels, lambda left: f"... and {count(left, 'more stage')}: --component NAME")
+
+
+def _warnings(warnings: Sequence[Warning], width: int) -> Section:
+    levels = (
+        Level(0, partial(_told, warnings, width), len(warnings)),
+        Level(10, partial(_told, warnings, width, helps=False), len(warnings)),
+        Level(20, partial(_briefly, warnings), len(warnings)),
+        Level(45, partial(_by_code, warnings)),
+    )
+    return Section("warnings", levels, lambda left: f"... and {left} more: meshctl validate")
+
+
+def _told(warnings: Sequence[Warning], width: int, helps: bool = True) -> list[Line]:
+    """In full; with where it is and what helps, or without."""
+    made: list[Line] = []
+    for warning in warnings:
+        indent = len(warning.code) + 4
+        words = wrapped(
+            [*words_of(warning.message), *words_of(warning.where if helps else "", "faint")],
+            width - indent,
+            " ",
+        )
+        if warning.help and helps:
+            words += wrapped(words_of(f"help: {warning.help}", "faint"), width - indent, " ")
+        made.append(line("  ", ink(warning.code, "warning"), "  ", *words[:1]))
+        made += [line(" " * indent, each) for each in words[1:]]
+    return made
+
+
+def _briefly(warnings: Sequence[Warning]) -> list[Line]:
+    return [line("  ", ink(warning.code, "warning"), "  ", warning.message) for warning in warnings]
+
+
+def _by_code(warnings: Sequence[Warning]) -> list[Line]:
+    """Of each code the first, and how many there are."""
+    found: dict[str, list[Warning]] = {}
+    for warning in warnings:
+        found.setdefault(warning.code, []).append(warning)
+    return [
+        line(each, f", and {len(same) - 1} more" if len(same) > 1 else "")
+        for same in found.values()
+        for each in _briefly(same[:1])
+    ]
+
+
+def legend(topology: Topology, marks: Marks, width: int) -> list[Line]:
+    """What the signs mean that are used, in a line."""
+    words = []
+    if topology.idle:
+        words.append(f"{IDLE} idle")
+    if shared := next((group for group in topology.groups if len(group.components) > 1), None):
+        words.append(f"{''.join(part.text for part in marks.of_group(shared.name))} in the same process")
+    if any(group.gpus_per_worker > 1 for group in topology.groups):
+        words.append("A ═══ one worker")
+    if topology.routes:
+        words.append("4 -> 2 ranks give -> take")
+    if any(route.kind == "data" and route.shares != route.hearers for route in topology.routes):
+        words.append("2 shares of a batch, for all that take")
+    return [
+        line("  ", styled(each, "faint"))
+        for each in wrapped([line(word) for word in words], width - 2, "   ")[:1]
+    ]

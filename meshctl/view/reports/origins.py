@@ -1,0 +1,114 @@
+"""Where each value of a recipe comes from, as text: a value a line, its place beside it, and below what it
+was or comes to.
+
+    run.steps = 7                           override 1:1:11
+                                            (was 100, recipe.yaml:29:15)
+    components.actor.args.steps = ${run.steps}  recipe.yaml:19:96
+                                            (is 7, override 1:1:11)
+    run.grace = 30                          default
+
+Key paths are never cut, so that they can be taken over into an override. Values and file names that are too
+long for a line are; `--format json` has all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from meshctl.diagnostics import Span
+from meshctl.recipe.origins import Origin, line_of
+from meshctl.view.reports.text import cells, shown
+
+LEAST = 12
+"""Cells that something keeps when it is cut."""
+GAP = 2
+MORE = "..."
+
+
+def text(origins: Sequence[Origin], width: int = 80) -> str:
+    """A line or a few for each, without an end."""
+    lefts = [_left(origin) for origin in origins]
+    column = min(max(map(cells, lefts), default=0) + GAP, width // 2)
+    return "\n".join(
+        line
+        for left, origin in zip(lefts, origins, strict=True)
+        for line in _lines(left, origin, column, width)
+    )
+
+
+def _left(origin: Origin) -> str:
+    """`run.steps = 7`."""
+    return f"{shown('.'.join(origin.path))} = {shown(line_of(origin.value))}"
+
+
+def _lines(left: str, origin: Origin, column: int, width: int) -> Iterator[str]:
+    """What is too long for its half takes of the other's, else a line of its own."""
+    room = width - column
+    place, *beside = [_place(origin, room), *_beside(origin, room)]
+    if cells(left) > column - GAP and cells(left) + GAP + cells(place) > width:
+        yield cut(left, max(width, cells(shown(".".join(origin.path))) + LEAST))
+        left = ""
+    if cells(left) <= column - GAP and beside and cells(place) + GAP + cells(beside[0]) <= room:
+        place, beside = f"{place}{' ' * GAP}{beside[0]}", beside[1:]
+    yield f"{left}{' ' * max(GAP, column - cells(left))}{place}"
+    yield from (" " * column + line for line in beside)
+
+
+def _place(origin: Origin, room: int) -> str:
+    if origin.span is None:
+        return cut(f"{origin.kind}: {origin.note}" if origin.note else origin.kind, room)
+    return place_of(origin.span, room, "decorator " if origin.kind == "decorator" else "")
+
+
+def place_of(span: Span, room: int, before: str = "") -> str:
+    """`recipe.yaml:29:15`; a long file name is cut at its front."""
+    end = f":{span.line}:{span.column}"
+    file = shown(span.file)
+    left = room - cells(before) - cells(end)
+    if cells(file) > left:
+        file = MORE + file[-max(LEAST - len(MORE), left - len(MORE)) :]
+    return f"{before}{file}{end}"
+
+
+def _beside(origin: Origin, room: int) -> Iterator[str]:
+    if origin.means:
+        yield from _meaning(origin, room)
+    elif origin.refers and origin.refers[0].path is None:
+        yield cut("(the worker asks its environment)", room)
+    for was in origin.was:
+        yield _of_two("was ", line_of(was.value), partial(place_of, was.span), room)
+
+
+def _meaning(origin: Origin, room: int) -> Iterator[str]:
+    value, (first, *others) = line_of(origin.means[0]), origin.refers or (None,)
+    if first is None:
+        yield _of_two("is ", value, lambda left: cut("inferred", left), room)
+    elif first.path is None:
+        yield _of_two("is ", value, lambda left: cut("from the environment", left), room)
+    elif first.span is None:
+        yield _of_two("is ", value, lambda left: cut(".".join(first.path or ()), left), room)
+    else:
+        yield _of_two("is ", value, partial(place_of, first.span), room)
+    for other in others:
+        if other is not None and other.path is not None and other.span is not None:
+            yield _of_two("", ".".join(other.path), partial(place_of, other.span), room)
+
+
+def _of_two(word: str, value: str, rest: Callable[[int], str], room: int) -> str:
+    """`(was 100, recipe.yaml:29:15)`, in which the value gives way."""
+    half = max(LEAST, room // 3)
+    value = cut(shown(value), half)
+    return f"({word}{value}, {rest(room - cells(word) - cells(value) - 4)})"
+
+
+def cut(text: str, room: int) -> str:
+    """As much of a text as there is room for."""
+    if cells(text) <= room:
+        return text
+    kept = ""
+    for character in text:
+        if cells(kept) + cells(character) + len(MORE) > room:
+            break
+        kept += character
+    return kept + MORE

@@ -1,0 +1,106 @@
+"""The pages of the codes: each code of the package has one, each page a code, and their examples give what
+they say."""
+
+import re
+import shlex
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import meshctl
+from meshctl.diagnostics import Report
+from meshctl.diagnostics.codes import FOLDER, SUBJECTS, Block, Section, codes, head, page
+from meshctl.recipe.load import load
+
+PACKAGE = Path(str(meshctl.__file__)).parent
+COMPANIONS = Path(__file__).parent / "companions"
+PAGES = {code: page(code) for code in codes()}
+WIDTH = 78
+LIST = 80
+
+
+def yielded() -> set[str]:
+    """Every code that some file of the package can say."""
+    return {
+        code
+        for path in PACKAGE.rglob("*.py")
+        for code in re.findall(r'["\'\[](MC\d{3})["\'\]]', path.read_text(encoding="utf-8"))
+    }
+
+
+def test_every_code_has_a_page() -> None:
+    assert yielded() - set(PAGES) == set()
+
+
+def test_every_page_has_a_code() -> None:
+    assert set(PAGES) - yielded() == set()
+    assert {path.name for path in FOLDER.iterdir() if path.name != "__pycache__"} == {
+        "__init__.py",
+        *(f"{code}.md" for code in PAGES),
+    }
+
+
+@pytest.mark.parametrize("code", PAGES)
+def test_a_page_has_its_form(code: str) -> None:
+    text = (FOLDER / f"{code}.md").read_text(encoding="utf-8")
+    severity, title = head(code)
+    assert text.startswith(f"# {severity}[{code}]: {title}\n\n") and severity in ("error", "warning", "note")
+    assert title and not title.endswith(".") and len(f"{severity}[{code}]: {title}") <= LIST
+    assert PAGES[code].why.pieces and text.endswith("\n") and "\t" not in text
+    assert not [line for line in text.splitlines() if len(line) > (LIST if line.startswith("# ") else WIDTH)]
+    also = f" (also {', '.join(PAGES[code].wrong.also)})" if PAGES[code].wrong.also else ""
+    assert re.findall("^#+ .*", re.sub("(?s)```.*?```", "", text), re.MULTILINE)[1:] in (
+        [],
+        [f"## wrong{also}", "## right"],
+    )
+
+
+@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if not code.startswith("MC9")])
+def test_a_wrong_and_a_right_example(code: str) -> None:
+    assert PAGES[code].wrong.blocks and PAGES[code].right.blocks
+
+
+def report_of(section: Section, why: Section, folder: Path) -> Report:
+    """Of the section's recipe, beside the companions and what the page itself says."""
+    for companion in COMPANIONS.glob("*.py"):
+        shutil.copy(companion, folder)
+    blocks = [*why.blocks, *section.blocks]
+    for block in blocks:
+        path = folder / (block.name or "recipe.yaml")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(block.text.encode(block.encoding))
+    recipe, *overrides = command(next(block for block in section.blocks if block.language == "yaml"))
+    return load(recipe, overrides, folder, environ={}, detect=lambda: "cpu").report
+
+
+def command(block: Block) -> list[str]:
+    first = block.lines[0]
+    return shlex.split(first)[3:] if first.startswith("# meshctl ") else [block.name or "recipe.yaml"]
+
+
+@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.wrong.blocks])
+def test_the_wrong_example_is_reported_with_its_code(code: str, tmp_path: Path) -> None:
+    read = PAGES[code]
+    found = report_of(read.wrong, read.why, tmp_path).diagnostics
+    assert {one.code for one in found} == {code, *read.wrong.also}, [(one.code, one.message) for one in found]
+    assert {one.severity for one in found if one.code == code} == {read.severity}
+
+
+@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.right.blocks])
+def test_the_right_example_is_right(code: str, tmp_path: Path) -> None:
+    found = report_of(PAGES[code].right, PAGES[code].why, tmp_path).diagnostics
+    assert [(one.code, one.message) for one in found] == []
+
+
+def test_every_subject_is_named() -> None:
+    assert {code[2] for code in PAGES} <= set(SUBJECTS)
+
+
+def test_pages_are_in_the_wheel() -> None:
+    """They lie inside the package, of which everything is shipped."""
+    wheel = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]
+    assert "meshctl" in wheel["only-include"] and FOLDER.parent == PACKAGE

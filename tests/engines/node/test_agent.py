@@ -1,0 +1,161 @@
+"""Programs, exec'd workers, and the agent as a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from processes import Launch, Launched, alive, family, plan_of, wait
+
+from meshctl.engines import local
+from meshctl.engines.supervise import attempt
+from meshctl.plan.model import Cluster, Program
+
+SCRIPT = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+print("speaks", flush=True)
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+with open(os.path.join(sys.argv[1], f"{sys.argv[2]}-{dist.get_rank()}.json"), "w") as file:
+    json.dump([total.item(), dict(os.environ), os.getcwd()], file)
+while sys.argv[2] == "waits":
+    time.sleep(0.1)
+if sys.argv[2] == "fails" and dist.get_rank() == 1:
+    raise ValueError("boom")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def program(folder: Path, word: str, cwd: str = "") -> Program:
+    (folder / "script.py").write_text(SCRIPT)
+    return Program(("script.py", "{run_dir}", word), cwd)
+
+
+def said(run: Launched, word: str, rank: int) -> tuple[float, dict[str, str], str]:
+    total, environ, cwd = json.loads((run.run.path / f"{word}-{rank}.json").read_text())
+    return total, environ, cwd
+
+
+def test_two_programs_at_once_each_with_its_own_world(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    run = launch(
+        plan_of(tmp_path, ("left", program(tmp_path, "left")), ("right", program(tmp_path, "right", "below")))
+    )
+    assert run.end() == 0, run.output()
+    for word in ("left", "right"):
+        for rank in (0, 1):
+            total, environ, cwd = said(run, word, rank)
+            assert total == 2
+            expected = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "GROUP_RANK": "0",
+                "MESHCTL_GROUP": word,
+            }
+            assert expected.items() <= environ.items()
+            assert environ["OMP_NUM_THREADS"] == "1"
+            assert cwd == (str(tmp_path / "below") if word == "right" else os.getcwd())
+            assert run.run.log(word, rank).read_text() == "speaks\n"
+    assert said(run, "left", 0)[1]["MASTER_PORT"] != said(run, "right", 0)[1]["MASTER_PORT"]
+
+
+def test_a_group_on_two_nodes_is_one_world(launch: Launch, tmp_path: Path) -> None:
+    """Two agents each, as on two machines; only that both are here."""
+    plan = replace(
+        plan_of(tmp_path, ("one", 3), ("left", program(tmp_path, "left"))), cluster=Cluster(nodes=2)
+    )
+    run = launch(plan)
+    assert run.end() == 0, run.output()
+    assert len(run.events("done")) == 3
+    for rank in (0, 1):
+        total, environ, _ = said(run, "left", rank)
+        assert total == 2
+        expected = {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "GROUP_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "1",
+        }
+        assert expected.items() <= environ.items()
+    assert {path.name for path in (run.run.path / "logs" / "one").iterdir()} == {
+        "0.log",
+        "1.log",
+        "2.log",
+        "agent-0.log",
+        "agent-1.log",
+    }
+
+
+def test_a_program_that_raises_is_quoted(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("left", program(tmp_path, "fails"))))
+    assert run.end() == 5
+    assert run.output().startswith(
+        "error: left:1 failed: ValueError: boom\nTraceback (most recent call last):"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_is_asked_to_end(launch: Launch, tmp_path: Path, number: signal.Signals) -> None:
+    run = launch(plan_of(tmp_path, ("left", program(tmp_path, "waits"))))
+    wait(lambda: len(list(run.run.path.glob("waits-*.json"))) == 2, "the program")
+    pids = family(run.pid)
+    run.send(number)
+    assert run.end() == 128 + number
+    assert not any(map(alive, pids))
+    assert [event.value["stopped"] for event in run.events("exited")] == [True, True]
+
+
+def test_variables_read_at_import_mean_an_exec(launch: Launch, tmp_path: Path) -> None:
+    """The worker is then `python -m meshctl.runtime.worker` itself, which runs three steps of an empty
+    pipeline."""
+    run = launch(
+        plan_of(tmp_path, ("one", 2), env=(("OMP_NUM_THREADS", "2"), ("NAME", "${oc.env:MODE}"))), "its-value"
+    )
+    wait(lambda: len(run.events("started")) == 2, "workers")
+    wait(
+        lambda: b"meshctl.runtime.worker" in Path(f"/proc/{run.pid_of('one', 1)}/cmdline").read_bytes(),
+        "the exec",
+    )
+    environ = Path(f"/proc/{run.pid_of('one', 1)}/environ").read_bytes().split(b"\0")
+    assert b"OMP_NUM_THREADS=2" in environ
+    assert b"NAME=its-value" in environ
+    assert run.end() == 0, run.output()
+    assert len(run.events("done")) == 2
+
+
+def test_the_agent_as_a_command_is_what_the_engine_forks(tmp_path: Path) -> None:
+    """By hand, in two processes, with a store that this test opens."""
+    torch = pytest.importorskip("torch.distributed")
+    plan = plan_of(tmp_path, ("one", 2))
+    held = attempt.begin(plan, "name: test\n", (str(tmp_path),), None)
+    store = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (command,) = local.commands(plan, held.run, f"127.0.0.1:{store.port}")
+    with subprocess.Popen(
+        [sys.executable, "-c", "from meshctl.cli.app import main; main()", *command.argv[1:]]
+    ) as agent:
+        assert agent.wait(60) == 0
+    names = {event.name for event in held.follower.new() if event.rank == 1}
+    assert names == {"started", "ready", "step", "saved", "done", "exited"}
+
+
+def test_an_agent_with_nothing_to_run_says_so(tmp_path: Path) -> None:
+    from meshctl.cli.agent import refusal
+
+    plan = tmp_path / "plan.json"
+    assert refusal(plan, "one", 0).startswith(f"{plan} is no plan")
+    plan.write_text(plan_of(tmp_path, ("one", 1)).to_json())
+    assert refusal(plan, "two", 0) == "the plan has no group 'two', it has one"
+    assert refusal(plan, "one", 3) == "group one is on node 0, not on 3"
+    assert refusal(plan, "one", 0) == ""

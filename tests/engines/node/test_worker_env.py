@@ -1,0 +1,156 @@
+"""What a worker is started with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshctl.engines.node.worker_env import (
+    CannotStart,
+    argv_of,
+    environment,
+    missing,
+    reads_at_import,
+    resolve,
+)
+from meshctl.plan.model import Cluster, Group, Plan, Program, Run
+from meshctl.run.directory import RunDir, Start
+
+
+def planned(*groups: Group, devices: int = 8) -> Plan:
+    return Plan("test", 0, Cluster.of(1, cuda=devices, npu=devices), groups, (), (), (), Run())
+
+
+def cuda(name: str = "train", start: int = 4, workers: int = 2, per_worker: int = 1, **more: Any) -> Group:
+    stop = start + workers * per_worker
+    return Group(name, "cuda", workers, 0, devices=((start, stop),), gpus_per_worker=per_worker, **more)
+
+
+def test_environment() -> None:
+    group = cuda(env=(("MY", "${oc.env:HOME_OF_MINE,none}/x"), ("PASSED", None)))
+    plan, run = planned(group), RunDir(Path("/runs/1"))
+    environ = environment(
+        plan, run, Start(("/recipe",), 2), group, plan.worker("train", 0), "127.0.0.1:1", {}
+    )
+    assert environ == {
+        "CUDA_VISIBLE_DEVICES": "4",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "MESHCTL_ATTEMPT": "2",
+        "MESHCTL_GROUP": "train",
+        "MESHCTL_HEAD": "127.0.0.1:1",
+        "MESHCTL_PLAN": "/runs/1/plan.json",
+        "MESHCTL_RUN_DIR": "/runs/1",
+        "MY": "none/x",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert (
+        environment(plan, run, Start(()), group, plan.worker("train", 0), "h:1", {"OMP_NUM_THREADS": "3"})[
+            "OMP_NUM_THREADS"
+        ]
+        == "3"
+    )
+
+
+def devices_of(group: Group, inherited: dict[str, str], rocm: bool = False) -> dict[str, str]:
+    plan = planned(group)
+    environ = environment(
+        plan, RunDir(Path("/runs/1")), Start(()), group, plan.worker(group.name, 1), "h:1", inherited, rocm
+    )
+    return {name: value for name, value in environ.items() if name.endswith("VISIBLE_DEVICES")}
+
+
+def test_each_type_of_device_has_its_variables() -> None:
+    assert devices_of(cuda(), {}) == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert devices_of(cuda(), {}, rocm=True) == {"HIP_VISIBLE_DEVICES": "5", "CUDA_VISIBLE_DEVICES": "5"}
+    npu = Group("train", "npu", 2, 0, devices=((4, 6),))
+    assert devices_of(npu, {}, rocm=True) == {"ASCEND_RT_VISIBLE_DEVICES": "5"}
+    assert devices_of(Group("train", "cpu", 2, 0), {"CUDA_VISIBLE_DEVICES": "0"}) == {}
+
+
+def test_a_list_that_rocm_inherits_is_kept_and_counted_in() -> None:
+    group = cuda(start=0)
+    by_uuid = devices_of(group, {"ROCR_VISIBLE_DEVICES": "GPU-a,GPU-b"}, rocm=True)
+    assert by_uuid == {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    assert (
+        devices_of(group, {"ROCR_VISIBLE_DEVICES": "4,5,6,7", "HIP_VISIBLE_DEVICES": "2,3"}, rocm=True)[
+            "HIP_VISIBLE_DEVICES"
+        ]
+        == "3"
+    )
+    assert devices_of(group, {"CUDA_VISIBLE_DEVICES": "6,7"}, rocm=True) == {
+        "HIP_VISIBLE_DEVICES": "7",
+        "CUDA_VISIBLE_DEVICES": "7",
+    }
+    with pytest.raises(CannotStart, match="ROCR_VISIBLE_DEVICES=3 leaves 1"):
+        devices_of(group, {"ROCR_VISIBLE_DEVICES": "3"}, rocm=True)
+
+
+def test_a_groups_own_variables_have_the_last_word() -> None:
+    assert devices_of(cuda(env=(("CUDA_VISIBLE_DEVICES", "7"),)), {}) == {"CUDA_VISIBLE_DEVICES": "7"}
+    hidden = Group("train", "cpu", 2, 0, env=(("CUDA_VISIBLE_DEVICES", ""),))
+    assert devices_of(hidden, {"CUDA_VISIBLE_DEVICES": "0"}) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_references_to_the_environment() -> None:
+    assert resolve("${oc.env:A}-${oc.env:B,'b c'}", {"A": "a"}) == "a-b c"
+    with pytest.raises(CannotStart, match="variable A is not set"):
+        resolve("${oc.env:A}", {})
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ((("OMP_NUM_THREADS", "2"),), True),
+        ((("OMP_NUM_THREADS", "1"),), False),
+        ((("MKL_DEBUG", None),), False),
+        ((("LD_PRELOAD", "${oc.env:LIBRARY}"),), True),
+        ((("NCCL_DEBUG", "INFO"), ("MY_OMP_NUM_THREADS", "2")), False),
+    ],
+)
+def test_which_variables_are_read_at_import(env: tuple[tuple[str, str | None], ...], expected: bool) -> None:
+    group = Group("one", "cpu", 1, 0, env=env)
+    inherited = {"OMP_NUM_THREADS": "1", "LIBRARY": "x.so"}
+    assert reads_at_import(group, inherited) == expected
+    argv = argv_of(RunDir(Path()), Start(()), group, inherited)
+    assert argv == ((sys.executable, "-m", "meshctl.runtime.worker") if expected else None)
+
+
+def test_a_program_is_found_beside_the_recipe(tmp_path: Path) -> None:
+    recipe, here = tmp_path / "recipe", tmp_path / "here"
+    for folder in (recipe / "sub", here):
+        folder.mkdir(parents=True)
+    start, run = Start((str(recipe), str(here))), RunDir(tmp_path / "run")
+
+    def argv(program: Program) -> tuple[str, ...] | None:
+        return argv_of(run, start, Group("one", "cpu", 1, 0, program=program), {})
+
+    (here / "train.py").touch()
+    assert argv(Program(("train.py", "{run_dir}/out"))) == (
+        sys.executable,
+        str(here / "train.py"),
+        f"{tmp_path}/run/out",
+    )
+    (recipe / "train.py").touch()
+    assert argv(Program(("train.py",))) == (sys.executable, str(recipe / "train.py"))
+    (recipe / "sub" / "train.py").touch()
+    assert argv(Program(("train.py",), cwd="sub")) == (sys.executable, str(recipe / "sub" / "train.py"))
+    assert argv(Program(("-m", "train"), python="python3")) == ("python3", "-m", "train")
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (Program(("none.py",)), "the program none.py of group one is in none of"),
+        (Program(("none.py",), cwd="none"), "in which the program of group one is to run, does not exist"),
+        (
+            Program(("-m", "x"), python="no-such-python"),
+            "the interpreter no-such-python of group one does not exist",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_before_the_start(tmp_path: Path, program: Program, words: str) -> None:
+    assert words in missing(Start((str(tmp_path),)), Group("one", "cpu", 1, 0, program=program))

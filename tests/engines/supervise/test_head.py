@@ -1,0 +1,85 @@
+"""How a run ends when nothing went wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from processes import Launch, Launched, alive, family, plan_of, wait
+
+
+def test_a_run_from_start_to_finish(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)))
+    assert run.end() == 0, run.output()
+    assert [event.value for event in run.events("exited")] and {
+        event.value["code"] for event in run.events("exited")
+    } == {0}
+    assert [json.loads(line)["step"] for line in run.run.metrics.read_text().splitlines()] == [1, 2, 3]
+    assert run.run.log("one", 1).read_text() == "one:1 is ready\n"
+    assert {event.value["threads"] for event in run.events("ready")} == {1}
+    assert [event.step for event in run.events("checkpoint")] == [1, 2, 3]
+    assert run.run.latest.readlink() == Path("step-3")
+    assert [event.value for event in run.events("over")] == [{"code": 0, "reason": ""}]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
+def test_a_first_signal_ends_in_order(
+    launch: Launch, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), ("two", 2)), "forever").ready(4)
+    run.send(number)
+    assert run.end() == code, run.output()
+    assert len({event.step for event in run.events("done")}) == 1
+    assert len(run.events("done")) == 4
+    assert {event.value["code"] for event in run.events("exited")} == {0}
+
+
+def hanging(launch: Launch, folder: Path, grace: float) -> tuple[Launched, list[int]]:
+    """A run with a worker that never ends its second step and hears no SIGTERM."""
+    run = launch(plan_of(folder, ("one", 2), grace=grace), "forever stubborn hang one:0").ready(2)
+    wait(lambda: len(run.events("step")) > 0, "a step")
+    return run, family(run.pid)
+
+
+def test_a_second_signal_ends_at_once(launch: Launch, tmp_path: Path) -> None:
+    run, pids = hanging(launch, tmp_path, grace=1000)
+    run.send(signal.SIGINT)
+    wait(lambda: len(run.events("stopping")) > 0, "the first to be heard")
+    run.send(signal.SIGTERM)
+    assert run.end() == 130
+    assert not any(map(alive, pids))
+
+
+def test_after_the_grace_it_ends_without_order(launch: Launch, tmp_path: Path) -> None:
+    run, pids = hanging(launch, tmp_path, grace=0.5)
+    run.send(signal.SIGTERM)
+    assert run.end() == 143
+    assert not any(map(alive, pids))
+    assert len(run.events("stopping")) == 1
+
+
+def test_before_anybody_is_ready_one_signal_is_enough(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 1), grace=1000), "one:0 slow")
+    wait(lambda: len(run.events("started")) == 1, "a worker")
+    run.send(signal.SIGINT)
+    assert run.end() == 130
+
+
+def test_a_run_that_goes_on_is_held_and_then_continues(launch: Launch, tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, ("one", 1))
+    run = launch(plan, "forever").ready(1)
+    held = launch(plan, again=True)
+    assert held.end() == 4
+    assert "still going" in held.output()
+    run.send(signal.SIGTERM)
+    assert run.end() == 143
+    saved = run.run.latest.resolve()
+    again = launch(plan, again=True)
+    assert again.end() == 0, again.output()
+    assert again.run == run.run
+    assert [event.value["path"] for event in again.events("resumed")] == [str(saved)]
+    assert again.run.read_start().attempt == 1

@@ -1,0 +1,217 @@
+"""What changes from one plan to another, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.plan.model import Component, Group, Input, Plan, Run, Stage, as_data
+from meshctl.plan.views.difference import Change, Fact, difference, merged
+from meshctl.plan.views.topology import Topology, Warning, topology
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
+from tests.plan.jobs import DeviceType, of_types
+
+
+def job(ranks: int = 4, nodes: int = 1, types: Sequence[DeviceType] = (), **sizes: int) -> Topology:
+    """A sampler and an actor, on one node of eight devices or more."""
+    groups = (Group("rollout", "cuda", 4, 0, ((0, 4),)), Group("train", "cuda", ranks, 4, ((4, 4 + ranks),)))
+    mesh = DeviceMesh.from_sizes(world_size=ranks, **(sizes or {"fsdp_size": ranks}))
+    sampler = Component("sampler", "x.Sampler", "rollout", DeviceMesh.from_sizes(dp_size=4))
+    components = (sampler, Component("actor", "x.Actor", "train", mesh))
+    stages = (
+        Stage("rollouts", "call", "sampler", "sample", samples=64, sample_bytes=1000),
+        Stage("metrics", "call", "actor", "update", (Input(("rollouts",)),), collect="mean"),
+        Stage("publish", "sync", "actor", "weights", to="sampler", to_method="load_weights"),
+    )
+    routes = (
+        Route("rollouts -> metrics", "rollouts", "metrics"),
+        Route("publish", "publish", "publish", kind="weights"),
+    )
+    plan = Plan("job", 0, Cluster.of(nodes, cuda=8), groups, components, stages, routes, Run(steps=3))
+    return topology(of_types(plan, types) if types else plan)
+
+
+def facts(change: Change) -> dict[str, tuple[Any, Any]]:
+    return {f"{fact.what} {fact.dim}".strip(): (fact.before, fact.after) for fact in change.facts}
+
+
+def found(before: Topology, after: Topology) -> dict[tuple[str, str], Change]:
+    return {(change.subject, change.name): change for change in difference(before, after).changes}
+
+
+def test_nothing() -> None:
+    same = difference(job(), job())
+    assert same.changes == () and same.digests[0] == same.digests[1]
+
+
+def test_a_larger_group() -> None:
+    changes = found(job(4), job(8, nodes=2))
+    assert facts(changes["job", ""]) == {"workers": (8, 12), "nodes": (1, 2), "idle devices": (0, 4)}
+    assert facts(changes["groups", "train"]) == {
+        "workers": (4, 8),
+        "devices": (4, 8),
+        "nodes": (1, 2),
+        "place": ("node 0 from device 4", "node 0 from device 4, node 1"),
+    }
+    assert facts(changes["components", "actor"]) == {
+        "layout": ("fsdp 4", "fsdp 8"),
+        "size fsdp": (4, 8),
+        "data ranks": (4, 8),
+        "reach fsdp": ("inside", "all"),
+    }
+    assert facts(changes["routes", "rollouts -> metrics"]) == {
+        "ranks": ((4, 4), (4, 8)),
+        "shares": (4, 8),
+        "over": ("device", "devices"),
+    }
+    weights = facts(changes["weights", "publish"])
+    assert weights["ranks"] == ((4, 4), (8, 4)) and weights["layout of the giver"] == ("fsdp 4", "fsdp 8")
+    assert len(changes) == 5
+
+
+@pytest.mark.parametrize("types", [("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda")])
+def test_more_nodes_where_an_end_is_on_the_cpu(types: Sequence[DeviceType]) -> None:
+    changes = found(job(types=types), job(nodes=2, types=types))
+    assert (
+        facts(changes["routes", "rollouts -> metrics"])
+        == facts(changes["weights", "publish"])
+        == {"over": ("node", "nodes")}
+    )
+
+
+def test_another_layout() -> None:
+    changes = found(job(4), job(4, fsdp_size=2, tp_size=2))
+    assert set(changes) == {
+        ("components", "actor"),
+        ("routes", "rollouts -> metrics"),
+        ("weights", "publish"),
+    }
+    actor = facts(changes["components", "actor"])
+    assert (
+        actor["layout"] == ("fsdp 4", "fsdp 2 x tp 2")
+        and actor["size tp"] == (1, 2)
+        and actor["reach tp"] == (None, "inside")
+    )
+    assert facts(changes["routes", "rollouts -> metrics"]) == {"shares": (4, 2)}
+
+
+def test_what_is_new_and_what_is_gone() -> None:
+    before = job()
+    after = replace(
+        before,
+        groups=before.groups[:1],
+        components=before.components[:1],
+        stages=before.stages[:1],
+        routes=(),
+    )
+    gone = difference(before, after).changes
+    assert [(change.subject, change.name, change.mark) for change in gone] == [
+        ("groups", "train", "removed"),
+        ("components", "actor", "removed"),
+        ("stages", "metrics", "removed"),
+        ("stages", "publish", "removed"),
+        ("routes", "rollouts -> metrics", "removed"),
+        ("weights", "publish", "removed"),
+    ]
+    assert gone[1].facts == (
+        Fact("group", "train", None),
+        Fact("target", "x.Actor", None),
+        Fact("layout", "fsdp 4", None),
+    )
+    new = difference(after, before).changes
+    assert [(change.subject, change.name) for change in new] == [
+        (change.subject, change.name) for change in gone
+    ]
+    assert {change.mark for change in new} == {"added"} and facts(new[2]) == {"call": (None, "actor.update")}
+
+
+def test_words_that_are_seldom_said() -> None:
+    before = job()
+    *stages, publish = before.stages
+    even, synced = before.routes
+    shared = replace(even, dispatch=replace(even.dispatch, balance="tokens", equal_counts=True))
+    changes = found(
+        before, replace(before, stages=(*stages, replace(publish, checksum=True)), routes=(shared, synced))
+    )
+    assert facts(changes["stages", "publish"]) == {"checksum": ("no", "yes")}
+    assert facts(changes["routes", "rollouts -> metrics"]) == {
+        "balance": ("", "tokens"),
+        "equal counts": ("no", "yes"),
+    }
+    assert len(changes) == 2
+
+
+def test_a_component_that_moves() -> None:
+    before = job()
+    moved = replace(before, components=(before.components[0], replace(before.components[1], group="rollout")))
+    assert facts(found(before, moved)["components", "actor"]) == {"group": ("train", "rollout")}
+
+
+def test_a_stage_more_does_not_move_the_others_but_another_order_does() -> None:
+    before = job()
+    first, second, third = before.stages
+    more = replace(before, stages=(replace(first, name="new"), *before.stages))
+    assert [change.name for change in difference(before, more).changes] == ["new"]
+    turned = replace(before, stages=(second, first, third))
+    assert [(change.name, change.facts) for change in difference(before, turned).changes] == [
+        ("metrics", (Fact("order", 2, 1),)),
+        ("rollouts", (Fact("order", 1, 2),)),
+    ]
+
+
+def test_routes_and_stages_fact_by_fact() -> None:
+    before = job()
+    route = replace(before.routes[0], dispatch=Dispatch("all", "tokens"), bytes=5, speakers=1)
+    stage = replace(before.stages[0], every=2, when="end", samples=0)
+    changes = found(
+        before, replace(before, routes=(route, before.routes[1]), stages=(stage, *before.stages[1:]))
+    )
+    assert facts(changes["routes", "rollouts -> metrics"]) == {
+        "ranks": ((4, 4), (1, 4)),
+        "dispatch": ("slice_dp", "all"),
+        "balance": ("", "tokens"),
+        "bytes a step": (64000, 5),
+    }
+    assert facts(changes["stages", "rollouts"]) == {"samples": (64, 0), "every": (1, 2), "when": ("", "end")}
+
+
+def test_warnings_that_vanish_and_appear() -> None:
+    idle, crosses = Warning("MC320", "idle", "a:1:1", ""), Warning("MC420", "crosses", "", "")
+    before, after = (
+        replace(job(), warnings=(idle,)),
+        replace(job(), warnings=(crosses, replace(idle, where="b:2:2"))),
+    )
+    assert difference(before, after).changes == (
+        Change("warnings", "MC420", "added", (Fact("message", None, "crosses"),)),
+    )
+    assert [change.mark for change in difference(after, before).changes] == ["removed"]
+
+
+def test_it_is_plain_data() -> None:
+    data = json.loads(json.dumps(as_data(difference(job(4), job(8, nodes=2)))))
+    assert data["format"] == 1 and data["changes"][0]["facts"][0] == {
+        "what": "workers",
+        "before": 8,
+        "after": 12,
+        "dim": "",
+    }
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), unique=True), st.lists(st.sampled_from("abcdefgh"), unique=True))
+def test_merged_has_all_of_both_in_the_order_of_what_there_is_now(
+    before: list[str], after: list[str]
+) -> None:
+    both = merged(before, after)
+    assert sorted(both) == sorted({*before, *after})
+    assert [name for name in both if name in after] == after
+    assert [name for name in both if name not in after] == [
+        name for name in before if name not in after
+    ] or set(before) & set(after)

@@ -1,0 +1,478 @@
+"""One part of a plan more closely: what it says agrees with meshes, placement and routes, and costs the same
+for any size."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
+from meshctl.plan.views.rank_selection import RankRoute, RankZoom
+from meshctl.plan.views.selection import of_component, of_dim, of_node, of_rank
+from meshctl.plan.views.topology import ZoomError, topology
+from meshctl.topology.flows import Ranks
+from meshctl.topology.mesh import DIMS, DeviceMesh, share
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route, speakers, voices
+from meshctl.topology.partition import Table, shares_for
+from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
+from tests.plan.views.test_topology import plan_of
+
+JOINING = [name for name, mode in COLLECT.items() if mode.join in ("samples", "first")]
+ORDERS = [DIMS, DIMS, ("fsdp", "pp", "dp", "cp", "tp"), ("tp", "dp", "pp", "fsdp", "cp")]
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> DeviceMesh:
+    sizes = {f"{dim}_size": draw(st.sampled_from([1, 1, 2, 3])) for dim in DIMS}
+    data = sizes["dp_size"] * sizes["fsdp_size"]
+    ulysses = draw(st.sampled_from([size for size in (1, 2, 3) if data % size == 0]))
+    return DeviceMesh.from_sizes(**sizes, ulysses_size=ulysses, order=draw(st.sampled_from(ORDERS)))
+
+
+@st.composite
+def routed(draw: st.DrawFn) -> Plan:
+    """A source and a stage that takes its batch, on two meshes, in every mode."""
+    giver, taker = draw(meshes()), draw(meshes())
+    collect, called, execute = (
+        draw(st.sampled_from(JOINING)),
+        draw(st.sampled_from(EXECUTE)),
+        draw(st.sampled_from(EXECUTE)),
+    )
+    dispatch = Dispatch(draw(st.sampled_from(sorted(DISPATCH))), allow_empty=True)
+    groups = (Group("a", "cpu", giver.world_size, 0), Group("b", "cpu", taker.world_size, giver.world_size))
+    stages = (
+        Stage("s", "call", "x", "next", execute=called, collect=collect, samples=draw(st.integers(1, 300))),
+        Stage("t", "call", "y", "take", (Input(("s",), "", dispatch),), execute=execute),
+    )
+    routes = (Route("s -> t", "s", "t", "", collect=collect, dispatch=dispatch),)
+    components = (Component("x", "m.X", "a", giver), Component("y", "m.Y", "b", taker))
+    return Plan("p", 0, Cluster(draw(st.integers(1, 3))), groups, components, stages, routes, Run())
+
+
+def spans(route: RankRoute) -> set[tuple[int, int]]:
+    return {each.samples for each in route.exchanges if each.samples and each.samples[0] < each.samples[1]}
+
+
+def runs(numbers: list[int]) -> set[tuple[int, int]]:
+    """Of rising numbers that have no gaps."""
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    return {(numbers[0], numbers[-1] + 1)}
+
+
+@settings(max_examples=150)
+@given(routed())
+def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
+    (route,), source, target = plan.routes, plan.stage("s"), plan.stage("t")
+    giver, taker = plan.component("x").mesh, plan.component("y").mesh
+    who = speakers(giver, source.collect, source.execute)
+    held = [share(source.samples, len(who), number) for number in range(len(who))]
+    table = Table(tuple(tuple((n,) for n in mine) for mine in held))
+    heard: dict[int, dict[int, list[int]]] = {rank: {} for rank in range(taker.world_size)}
+    for rank, samples in shares_for(target.execute, route.dispatch, taker, table).items():
+        for speaker, index in samples:
+            heard[rank].setdefault(who[speaker], []).append(held[speaker][index])
+    drawn = topology(plan)
+    for rank, mine in heard.items():
+        check_taker(of_rank(plan, drawn, "b", rank), mine)
+    for rank in range(giver.world_size):
+        zoom = of_rank(plan, drawn, "a", rank)
+        assert zoom.stages[0].called == (rank in who) == bool(zoom.routes)
+        if rank in who:
+            assert (
+                zoom.stages[0].samples == (held[who.index(rank)].start, held[who.index(rank)].stop)
+                or not held[who.index(rank)]
+            )
+            check_giver(
+                zoom.routes[0], {taking: mine[rank] for taking, mine in heard.items() if rank in mine}
+            )
+
+
+TYPE: st.SearchStrategy[DeviceType] = st.sampled_from(["cuda", "cuda", "npu", "cpu"])
+
+
+@settings(max_examples=100)
+@given(routed(), st.tuples(TYPE, TYPE))
+def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(
+    plan: Plan, types: tuple[DeviceType, DeviceType]
+) -> None:
+    plan = of_types(plan, types)
+    together = replace(
+        plan, groups=plan.groups[:1], components=tuple(replace(each, group="a") for each in plan.components)
+    )
+    plans = (
+        [plan, together]
+        if plan.component("x").mesh.world_size == plan.component("y").mesh.world_size
+        else [plan]
+    )
+    for each in plans:
+        drawn = topology(each)
+        for group in each.groups:
+            for rank in range(group.workers):
+                for route in of_rank(each, drawn, group.name, rank).routes:
+                    for exchange in (one for one in route.exchanges if one.ranks.whole):
+                        others = {(route.other_group, other) for other in exchange.ranks.first}
+                        nodes = {each.node_of(*other) for other in others} | {each.node_of(group.name, rank)}
+                        direct = {group.device_type, each.group(route.other_group).device_type} == {"cuda"}
+                        far = ("device" if direct else "node") + "s" * (len(nodes) > 1)
+                        assert exchange.over == ("process" if others == {(group.name, rank)} else far)
+
+
+def check_taker(zoom: RankZoom, mine: dict[int, list[int]]) -> None:
+    numbers = sorted(n for samples in mine.values() for n in samples)
+    (stage,) = zoom.stages
+    assert stage.count == len(numbers) if stage.called else not numbers
+    if stage.samples:
+        assert list(range(*stage.samples)) == numbers
+    if not zoom.routes:
+        assert not numbers
+        return
+    (route,) = zoom.routes
+    filled = {
+        each.ranks.last: each.samples
+        for each in route.exchanges
+        if each.samples and each.samples[0] < each.samples[1]
+    }
+    assert all({filled[speaker]} == runs(mine[speaker]) for speaker in filled)
+    assert route.count == len(numbers)
+    if route.partners == len(route.exchanges):
+        assert set(filled) == set(mine)
+
+
+def check_giver(route: RankRoute, given: dict[int, list[int]]) -> None:
+    for exchange in route.exchanges:
+        assert exchange.samples is not None
+        samples = list(range(*exchange.samples))
+        for rank in (*exchange.ranks.first, exchange.ranks.last):
+            assert given.get(rank, []) == samples
+    if route.partners == len(route.exchanges):
+        assert spans(route) == {span for samples in given.values() for span in runs(samples)}
+        filled = [
+            each.ranks.count for each in route.exchanges if each.samples and each.samples[0] < each.samples[1]
+        ]
+        assert sum(filled) == len(given)
+
+
+def test_what_only_the_run_decides_is_said() -> None:
+    zoom = of("two_nodes.yaml", "judge", 1, samples=30)
+    stages = {stage.stage: stage for stage in zoom.stages}
+    assert (
+        stages["scored"].note == "the tokens decide who gets which samples"
+        and stages["scored"].samples is None
+    )
+    routes = {(route.route, route.gives): route for route in zoom.routes}
+    balanced = routes["rollouts -> scored", False]
+    assert balanced.note == stages["scored"].note and balanced.count is None
+    assert [(each.ranks, each.samples) for each in balanced.exchanges] == [(Ranks(2, (0, 2), 2, 2), None)]
+    # `scored` says no count: --samples does
+    assert (routes["scored -> metrics", True].total, routes["scored -> metrics", True].count) == (30, 10)
+    assert of("two_nodes.yaml", "judge", 1).routes[-1].total == 512
+
+
+def test_a_value_that_is_no_batch_comes_from_all_speakers() -> None:
+    plan = plan_of("two_nodes.yaml", "pipeline.scored.dispatch=all", "pipeline.advantages.execute=all")
+    stages = tuple(
+        replace(stage, collect="mean") if stage.name == "scored" else stage for stage in plan.stages
+    )
+    plan = replace(
+        plan,
+        stages=stages,
+        routes=tuple(
+            replace(route, collect="mean") if route.source == "scored" else route for route in plan.routes
+        ),
+    )
+    zoom = of_rank(plan, topology(plan), "judge", 0)
+    route = next(
+        route for route in zoom.routes if route.route == "scored -> advantages.batch" and not route.gives
+    )
+    assert (route.partners, route.exchanges[0].ranks.first, route.exchanges[0].samples, route.total) == (
+        1,
+        (0, 1, 2),
+        None,
+        0,
+    )
+    assert (
+        next(stage for stage in zoom.stages if stage.stage == "advantages").total == 512
+    )  # of its other input
+
+
+def test_where_samples_are_not_counted_some_of_the_ranks_take_part() -> None:
+    counted, not_counted = (
+        {route.route: route for route in of("two_nodes.yaml", "train", 1, samples=n).routes} for n in (64, 0)
+    )
+    assert not any(route.some for route in counted.values() if route.kind == "data" and route.total)
+    unsure = {name for name, route in not_counted.items() if route.some}
+    assert unsure and all(
+        not not_counted[name].total and counted[name].exchanges[0].samples for name in unsure
+    )
+
+
+def test_weights_may_come_from_every_rank() -> None:
+    route = of("two_nodes.yaml", "rollout", 2).routes[-1]
+    assert (route.route, route.kind, route.gives, route.other, route.other_group) == (
+        "publish",
+        "weights",
+        False,
+        "actor",
+        "train",
+    )
+    assert route.exchanges[0].ranks == Ranks(6, (0, 1, 2, 3, 4, 5), 5, 1)
+
+
+def of(recipe: str, group: str, rank: int, *overrides: str, samples: int = 0) -> RankZoom:
+    plan = plan_of(recipe, *overrides)
+    return of_rank(plan, topology(plan), group, rank, samples)
+
+
+# Where a rank is
+
+
+@settings(max_examples=60)
+@given(jobs())
+def test_a_rank_is_where_its_worker_is(job: tuple[Plan, Sizes]) -> None:
+    plan, sizes = job
+    drawn = topology(plan)
+    for group in plan.groups:
+        for rank, worker in enumerate(naive(group, sizes, plan.cluster.nodes)):
+            zoom = of_rank(plan, drawn, group.name, rank)
+            assert (zoom.node, zoom.local_rank, zoom.devices, zoom.numbers) == (
+                worker.node,
+                worker.local_rank,
+                worker.devices,
+                worker.numbers,
+            )
+            assert (zoom.place, zoom.workers) == (group.first_place + rank, group.workers)
+
+
+@given(meshes(), st.data())
+def test_its_groups_and_neighbours_are_those_of_its_meshes(mesh: DeviceMesh, data: st.DataObject) -> None:
+    plan = Plan(
+        "p",
+        0,
+        Cluster(2),
+        (Group("g", "cpu", mesh.world_size, 0),),
+        (Component("c", "m.C", "g", mesh),),
+        (),
+        (),
+        Run(),
+    )
+    rank = data.draw(st.integers(0, mesh.world_size - 1))
+    (mine,) = of_rank(plan, topology(plan), "g", rank).components
+    assert mine.coordinate == mesh.coordinate(rank) and (mine.data_rank, mine.data_size) == (
+        mesh.data_rank(rank),
+        mesh.data_size,
+    )
+    assert mine.speaks == (rank in mesh.collect_ranks()) == (voices("flatten").number(mesh, rank) is not None)
+    for peers in mine.peers:
+        members = mesh.ranks_along(peers.dim, rank)
+        assert (
+            peers.ranks.first == members and members[peers.index] == rank and peers.ranks.last == members[-1]
+        )
+        assert peers.crosses == (len({plan.node_of("g", member) for member in members}) > 1)
+    assert {peers.dim for peers in mine.peers} >= {dim for dim in DIMS if mesh.size(dim) > 1}
+    for neighbours in mine.neighbours:
+        assert neighbours.after == mesh.neighbour(rank, neighbours.dim, 1, neighbours.dim == "cp")
+
+
+def test_virtual_stages_make_the_pipeline_a_ring() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=4, vpp_size=2)
+    plan = Plan(
+        "p", 0, Cluster(1), (Group("g", "cpu", 4, 0),), (Component("c", "m.C", "g", mesh),), (), (), Run()
+    )
+    (mine,) = of_rank(plan, topology(plan), "g", 3).components
+    assert (mine.pp_stages, mine.of_pp_stages) == ((3, 7), 8)
+    assert [(each.dim, each.before, each.after, each.ring) for each in mine.neighbours] == [
+        ("pp", 2, 0, True)
+    ]
+
+
+def test_the_names_of_its_devices_are_those_that_the_recipe_says() -> None:
+    zoom = of("two_nodes.yaml", "rollout", 1, "+groups.rollout.visible_devices=[7,6,5,4,3,2,1,0]")
+    assert (zoom.devices, zoom.visible_devices, zoom.program) == ((2, 3), ("5", "4"), "")
+    assert of("two_nodes.yaml", "spare", 0).program == "-m timeit --every 5"
+
+
+# Components, dims, nodes
+
+
+def test_a_component_with_its_groups_stages_and_routes() -> None:
+    plan = plan_of("two_nodes.yaml")
+    zoom = of_component(plan, topology(plan), "sampler")
+    assert (zoom.component.letter, zoom.group.name, zoom.beside) == ("B", "rollout", ("prompts",))
+    assert [(dim.name, dim.size) for dim in zoom.dims] == [
+        ("pp", 1),
+        ("dp", 2),
+        ("fsdp", 1),
+        ("cp", 1),
+        ("tp", 2),
+    ]
+    assert [[group.ranks.first for group in along.groups] for along in zoom.process_groups] == [
+        [(0, 2), (1, 3)],
+        [(0, 1), (2, 3)],
+    ]
+    assert [stage.name for stage in zoom.stages] == ["rollouts", "publish"]
+    assert "publish" in [route.name for route in zoom.routes] and len(zoom.routes) == 5
+
+
+@given(meshes(), st.sampled_from(["dp", "fsdp", "tp", "ulysses", "data"]))
+def test_groups_of_a_dim_are_in_the_order_in_which_they_are_made(mesh: DeviceMesh, dim: str) -> None:
+    plan = Plan(
+        "p",
+        0,
+        Cluster(2),
+        (Group("g", "cpu", mesh.world_size, 0),),
+        (Component("c", "m.C", "g", mesh),),
+        (),
+        (),
+        Run(),
+    )
+    if mesh.size(dim) == 1:
+        with pytest.raises(ZoomError, match=f"`{dim}` is 1 in every component"):
+            of_dim(plan, topology(plan), dim)
+        return
+    (found,) = of_dim(plan, topology(plan), dim).components
+    made = list(mesh.process_groups(dim))
+    assert found.facts.count == len(made)
+    for group in found.groups:
+        assert (
+            group.ranks.first == made[group.number][: len(group.ranks.first)]
+            and group.ranks.last == made[group.number][-1]
+        )
+        assert all(mesh.dim_rank(group.ranks.last, other) == index for other, index in group.at.items())
+        assert group.crosses == (len({plan.node_of("g", rank) for rank in made[group.number]}) > 1)
+    assert [group.number for group in found.groups[:-1]] == list(
+        range(len(found.groups) - 1)
+    ) and found.groups[-1].number == len(made) - 1
+
+
+def test_a_dim_of_one_component() -> None:
+    plan = plan_of("two_nodes.yaml")
+    assert [each.component for each in of_dim(plan, topology(plan), "tp").components] == ["sampler", "actor"]
+    assert [each.component for each in of_dim(plan, topology(plan), "tp", "actor").components] == ["actor"]
+
+
+@settings(max_examples=60)
+@given(jobs())
+def test_a_node_has_the_processes_that_are_on_it(job: tuple[Plan, Sizes]) -> None:
+    plan, sizes = job
+    drawn = topology(plan)
+    for node in range(plan.cluster.nodes):
+        zoom = of_node(plan, drawn, node)
+        here = [
+            (group.name, rank, worker.local_rank, worker.numbers)
+            for group in plan.groups
+            for rank, worker in enumerate(naive(group, sizes, plan.cluster.nodes))
+            if worker.node == node
+        ]
+        assert [(each.group, each.rank, each.local_rank, each.devices) for each in zoom.processes] == here
+        assert zoom.counts == {
+            name: sum(group == name for group, *_ in here)
+            for name in dict.fromkeys(group for group, *_ in here)
+        }
+        assert any(start <= node < stop for start, stop in zoom.alike)
+
+
+# What is not there
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda plan, drawn: of_rank(plan, drawn, "trian", 0),
+            "there is no group `trian`; did you mean `train`?",
+        ),
+        (
+            lambda plan, drawn: of_rank(plan, drawn, "train", 6),
+            "group `train` has no rank 6, it has the ranks 0 to 5",
+        ),
+        (
+            lambda plan, drawn: of_rank(plan, drawn, "spare", 1),
+            "group `spare` has no rank 1, it has rank 0 alone",
+        ),
+        (
+            lambda plan, drawn: of_component(plan, drawn, "acter"),
+            "there is no component `acter`; did you mean `actor`?",
+        ),
+        (lambda plan, drawn: of_dim(plan, drawn, "tpp"), "there is no dim `tpp`; did you mean `tp`?"),
+        (
+            lambda plan, drawn: of_dim(plan, drawn, "cp"),
+            "`cp` is 1 in every component; above 1 are `dp`, `tp` and `fsdp`",
+        ),
+        (
+            lambda plan, drawn: of_dim(plan, drawn, "tp", "judge"),
+            "`tp` is 1 in component `judge`; above 1 is `dp`",
+        ),
+        (lambda plan, drawn: of_node(plan, drawn, 2), "there is no node 2; there are the nodes 0 to 1"),
+        (lambda plan, drawn: of_node(plan, drawn, -1), "there is no node -1; there are the nodes 0 to 1"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(ask: Callable[[Plan, Any], object], message: str) -> None:
+    plan = plan_of("two_nodes.yaml")
+    with pytest.raises(ZoomError) as wrong:
+        ask(plan, topology(plan))
+    assert str(wrong.value) == message
+
+
+# Any size
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions are called."""
+    count = 0
+
+    def note(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def many(dp: int, execute: str, mode: str) -> Plan:
+    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=dp, fsdp_size=2, cp_size=2, tp_size=2, ulysses_size=2)
+    ranks = mesh.world_size
+    dispatch = Dispatch(mode)
+    stages = (
+        Stage("s", "call", "x", "next", samples=1 << 20),
+        Stage("t", "call", "y", "take", (Input(("s",), "", dispatch),), execute=execute),  # type: ignore[arg-type]
+        Stage("w", "sync", "y", "weights", to="x", to_method="load_weights"),
+    )
+    return Plan(
+        name="p",
+        seed=0,
+        cluster=Cluster.of(ranks // 4, cuda=8),
+        groups=(
+            Group("a", "cuda", ranks, 0, ((0, ranks),)),
+            Group("b", "cuda", ranks, ranks, ((ranks, 2 * ranks),)),
+        ),
+        components=(Component("x", "m.X", "a", mesh), Component("y", "m.Y", "b", mesh)),
+        stages=stages,
+        routes=(Route("s -> t", "s", "t", "", dispatch=dispatch), Route("w", "w", "w", kind="weights")),
+        run=Run(),
+    )
+
+
+@pytest.mark.parametrize("execute", EXECUTE)
+@pytest.mark.parametrize("mode", sorted(DISPATCH))
+def test_a_rank_of_100_000_is_as_quick_as_one_of_few(execute: str, mode: str) -> None:
+    """By the calls that it takes, so that no clock is asked."""
+    few, lots = many(8, execute, mode), many(6250, execute, mode)
+    assert lots.places == 200_000
+    for group in ("a", "b"):
+        zooms = [
+            partial(of_rank, plan, topology(plan), group, rank) for plan, rank in ((few, 77), (lots, 77_777))
+        ]
+        for zoom in zooms:
+            zoom()  # what is remembered, is
+        assert calls(zooms[1]) < 1.5 * calls(zooms[0])

@@ -1,0 +1,293 @@
+"""What a picture says of a plan: pinned for a small one, held against lists of all devices for random ones.
+
+python tests/plan/test_topology.py      writes the golden JSON anew; read the difference
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage, as_data
+from meshctl.plan.resolve import resolve
+from meshctl.plan.views.topology import NodeKind, Topology, Warning, topology
+from meshctl.recipe.load import load
+from meshctl.topology.flows import Links
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
+from meshctl.view.pictures.json import draw
+from tests.paths import RECIPE_GOLDEN
+from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
+
+GOLDEN = Path(__file__).parent / "golden"
+CLASSES = str(RECIPE_GOLDEN)
+
+
+def plan_of(recipe: str, *overrides: str) -> Plan:
+    loaded = load(recipe, overrides, GOLDEN, path=(CLASSES,))
+    assert [found.message for found in loaded.report.errors] == []
+    return resolve(loaded.recipe, loaded.endpoints)
+
+
+def small() -> Topology:
+    return topology(
+        plan_of("two_nodes.yaml"), [Warning("MC320", "1 device is idle", "two_nodes.yaml:3:39", "")]
+    )
+
+
+def test_json_is_as_pinned() -> None:
+    assert draw(small()) == (GOLDEN / "two_nodes.json").read_text()
+
+
+def test_json_holds_every_fact() -> None:
+    assert json.loads(draw(small())) == json.loads(json.dumps(as_data(small())))
+
+
+# Nodes
+
+
+def looks(kind: NodeKind) -> tuple[dict[tuple[str, int], tuple[str, ...]], dict[str, int]]:
+    """(type, number) -> the groups that use it; the processes of each cpu group."""
+    devices = {
+        (cell.device_type, number): cell.groups for cell in kind.cells for number in range(*cell.devices)
+    }
+    return devices, dict(kind.processes)
+
+
+def listed(
+    plan: Plan, sizes: Sizes
+) -> Iterator[tuple[dict[tuple[str, int], tuple[str, ...]], dict[str, int]]]:
+    """The same for every node, by going through all workers."""
+    for node in range(plan.cluster.nodes):
+        users = {(kind, number): list[str]() for kind in sizes for number in range(sizes[kind][node])}
+        processes: dict[str, int] = {}
+        for group in plan.groups:
+            for worker in naive(group, sizes, plan.cluster.nodes):
+                if worker.node == node and group.device_type == "cpu":
+                    processes[group.name] = processes.get(group.name, 0) + 1
+                for number in worker.numbers if worker.node == node else ():
+                    users[group.device_type, number].append(group.name)
+        yield {device: tuple(names) for device, names in users.items()}, processes
+
+
+@settings(max_examples=150)
+@given(jobs())
+def test_nodes_show_every_device_as_it_is_used(job: tuple[Plan, Sizes]) -> None:
+    plan, sizes = job
+    drawn = topology(plan)
+    found = {node: kind for kind in drawn.nodes for start, stop in kind.nodes for node in range(start, stop)}
+    assert [looks(found[node]) for node in range(plan.cluster.nodes)] == list(listed(plan, sizes))
+    assert sum(stop - start for kind in drawn.nodes for start, stop in kind.nodes) == plan.cluster.nodes
+    assert drawn.idle == sum(not groups for node in found.values() for groups in looks(node)[0].values())
+    assert len({(kind.cells, kind.processes) for kind in drawn.nodes}) == len(drawn.nodes)
+    for kind in drawn.nodes:
+        for one, other in zip(kind.cells, kind.cells[1:], strict=False):
+            assert one.device_type != other.device_type or (
+                one.devices[1] == other.devices[0] and one.groups != other.groups
+            )
+
+
+def test_equal_nodes_are_one_kind_wherever_they_are() -> None:
+    groups = (Group("a", "cuda", 4, 0, ((0, 2), (4, 6))), Group("b", "cuda", 4, 4, ((2, 4), (6, 8))))
+    plan = Plan("p", 0, Cluster.of(4, cuda=2), groups, (), (), (), Run())
+    assert [kind.nodes for kind in topology(plan).nodes] == [((0, 1), (2, 3)), ((1, 2), (3, 4))]
+
+
+def test_a_picture_of_100_000_devices_is_no_larger() -> None:
+    ranks = {"rollout": 40_000, "critic": 40_000, "train": 59_988}
+    samples = {"batch": 1 << 20, "rollouts": 1 << 20, "advantages": 1 << 20}
+    overrides = [f"groups.{group}.ranks={count}" for group, count in ranks.items()]
+    overrides += [f"pipeline.{stage}.samples={count}" for stage, count in samples.items()]
+    large = topology(
+        plan_of(
+            "two_nodes.yaml", "cluster.nodes=12500", "components.actor.parallel.fsdp_size=auto", *overrides
+        )
+    )
+    assert large.workers == 20_000 + 40_000 + 59_988 + 1 + 3 and large.idle == 11
+    assert len(draw(large)) < 1.2 * len(draw(small()))
+
+
+# Components
+
+
+def test_letters_go_on_after_z() -> None:
+    mesh = DeviceMesh.from_sizes()
+    components = tuple(Component(f"c{number}", "m.C", "g", mesh) for number in range(703))
+    drawn = topology(Plan("p", 0, Cluster(), (Group("g", "cpu", 1, 0),), components, (), (), Run()))
+    letters = [component.letter for component in drawn.components]
+    assert (letters[0], letters[25], letters[26], letters[701], letters[702]) == ("A", "Z", "AA", "ZZ", "AAA")
+    assert len(set(letters)) == 703 and drawn.components[0].layout == "one rank"
+
+
+def test_a_layout_is_said_in_the_order_of_the_mesh() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=3, tp_size=4, order=["tp", "dp", "fsdp", "cp", "pp"])
+    plan = Plan(
+        "p", 0, Cluster(), (Group("g", "cpu", 24, 0),), (Component("c", "m.C", "g", mesh),), (), (), Run()
+    )
+    assert topology(plan).components[0].layout == "tp 4 x dp 3 x pp 2"
+
+
+def test_process_groups_are_those_above_1_and_of_views_that_say_more() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=2, fsdp_size=4, tp_size=2, ulysses_size=2, ep_size=4, etp_size=2)
+    plan = Plan(
+        "p",
+        0,
+        Cluster.of(2, cuda=8),
+        (Group("g", "cuda", 16, 0, ((0, 16),)),),
+        (Component("c", "m.C", "g", mesh),),
+        (),
+        (),
+        Run(),
+    )
+    (component,) = topology(plan).components
+    facts = [
+        (each.dim, each.count, each.size, each.stride, each.example, each.reach)
+        for each in component.process_groups
+    ]
+    assert facts == [
+        ("pp", 8, 2, 8, (0, 8), "all"),
+        ("fsdp", 4, 4, 2, (0, 2, 4, 6), "inside"),
+        ("tp", 8, 2, 1, (0, 1), "inside"),
+        ("ulysses", 8, 2, 2, (0, 2), "inside"),
+        ("ep", 4, 4, 2, (0, 2, 4, 6), "inside"),
+        ("etp", 8, 2, 1, (0, 1), "inside"),
+    ]
+
+
+# Routes
+
+
+def route_plan(
+    collect: str, called: str, execute: str, mode: str, samples: int = 100, nodes: int = 1
+) -> Plan:
+    """A source on dp 2 x tp 2, whose batches go to fsdp 3 x pp 2."""
+    giver, taker = DeviceMesh.from_sizes(dp_size=2, tp_size=2), DeviceMesh.from_sizes(fsdp_size=3, pp_size=2)
+    dispatch = Dispatch(mode)
+    return Plan(
+        name="p",
+        seed=0,
+        cluster=Cluster(nodes),
+        groups=(Group("a", "cpu", 4, 0), Group("b", "cpu", 6, 4)),
+        components=(Component("x", "m.X", "a", giver), Component("y", "m.Y", "b", taker)),
+        stages=(
+            Stage(
+                "s", "call", "x", "next", execute=called, collect=collect, samples=samples, sample_bytes=10
+            ),
+            Stage("t", "call", "y", "take", (Input(("s",), "", dispatch),), execute=execute),
+            Stage("w", "sync", "x", "weights", to="y", to_method="load_weights"),
+        ),
+        routes=(
+            Route("s -> t", "s", "t", "", collect=collect, dispatch=dispatch),
+            Route("w", "w", "w", kind="weights"),
+        ),
+        run=Run(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        (("flatten", "all", "all", "slice_dp"), (2, 6, 3, 100, 1000)),
+        (("flatten", "all", "all", "slice"), (2, 6, 6, 100, 1000)),
+        (("flatten", "all", "all", "all"), (2, 6, 1, 100, 1000)),
+        (("flatten", "first", "first", "slice_dp"), (1, 1, 1, 100, 1000)),
+        (("flatten", "all", "peer", "slice_dp"), (2, 6, 6, 100, 1000)),
+        (("mean", "all", "all", "all"), (2, 6, 1, 0, 0)),
+        (("none", "all", "all", "slice_dp"), (4, 6, 3, 0, 0)),
+        (("first", "all", "all", "slice_dp"), (1, 6, 3, 100, 1000)),
+    ],
+)
+def test_how_many_speak_and_hear(words: tuple[str, str, str, str], counts: tuple[int, ...]) -> None:
+    flow, weights = topology(route_plan(*words)).routes
+    assert (flow.speakers, flow.hearers, flow.shares, flow.samples, flow.bytes) == counts
+    assert (flow.giver, flow.taker, flow.over) == ("x", "y", "node")
+    assert (weights.speakers, weights.hearers, weights.shares, weights.bytes, weights.kind) == (
+        4,
+        6,
+        1,
+        0,
+        "weights",
+    )
+
+
+def test_where_a_route_leads() -> None:
+    words = ("flatten", "all", "all", "slice_dp")
+    assert [route.over for route in topology(route_plan(*words, nodes=2)).routes] == ["nodes", "nodes"]
+    assert {route.name: route.over for route in small().routes} == {
+        "batch -> rollouts": "device",
+        "rollouts -> scored": "nodes",
+        "scored -> advantages.batch": "process",
+        "rollouts -> advantages.other": "nodes",
+        "scored -> metrics": "nodes",
+        "advantages -> metrics": "nodes",
+        "rollouts -> baseline": "device",
+        "publish": "devices",
+    }
+
+
+@pytest.mark.parametrize(
+    ("giver", "taker", "near", "far"),
+    [
+        ("cuda", "cuda", "device", "devices"),
+        ("cuda", "cpu", "node", "nodes"),
+        ("cpu", "cuda", "node", "nodes"),
+        ("cpu", "cpu", "node", "nodes"),
+        ("npu", "npu", "node", "nodes"),
+        ("cuda", "npu", "node", "nodes"),
+    ],
+)
+def test_only_between_devices_of_one_type_it_leads_past_the_cpu(
+    giver: DeviceType, taker: DeviceType, near: str, far: str
+) -> None:
+    for nodes, over in ((1, near), (2, far)):
+        plan = of_types(route_plan("flatten", "all", "all", "slice_dp", nodes=nodes), (giver, taker))
+        assert [route.over for route in topology(plan).routes] == [over, over]
+
+
+def test_what_stays_in_a_process_stays_there_on_any_device() -> None:
+    one = DeviceMesh.from_sizes(dp_size=4)
+    plan = of_types(route_plan("flatten", "all", "all", "slice_dp"), ("cuda", "cuda"))
+    plan = replace(plan, components=tuple(replace(each, group="a", mesh=one) for each in plan.components))
+    assert [route.over for route in topology(plan).routes] == ["process", "process"]
+
+
+FSDP_FIRST = ("pp", "fsdp", "dp", "cp", "tp")
+MESHES = [
+    DeviceMesh.from_sizes(dp_size=6),
+    DeviceMesh.from_sizes(fsdp_size=6),
+    DeviceMesh.from_sizes(dp_size=2, fsdp_size=3),
+    DeviceMesh.from_sizes(dp_size=2, fsdp_size=3, order=FSDP_FIRST),
+    DeviceMesh.from_sizes(dp_size=3, fsdp_size=2, order=FSDP_FIRST),
+    DeviceMesh.from_sizes(dp_size=3, tp_size=2),
+    DeviceMesh.from_sizes(fsdp_size=6, ulysses_size=2),
+    DeviceMesh.from_sizes(pp_size=6),
+]
+
+
+@pytest.mark.parametrize("execute", ["all", "first", "peer"])
+@pytest.mark.parametrize("mode", ["slice_dp", "slice", "all"])
+@pytest.mark.parametrize("collect", ["flatten", "first", "none", "last_pp_first"])
+def test_a_route_stays_in_its_processes_where_every_link_leads_from_a_rank_to_itself(
+    collect: str, mode: str, execute: str
+) -> None:
+    for giver, taker in product(MESHES, MESHES):
+        across = route_plan(collect, "all", execute, mode)
+        sizes = {"x": giver, "y": taker}
+        components = tuple(Component(one.name, one.target, "a", sizes[one.name]) for one in across.components)
+        flow, weights = topology(
+            replace(across, groups=(Group("a", "cpu", 6, 0),), components=components)
+        ).routes
+        links = Links(giver, taker, 36, collect, "all", mode, execute)
+        pairs = {(links.rank_of(speaker), rank) for rank in range(6) for speaker in links.hears(rank)}
+        assert (flow.over == "process") == all(source == target for source, target in pairs), (giver, taker)
+        assert (weights.over == "process") == (giver == taker)
+
+
+if __name__ == "__main__":
+    (GOLDEN / "two_nodes.json").write_text(draw(small()))

@@ -1,0 +1,336 @@
+"""Classes read as text: through packages, imports and bases, and never imported."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshctl.recipe.code.classes import Class, Code, NoClass, NotFound, Unread
+from meshctl.recipe.code.signatures import Hint, Signature
+
+FILES = {
+    "plain.py": """
+        from meshctl import Component as Base, endpoint as call
+        import meshctl
+        class Direct(meshctl.Component):
+            @meshctl.endpoint(collect="mean", execute="first")
+            def go(self, batch, extra=1, *, scale): ...
+            @staticmethod
+            def no(self): ...
+        class Aliased(Base):
+            def __init__(self, size, *, depth=2, **more): ...
+            @call
+            def go(self, batch): ...
+        class Unrelated: ...
+        Other = Direct
+        def make(): ...
+        Made = make()
+        try:
+            import fast
+            class Either(Base): ...
+        except ImportError:
+            class Either(Base): ...
+    """,
+    "house/__init__.py": "from .rooms import Kitchen\nfrom house.attic.box import Box as Chest\n",
+    "house/rooms.py": """
+        from __future__ import annotations
+        from .walls import Wall
+        from plain import Aliased
+        import house.walls as walls
+        class Kitchen(Wall, Aliased):
+            def go(self): "no endpoint any more"
+        class Bath(walls.Wall): ...
+    """,
+    "house/walls.py": """
+        from meshctl.runtime.component import Component, endpoint
+        class Wall(Component):
+            @endpoint
+            def stand(self): ...
+    """,
+    "house/attic/box.py": "from nowhere import Thing\nclass Box(Thing): ...\n",
+    "broken.py": "class X(:\n",
+    "star.py": "from plain import *\n",
+    "circle_a.py": "from circle_b import X\n",
+    "circle_b.py": "from circle_a import X\n",
+    "cycle.py": "class A(B): ...\nclass B(A): ...\n",
+    "compiled.cpython-311-x86_64-linux-gnu.so": "",
+    "data.py": "from dataclasses import dataclass\nfrom meshctl import Component\n@dataclass\nclass D(Component):\n    x: int\n",
+    "generic.py": "from typing import Generic\nfrom meshctl import Component\nclass G(Component, Generic[int]):\n    def run(self): ...\n",
+    "net.py": """
+        import threading
+        import torch.nn as tnn
+        import torch
+        from torch import nn
+        from torch.nn import Module as Base
+        from compiled_only import Unknown
+        from plain import *
+        Alias = nn.Module
+        class Direct(nn.Module): ...
+        class Renamed(Base): ...
+        class Dotted(torch.nn.Module): ...
+        class Under(tnn.Module): ...
+        class Assigned(Alias): ...
+        class Far(Direct): ...
+        class Threads(threading.local): ...
+        class Both(Unknown, nn.Module): ...
+        class Star(Aliased): ...
+    """,
+    "built.py": "class Mapping(dict): ...\nclass Wrong(ValueError): ...\nclass Plain(object): ...\n",
+    "both.py": "from plain import *\nclass Old(Aliased, object): ...\n",
+    "farther.py": "import net\nclass Farther(net.Far): ...\nclass Starred(net.Star): ...\n",
+    "torchy.py": "from meshctl import Component\nfrom torch import nn\nclass M(Component, nn.Module):\n    def __init__(self, a): ...\n",
+}
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Code:
+    from textwrap import dedent
+
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text), encoding="utf-8")
+    return Code((str(tmp_path),))
+
+
+def test_a_component_and_its_endpoints(code: Code) -> None:
+    found = code.find("plain.Direct")
+    assert isinstance(found, Class) and found.is_component and found.whole
+    assert set(found.endpoints) == {"go"}
+    go = found.endpoints["go"]
+    assert (go.dispatch, go.collect, go.execute) == ("slice_dp", "mean", "first")
+    assert go.signature.by_name == ("batch", "extra", "scale")
+    assert found.constructor == Signature()
+
+
+def test_names_are_followed_through_packages_imports_and_bases(code: Code) -> None:
+    kitchen = code.find("house.Kitchen")
+    assert isinstance(kitchen, Class) and kitchen.is_component
+    assert set(kitchen.endpoints) == {"stand"}
+    takes = kitchen.constructor
+    assert takes and (takes.by_name, takes.required, takes.any_name) == (("size", "depth"), ("size",), True)
+    for target in ("house.rooms.Bath", "plain.Aliased", "plain.Other", "plain.Either", "generic.G"):
+        found = code.find(target)
+        assert isinstance(found, Class) and found.is_component, target
+
+
+def test_what_is_no_component_is_told_from_what_cannot_be_told(code: Code) -> None:
+    plain, chest, torchy = code.find("plain.Unrelated"), code.find("house.Chest"), code.find("torchy.M")
+    assert isinstance(plain, Class) and plain.is_component is False
+    assert isinstance(chest, Class) and chest.is_component is None and chest.constructor is None
+    assert isinstance(torchy, Class) and torchy.is_component and not torchy.whole
+    assert isinstance(code.find("cycle.A"), Class)
+
+
+@pytest.mark.parametrize("name", ["Direct", "Renamed", "Dotted", "Under", "Assigned", "Far"])
+def test_a_class_of_a_library_is_no_component(code: Code, name: str) -> None:
+    """Whether or not the library is there: a recipe is judged alike on every machine."""
+    found = code.find(f"net.{name}")
+    assert (
+        isinstance(found, Class) and found.is_component is False and found.foreign_base == "torch.nn.Module"
+    )
+
+
+@pytest.mark.parametrize(
+    "target", ["farther.Farther", "net.Threads", "built.Mapping", "built.Wrong", "built.Plain"]
+)
+def test_wherever_its_base_is(code: Code, target: str) -> None:
+    found = code.find(target)
+    assert isinstance(found, Class) and found.is_component is False
+
+
+def test_beside_a_base_that_nobody_knows_nothing_can_be_told(code: Code) -> None:
+    found = code.find("net.Both")
+    assert isinstance(found, Class) and found.is_component is None
+
+
+def test_a_library_of_the_recipe_itself_is_read(code: Code, tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text(
+        "from meshctl import Component as Ray\nfrom nowhere import Else\n", encoding="utf-8"
+    )
+    (tmp_path / "mine.py").write_text(
+        "import ray\nclass A(ray.Ray): ...\nclass B(ray.Else): ...\n", encoding="utf-8"
+    )
+    own, strange = code.find("mine.A"), code.find("mine.B")
+    assert isinstance(own, Class) and own.is_component
+    assert isinstance(strange, Class) and strange.is_component is None
+
+
+def test_names_that_come_with_all_others_are_followed(code: Code) -> None:
+    for target in ("star.Aliased", "net.Star", "farther.Starred", "both.Old"):
+        found = code.find(target)
+        assert (
+            isinstance(found, Class)
+            and found.is_component
+            and set(found.endpoints) == {"go"}
+            and found.target == target
+        )
+
+
+MANY = ", ".join("abcdefghij")
+HOSTILE = {
+    "circle.py": "A = B\nB = A\nclass X(A): ...\n",
+    "wide.py": "".join(f"class {name}({MANY}): ...\n" for name in "abcdefghij") + f"class X({MANY}): ...\n",
+    "stars.py": "".join(f"from star{number} import *\n" for number in range(9)) + "class X(Nowhere): ...\n",
+    **{
+        f"star{number}.py": "".join(f"from star{other} import *\n" for other in range(9))
+        for number in range(9)
+    },
+    "long.py": f"import a\nclass X(a{'.b' * 1500}): ...\n",
+    "elifs.py": "if 1: ...\n" + "".join(f"elif {number}: ...\n" for number in range(900)) + "class X: ...\n",
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["circle", "wide", "stars", "long", "elifs"])
+def test_source_that_goes_in_circles_ends(code: Code, tmp_path: Path, name: str) -> None:
+    for file, text in HOSTILE.items():
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    assert isinstance(code.find(f"{name}.X"), Class | Unread)
+
+
+def test_a_class_is_read_once(code: Code) -> None:
+    assert code.find("plain.Direct") is code.find("plain.Direct")
+
+
+@pytest.mark.parametrize("target", ["broken.X", "star.X", "circle_a.X", "compiled.X", "plain.Made"])
+def test_what_cannot_be_read_is_said_to_be_so(code: Code, target: str) -> None:
+    assert isinstance(code.find(target), Unread)
+
+
+def test_what_is_not_there(code: Code) -> None:
+    assert code.find("nowhere.at.X") == NotFound("nowhere")
+    assert code.find("house.cellar.X") == NotFound("house.cellar")
+    found = code.find("plain.Direkt")
+    assert isinstance(found, NotFound) and found.has_module and "Direct" in found.names
+
+
+def test_a_dataclass_has_a_constructor_that_cannot_be_told(code: Code) -> None:
+    found = code.find("data.D")
+    assert isinstance(found, Class) and found.constructor is None
+
+
+SIGNATURES = """
+    from __future__ import annotations
+    import abc
+    import typing as t
+    from typing import Any, Literal, Optional
+    import meshctl
+    from meshctl import Batch, Component, endpoint
+
+    class Takes(Component):
+        def __init__(self, a: int, /, b: "str" = "", *more: int, c: float = None, d: Optional[bool] = None, e: Literal["x", 3] | None,
+                     f: list[int], g: t.Mapping[str, Any], h: Any, i: Unknown, j: int | Unknown, k: dict = {}, **rest: int) -> None: ...
+
+        @endpoint
+        def named(self, batch: Batch, *, numbers: range) -> meshctl.Batch | None: ...
+
+        @endpoint("mean", colect="sum", dispatch=MODE)
+        def wrong(self, batch) -> dict[str, float]:
+            self.log({"a": 1, "deep": {"b": 2, key: 3}, **rest})
+            return {"loss": 1.0}
+
+        async def later(self): ...
+
+        same = named
+
+    class Shape(Component, abc.ABC):
+        @abc.abstractmethod
+        def area(self): ...
+        @abc.abstractmethod
+        def name(self): ...
+
+    class Square(Shape):
+        def area(self): ...
+
+    class Whole(Square):
+        def name(self): ...
+
+    def function(): ...
+"""
+
+
+@pytest.fixture
+def signatures(tmp_path: Path) -> Code:
+    from textwrap import dedent
+
+    (tmp_path / "sig.py").write_text(dedent(SIGNATURES))
+    return Code((str(tmp_path),))
+
+
+def test_what_a_constructor_takes(signatures: Code) -> None:
+    found = signatures.find("sig.Takes")
+    assert isinstance(found, Class) and found.constructor
+    takes = found.constructor
+    assert takes.by_position == ("a", "b") and takes.more and takes.any_name
+    assert takes.by_name == ("b", "c", "d", "e", "f", "g", "h", "i", "j", "k")
+    assert takes.required == ("a", "e", "f", "g", "h", "i", "j")
+    assert {name: (sorted(hint.kinds), hint.words) for name, hint in takes.hints.items()} == {
+        "a": (["int"], ()),
+        "b": (["text"], ()),
+        "c": (["float", "nothing"], ()),
+        "d": (["bool", "nothing"], ()),
+        "e": (["nothing"], ("x", 3)),
+        "f": (["list"], ()),
+        "g": (["mapping"], ()),
+        "k": (["mapping"], ()),
+    }
+
+
+def test_what_endpoints_take_give_and_log(signatures: Code) -> None:
+    found = signatures.find("sig.Takes")
+    assert isinstance(found, Class)
+    named, wrong = found.endpoints["named"], found.endpoints["wrong"]
+    assert {name: set(hint.kinds) for name, hint in named.signature.hints.items()} == {
+        "batch": {"batch"},
+        "numbers": {"range"},
+    }
+    assert named.signature.gives and named.signature.gives.kinds == {"batch", "nothing"}
+    assert wrong.signature.gives and wrong.signature.gives.kinds == {"mapping"}
+    assert wrong.strange == ("colect", "") and wrong.unread == "dispatch"
+    assert wrong.metrics == ("loss", "a", "deep/b")
+    assert found.awaited == {"later"} and found.made == {"same"}
+
+
+def test_what_no_object_can_be_made_of(signatures: Code) -> None:
+    unwritten = {
+        name: found.unwritten
+        for name in ("Shape", "Square", "Whole")
+        if isinstance(found := signatures.find(f"sig.{name}"), Class)
+    }
+    assert unwritten == {"Shape": ("area", "name"), "Square": ("name",), "Whole": ()}
+    assert signatures.find("sig.function") == NoClass("a function")
+
+
+VALUES = [
+    (3, {"int", "float"}),
+    (3.5, {"float"}),
+    (True, {"bool"}),
+    ("x", {"text"}),
+    (None, {"nothing"}),
+    ([1], {"list"}),
+    ({}, {"mapping"}),
+]
+
+
+@pytest.mark.parametrize(("value", "kinds"), VALUES)
+def test_which_values_a_hint_takes(value: object, kinds: set[str]) -> None:
+    for kind in ("int", "float", "bool", "text", "nothing", "list", "mapping", "batch"):
+        assert Hint(frozenset({kind})).takes(value) == (kind in kinds)
+    assert Hint(words=("x", 3)).takes(value) == (value in ("x", 3))
+    assert Hint(frozenset({"int"})).takes("${oc.env:X}")
+
+
+def test_the_first_folder_wins(tmp_path: Path) -> None:
+    for folder, name in (("one", "A"), ("two", "B")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mod.py").write_text(
+            f"from meshctl import Component\nclass {name}(Component): ...\n"
+        )
+    code = Code((str(tmp_path / "one"), str(tmp_path / "two")))
+    assert isinstance(code.find("mod.A"), Class) and isinstance(code.find("mod.B"), NotFound)
+
+
+def test_installed_code_is_found() -> None:
+    found = Code(tuple(sys.path)).find("omegaconf.DictConfig")
+    assert isinstance(found, Class) and found.is_component is not True

@@ -1,0 +1,366 @@
+"""Composing: equal to Hydra's own, wherever the files are, with the place of every value; and where we mean
+to differ."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from meshctl.recipe.compose.composition import Composed, compose
+from meshctl.recipe.compose.yaml_tree import leaves, plain
+from meshctl.recipe.load import config_folders
+
+
+def composed(recipe: Path, *overrides: str, cwd: Path | None = None) -> Composed:
+    return compose(recipe, overrides, cwd or recipe.parent, config_folders(recipe.parent, ()))
+
+
+def by_hydra(recipe: Path, overrides: list[str]) -> Any:
+    """What Hydra makes of the same files; an exception where it refuses."""
+    GlobalHydra.instance().clear()
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            initialize_config_dir(str(recipe.parent), version_base="1.3"),
+        ):
+            return OmegaConf.to_container(hydra_compose(recipe.stem, overrides))
+    except Exception as error:
+        return error
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder / next(iter(files))
+
+
+# Hydra as the oracle
+
+KEYS = st.sampled_from(["a", "b", "c"])
+SCALARS = st.one_of(
+    st.integers(-3, 99),
+    st.booleans(),
+    st.none(),
+    st.sampled_from(["text", "1e3", "0.5", "???", "${vars.a}", "x y"]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=6,
+)
+TREES = st.dictionaries(KEYS, VALUES, max_size=3)
+OPTIONS = ["red", "green", "blue"]
+PACKAGES = st.sampled_from(["", "@vars.paint", "@vars.a", "@_global_", "@_here_"])
+
+
+@st.composite
+def defaults_lists(draw: st.DrawFn, includes: bool) -> list[Any]:
+    """A list in any order; a group's package only once, as Hydra demands."""
+    entries: list[Any] = [
+        {f"paint{package}": draw(st.sampled_from(OPTIONS))}
+        for package in draw(st.lists(PACKAGES, max_size=2, unique=True))
+    ]
+    if includes:
+        # A file once: Hydra merges into what it has in its cache, and a second use of the file shows what
+        # came in between.
+        files = st.sampled_from(["extra", "more", "extra@vars.b"])
+        entries += draw(st.lists(files, max_size=2, unique_by=lambda name: name.partition("@")[0]))
+    entries = list(draw(st.permutations([*entries, "_self_"])))
+    return entries if draw(st.booleans()) else [entry for entry in entries if entry != "_self_"]
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> dict[str, str]:
+    files: dict[str, Any] = {
+        "recipe.yaml": {"defaults": draw(defaults_lists(includes=True)), "vars": draw(TREES)}
+    }
+    files["extra.yaml"] = {"defaults": draw(defaults_lists(includes=False)), "vars": draw(TREES)}
+    files["more.yaml"] = {"vars": draw(TREES)}
+    for option in OPTIONS:
+        files[f"paint/{option}.yaml"] = draw(TREES)
+    return {name: yaml.safe_dump(content, sort_keys=False) for name, content in files.items()}
+
+
+PATHS = st.sampled_from(
+    ["vars.a", "vars.b", "vars.c", "vars.a.b", "vars.paint.a", "vars.new", "paint.a", "vars.a.0"]
+)
+WRITTEN = st.sampled_from(
+    [
+        "7",
+        "1.5",
+        "text",
+        "true",
+        "null",
+        "[1,2]",
+        "{a: 1}",
+        "{a: {b: 2}}",
+        "'quoted text'",
+        "${vars.b}",
+        "010",
+        "yes",
+        "[]",
+    ]
+)
+OVERRIDES = st.one_of(
+    st.builds(
+        lambda sign, path, value: f"{sign}{path}={value}", st.sampled_from(["", "+", "++"]), PATHS, WRITTEN
+    ),
+    st.builds(lambda path: f"~{path}", PATHS),
+    st.builds(
+        lambda sign, package, option: f"{sign}paint{package}={option}",
+        st.sampled_from(["", "+"]),
+        PACKAGES,
+        st.sampled_from(OPTIONS),
+    ),
+    st.builds(lambda package: f"~paint{package}", PACKAGES),
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
+def test_composing_is_hydras(
+    files: dict[str, str], overrides: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    recipe = write(tmp_path_factory.mktemp("oracle"), files)
+    theirs = by_hydra(recipe, overrides)
+    ours = composed(recipe, *overrides)
+    errors = {found.code for found in ours.found if found.severity == "error"}
+    if not isinstance(theirs, Exception) and errors != {
+        "MC220"
+    }:  # keys below a scalar: Hydra drops the scalar without a word
+        assert not errors
+        assert plain(ours.tree) == theirs
+
+
+def test_hydra_refuses_what_we_refuse(tmp_path: Path) -> None:
+    recipe = write(tmp_path, {"recipe.yaml": "vars: {a: 1, l: [1]}\n", "paint/red.yaml": "x: 1\n"})
+    for override in [
+        "vars.b=1",
+        "+vars.a=2",
+        "~vars.b",
+        "paint=red",
+        "~paint",
+        "vars.l.3=1",
+        "nope@x=red",
+        "vars.a=1,2",
+        "a b",
+        "+paint=blue",
+    ]:
+        assert isinstance(by_hydra(recipe, [override]), Exception), override
+        assert [found for found in composed(recipe, override).found if found.severity == "error"], override
+
+
+# Where the files are
+
+ANYWHERE = {
+    "far away/my recipe (1)=ä.yml": "defaults: [base, ./near, paint@vars.paint: red, _self_]\nname: far\n",
+    "far away/near.yaml": "defaults: [./nearer]\nvars: {near: 1}\n",
+    "far away/nearer.yaml": "vars: {nearer: 2}\n",
+    "far away/conf/paint/red.yaml": "colour: red\n",
+    "far away/other/blue.yaml": "colour: blue\n",
+}
+
+
+def test_composes_from_any_path_and_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write(tmp_path, ANYWHERE)
+    results = []
+    for cwd in (tmp_path, recipe.parent, Path("/")):
+        monkeypatch.chdir(cwd)
+        results.append(plain(composed(recipe, "+other@vars.paint2=blue", cwd=cwd).tree))
+    assert results[0]["vars"] == {
+        "near": 1,
+        "nearer": 2,
+        "paint": {"colour": "red"},
+        "paint2": {"colour": "blue"},
+    }
+    assert results[0]["run"]["dir"] == "runs"
+    assert results[0] == results[1] == results[2]
+
+
+def test_files_are_named_as_the_user_would(tmp_path: Path) -> None:
+    recipe = write(tmp_path, ANYWHERE)
+    near = composed(recipe, cwd=tmp_path).tree.at(("vars", "near"))
+    assert near is not None and near.span.file == "far away/near.yaml"
+    outside = composed(recipe, cwd=Path("/usr")).tree.at(("vars", "near"))
+    assert outside is not None and outside.span.file == str(tmp_path / "far away/near.yaml")
+
+
+def test_a_folder_called_like_a_key_is_no_group(tmp_path: Path) -> None:
+    recipe = write(
+        tmp_path, {"recipe.yaml": "name: x\nseed: 1\n", "seed/a.yaml": "x: 1\n", "name/b.yaml": "y: 1\n"}
+    )
+    assert plain(composed(recipe, "seed=3", "name=b").tree) == {"name": "b", "seed": 3}
+
+
+def test_a_recipe_may_be_called_like_what_it_includes(tmp_path: Path) -> None:
+    recipe = write(tmp_path, {"base.yaml": "defaults: [layout@vars.x: dp]\nname: mine\n"})
+    assert plain(composed(recipe).tree) == {"vars": {"x": {"dp_size": "auto"}}, "name": "mine"}
+
+
+def test_shadowing_is_a_warning(tmp_path: Path) -> None:
+    recipe = write(
+        tmp_path,
+        {"recipe.yaml": "defaults: [layout@vars.x: fsdp]\n", "conf/layout/fsdp.yaml": "fsdp_size: 3\n"},
+    )
+    result = composed(recipe)
+    assert [(found.code, found.severity) for found in result.found] == [("MC210", "warning")]
+    assert plain(result.tree) == {"vars": {"x": {"fsdp_size": 3}}}
+
+
+# Where each value was written
+
+SPANS = {
+    "recipe.yaml": "defaults:\n  - paint@vars.paint: red\n  - _self_\nvars:\n  paint: {size: 4}\n  list: [1,  two]\n",
+    "paint/red.yaml": "colour: red\nsize: 2\n",
+}
+
+
+def test_every_value_knows_its_place(tmp_path: Path) -> None:
+    tree = composed(write(tmp_path, SPANS), "vars.list.0=7", "+vars.new={a: 1}").tree
+    places = {
+        ".".join(path): (leaf.span.file, leaf.span.line, leaf.span.column, leaf.span.width)
+        for path, leaf in leaves(tree)
+    }
+    assert places == {
+        "vars.paint.colour": ("paint/red.yaml", 1, 9, 3),
+        "vars.paint.size": ("recipe.yaml", 5, 17, 1),
+        "vars.list.0": ("override 1", 1, 13, 1),
+        "vars.list.1": ("recipe.yaml", 6, 14, 3),
+        "vars.new.a": ("override 2", 1, 15, 1),
+    }
+    size = tree.at(("vars", "paint", "size"))
+    assert (
+        size is not None
+        and size.was is not None
+        and (size.was.value, size.was.span.file) == (2, "paint/red.yaml")
+    )
+    assert size.key is not None and (size.key.line, size.key.column, size.key.width) == (5, 11, 4)
+
+
+# Layouts
+
+LAYOUTS = {
+    "recipe.yaml": "components:\n  actor: {parallel: {fsdp_size: auto, tp_size: 2}}\n  other: {parallel: actor}\n  bare: {}\n",
+    "named.yaml": "defaults: [layout@components.actor.parallel: fsdp_tp, _self_]\ncomponents: {actor: {parallel: {tp_size: 4}}}\n",
+    "child.yaml": "defaults: [./recipe, layout@components.actor.parallel: hsdp, _self_]\n",
+    "conf/layout/mine.yaml": "defaults: [hsdp, _self_]\ntp_size: 3\n",
+}
+CASES = [
+    ("recipe", ["layout@components.actor.parallel=hsdp"], "actor", {"dp_size": 2, "fsdp_size": "auto"}),
+    ("recipe", ["+layout@components.actor.parallel=hsdp"], "actor", {"dp_size": 2, "fsdp_size": "auto"}),
+    ("recipe", ["layout@components.other.parallel=dp"], "other", {"dp_size": "auto"}),
+    ("recipe", ["layout@components.bare.parallel=dp"], "bare", {"dp_size": "auto"}),
+    (
+        "recipe",
+        ["layout@components.actor.parallel=mine"],
+        "actor",
+        {"dp_size": 2, "fsdp_size": "auto", "tp_size": 3},
+    ),
+    ("recipe", ["components.actor.parallel={dp_size: 4}"], "actor", {"dp_size": 4}),
+    ("recipe", ["components.actor.parallel=other"], "actor", "other"),
+    ("recipe", ["components.actor.parallel.tp_size=8"], "actor", {"fsdp_size": "auto", "tp_size": 8}),
+    (
+        "recipe",
+        ["components.actor.parallel.pp_size=2"],
+        "actor",
+        {"fsdp_size": "auto", "tp_size": 2, "pp_size": 2},
+    ),
+    ("recipe", ["components.bare.parallel.tp_size=8"], "bare", {"tp_size": 8}),
+    ("recipe", ["~components.actor.parallel.tp_size"], "actor", {"fsdp_size": "auto"}),
+    (
+        "recipe",
+        ["components.actor.parallel.tp_size=8", "layout@components.actor.parallel=dp"],
+        "actor",
+        {"dp_size": "auto", "tp_size": 8},
+    ),
+    ("named", [], "actor", {"fsdp_size": "auto", "tp_size": 4}),
+    ("named", ["layout@components.actor.parallel=hsdp"], "actor", {"dp_size": 2, "fsdp_size": "auto"}),
+    ("child", [], "actor", {"dp_size": 2, "fsdp_size": "auto"}),
+    ("child", ["layout@components.actor.parallel=tp2"], "actor", {"dp_size": "auto", "tp_size": 2}),
+]
+
+
+@pytest.mark.parametrize(("recipe", "overrides", "component", "expected"), CASES)
+def test_a_layout_is_one_value(
+    tmp_path: Path, recipe: str, overrides: list[str], component: str, expected: object
+) -> None:
+    write(tmp_path, LAYOUTS)
+    result = composed(tmp_path / f"{recipe}.yaml", *overrides)
+    assert not result.found
+    node = result.tree.at(("components", component, "parallel"))
+    assert node is not None and plain(node) == expected
+
+
+def test_a_mandatory_layout_is_chosen_on_the_command_line(tmp_path: Path) -> None:
+    text = "defaults: [layout@components.a.parallel: '???', _self_]\ncomponents: {a: {group: x}}\n"
+    recipe = write(tmp_path, {"recipe.yaml": text})
+    assert [found.code for found in composed(recipe).found] == ["MC211"]
+    result = composed(recipe, "layout@components.a.parallel=dp")
+    assert not result.found and plain(result.tree)["components"]["a"]["parallel"] == {"dp_size": "auto"}
+
+
+def test_a_key_of_recipes_needs_no_plus(tmp_path: Path) -> None:
+    recipe = write(tmp_path, {"recipe.yaml": "groups: {a: {ranks: 1}}\n"})
+    result = composed(recipe, "run.steps=3", "run.checkpoint.every=2", "groups.a.device_type=cpu", "seed=1")
+    assert not result.found
+    assert plain(result.tree) == {
+        "groups": {"a": {"ranks": 1, "device_type": "cpu"}},
+        "run": {"steps": 3, "checkpoint": {"every": 2}},
+        "seed": 1,
+    }
+
+
+ENTRY_PIECES = [
+    "./",
+    "../",
+    "/",
+    "extra",
+    "recipe",
+    "paint",
+    "red",
+    "@",
+    "_here_",
+    "_global_",
+    "_group_",
+    "vars",
+    ".",
+    " ",
+    "optional ",
+    "override ",
+]
+ENTRY_PIECES += ["${vars.a}", "???", "_self_", ":", "hydra", "\\", "é", "*", "conf", ".yaml"]
+NAMES = st.lists(st.sampled_from(ENTRY_PIECES), max_size=4).map("".join)
+ENTRIES = st.one_of(
+    NAMES,
+    st.dictionaries(NAMES, st.one_of(NAMES, st.lists(NAMES, max_size=2), SCALARS), max_size=2),
+    SCALARS,
+    st.lists(NAMES),
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(first=st.one_of(st.lists(ENTRIES, max_size=4), SCALARS), second=st.lists(ENTRIES, max_size=2))
+def test_whatever_a_defaults_list_says_nothing_raises(first: Any, second: Any, tmp_path: Path) -> None:
+    files = {
+        "recipe.yaml": {"defaults": first, "vars": {"a": "red"}},
+        "extra.yaml": {"defaults": second},
+        "paint/red.yaml": {"a": 1},
+    }
+    composed(write(tmp_path, {name: yaml.safe_dump(content) for name, content in files.items()}))
+
+
+def test_a_package_header_is_obeyed(tmp_path: Path) -> None:
+    files = {"recipe.yaml": "defaults: [paint: red, _self_]\n", "paint/red.yaml": "# @package vars.x\na: 1\n"}
+    assert plain(composed(write(tmp_path, files)).tree) == {"vars": {"x": {"a": 1}}}

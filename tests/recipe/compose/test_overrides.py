@@ -1,0 +1,138 @@
+"""The command line: places in its text, refusals with a way out, and whatever is typed, no exception."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.compose.overrides import MAX_OVERRIDES, parsed
+from meshctl.recipe.load import load
+from tests.paths import RECIPE_GOLDEN as GOLDEN
+
+
+def found(*overrides: str) -> list[Diagnostic]:
+    return list(load("base_of_all.yaml", overrides, GOLDEN, environ={}).report.diagnostics)
+
+
+def marked(override: str) -> str:
+    """The piece of an override that its diagnostic points at."""
+    one, *more = found(override)
+    assert not more and one.primary is not None and one.primary.file == "override 1"
+    return override[one.primary.column - 1 : one.primary.column - 1 + one.primary.width]
+
+
+@pytest.mark.parametrize(
+    ("override", "piece"),
+    [
+        ("components.acter.group=train", "acter"),
+        ("groups.train.rank=8", "rank"),
+        ("+name=again", "name"),
+        ("++seed=x", "x"),
+        ("seed= x", "x"),
+        ("~pipeline.batsh", "pipeline.batsh"),
+        ("components.actor.parallel={tp_size: 3}", "3"),
+        ("components.actor.parallel={fsdp_size: 2, tp_sizes: 3}", "tp_sizes"),
+        ("components.sampler.parallel.dp_sizes=2", "dp_sizes"),
+        ("run.stepz=3", "stepz"),
+        ("run.checkpoint.evry=3", "evry"),
+        ("components.actor.parallel.tp_size='3'", "'3'"),
+        ("layout@components.actor.parallel=nope", "nope"),
+        ("pipeline.batch.samples=1,2", "1,2"),
+        ("pipeline.batch.samples=range(1,3)", "range(1,3)"),
+        ("name=choice(a,b)", "choice(a,b)"),
+        ("groups.train[0]=1", "["),
+    ],
+)
+def test_the_smallest_wrong_piece_is_marked(override: str, piece: str) -> None:
+    assert marked(override) == piece
+
+
+@pytest.mark.parametrize(
+    ("override", "help"),
+    [
+        ("--seed=3", "overrides have no dashes: seed=3"),
+        ("seed", "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"),
+        ("other.yaml", "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"),
+        ("groups.train[0]=1", "items of a list are numbered with dots: key.0=value"),
+        ("vars.x=1", "to add it, say +vars.x=1"),
+        ("+seed=3", ""),
+        ("run.stepz=3", "did you mean `run.steps`?"),
+        ("run.checkpoint.evry=3", "did you mean `run.checkpoint.every`?"),
+        (
+            "components.actor.tensor_parallel_size=2",
+            "to add it, say +components.actor.tensor_parallel_size=2",
+        ),
+        ("components.sampler.parallel.dp_sizes=2", "did you mean `components.sampler.parallel.dp_size`?"),
+        ("cluster.devices_per_node.cudaa=3", "did you mean `cluster.devices_per_node.cuda`?"),
+        ("components.sampler.args.max_token=1", "did you mean `components.sampler.args.max_new_tokens`?"),
+    ],
+)
+def test_a_refusal_says_what_would_work(override: str, help: str) -> None:
+    assert [one.help for one in found(override)] == ([help] if help else [])
+
+
+def test_too_many_are_refused_at_once() -> None:
+    said: list[Diagnostic] = []
+    assert not list(parsed(["seed=1"] * (MAX_OVERRIDES + 1), lambda name: False, said))
+    assert [one.code for one in said] == ["MC206"]
+
+
+PIECES = [
+    "components",
+    "actor",
+    "groups",
+    "train",
+    ".",
+    "=",
+    "+",
+    "~",
+    "@",
+    "layout",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    "'",
+    '"',
+    "${",
+    "}",
+    "???",
+]
+PIECES += [
+    "run",
+    "steps",
+    "3",
+    "hydra",
+    "/",
+    "\\",
+    " ",
+    "\t",
+    "é",
+    "null",
+    "choice(",
+    ")",
+    "defaults",
+    "*",
+    "_global_",
+    "parallel",
+    "hsdp",
+    "-1",
+    "$",
+]
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=7).map("".join), min_size=1, max_size=3)
+)
+@example(["defaults=[x]"])
+@example(["~groups", "~components", "~pipeline"])
+@example(["groups=3", "components=[]", "pipeline=null"])
+@example(["layout@_global_=hsdp"])
+@example(["+layout@components=hsdp", "layout=[hsdp,dp]"])
+@example(["=", "", "~", "+"])
+def test_whatever_is_typed_nothing_raises(overrides: list[str]) -> None:
+    for one in found(*overrides):
+        assert one.message and one.code.startswith("MC")

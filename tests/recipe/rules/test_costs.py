@@ -1,0 +1,380 @@
+"""Warnings about costs, held against devices, process groups and samples that are really listed: no false
+alarm, none missed."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.code.classes import Code
+from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.recipe.load import load
+from meshctl.recipe.reader import read
+from meshctl.recipe.rules import Facts
+from meshctl.recipe.rules.costs import WITHIN, idle_devices, inside_nodes
+from meshctl.recipe.rules.moves import LITTLE, moves
+from meshctl.recipe.spans import Written
+from meshctl.topology.mesh import DIMS, DeviceMesh
+from meshctl.topology.sizes import divisors
+from tests.paths import RECIPE_GOLDEN as GOLDEN
+
+CODE = Code((str(GOLDEN),))
+
+
+def facts_of(recipe: dict[str, Any]) -> Facts:
+    tree = of_plain(recipe, Span("x.yaml", 1, 1))
+    result = read(tree, "stem")
+    assert not result.found
+    return Facts(result, Written(tree), CODE)
+
+
+# Devices that idle
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> dict[str, Any]:
+    """Groups that may well need more than there is."""
+    nodes = draw(st.integers(1, 4))
+    kinds = draw(st.sampled_from([("cuda",), ("cuda", "npu")]))
+    each = {
+        kind: draw(st.one_of(st.integers(1, 5), st.lists(st.integers(1, 5), min_size=nodes, max_size=nodes)))
+        for kind in kinds
+    }
+    groups: dict[str, Any] = {}
+    for index in range(draw(st.integers(1, 3))):
+        kind, per_worker = draw(st.sampled_from(kinds)), draw(st.sampled_from([1, 1, 2]))
+        listed = st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True)
+        ranks = draw(
+            st.one_of(st.integers(1, 4).map(lambda workers, each=per_worker: workers * each), listed)
+        )
+        groups[f"g{index}"] = {"ranks": ranks, "device_type": kind} | (
+            {"gpus_per_worker": per_worker} if isinstance(ranks, int) else {}
+        )
+    if draw(st.booleans()) and isinstance(groups["g0"]["ranks"], int):
+        groups["guest"] = {"ranks": 1, "device_type": groups["g0"]["device_type"], "colocate": "g0"}
+    return {"cluster": {"nodes": nodes, "devices_per_node": each}, "groups": groups}
+
+
+@settings(max_examples=300)
+@given(clusters())
+def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> None:
+    facts = facts_of(recipe)
+    warned = {found.message.split()[3]: found.message for found in idle_devices(facts)}
+    assert facts.placed is not None
+    if facts.placed.beyond:
+        assert not warned
+        return
+    for kind in facts.placed.cluster.devices_per_node:
+        groups = [name for name, group in facts.recipe.groups.items() if group.device_type == kind]
+        used = {
+            device
+            for name in groups
+            for start, stop in facts.placed.devices[name]
+            for device in range(start, stop)
+        }
+        total = facts.placed.cluster.total(kind)
+        idle = [device for device in range(total) if device not in used]
+        assert (kind in warned) == bool(idle)
+        if idle:
+            assert warned[kind].startswith(f"{len(idle)} of {total} {kind} devices ")
+            first = warned[kind].split(": ")[1]
+            node = facts.placed.cluster.node_of(kind, idle[0])
+            assert re.match(rf"(all |number )?\d+(-\d+)? of nodes? {node}\b", first)
+
+
+def test_what_cluster_does_not_say_does_not_idle() -> None:
+    groups = {"train": {"ranks": 3, "device_type": "cuda"}}
+    assert not list(idle_devices(facts_of({"cluster": {"nodes": 2}, "groups": groups})))
+    assert list(idle_devices(facts_of({"cluster": {"devices_per_node": 4}, "groups": groups})))
+    on_cpu = {"groups": {"train": {"ranks": 3, "device_type": "cpu"}}, "cluster": {"devices_per_node": 8}}
+    assert not list(idle_devices(facts_of(on_cpu)))
+
+
+def test_a_second_mps_device_does_not_idle() -> None:
+    """No machine has one, however many `cluster` says."""
+    groups = {"train": {"ranks": 1, "device_type": "mps"}}
+    assert not list(
+        idle_devices(facts_of({"cluster": {"nodes": 2, "devices_per_node": 2}, "groups": groups}))
+    )
+    (found,) = idle_devices(facts_of({"cluster": {"nodes": 2, "devices_per_node": 1}, "groups": groups}))
+    assert found.message.startswith("1 of 2 mps devices is used by no group: number 0 of node 1")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "help"),
+    [
+        ({"nodes": 4, "devices_per_node": 8}, 16, "`cluster.nodes: 2`"),
+        ({"nodes": 4, "devices_per_node": 8}, 12, "`cluster.nodes: 2`, which leaves 4"),
+        ({"nodes": 1, "devices_per_node": 8}, 6, "`cluster.devices_per_node: 6`"),
+        ({"nodes": 1, "devices_per_node": {"cuda": 8}}, 6, "`cluster.devices_per_node.cuda: 6`"),
+        ({"nodes": 2, "devices_per_node": 8}, 12, "take them out of `cluster`"),
+        ({"devices_per_node": [8, 4]}, 8, "take them out of `cluster`"),
+        ({"nodes": 1, "devices_per_node": {"cuda": 4, "npu": 4}}, 4, "leave `npu` out"),
+    ],
+)
+def test_help_says_which_cluster_has_none_idle(cluster: dict[str, Any], ranks: int, help: str) -> None:
+    (found,) = idle_devices(
+        facts_of({"cluster": cluster, "groups": {"train": {"ranks": ranks, "device_type": "cuda"}}})
+    )
+    assert help in found.help and found.severity == "warning"
+
+
+# Process groups across nodes
+
+
+@st.composite
+def layouts(draw: st.DrawFn, world: int) -> dict[str, Any]:
+    """Sizes of a mesh of so many ranks."""
+    sizes: dict[str, Any] = {}
+    left = world
+    for dim in draw(st.permutations(DIMS))[1:]:
+        sizes[f"{dim}_size"] = draw(st.sampled_from(divisors(left)))
+        left //= sizes[f"{dim}_size"]
+    sizes[next(f"{dim}_size" for dim in DIMS if f"{dim}_size" not in sizes)] = left
+    stage = world // sizes["pp_size"]
+    sizes["ep_size"] = draw(st.sampled_from(divisors(stage)))
+    sizes["etp_size"] = draw(st.sampled_from(divisors(stage // sizes["ep_size"])))
+    sizes["ulysses_size"] = draw(st.sampled_from(divisors(sizes["dp_size"] * sizes["fsdp_size"])))
+    return sizes | ({"order": list(draw(st.permutations(DIMS)))} if draw(st.booleans()) else {})
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> dict[str, Any]:
+    """One component on part of a cluster, after another group that moves its first device."""
+    nodes, each = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    kind = draw(st.sampled_from(["cuda", "cuda", "cpu"]))
+    before = draw(st.integers(0, min(each, nodes * each - 1)))
+    workers = draw(st.integers(1, nodes * each - before))
+    groups: dict[str, Any] = {"train": {"ranks": workers, "device_type": kind}}
+    if kind == "cuda" and draw(st.booleans()):
+        groups["train"]["ranks"] = draw(st.permutations(range(before, nodes * each)))[:workers]
+    if before:
+        groups = {"before": {"ranks": before, "device_type": "cuda"}, **groups}
+    actor = {"_target_": "arithmetic.Actor", "group": "train", "parallel": draw(layouts(workers))}
+    return {
+        "cluster": {"nodes": nodes, "devices_per_node": each},
+        "groups": groups,
+        "components": {"actor": actor},
+    }
+
+
+def nodes_by_rank(facts: Facts) -> list[int]:
+    group, placed = facts.recipe.groups["train"], facts.placed
+    assert placed is not None
+    if group.device_type == "cpu":
+        each, more = divmod(group.workers, placed.cluster.nodes)
+        return [node for node in range(placed.cluster.nodes) for _ in range(each + (node < more))]
+    return [
+        placed.cluster.node_of("cuda", device)
+        for start, stop in placed.devices["train"]
+        for device in range(start, stop)
+    ]
+
+
+@settings(max_examples=300)
+@given(placements())
+def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[str, Any]) -> None:
+    facts = facts_of(recipe)
+    if facts.placed is None or facts.placed.beyond:
+        assert not list(inside_nodes(facts))
+        return
+    nodes, mesh = nodes_by_rank(facts), facts.meshes["actor"]
+    warned = {found.code: found for found in inside_nodes(facts)}
+    for dim, code in WITHIN.items():
+        crossing = [len({nodes[rank] for rank in ranks}) > 1 for ranks in mesh.process_groups(dim)]
+        assert (code in warned) == any(crossing)
+        if any(crossing):
+            assert warned[code].message.split()[0] == (
+                "all" if all(crossing) and len(crossing) > 1 else "some" if len(crossing) > 1 else "the"
+            )
+            helps(recipe, warned[code])
+
+
+def helps(recipe: dict[str, Any], found: Diagnostic) -> None:
+    """What it proposes keeps its promise."""
+    component = recipe["components"]["actor"]
+    for option in found.help.split("; or "):
+        changed = dict(recipe)
+        if option == "write group `train` first":
+            changed["groups"] = {"train": recipe["groups"]["train"], **recipe["groups"]}
+        else:
+            said = option.removeprefix("nearest that stays inside a node: ")
+            drawn = said.removesuffix(" without `order`")
+            sizes = {
+                f"{part.split()[0]}_size": int(part.split()[1])
+                for part in drawn.split(" x ")
+                if part != "one rank"
+            }
+            kept = {
+                key: size
+                for key, size in component["parallel"].items()
+                if key.removesuffix("_size") not in DIMS or drawn[:2] == "ep"
+            }
+            kept |= {key: size for key, size in component["parallel"].items() if drawn[:3] == "etp"}
+            if said != drawn:
+                kept.pop("order")
+            changed["components"] = {"actor": {**component, "parallel": {**kept, **sizes}}}
+        assert found.code not in [again.code for again in inside_nodes(facts_of(changed))], option
+
+
+def test_a_hundred_thousand_ranks_across_nodes() -> None:
+    actor = {
+        "_target_": "arithmetic.Actor",
+        "group": "train",
+        "parallel": {"pp_size": 10, "tp_size": 16, "ep_size": 8},
+    }
+    recipe = {
+        "cluster": {"nodes": 12_500, "devices_per_node": 8},
+        "groups": {"train": {"ranks": 100_000, "device_type": "cuda"}},
+        "components": {"actor": actor},
+    }
+    (found,) = inside_nodes(facts_of(recipe))
+    assert (found.message, found.help) == (
+        "all 6250 tp groups of `actor` cross nodes",
+        "nearest that stays inside a node: pp 10 x dp 1250 x tp 8",
+    )
+
+
+# What moves
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int]:
+    world = draw(st.sampled_from([4, 6, 8, 12, 16, 24]))
+    return draw(layouts(world)), draw(layouts(world)), world
+
+
+def recipe_of(one: dict[str, Any], other: dict[str, Any], world: int) -> dict[str, Any]:
+    total = (
+        DeviceMesh.from_sizes(world_size=world, **one).data_size
+        * DeviceMesh.from_sizes(world_size=world, **other).data_size
+    )
+    return {
+        "groups": {"train": {"ranks": world, "device_type": "cpu"}},
+        "components": {
+            "judge": {"_target_": "arithmetic.Judge", "group": "train", "parallel": one},
+            "critic": {"_target_": "arithmetic.Judge", "group": "train", "parallel": other},
+        },
+        "pipeline": {
+            "batch": {"call": "judge.score", "samples": total},
+            "values": {"call": "critic.score", "in": "batch"},
+        },
+    }
+
+
+@settings(max_examples=200)
+@given(pairs())
+def test_samples_that_move_are_counted_as_by_listing(
+    pair: tuple[dict[str, Any], dict[str, Any], int],
+) -> None:
+    recipe = recipe_of(*pair)
+    facts, total = facts_of(recipe), recipe["pipeline"]["batch"]["samples"]
+    giver, taker = facts.meshes["judge"], facts.meshes["critic"]
+    has = [set(giver.get_slice(total, rank)) for rank in range(giver.world_size)]
+    needs = [set(taker.get_slice(total, rank)) for rank in range(giver.world_size)]
+    stays = len(set().union(*(mine & wanted for mine, wanted in zip(has, needs, strict=True))))
+    found = list(moves(facts))
+    assert not found or Fraction(stays, total) <= LITTLE
+    for one in found:
+        moved = "all of its" if not stays else f"{total - stays} of its {total}"
+        assert f"and {moved} samples move to another one" in one.message
+        remedied(recipe, one)
+    if Fraction(stays, total) <= LITTLE and regular(giver) and regular(taker):
+        assert found
+
+
+def regular(mesh: DeviceMesh) -> bool:
+    """Whether ulysses takes whole digits of dp and fsdp, so that data ranks are arithmetic."""
+    inner = mesh.size("fsdp")
+    return inner % mesh.ulysses_size == 0 or mesh.ulysses_size % inner == 0
+
+
+def remedied(recipe: dict[str, Any], found: Diagnostic) -> None:
+    """What it proposes keeps all samples where they are."""
+    components = recipe["components"]
+    if order := re.fullmatch(r"nearest that keeps them: `order: \[(.*)\]` in `(.*)`", found.help):
+        name = order[2]
+        better = {
+            **components[name],
+            "parallel": {**components[name]["parallel"], "order": order[1].split(", ")},
+        }
+    else:
+        name = "critic"
+        assert found.help == "nearest that keeps them: `parallel: judge` in `critic`"
+        better = {**components[name], "parallel": "judge"}
+    assert not list(moves(facts_of({**recipe, "components": {**components, name: better}})))
+
+
+@pytest.mark.parametrize(
+    ("stage", "warns"),
+    [
+        ({}, True),
+        ({"dispatch": "all"}, False),
+        ({"dispatch": "slice"}, False),
+        ({"dispatch": {"balance": "tokens"}}, False),
+        ({"dispatch": {"home": "batch"}}, False),
+        ({"execute": "first"}, False),
+    ],
+)
+def test_only_even_shares_in_sample_order_are_judged(stage: dict[str, Any], warns: bool) -> None:
+    recipe = recipe_of({"dp_size": 16}, {"pp_size": 4, "dp_size": 4}, 16)
+    recipe["pipeline"]["values"] |= stage
+    assert [found.code for found in moves(facts_of(recipe))] == ["MC561"] * warns
+
+
+def test_who_says_no_layout_takes_the_others() -> None:
+    recipe = recipe_of({"dp_size": 16}, {"pp_size": 4, "dp_size": 4}, 16)
+    del recipe["components"]["judge"]["parallel"]
+    (found,) = moves(facts_of(recipe))
+    assert found.help == "write `parallel: critic` in `judge`"
+
+
+def test_groups_on_other_devices_are_not_judged() -> None:
+    recipe = recipe_of({"dp_size": 16}, {"pp_size": 4, "dp_size": 4}, 16)
+    recipe["groups"]["apart"] = recipe["groups"]["train"]
+    recipe["components"]["critic"]["group"] = "apart"
+    assert not list(moves(facts_of(recipe)))
+    devices = {"ranks": 16, "device_type": "cuda"}
+    recipe["groups"] = {"train": devices, "apart": {**devices, "colocate": "train"}}
+    (found,) = moves(facts_of(recipe))
+    assert found.help == "nearest that keeps them: `order: [dp, fsdp, pp, cp, tp]` in `critic`"
+    recipe["groups"]["apart"]["ranks"] = 32  # more than there are: an error of its own
+    assert not list(moves(facts_of(recipe)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (
+            {"tp_size": 8},
+            {"tp_size": 8, "order": ["tp", "pp", "dp", "fsdp", "cp"]},
+            "14 of 16 hold none of the weights",
+        ),
+        ({"fsdp_size": 16}, {"tp_size": 16}, ""),
+        ({"pp_size": 4, "tp_size": 4}, {"tp_size": 4}, ""),
+        ({"tp_size": 8, "ep_size": 4}, {"tp_size": 8, "order": ["tp", "pp", "dp", "fsdp", "cp"]}, ""),
+    ],
+)
+def test_weights_that_all_move_within_a_group(
+    one: dict[str, Any], other: dict[str, Any], message: str
+) -> None:
+    recipe = recipe_of(one, other, 16)
+    recipe["components"]["judge"]["_target_"] = "arithmetic.Actor"
+    recipe["components"]["critic"]["_target_"] = "arithmetic.Sampler"
+    recipe["pipeline"] = {"publish": {"sync": "judge", "to": "critic"}}
+    found = list(moves(facts_of(recipe)))
+    assert len(found) == bool(message) and all(message in one.message for one in found)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((GOLDEN.parents[2] / "recipes").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_shipped_recipes_have_nothing_to_warn_of(path: Path) -> None:
+    assert not load(path, [], path.parent).report.diagnostics

@@ -1,0 +1,225 @@
+"""`home`: each message of MC534 and MC535; and what is accepted goes home, to a worker that made it, on the
+in-memory engine."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from meshctl.plan.resolve import resolve
+from meshctl.recipe.compose.yaml_reader import dump
+from meshctl.recipe.load import Loaded, load
+from meshctl.runtime import in_process
+from meshctl.runtime.instantiate import make
+from tests.paths import LAUNCHED as HERE
+
+FIRST = {"call": "maker.fill", "in": "batch"}
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"tp_size": 2},
+    {"fsdp_size": 4},
+    {"fsdp_size": 4, "ulysses_size": 2},
+    {"pp_size": 2},
+    {"cp_size": 4},
+]
+
+
+def recipe_of(stages: dict[str, Any], maker: Any = None, user: Any = "maker", **more: Any) -> dict[str, Any]:
+    """A source, and two components of one group that keep samples and look for them."""
+    components = {
+        "source": {"_target_": "caches.Source", "group": "g"},
+        "maker": {"_target_": "caches.Cache", "group": "g", "parallel": maker or {}},
+        "user": {"_target_": "caches.Cache", "group": "g", "parallel": user},
+        "stranger": {"_target_": "caches.Cache", "group": "other"},
+    }
+    groups = {name: {"ranks": ranks, "device_type": "cpu"} for name, ranks in (("g", 4), ("other", 2))}
+    pipeline = {"batch": {"call": "source.next", "samples": 8, **more}, **stages}
+    return {"groups": groups, "components": components, "pipeline": pipeline, "run": {"steps": 2}}
+
+
+def loaded(recipe: dict[str, Any], folder: Path) -> Loaded:
+    file = folder / "recipe.yaml"
+    file.write_text(dump(recipe), encoding="utf-8")
+    return load(file, [], folder, environ={}, path=[str(HERE)])
+
+
+def said(recipe: dict[str, Any], folder: Path) -> list[tuple[str, str, str]]:
+    """(message, its place's text, what the second place says) of every error."""
+    report = loaded(recipe, folder).report
+    assert {error.code for error in report.errors} <= {"MC534", "MC535"}
+    lines = dict(report.sources)
+    found = []
+    for error in report.errors:
+        span = error.primary
+        assert span is not None
+        place = lines[span.file][span.line - 1][span.column - 1 :][: span.width]
+        found.append((error.message, place, " ".join(second.says for second in error.seconds)))
+    return found
+
+
+def look(home: str, **more: Any) -> dict[str, Any]:
+    return {"call": "user.look", "in": "first", "dispatch": {"home": home, **more}}
+
+
+ALIKE = "the samples of stage `again` have homes on"
+
+
+@pytest.mark.parametrize(
+    ("stages", "layouts", "expected"),
+    [
+        ({"first": FIRST, "again": look("first")}, {}, None),
+        ({"first": FIRST, "again": look("frist")}, {}, ("there is no stage `frist` to be home", "frist", "")),
+        (
+            {"first": FIRST, "again": look("again")},
+            {},
+            ("the samples of `first` did not pass `again`, they have no home there", "again", ""),
+        ),
+        (
+            {"first": FIRST, "other": FIRST, "again": look("other")},
+            {},
+            ("the samples of `first` did not pass `other`, they have no home there", "other", ""),
+        ),
+        (
+            {
+                "first": FIRST,
+                "far": {"call": "stranger.change", "in": "first"},
+                "again": {**look("far"), "in": "far"},
+            },
+            {},
+            ("stage `again` runs on `g`, its samples have no home in `far`", "far", "`far` runs on `other`"),
+        ),
+        (
+            {"first": FIRST, "again": {**look("first"), "execute": "peer"}},
+            {},
+            (
+                "`execute: peer` sends the samples of stage `again` to their producer's workers, and not home",
+                "first",
+                "`maker` has 4 data ranks",
+            ),
+        ),
+        (
+            {"first": FIRST, "again": look("first")},
+            {"user": {"tp_size": 2}},
+            (f"{ALIKE} 4 data ranks of `maker`, `user` has 2 shares", "first", "`maker` has 4 data ranks"),
+        ),
+        (
+            {"first": FIRST, "again": look("first")},
+            {"maker": {"tp_size": 2}, "user": {"dp_size": 4}},
+            (f"{ALIKE} 2 data ranks of `maker`, `user` has 4 shares", "first", "`maker` has 2 data ranks"),
+        ),
+        (
+            {"first": FIRST, "again": look("first", allow_empty=True)},
+            {"maker": {"tp_size": 2}, "user": {"dp_size": 4}},
+            (
+                f"{ALIKE} 2 data ranks of `maker`, and the home of data rank 1 is worker 2, not one of share 1",
+                "first",
+                "`maker` has 2 data ranks",
+            ),
+        ),
+        (
+            {"first": FIRST, "again": look("first", mode="all")},
+            {},
+            (f"{ALIKE} 4 data ranks of `maker`, `user` has 1 share", "first", "`maker` has 4 data ranks"),
+        ),
+        (
+            {"first": {**FIRST, "execute": "first"}, "again": look("first")},
+            {},
+            (f"{ALIKE} 1 data rank of `maker`, `user` has 4 shares", "first", "one worker gives its samples"),
+        ),
+        ({"first": {**FIRST, "execute": "first"}, "again": look("first", allow_empty=True)}, {}, None),
+        (
+            {"first": {**FIRST, "samples": 3, "dispatch": {"allow_empty": True}}, "again": look("first")},
+            {"samples": 3, "dispatch": {"allow_empty": True}},
+            (f"{ALIKE} 4 data ranks of `maker`, some of which make none", "first", "3 samples"),
+        ),
+        (
+            {
+                "first": FIRST,
+                "loss": {"call": "maker.loss", "in": "first"},
+                "then": {"call": "maker.look", "in": {"loss": "loss", "batch": "first"}},
+                "again": {**look("first"), "in": "then"},
+            },
+            {},
+            None,
+        ),
+        (
+            {
+                "first": FIRST,
+                "again": {
+                    "call": "user.look",
+                    "in": {"batch": {"from": "first", "dispatch": {"home": "batch"}}},
+                },
+            },
+            {"user": {"tp_size": 2}},
+            (
+                "the samples of stage `again` have homes on 4 data ranks of `source`, `user` has 2 shares",
+                "batch",
+                "`source` has 4 data ranks",
+            ),
+        ),
+    ],
+)
+def test_each_message(
+    stages: dict[str, Any], layouts: dict[str, Any], expected: tuple[str, str, str] | None, tmp_path: Path
+) -> None:
+    assert said(recipe_of(stages, **layouts), tmp_path) == ([expected] if expected else [])
+
+
+# What is accepted
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> dict[str, Any]:
+    layout, empty = st.sampled_from(LAYOUTS), {"dispatch": {"allow_empty": True}}
+    samples = draw(st.integers(1, 9))
+    words = draw(st.sampled_from([{}, {"balance": "tokens"}, {"home": "batch"}]))
+    stages: dict[str, Any] = {
+        "first": {**FIRST, "dispatch": {"allow_empty": True, **words}, "samples": samples},
+        "then": {
+            "call": draw(st.sampled_from(["stranger.change", "user.change"])),
+            "in": "first",
+            "samples": samples,
+            **empty,
+        },
+        "loss": {"call": "stranger.loss", "in": "then", **empty},
+        "again": {
+            "call": "user.look",
+            "in": draw(
+                st.sampled_from(
+                    ["then", {"batch": "then", "loss": "loss"}, {"loss": "loss", "batch": "then"}]
+                )
+            ),
+        },
+        "last": {"call": "maker.look", "in": "again"},
+    }
+    if draw(st.booleans()):
+        stages["first"]["execute"] = "peer"
+    for name in ("again", "last"):
+        mode = draw(st.sampled_from([{}, {"mode": "slice"}]))
+        stages[name]["dispatch"] = {"home": "first", "allow_empty": draw(st.booleans()), **mode}
+    return recipe_of(
+        stages, draw(layout), draw(st.one_of(st.just("maker"), layout)), **{"samples": samples, **empty}
+    )
+
+
+@settings(max_examples=60)
+@given(recipes())
+def test_what_is_accepted_goes_home(tmp_path_factory: pytest.TempPathFactory, recipe: dict[str, Any]) -> None:
+    read = loaded(recipe, tmp_path_factory.mktemp("home"))
+    event(f"errors: {[error.code for error in read.report.errors]}")
+    if read.report.errors or "MC538" in {one.code for one in read.report.diagnostics}:
+        return
+    plan = resolve(read.recipe, read.endpoints)
+    called = {
+        component.name: [stage.method for stage in plan.stages if stage.component == component.name]
+        for component in plan.components
+    }
+    make(plan.component("maker"), called["maker"], [str(HERE)])
+    importlib.import_module("caches").HELD.clear()
+    outcome = in_process.run(plan, lambda name, rank: make(plan.component(name), called[name], [str(HERE)]))
+    assert not outcome.faults, f"{dump(recipe)}\n{outcome.faults}"

@@ -1,0 +1,335 @@
+"""A model against its layout, held against the arithmetic itself: every layout is listed, every rank is asked
+what it would hold."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from math import prod
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.code.classes import Code
+from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.recipe.reader import read
+from meshctl.recipe.rules import Facts, meshes, models
+from meshctl.recipe.spans import Written
+
+DIMS = ("pp", "dp", "fsdp", "cp", "tp")
+EXPERT_DIMS = ("ep", "etp", "ep_fsdp")
+Sizes = dict[str, int]
+Some = tuple[int, dict[str, Any], list[Sizes], int]
+"""Ranks, `parallel`, the models of the components that have it, and the samples that it shares out; 0 where
+that is not known."""
+
+
+def facts_of(recipe: dict[str, Any]) -> Facts:
+    tree = of_plain(recipe, Span("x.yaml", 1, 1))
+    result = read(tree, "stem")
+    assert not result.found, result.found
+    return Facts(result, Written(tree), Code(()))
+
+
+def recipe_of(ranks: int, parallel: dict[str, Any], models: list[Sizes], samples: int = 0) -> dict[str, Any]:
+    """Components `c0`, `c1`, ... with one layout, that of the first."""
+    components = {
+        f"c{i}": {"_target_": "x.C", "group": "g", "parallel": "c0" if i else parallel, "model": m}
+        for i, m in enumerate(models)
+    }
+    pipeline = {"s": {"call": "c0.next", "samples": samples}} if samples else {}
+    return {
+        "groups": {"g": {"ranks": ranks, "device_type": "cpu"}},
+        "components": components,
+        "pipeline": pipeline,
+    }
+
+
+def said_by(facts: Facts) -> list[Diagnostic]:
+    return [one for rule in (*meshes.RULES, *models.RULES) for one in rule(facts)]
+
+
+def proposed(help: str) -> list[Sizes]:
+    """`nearest that fit: dp 4 x tp 2; vpp 2` as sizes."""
+    _, _, after = help.partition("nearest that fit: ")
+    return [
+        {dim: int(size) for dim, size in re.findall(r"(\w+) (\d+)", option)}
+        for option in after.split("; ")
+        if after
+    ]
+
+
+# The arithmetic
+
+
+def complete(ranks: int, parallel: dict[str, Any]) -> Sizes | None:
+    """All sizes, where they make up the ranks; the rule of the design, by trying every number for what is
+    inferred."""
+    said = {key.removesuffix("_size"): size for key, size in parallel.items() if key != "sequence_parallel"}
+    free = [dim for dim in DIMS if said.get(dim) == "auto"] or ["dp"] * ("dp" not in said)
+    for size in range(1, ranks + 1) if free else (0,):
+        sizes = (
+            dict.fromkeys((*DIMS, "ulysses", "vpp"), 1)
+            | {key: n for key, n in said.items() if n != "auto"}
+            | dict.fromkeys(free, size)
+        )
+        if prod(sizes[dim] for dim in DIMS) == ranks:
+            return sizes | experts(said, prod(sizes[dim] for dim in DIMS if dim != "pp"))
+    return None
+
+
+def experts(said: dict[str, Any], stage: int) -> Sizes:
+    """The dims of experts over the ranks of a stage, whether or not they make them up."""
+    free = [dim for dim in EXPERT_DIMS if said.get(dim) == "auto"] or ["ep_fsdp"] * ("ep_fsdp" not in said)
+    for size in range(1, stage + 1) if free else ():
+        sizes = (
+            dict.fromkeys(EXPERT_DIMS, 1)
+            | {dim: said[dim] for dim in EXPERT_DIMS if dim in said}
+            | dict.fromkeys(free, size)
+        )
+        if prod(sizes.values()) == stage:
+            return sizes
+    return dict.fromkeys(EXPERT_DIMS, 1) | {
+        dim: said[dim] for dim in EXPERT_DIMS if type(said.get(dim)) is int
+    }
+
+
+def carved(sizes: Sizes, along_tp: bool) -> bool:
+    data, stage = sizes["dp"] * sizes["fsdp"], prod(sizes[dim] for dim in DIMS if dim != "pp")
+    even = data % sizes["ulysses"] == 0 and stage == prod(sizes[dim] for dim in EXPERT_DIMS)
+    return even and (sizes["vpp"] == 1 or sizes["pp"] > 1) and (sizes["tp"] > 1 or not along_tp)
+
+
+def heads_fit(heads: int, kv: int, tp: int) -> bool:
+    """Every rank has as many query heads, and just those heads of keys and values that these look at, in
+    equal numbers."""
+    if heads % tp:
+        return False
+    each = heads // tp
+    looks = [{head * kv // heads for head in range(rank * each, (rank + 1) * each)} for rank in range(tp)]
+    return (
+        len({len(mine) for mine in looks}) == 1
+        and len({sum(head in mine for mine in looks) for head in range(kv)}) == 1
+    )
+
+
+def broken(sizes: Sizes, model: Sizes, along_tp: bool) -> set[str]:
+    """The codes of the rules that are broken, from what each rank would hold."""
+    codes, tp = set(), sizes["tp"]
+    heads, kv = model.get("num_heads", 0), model.get("num_kv_heads", 0)
+    if (heads and not heads_fit(heads, kv or heads, tp)) or model.get("hidden_size", 0) % tp:
+        codes.add("MC431")
+    if not heads and kv and kv % tp and tp % kv:
+        codes.add("MC431")
+    if (layers := model.get("num_layers", 0)) and sizes["pp"] * sizes["vpp"] > layers:
+        codes.add("MC434")
+    if model.get("num_experts", 0) % sizes["ep"]:
+        codes.add("MC435")
+    if length := model.get("sequence_length", 0):
+        chunks = [sizes["ulysses"], tp if along_tp else 1, *([2, sizes["cp"]] if sizes["cp"] > 1 else [])]
+        if length % prod(chunks):
+            codes.add("MC436")
+    return codes
+
+
+ERRORS = {"MC431", "MC434", "MC435", "MC436"}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Some:
+    ranks = draw(st.sampled_from([1, 2, 4, 6, 8, 12, 16, 24]))
+    sizes = (
+        st.integers(1, 8)
+        if draw(st.integers(0, 3)) == 0
+        else st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0])
+    )
+    parallel: dict[str, Any] = {
+        f"{key}_size": draw(sizes)
+        for key in draw(
+            st.lists(
+                st.sampled_from([*DIMS, "ulysses", "ep", "ep", "etp", "ep_fsdp", "vpp"]),
+                min_size=1,
+                max_size=4,
+                unique=True,
+            )
+        )
+    }
+    if draw(st.booleans()) and (dims := [f"{dim}_size" for dim in DIMS if f"{dim}_size" in parallel]):
+        parallel[draw(st.sampled_from(dims))] = "auto"
+    if draw(st.integers(0, 3)) == 0 and "ep_fsdp_size" not in parallel:
+        parallel[draw(st.sampled_from(["ep_size", "etp_size"]))] = "auto"
+    if "tp_size" in parallel and draw(st.booleans()):
+        parallel["sequence_parallel"] = True
+    return (
+        ranks,
+        parallel,
+        draw(st.lists(st.builds(made, grouped(), others()), min_size=1, max_size=2)),
+        draw(st.integers(0, 6)),
+    )
+
+
+def made(heads: Sizes, others: Sizes) -> Sizes:
+    return {**heads, **others}
+
+
+def grouped() -> st.SearchStrategy[Sizes]:
+    """Heads, and heads of keys and values that divide them."""
+    pairs = [{"num_heads": kv * each, "num_kv_heads": kv} for kv in range(1, 9) for each in range(1, 5)]
+    return st.sampled_from([{}, {"num_heads": 6}, {"num_heads": 12}, {"num_kv_heads": 4}, *pairs])
+
+
+def others() -> st.SearchStrategy[Sizes]:
+    few = st.integers(1, 24)
+    some = {
+        "hidden_size": st.sampled_from([6, 16, 24]),
+        "num_layers": few,
+        "num_experts": few,
+        "sequence_length": st.integers(1, 64),
+    }
+    return st.fixed_dictionaries({}, optional=some)
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_what_is_refused_is_what_does_not_come_out_even(case: Some) -> None:
+    ranks, parallel, given, _ = case
+    facts = facts_of(recipe_of(ranks, parallel, given))
+    sizes, along_tp = complete(ranks, parallel), parallel.get("sequence_parallel", False)
+    found = said_by(facts)
+    if sizes is None or not carved(sizes, along_tp):
+        assert found and not ERRORS & {one.code for one in found}
+        return
+    kinds = [dict(kind) for kind in dict.fromkeys(tuple(sorted(model.items())) for model in given)]
+    expected = sorted(code for model in kinds for code in broken(sizes, model, along_tp))
+    assert sorted(one.code for one in found if one.code in ERRORS) == expected
+    assert all(one.severity != "error" for one in found if one.code not in ERRORS)
+
+
+class Case:
+    """All layouts of the dims that were said, and which of them fit."""
+
+    def __init__(self, ranks: int, parallel: dict[str, Any], given: list[Sizes], samples: int) -> None:
+        self.ranks, self.parallel, self.given, self.samples = ranks, parallel, given, samples
+        self.along_tp = parallel.get("sequence_parallel", False)
+        self.said = {key.removesuffix("_size"): size for key, size in parallel.items() if type(size) is int}
+        free = {dim for dim in DIMS if parallel.get(f"{dim}_size") == "auto"} or {"dp"} - set(self.said)
+        self.dims = sorted({*free, *(dim for dim in DIMS if dim in self.said)})
+        some = itertools.product(
+            [size for size in range(1, ranks + 1) if ranks % size == 0], repeat=len(self.dims)
+        )
+        self.whole = [dict(zip(self.dims, sizes, strict=True)) for sizes in some if prod(sizes) == ranks]
+
+    def with_dims(self, layout: Sizes) -> Sizes | None:
+        """All sizes of the recipe that says these dims and what it said else."""
+        kept = {key: size for key, size in self.parallel.items() if key.removesuffix("_size") not in DIMS}
+        return complete(
+            prod(layout.values()),
+            {**{f"{dim}_size": 1 for dim in DIMS}, **{f"{d}_size": n for d, n in layout.items()}, **kept},
+        )
+
+    def with_sizes(self, other: Sizes) -> Sizes | None:
+        """All sizes of the recipe that says these in place of its own."""
+        return complete(self.ranks, self.parallel | {f"{key}_size": size for key, size in other.items()})
+
+    def now(self) -> Sizes:
+        sizes = self.with_sizes({})
+        assert sizes
+        return sizes
+
+    def wrong(self, sizes: Sizes) -> set[str]:
+        return {code for model in self.given for code in broken(sizes, model, self.along_tp)}
+
+    def keeps(self, sizes: Sizes | None) -> bool:
+        """All but `ep` where that is said: it is no dim, and has proposals of its own."""
+        if sizes is None or not carved(sizes, self.along_tp):
+            return False
+        few = self.samples and sizes["dp"] * sizes["fsdp"] // sizes["ulysses"] > self.samples
+        return not few and self.wrong(sizes) <= ({"MC435"} if "ep" in self.said else set())
+
+    def change(self, sizes: Sizes) -> tuple[int, int]:
+        changed = [
+            abs(sizes[dim] - size) for dim, size in self.said.items() if dim in DIMS and sizes[dim] != size
+        ]
+        return len(changed), sum(changed)
+
+    def nearest(self) -> tuple[int, int] | None:
+        """How much the nearest layout changes: of those where ulysses needs no ring, if there are any."""
+        right = [(sizes, layout) for layout in self.whole if self.keeps(sizes := self.with_dims(layout))]
+        without = [layout for sizes, layout in right if sizes and not self.rings(sizes)]
+        return min(map(self.change, without or [layout for _, layout in right]), default=None)
+
+    def rings(self, sizes: Sizes) -> bool:
+        return any(model.get("num_heads", 0) % (sizes["tp"] * sizes["ulysses"]) for model in self.given)
+
+
+def model_of(case: Case, one: Diagnostic) -> Sizes:
+    """Of the component that a message names."""
+    return case.given[int(re.findall(r"`c(\d)`", one.message)[0])]
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) -> None:
+    case, found = Case(*some), said_by(facts_of(recipe_of(*some)))
+    nearest = case.nearest()
+    for one in found:
+        if one.code not in ("MC410", "MC431", "MC434", "MC436") or (one.code == "MC410" and nearest is None):
+            continue
+        options = proposed(one.help)
+        layouts = [
+            {dim: option.get(dim, 1) for dim in DIMS} for option in options if set(option) <= set(DIMS)
+        ]
+        told = f"{one.message}: {one.help}"
+        assert all(case.keeps(case.with_dims(layout)) for layout in layouts), told
+        assert not layouts or case.change(layouts[0]) == nearest, told
+        assert options or nearest is None, told
+        assert all(
+            case.keeps(case.with_sizes(option)) for option in options if not set(option) <= set(DIMS)
+        ), told
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_sizes_that_are_proposed_for_experts_fit_and_are_nearest(some: Some) -> None:
+    case, found = Case(*some), said_by(facts_of(recipe_of(*some)))
+    for one in found:
+        if one.code == "MC435":
+            experts, ep = model_of(case, one)["num_experts"], case.now()["ep"]
+            options = proposed(one.help)
+            others = [
+                {"ep": size, **({"ep_fsdp": rest} if "ep_fsdp" in case.said else {})}
+                for size in range(1, 25)
+                for rest in range(1, 25)
+            ]
+            right = [
+                other
+                for other in others
+                if experts % other["ep"] == 0
+                and (sizes := case.with_sizes(other))
+                and carved(sizes, case.along_tp)
+            ]
+            assert all(option in right for option in options), (one.help, right)
+            assert options[0] == min(right, key=lambda other: (abs(other["ep"] - ep), other["ep"])), (
+                one.help,
+                right,
+            )
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_a_size_of_ulysses_that_is_proposed_needs_no_ring_and_is_nearest(some: Some) -> None:
+    case, found = Case(*some), said_by(facts_of(recipe_of(*some)))
+    for one in found:
+        if one.code == "MC432":
+            now = case.now()
+            others = [case.with_sizes({"ulysses": size}) for size in range(1, 25)]
+            right = [other for other in others if other and case.keeps(other) and not case.rings(other)]
+            best = min(
+                right,
+                key=lambda other: (abs(other["ulysses"] - now["ulysses"]), other["ulysses"]),
+                default=None,
+            )
+            shown = re.search(r"nearest that needs no ring: ulysses (\d+)", one.help)
+            assert (int(shown[1]) if shown else None) == (best and best["ulysses"]), one.help

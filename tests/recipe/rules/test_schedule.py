@@ -1,0 +1,145 @@
+"""When stages run, held against runs that are counted step by step: what is said to run never or seldom does,
+and nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.diagnostics import Span
+from meshctl.recipe.code.classes import Code
+from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.recipe.reader import read
+from meshctl.recipe.rules import Facts, schedule
+from meshctl.recipe.spans import Written
+
+LONG = 60
+"""So many steps show whatever such small numbers can do."""
+Recipe = dict[str, Any]
+
+
+def facts_of(recipe: Recipe) -> Facts:
+    tree = of_plain(recipe, Span("x.yaml", 1, 1))
+    result = read(tree, "stem")
+    assert not result.found, result.found
+    return Facts(result, Written(tree), Code(()))
+
+
+def ran(recipe: Recipe, steps: int) -> dict[str, list[int]]:
+    """The steps in which each stage of a run of so many steps runs, as the loop of a worker decides it."""
+    checkpoint = recipe["run"].get("checkpoint")
+    every = checkpoint["every"] if checkpoint else 0
+    found: dict[str, list[int]] = {name: [] for name in recipe["pipeline"]}
+    for step in range(1, steps + 1):
+        saves = checkpoint is not None and (step == steps or (every > 0 and step % every == 0))
+        times = {"start": step == 1, "end": step == steps, "checkpoint": saves}
+        now = set()
+        for name, stage in recipe["pipeline"].items():
+            due = times[stage["when"]] if "when" in stage else step % stage.get("every", 1) == 0
+            if due and all(other in now for other in takes(stage)):
+                now.add(name)
+                found[name].append(step)
+    return found
+
+
+def takes(stage: dict[str, Any]) -> list[str]:
+    return list(stage.get("in", {}).values())
+
+
+def said_of(facts: Facts, code: str) -> dict[str, str]:
+    """Stage -> what one of these rules says of it."""
+    rules = (schedule.some_step, schedule.as_often_as_said)
+    found = [one for rule in rules for one in rule(facts) if one.code == code]
+    return {re.findall(r"stage `(\w+)`", one.message)[0]: one.message for one in found}
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    pipeline: dict[str, Any] = {}
+    for name in "abcde"[: draw(st.integers(1, 5))]:
+        few = draw(st.lists(st.sampled_from(sorted(pipeline)), max_size=2, unique=True)) if pipeline else []
+        stage: dict[str, Any] = {
+            "call": "x.y",
+            **({"in": {f"p{i}": other for i, other in enumerate(few)}} if few else {"samples": 1}),
+        }
+        stage |= draw(
+            st.sampled_from(
+                [
+                    {},
+                    {},
+                    {"every": 2},
+                    {"every": 3},
+                    {"every": 4},
+                    {"when": "start"},
+                    {"when": "end"},
+                    {"when": "checkpoint"},
+                ]
+            )
+        )
+        pipeline[name] = stage
+    run: dict[str, Any] = {"steps": draw(st.integers(1, 14))} if draw(st.integers(0, 3)) else {}
+    if draw(st.booleans()):
+        run["checkpoint"] = {"every": draw(st.integers(0, 4))}
+    components = {"x": {"_target_": "x.X", "group": "g"}}
+    return {
+        "groups": {"g": {"ranks": 1, "device_type": "cpu"}},
+        "components": components,
+        "pipeline": pipeline,
+        "run": run,
+    }
+
+
+@settings(max_examples=300)
+@given(recipes())
+def test_what_never_runs_is_said_once(recipe: Recipe) -> None:
+    facts, steps = facts_of(recipe), recipe["run"].get("steps", 0)
+    never, not_within = said_of(facts, "MC544"), said_of(facts, "MC545")
+    whole = [ran(recipe, steps)] if steps else [ran(recipe, many) for many in range(2, LONG)]
+    idle = {name for name in recipe["pipeline"] if not any(found[name] for found in whole)}
+    causes = {name for name in idle if not idle & set(takes(recipe["pipeline"][name]))}
+    assert causes <= never.keys() | not_within.keys() <= idle, (never, not_within, idle)
+    assert not never.keys() & not_within.keys()
+    for name in never:
+        assert not any(ran(recipe, many)[name] for many in range(2, LONG)), never[name]
+
+
+@settings(max_examples=300)
+@given(recipes())
+def test_what_runs_less_often_than_it_says_is_said_with_how_often_it_does(recipe: Recipe) -> None:
+    said = said_of(facts_of(recipe), "MC548")
+    long = ran(recipe, LONG)
+    for name, stage in recipe["pipeline"].items():
+        at = {other for other in (name, *upstream(recipe, name)) if "when" in recipe["pipeline"][other]}
+        if "every" in stage and not at:
+            really = long[name][0]
+            assert long[name] == list(range(really, LONG + 1, really))
+            assert (name in said) == (really != stage["every"])
+            assert name not in said or f"runs every {really}:" in said[name]
+        else:
+            assert name not in said
+
+
+def upstream(recipe: Recipe, name: str) -> set[str]:
+    direct = takes(recipe["pipeline"][name])
+    return {*direct, *(other for before in direct for other in upstream(recipe, before))}
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 5), st.integers(0, 5), st.integers(1, 14), st.none() | st.integers(0, 5))
+def test_weights_that_never_arrive_are_said(every: int, lag: int, steps: int, saves: int | None) -> None:
+    sync = {"sync": "x", "to": "y", "every": every, "max_staleness": every - 1 + lag}
+    components = {name: {"_target_": "x.X", "group": "g"} for name in "xy"}
+    run = {"steps": steps, **({} if saves is None else {"checkpoint": {"every": saves}})}
+    groups = {"g": {"ranks": 1, "device_type": "cpu"}}
+    facts = facts_of({"groups": groups, "components": components, "pipeline": {"s": sync}, "run": run})
+    sent: list[int] = []
+    arrived = 0
+    for step in range(1, steps + 1):
+        if step % every == 0:
+            sent.append(step)
+        arrived += any(given <= step - lag for given in sent)
+        arrived += bool(saves and step % saves == 0 and step < steps and sent)
+    assert bool(list(schedule.fresh_enough(facts))) == bool(sent and not arrived)

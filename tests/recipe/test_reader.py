@@ -1,0 +1,239 @@
+"""A composed tree -> Recipe: what a user wrote arrives with its types, and what is wrong is said once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshctl.diagnostics import Span
+from meshctl.recipe import model
+from meshctl.recipe.compose.yaml_reader import dump
+from meshctl.recipe.compose.yaml_reader import read as read_text
+from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.recipe.load import load
+from meshctl.recipe.reader import Read, read
+
+GOLDEN = Path(__file__).parent / "golden"
+
+WHOLE = """
+name: all
+seed: 3
+cluster: {nodes: 2, devices_per_node: 8}
+groups:
+  a: {ranks: 4, device_type: GPU, gpus_per_worker: 2, visible_devices: "8,9", env: {A: 1, B: "x", C: 1e3}}
+  b: {ranks: [4, 6], device_type: npu, colocate: a, env: [PATH, HOME]}
+  c: {ranks: 1, device_type: cpu, program: {module: torchtitan.train}, args: [--lr, 1e-3, -n, 010], cwd: x, python: py}
+components:
+  x: {_target_: m.X, group: a, parallel: {fsdp_size: auto, tp_size: 2, order: [pp, dp, fsdp, tp, cp]}, args: {k: [1, {a: 2}]}, frozen: true}
+  y: {_target_: m.Y, group: a, parallel: x}
+  z: {_target_: m.Z, group: a, parallel: {pp_size: 2, ep_size: 2, etp_size: auto, ep_fsdp_size: 4, vpp_size: 3, sequence_parallel: true}}
+pipeline:
+  source: {call: x.next, samples: 8, sample_bytes: 4096, every: 2, when: start}
+  one: {call: y.f, in: source, dispatch: slice, execute: peer, collect: sum}
+  two: {call: y.f, in: [source, one], dispatch: {balance: tokens, allow_empty: true, split_groups: true, equal_counts: true}, after: one}
+  three: {call: y.f, in: {a: source, b: {from: one, dispatch: all}, c: {from: [one, two], dispatch: {home: source}}}, after: [one, two]}
+  sync: {sync: x, to: y, every: 4, max_staleness: 5, checksum: true}
+  part: {sync: x.adapter, to: y}
+run: {steps: 10, epochs: 2, dir: out, checkpoint: {every: 5, keep: 1}, grace: 2.5, patience: 90, show: [one.loss]}
+"""
+
+
+def reading(text: str) -> Read:
+    tree = read_text(text.encode(), "x.yaml").tree
+    assert tree is not None
+    return read(tree, "stem")
+
+
+def test_everything_a_recipe_can_say_arrives() -> None:
+    result = reading(WHOLE)
+    assert [found.message for found in result.found] == []
+    recipe, words = result.recipe, model.DispatchWords
+    assert (recipe.name, recipe.seed, recipe.cluster) == ("all", 3, model.Cluster(2, 8))
+    assert recipe.groups["a"] == model.DeviceGroup(
+        "a", 4, "cuda", 2, ("8", "9"), (("A", "1"), ("B", "x"), ("C", "1e3"))
+    )
+    assert recipe.groups["b"] == model.DeviceGroup(
+        "b", (4, 6), "npu", env=(("PATH", None), ("HOME", None)), colocate="a"
+    )
+    assert recipe.groups["c"].program == model.Program(
+        "", "torchtitan.train", ("--lr", "1e-3", "-n", "010"), "x", "py"
+    )
+    sizes = model.Sizes((("fsdp_size", "auto"), ("tp_size", 2)), ("pp", "dp", "fsdp", "tp", "cp"))
+    assert recipe.components["x"] == model.Component("x", "m.X", "a", sizes, {"k": [1, {"a": 2}]}, True)
+    assert recipe.components["y"].parallel == "x"
+    experts = (("pp_size", 2), ("ep_size", 2), ("etp_size", "auto"), ("ep_fsdp_size", 4), ("vpp_size", 3))
+    assert recipe.components["z"].parallel == model.Sizes(experts, (), True)
+    stages = recipe.pipeline
+    assert stages["source"] == model.Stage(
+        "source", "call", "x", "next", samples=8, sample_bytes=4096, every=2, when="start"
+    )
+    assert stages["one"].dispatch == words("slice") and (stages["one"].execute, stages["one"].collect) == (
+        "peer",
+        "sum",
+    )
+    assert stages["two"].inputs == (model.Input(("source", "one")),)
+    assert stages["two"].dispatch == words(None, "tokens", "", True, True, True) and stages["two"].after == (
+        "one",
+    )
+    assert stages["three"].inputs == (
+        model.Input(("source",), "a"),
+        model.Input(("one",), "b", words("all")),
+        model.Input(("one", "two"), "c", words(home="source")),
+    )
+    assert (stages["sync"].method, stages["sync"].to_method, stages["sync"].lag) == (
+        "weights",
+        "load_weights",
+        2,
+    )
+    assert (stages["part"].method, stages["part"].to_method, stages["part"].lag) == (
+        "adapter",
+        "load_adapter",
+        0,
+    )
+    assert (stages["sync"].checksum, stages["part"].checksum) == (True, False)
+    assert recipe.run == model.Run(10, 2, "out", model.Checkpoint(5, 1), 2.5, ("one.loss",), (), 90.0)
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    recipe = reading("groups: {a: {ranks: 2, device_type: cpu}}").recipe
+    assert (recipe.name, recipe.seed, recipe.run, recipe.cluster) == ("stem", 0, model.Run(), model.Cluster())
+    assert reading("run: {checkpoint: null}").recipe.run.checkpoint is None
+
+
+def test_a_value_that_was_wrong_is_known_to_be() -> None:
+    result = reading("groups: {a: {ranks: x, device_type: cpu}, b: {ranks: 2}}")
+    assert result.recipe.groups["a"].ranks == 0
+    assert (
+        not result.right("groups", "a", "ranks")
+        and not result.right("groups", "a")
+        and not result.right("groups")
+    )
+    assert result.right("groups", "b") and result.right("groups", "a", "device_type")
+
+
+def test_text_of_the_environment_is_read_as_what_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "groups: {a: {ranks: '${oc.env:N}', device_type: cpu, program: {module: timeit}}}\nrun: {grace: '${oc.env:G,1.5}'}\n"
+    )
+    loaded = load("r.yaml", [], tmp_path, environ={"N": "3"})
+    assert not loaded.report.diagnostics
+    assert (loaded.recipe.groups["a"].ranks, loaded.recipe.run.grace) == (3, 1.5)
+    assert "${oc.env:N}" in loaded.composed
+    wrong = load("r.yaml", [], tmp_path, environ={"N": "three"})
+    assert [found.code for found in wrong.report.errors] == ["MC102"]
+
+
+# Whatever is written, nothing raises
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 40),
+    st.floats(),
+    st.sampled_from(
+        [
+            "",
+            "???",
+            "auto",
+            "cpu",
+            "cuda",
+            "train",
+            "rollout",
+            "actor",
+            "batch",
+            "all",
+            "mean",
+            "actor.update",
+            "${oc.env:X}",
+            "é" * 9,
+        ]
+    ),
+)
+ANY = st.recursive(
+    ODD,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from([*model.GROUP, *model.COMPONENT, *model.STAGE, *model.PARALLEL, *model.TOP, "x"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
+BASE: dict[str, Any] = {
+    "groups": {"rollout": {"ranks": 2, "device_type": "cpu"}, "train": {"ranks": 4, "device_type": "cuda"}},
+    "components": {
+        "prompts": {"_target_": "arithmetic.Prompts", "group": "rollout"},
+        "actor": {"_target_": "arithmetic.Actor", "group": "train", "parallel": {"fsdp_size": "auto"}},
+    },
+    "pipeline": {
+        "batch": {"call": "prompts.next", "samples": 8},
+        "metrics": {"call": "actor.update", "in": "batch"},
+    },
+    "run": {"steps": 3},
+}
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> dict[str, Any]:
+    """A right recipe with a few values that are anything."""
+
+    def copied(value: Any) -> Any:
+        return {key: copied(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+    recipe = copied(BASE)
+    for _ in range(draw(st.integers(1, 3))):
+        node, key = recipe, draw(st.sampled_from(sorted(model.TOP)))
+        while isinstance(node.get(key), dict) and draw(st.integers(0, 3)):
+            node = node[key]
+            key = draw(
+                st.sampled_from(
+                    sorted(
+                        [*node, "extra", *draw(st.sampled_from([model.GROUP, model.COMPONENT, model.STAGE]))]
+                    )
+                )
+            )
+        node[key] = draw(ANY)
+    return recipe
+
+
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@given(mutations())
+def test_nothing_raises_and_every_error_has_a_place(recipe: dict[str, Any]) -> None:
+    from meshctl.plan.resolve import resolve
+    from meshctl.recipe.code.classes import Code
+    from meshctl.recipe.rules import Facts, check
+    from meshctl.recipe.spans import Written
+
+    tree = of_plain({key: value for key, value in recipe.items() if key != "defaults"}, Span("x.yaml", 1, 1))
+    result = read(tree, "stem")
+    facts = Facts(result, Written(tree), Code((str(GOLDEN),)))
+    found = [*result.found, *check(facts)]
+    assert all(one.primary is not None and one.message for one in found)
+    if not any(one.severity == "error" for one in found):
+        resolve(result.recipe, facts.endpoints())
+
+
+def test_a_recipe_reads_the_same_after_it_was_composed(tmp_path: Path) -> None:
+    loaded = load("base_of_all.yaml", ["run.steps=3"], GOLDEN)
+    (tmp_path / "recipe.yaml").write_text(loaded.composed)
+    again = load("recipe.yaml", [], tmp_path, path=loaded.path)
+    assert again.recipe == loaded.recipe and again.composed == loaded.composed
+    assert dump({}) == "{}\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "name: ..",
+        "name: a/b",
+        "groups: {a b: {ranks: 1}}",
+        "groups: {'1': {ranks: 1}}",
+        "groups: {agent-1: {ranks: 1}}",
+    ],
+)
+def test_what_names_files_is_a_plain_name(line: str) -> None:
+    assert "MC106" in [found.code for found in reading(line).found]

@@ -1,0 +1,184 @@
+"""The fold that makes metrics.jsonl: complete steps only, each once, the same digits whatever order the
+workers speak in."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.run.events import Event
+from meshctl.run.metrics import Fold, Line, Table, as_json, cut, read
+
+
+def step(group: str, rank: int, step: int, time: float = 100.0) -> Event:
+    return Event("step", group, rank, step, time=time)
+
+
+def metric(
+    group: str,
+    rank: int,
+    step: int,
+    weight: float = 1.0,
+    collect: str = "mean",
+    stage: str = "metrics",
+    time: float = 100.0,
+    **values: float,
+) -> Event:
+    return Event(
+        "metric", group, rank, step, stage, {"values": values, "weight": weight, "collect": collect}, time
+    )
+
+
+def fold(events: list[Event], workers: dict[str, int], since: float = 0.0) -> list[Line]:
+    folding = Fold(workers, since=since)
+    return [line for event in events for line in folding.add(event)]
+
+
+def test_a_step_is_complete_when_every_worker_of_every_group_has_ended_it() -> None:
+    folding = Fold({"rollout": 2, "train": 1}, since=90.0)
+    assert folding.add(metric("train", 0, 1, loss=0.5)) == []
+    assert folding.add(step("train", 0, 1, 91.0)) == []
+    assert folding.add(step("rollout", 0, 1, 92.0)) == []
+    assert folding.add(step("rollout", 1, 1, 91.5)) == [{"step": 1, "time": 2.0, "metrics.loss": 0.5}]
+
+
+def test_a_fast_group_may_be_steps_ahead() -> None:
+    fast = [step("rollout", 0, number) for number in (1, 2, 3)]
+    lines = fold([*fast, step("train", 0, 1), step("train", 0, 2)], {"rollout": 1, "train": 1})
+    assert [line["step"] for line in lines] == [1, 2]
+
+
+def test_mean_is_by_weight_and_sum_adds_and_first_is_the_lowest_rank() -> None:
+    said = [
+        metric("train", 1, 1, 1.0, loss=4.0),
+        metric("train", 0, 1, 3.0, loss=0.0),
+        metric("train", 1, 1, 1.0, "sum", stage="count", tokens=5),
+        metric("train", 0, 1, 1.0, "sum", stage="count", tokens=7),
+        metric("train", 1, 1, 1.0, "first", stage="rate", lr=9.0),
+        metric("train", 0, 1, 1.0, "first", stage="rate", lr=8.0),
+    ]
+    (line,) = fold([*said, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
+    assert line == {"step": 1, "time": 100.0, "count.tokens": 12, "metrics.loss": 1.0, "rate.lr": 8.0}
+
+
+def test_a_mean_over_an_empty_batch_has_no_say() -> None:
+    said = [metric("train", 0, 1, 0.0, loss=math.nan), metric("train", 1, 1, 2.0, loss=1.5)]
+    (line,) = fold([*said, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
+    assert line["metrics.loss"] == 1.5
+
+
+def test_what_is_no_finite_number_is_null() -> None:
+    said = [
+        metric("train", 0, 1, loss=math.nan),
+        metric("train", 0, 1, norm=math.inf),
+        metric("train", 0, 1, 0.0, none=1.0),
+    ]
+    (line,) = fold([*said, step("train", 0, 1)], {"train": 1})
+    assert (
+        as_json(line)
+        == '{"step":1,"time":100.0,"metrics.loss":null,"metrics.none":null,"metrics.norm":null}\n'
+    )
+
+
+def test_what_was_said_before_the_first_step_is_a_line_of_its_own() -> None:
+    lines = fold([metric("train", 0, 0, stage="exam", reward=0.1), step("train", 0, 1)], {"train": 1})
+    assert lines == [{"step": 0, "time": 0.0, "exam.reward": 0.1}, {"step": 1, "time": 100.0}]
+
+
+def test_what_is_said_after_the_last_step_joins_its_line(tmp_path: Path) -> None:
+    late = [
+        metric("train", 0, 2, stage="exam", reward=1.0),
+        step("train", 0, 2, 103.0),
+        metric("train", 1, 2, stage="exam", reward=0.0),
+    ]
+    early = [
+        said
+        for n in (1, 2)
+        for rank in (0, 1)
+        for said in (metric("train", rank, n, loss=n), step("train", rank, n))
+    ]
+    table = Table(tmp_path / "metrics.jsonl")
+    for line in fold([*early, *late, step("train", 1, 2, 104.0)], {"train": 2}, since=99.0):
+        table.write(line)
+    table.close()
+    assert read(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "time": 1.0, "metrics.loss": 1},
+        {"step": 2, "time": 5.0, "exam.reward": 0.5, "metrics.loss": 2},
+    ]
+
+
+def test_a_second_word_without_values_changes_nothing() -> None:
+    lines = fold(
+        [metric("train", 0, 1, loss=1.0), step("train", 0, 1), step("train", 0, 1, 300.0)], {"train": 1}
+    )
+    assert len(lines) == 1
+
+
+def test_a_step_that_a_worker_never_ended_gives_no_line() -> None:
+    assert fold([metric("train", 0, 1, loss=1.0), step("train", 0, 1)], {"train": 2}) == []
+
+
+def test_programs_and_the_launcher_do_not_count() -> None:
+    others = [Event("metric", "", None, 1, "x", {"values": {"y": 1.0}}), step("program", 0, 1)]
+    assert fold([*others, step("train", 0, 1)], {"train": 1}) == [{"step": 1, "time": 100.0}]
+
+
+def test_log_outside_a_stage_has_no_stage_in_its_name() -> None:
+    (line,) = fold([metric("train", 0, 1, stage="", free=1.0), step("train", 0, 1)], {"train": 1})
+    assert line["free"] == 1.0
+
+
+def test_a_resumed_run_neither_drops_nor_doubles(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    before = [
+        said for n in (1, 2, 3) for said in (metric("train", 0, n, loss=n), step("train", 0, n, 100.0 + n))
+    ]
+    path.write_text("".join(map(as_json, fold(before, {"train": 1}, since=100.0))) + '{"step":4,"ti')
+
+    elapsed = cut(path, 2)
+    assert elapsed == 2.0
+    folding = Fold({"train": 1}, since=500.0, after=2, elapsed=elapsed)
+    again = [
+        said
+        for n in (3, 4)
+        for said in (metric("train", 0, n, loss=10.0 * n, time=501.0), step("train", 0, n, 501.0))
+    ]
+    with path.open("a") as file:
+        file.writelines(as_json(line) for event in [*before, *again] for line in folding.add(event))
+
+    steps = [(line["step"], line["time"], line["metrics.loss"]) for line in read(path)]
+    assert steps == [(1, 1.0, 1), (2, 2.0, 2), (3, 3.0, 30), (4, 3.0, 40)]
+
+
+def test_reading_nothing_and_cutting_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path / "metrics.jsonl") == []
+    assert cut(tmp_path / "metrics.jsonl", 3) == 0.0
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_any_interleaving_of_the_workers_gives_the_same_lines(
+    first: int, second: int, steps: int, order: random.Random
+) -> None:
+    workers = {"a": first, "b": second}
+    files = [
+        [
+            said
+            for n in range(1, steps + 1)
+            for said in (metric(group, rank, n, rank + 0.5, x=0.1 * rank * n), step(group, rank, n))
+        ]
+        for group, count in workers.items()
+        for rank in range(count)
+    ]
+    expected = fold([event for file in files for event in file], workers)
+    left = [list(file) for file in files]
+    mixed = [order.choice([file for file in left if file]).pop(0) for _ in range(sum(map(len, files)))]
+    lines = fold(mixed, workers)
+    assert lines == expected
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert all(json.loads(as_json(line)) == line for line in lines)

@@ -1,0 +1,103 @@
+"""The end of a run is agreed: whoever asks, and whenever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from meshctl.run.shutdown import ENDLESS, Asked, Ending, Proposer
+
+
+@pytest.fixture
+def store() -> HashStore:
+    made = HashStore()
+    made.set_timeout(timedelta(days=1))
+    return made
+
+
+def test_the_least_of_steps_and_data_is_planned(store: HashStore) -> None:
+    ending = Ending(store, store, 0, [0])
+    assert ending.plan(20, {"a": 12, "b": None}, ["a", "b"]) == [12, None]
+    assert ending.last == 12
+    assert ending.begin(12) and not ending.begin(13)
+
+
+def test_without_steps_and_data_only_a_stop_ends_it(store: HashStore) -> None:
+    ending = Ending(store, store, 0, [0])
+    assert ending.plan(0, {}, []) == []
+    assert ending.last == ENDLESS and ending.begin(10**9)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(0, 20))
+def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], delay: int) -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(days=1))
+    proposer = Proposer(store, range(len(paces)))
+    ran: dict[int, int] = {}
+
+    def work(place: int) -> None:
+        ending = Ending(store, store, place, range(len(paces)))
+        step = 0
+        while ending.begin(step + 1):
+            step += 1
+            time.sleep(paces[place] / 1e5)
+        ran[place] = step
+        ending.leave()
+
+    workers = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(len(paces))]
+    for worker in workers:
+        worker.start()
+    time.sleep(delay / 1000)
+    proposer.propose(Asked("SIGINT"))
+    while (last := proposer.poll()) is None:
+        time.sleep(0.001)
+    for worker in workers:
+        worker.join(5)
+    assert ran == dict.fromkeys(range(len(paces)), last)
+
+
+def test_what_workers_ask_is_heard_once_and_in_order(store: HashStore) -> None:
+    ending, proposer = Ending(store, store, 0, [0]), Proposer(store, [0])
+    assert proposer.asked() is None
+    ending.ask("converged")
+    ending.ask("the data of `batch` ended", ended=7)
+    assert proposer.asked() == Asked("converged")
+    assert proposer.asked() == Asked("the data of `batch` ended", 7)
+    assert proposer.asked() is None
+
+
+def test_a_stream_that_ends_drops_what_was_begun(store: HashStore) -> None:
+    told = threading.Event()
+    ending, proposer = Ending(store, store, 0, [0], told.set), Proposer(store, [0])
+    assert ending.begin(7)
+    proposer.propose(Asked("the data ended", 5))
+    assert told.wait(5)
+    assert ending.last == 4 and ending.dropped(7) and not ending.dropped(4)
+    assert ending.settle(4) == 4
+
+
+def test_a_stop_after_a_streams_end_changes_nothing(store: HashStore) -> None:
+    told = threading.Event()
+    ending, proposer = Ending(store, store, 0, [0], told.set), Proposer(store, [0])
+    assert ending.begin(7)
+    proposer.propose(Asked("the data ended", 9))
+    proposer.propose(Asked("SIGTERM"))
+    assert proposer.poll() == 8 and told.wait(5)
+    assert ending.begin(8) and not ending.begin(9)
+
+
+def test_a_worker_that_left_has_answered(store: HashStore) -> None:
+    ending, proposer = Ending(store, store, 0, [0]), Proposer(store, [0])
+    ending.plan(3, {}, [])
+    for step in (1, 2, 3):
+        assert ending.begin(step)
+    ending.leave()
+    proposer.propose(Asked("SIGTERM"))
+    assert proposer.poll() == 4

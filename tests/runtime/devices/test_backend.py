@@ -1,0 +1,408 @@
+"""Memory of a device that processes of a node share, on one made of memfds; and CUDA's calls, on a library
+made of Python."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import FileStore
+
+from meshctl.runtime.devices import cuda
+from meshctl.runtime.devices.backend import DEVICES, DeviceError, DeviceMemory, Neighbours, meet, memory_of
+from meshctl.runtime.devices.cuda import Later, Runtime, _Handle, library
+from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block
+from tests.runtime.devices.standin import Standin
+
+
+@pytest.fixture
+def device() -> Iterator[Standin]:
+    made = Standin()
+    yield made
+    made.close()
+
+
+# Pieces
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 5000])
+def test_a_piece_is_seen_by_who_opens_it(device: Standin, nbytes: int) -> None:
+    mine = device.make(nbytes)
+    theirs = device.open(mine.handle, nbytes)
+    mine.view(0, nbytes).fill_(7)
+    assert theirs.view(0, nbytes).tolist() == [7] * nbytes
+    assert mine.outlasts and not theirs.outlasts and mine.nbytes >= max(1, nbytes)
+    assert device.holds(mine.view(0, mine.nbytes)) and not device.holds(torch.ones(3))
+
+
+@pytest.mark.parametrize(("at", "nbytes"), [(-1, 2), (0, 4097), (4096, 1), (0, -1), (2**62, 2**62)])
+def test_a_view_lies_in_its_piece_or_there_is_none(device: Standin, at: int, nbytes: int) -> None:
+    with pytest.raises(ArenaError, match="of 4096"):
+        device.make(10).view(at, nbytes)
+
+
+def test_a_piece_is_closed_once(device: Standin) -> None:
+    piece = device.make(10)
+    piece.close()
+    piece.close()
+    assert not device.pieces
+
+
+# Blocks of an arena
+
+
+def test_blocks_go_round_as_those_of_the_cpu_do(device: Standin) -> None:
+    arena = Arena(make=device.make)
+    block = arena.take("use", 100, {1})
+    assert block.file == -1 and block.memory.handle
+    arena.give_back(block.number, 1)
+    assert arena.take("use", 50, {2}) is block
+    assert arena.take("use", 50, {2}) is not block
+    arena.close()
+    assert not device.pieces
+
+
+def test_what_is_dropped_lasts_until_all_have_closed_it(device: Standin) -> None:
+    dropped: list[Block] = []
+    arena = Arena(dropped.append, device.make)
+    small = arena.take("use", 100, {1, 2})
+    small.memory.view(0, 100).fill_(3)
+    small.known |= {(1, False), (2, False), (2, True)}
+    theirs = device.open(small.memory.handle, small.nbytes).view(0, 100)
+    for place in (1, 2):
+        arena.give_back(small.number, place)
+    large = arena.take("use", 1 << 20, {1})
+    assert dropped == [small] and arena.nbytes > large.nbytes
+    for place in (7, 1, 1):
+        arena.give_back(small.number, place)
+    assert not arena.has("use", 1) and theirs.tolist() == [3] * 100
+    arena.give_back(small.number, 2)
+    assert not arena.has("use", 1) and arena.nbytes == large.nbytes
+    assert theirs.tolist() == [255] * 100  # freed, at last
+    arena.close()
+
+
+def test_what_others_still_have_open_at_the_end_is_left_to_it(device: Standin) -> None:
+    arena = Arena(make=device.make)
+    shared, own = (arena.take(use, 100, {1}) for use in ("shared", "own"))
+    shared.known.add((1, False))
+    arena.close()
+    assert device.pieces == [shared.memory] and own.memory not in device.pieces
+
+
+def test_memory_is_not_used_again_before_the_device_has_read_it(device: Standin) -> None:
+    """A view dies in Python while something that was queued still reads it."""
+    arena = Arena(make=device.make)
+    wrong, reading = [], []
+
+    def read(address: int, number: int) -> None:
+        time.sleep(random.random() * 0.001)  # shorter than `after`, which waits for what is queued
+        seen = set(ctypes.string_at(address, 1000))
+        if seen != {number % 251}:
+            wrong.append((number, seen))
+
+    slow = Later()
+    for number in range(200):
+        block = arena.take("use", 1000, {1})
+        block.memory.view(0, 1000).fill_(number % 251)
+        done = threading.Event()
+        view = block.memory.view(
+            0, 1000, partial(device.after, partial(_given_back, done, arena, block.number))
+        )
+        slow.put(partial(read, view.data_ptr(), number), done.set)
+        reading.append(done)
+        del view
+    slow.close()
+    assert not wrong
+
+
+def _given_back(done: threading.Event, arena: Arena, number: int) -> None:
+    """What a stream does: what was queued before is over."""
+    done.wait()
+    arena.give_back(number, 1)
+
+
+def test_a_finalizer_that_says_after_neither_waits_nor_raises(device: Standin) -> None:
+    told: list[int] = []
+    threshold = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        piece = device.make(100)
+        for number in range(300):
+            piece.view(0, 10, partial(device.after, partial(told.append, number)))
+    finally:
+        gc.set_threshold(*threshold)
+    device.close()
+    assert told == list(range(300))
+
+
+def test_what_cannot_be_waited_for_is_over() -> None:
+    later, told = Later(), []
+
+    def broken() -> None:
+        raise RuntimeError("device-side assert")
+
+    later.put(broken, lambda: told.append(1))
+    later.put(lambda: None, lambda: told.append(2))
+    later.close()
+    assert told == [1, 2]
+
+
+# Who reads whom
+
+
+def test_each_pair_goes_the_best_way_it_has() -> None:
+    found = Neighbours(
+        {0: "a", 1: "a", 2: "b", 3: ""}, {0: frozenset({1, 2}), 1: frozenset(), 2: frozenset()}
+    )
+    assert found.way(1, 0) == found.way(2, 0) == "device"
+    assert found.way(0, 1) == "cpu"  # one device, and NCCL takes no two processes on it
+    assert found.way(0, 2) == found.way(1, 2) == found.way(2, 1) == "nccl"
+    assert found.way(3, 0) == found.way(0, 3) == found.way(0, 9) == "cpu"
+
+
+def await_all(store: FileStore, keys: Mapping[int, str]) -> None:
+    store.wait([*keys.values()], timedelta(seconds=30))
+
+
+def met(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[Neighbours]:
+    """What each of some processes finds out."""
+    pids = []
+    for place, make in enumerate(devices):
+        if pid := os.fork():
+            pids.append(pid)
+            continue
+        try:
+            store = FileStore(str(folder / "store"), len(devices))
+            found = meet(make(), place, range(len(devices)), store, partial(await_all, store))
+            said = [
+                list(found.names.items()),
+                [[reader, sorted(read)] for reader, read in found.reads.items()],
+            ]
+            (folder / f"{place}.json").write_text(json.dumps(said))
+        except BaseException:
+            (folder / f"{place}.txt").write_text(traceback.format_exc())
+        finally:
+            os._exit(0)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert not [path.read_text() for path in folder.glob("*.txt")]
+    said = [json.loads((folder / f"{place}.json").read_text()) for place in range(len(devices))]
+    return [
+        Neighbours(dict(names), {reader: frozenset(read) for reader, read in reads}) for names, reads in said
+    ]
+
+
+class Alone(Standin):
+    """It can open nothing."""
+
+    def open(self, handle: bytes, nbytes: int) -> Any:
+        raise DeviceError("cudaIpcOpenMemHandle: peer access is not supported between these two devices")
+
+
+class Elsewhere(Standin):
+    """It opens something else."""
+
+    def open(self, handle: bytes, nbytes: int) -> Any:
+        return self.make(nbytes)
+
+
+class Full(Standin):
+    def make(self, nbytes: int) -> Any:
+        raise DeviceError("cudaMalloc: out of memory")
+
+
+def test_everybody_finds_out_who_reads_whom(tmp_path: Path) -> None:
+    found = met(tmp_path, [Standin, Standin, lambda: None, Alone, Elsewhere, Full])
+    assert all(each == found[0] for each in found)
+    offer = {0, 1, 3, 4}
+    assert found[0].reads == {0: offer - {0}, 1: offer - {1}, 2: set(), 3: set(), 4: set(), 5: offer}
+    assert found[0].names == {**dict.fromkeys(range(6), "standin"), 2: ""}
+
+
+def test_nothing_of_a_meeting_is_left(tmp_path: Path) -> None:
+    devices = [Standin("one"), Standin("two")]
+    found: dict[int, Neighbours] = {}
+    store = FileStore(str(tmp_path / "store"), 2)
+
+    def one(place: int) -> None:
+        found[place] = meet(devices[place], place, {0, 1}, store, partial(await_all, store))
+
+    threads = [threading.Thread(target=one, args=(place,)) for place in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] and found[0].reads == {0: {1}, 1: {0}}
+    assert not devices[0].pieces and not devices[1].pieces
+    for device in devices:
+        device.close()
+
+
+def test_only_cuda_has_memory_that_is_shared() -> None:
+    assert set(DEVICES) == {"cuda"}
+    assert memory_of(torch.device("cpu")) is None and memory_of(torch.device("meta")) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there_has_none() -> None:
+    assert memory_of(torch.device("cuda", 0)) is None
+
+
+@pytest.mark.parametrize(
+    "error", [DeviceError, RuntimeError, torch.OutOfMemoryError, BufferError, AttributeError]
+)
+def test_a_device_that_cannot_be_used_has_none(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(device: torch.device) -> DeviceMemory:
+        raise error("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(cuda, "Cuda", broken)
+    assert memory_of(torch.device("cuda", 0)) is None
+
+
+@pytest.mark.parametrize("name", ["cudaIpcOpenMemHandle", "cudaGetErrorString"])
+def test_a_device_whose_library_lacks_a_function_has_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = Library()
+    delattr(lib, name)
+    with pytest.raises(AttributeError, match=name):
+        Runtime(lib, nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "library", lambda: lib)
+    assert memory_of(torch.device("cuda", 0)) is None
+
+
+def test_memory_of_says_what_is_wrong_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(cuda, "Cuda")
+    with pytest.raises(AttributeError, match="Cuda"):
+        memory_of(torch.device("cuda", 0))
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_a_torch_without_cuda_has_no_library_of_it() -> None:
+    with pytest.raises(DeviceError, match="without CUDA"):
+        library()
+
+
+# The calls, by their C signatures
+
+
+class Library:
+    """A libcudart whose functions are called as C's are: by value, by pointer, each giving a number."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.said: list[Any] = []
+        self._fails = fails
+        pointer, out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+        self._define("cudaMalloc", self._malloc, out, ctypes.c_size_t)
+        self._define("cudaFree", None, pointer)
+        self._define("cudaIpcGetMemHandle", self._get, ctypes.POINTER(_Handle), pointer)
+        self._define("cudaIpcOpenMemHandle", self._open, out, _Handle, ctypes.c_uint)
+        self._define("cudaIpcCloseMemHandle", None, pointer)
+        self._define("cudaDeviceGetPCIBusId", self._bus, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+        self._define("cudaStreamCreateWithFlags", self._stream, out, ctypes.c_uint)
+        self._define("cudaGetLastError", None)
+        self._text = ctypes.create_string_buffer(b"out of memory")
+        self.cudaGetErrorString = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(
+            lambda code: ctypes.addressof(self._text)
+        )
+
+    def _define(self, name: str, act: Callable[..., None] | None, *kinds: Any) -> None:
+        def called(*arguments: Any) -> int:
+            plain = [
+                bytes(part) if isinstance(part, _Handle) else part
+                for part in arguments
+                if not isinstance(part, ctypes._Pointer)
+            ]
+            self.said.append((name, *plain))
+            if name == self._fails:
+                return 2
+            if act:
+                act(*arguments)
+            return 0
+
+        setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(called))
+
+    def _malloc(self, address: Any, nbytes: int) -> None:
+        address[0] = 0x7F0000000000
+
+    _stream = _malloc
+
+    def _get(self, handle: Any, address: int) -> None:
+        ctypes.memmove(handle, bytes(range(64)), 64)
+
+    def _open(self, address: Any, handle: _Handle, flags: int) -> None:
+        address[0] = 0x7E0000000000 + bytes(handle)[63]
+
+    def _bus(self, name: int, length: int, number: int) -> None:
+        ctypes.memmove(name, b"0000:3b:00.0\0", 13)
+
+
+def test_calls_pass_what_their_signatures_say() -> None:
+    lib = Library()
+    runtime = Runtime(lib, nullcontext)
+    assert runtime.malloc(5) == 0x7F0000000000
+    assert runtime.handle(0x7F0000000000) == bytes(range(64))
+    assert runtime.open(bytes(range(64))) == 0x7E0000000000 + 63
+    runtime.shut(3)
+    runtime.free(4)
+    assert runtime.bus_name(1) == "0000:3b:00.0"
+    assert runtime.stream() == 0x7F0000000000
+    calls = [call for call in lib.said if call[0] != "cudaDeviceGetPCIBusId"]
+    assert calls == [
+        ("cudaMalloc", 5),
+        ("cudaIpcGetMemHandle", 0x7F0000000000),
+        ("cudaIpcOpenMemHandle", bytes(range(64)), 1),
+        ("cudaIpcCloseMemHandle", 3),
+        ("cudaFree", 4),
+        ("cudaStreamCreateWithFlags", 1),
+    ]
+
+
+def test_a_call_that_fails_is_named_and_leaves_no_error_behind() -> None:
+    lib, current = Library("cudaMalloc"), []
+    runtime = Runtime(lib, lambda: (current.append(1), nullcontext())[1])
+    with pytest.raises(DeviceError, match=r"^cudaMalloc: out of memory$"):
+        runtime.malloc(5)
+    assert [name for name, *_ in lib.said] == ["cudaMalloc", "cudaGetLastError"] and current == [1]
+
+
+class Driver:
+    """A libcuda that knows of one allocation."""
+
+    def __init__(self) -> None:
+        kinds = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p
+        self.cuMemGetAddressRange_v2 = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(self._range)
+
+    def _range(self, base: Any, nbytes: Any, address: int) -> int:
+        nbytes[0] = 2 << 20
+        return 0 if address == 0x7E0000000000 + 63 else 1
+
+
+def test_the_driver_says_how_much_is_there() -> None:
+    assert Runtime(Library(), nullcontext).extent(0x7E0000000000 + 63) is None
+    runtime = Runtime(Library(), nullcontext, Driver())
+    assert runtime.extent(0x7E0000000000 + 63) == 2 << 20 and runtime.extent(5) is None
+
+
+@pytest.mark.parametrize("length", [0, 63, 65])
+def test_a_handle_of_another_length_is_refused(length: int) -> None:
+    lib = Library()
+    with pytest.raises(DeviceError, match=f"{length} bytes"):
+        Runtime(lib, nullcontext).open(b"x" * length)
+    assert not lib.said

@@ -1,0 +1,483 @@
+"""CUDA itself: memory that processes share, transfers by NCCL, and whole runs. Each says how many devices it
+needs.
+
+    pytest -m gpu tests/runtime/test_cuda.py
+
+What two processes do, they do on the stand-in as well, so that this file is run where there is no device.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import Store, TCPStore
+
+from meshctl.runtime.devices.backend import (
+    DeviceError,
+    DeviceMemory,
+    Neighbours,
+    meet,
+    memory_of,
+    transfers_of,
+)
+from meshctl.runtime.devices.cuda import GRAIN, Cuda
+from meshctl.runtime.transports.buffers.arena import Arena
+from tests.runtime.devices.standin import Standin, gpus
+
+LIMIT = 120
+"""Seconds for two processes, the start of CUDA and of NCCL included."""
+CUDA = torch.device("cuda", 0)
+
+
+# Two processes
+
+
+def together(
+    work: Callable[..., None], *arguments: Any, environ: Sequence[Mapping[str, str]] = ({}, {})
+) -> None:
+    """Runs `work(place, port, ...)` in two fresh processes to its end: CUDA outlives no fork."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context, processes = multiprocessing.get_context("spawn"), []
+    for place, variables in enumerate(environ):
+        before = dict(os.environ)
+        os.environ.update(variables)
+        processes.append(context.Process(target=work, args=(place, store.port, *arguments)))
+        processes[-1].start()
+        os.environ.clear()
+        os.environ.update(before)
+    end = time.monotonic() + LIMIT
+    for process in processes:
+        process.join(max(0.1, end - time.monotonic()))
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def connect(port: int) -> Store:
+    return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=LIMIT))
+
+
+def await_all(store: Store, keys: Mapping[int, str]) -> None:
+    store.wait([*keys.values()], timedelta(seconds=LIMIT))
+
+
+def hand(store: Store, place: int, word: str) -> None:
+    """Both get here before either goes on."""
+    store.set(f"{word}/{place}", "")
+    store.wait([f"{word}/{1 - place}"], timedelta(seconds=LIMIT))
+
+
+def device_of(kind: str, number: int) -> DeviceMemory:
+    return Cuda(torch.device("cuda", number)) if kind == "cuda" else Standin(f"standin {number}")
+
+
+def met(memory: DeviceMemory, place: int, store: Store) -> Neighbours:
+    return meet(memory, place, (0, 1), store, partial(await_all, store))
+
+
+def share(place: int, port: int, kind: str, numbers: tuple[int, int]) -> None:
+    """Blocks go from one to the other and back, each read where it lies, and none before it is free."""
+    memory, store = device_of(kind, numbers[place]), connect(port)
+    assert met(memory, place, store).way(0, 1) == "device"
+    hand(store, place, "met")
+    (give if place == 0 else take)(memory, store)
+    hand(store, place, "closed")
+    memory.close()
+
+
+def give(memory: DeviceMemory, store: Store) -> None:
+    dropped = []
+    arena = Arena(dropped.append, memory.make)
+    for step in range(30):
+        block = arena.take("route", (1 + step // 10) * 3 * GRAIN, {1})
+        block.known.add((1, False))
+        view = block.memory.view(0, 1000 + step)
+        view.copy_(torch.arange(1000 + step) % (step + 2))
+        memory.finish()
+        del view
+        store.set(
+            f"given/{step}",
+            json.dumps(
+                [block.number, block.nbytes, block.memory.handle.hex(), [old.number for old in dropped]]
+            ),
+        )
+        store.wait([f"free/{step}"], timedelta(seconds=LIMIT))
+        arena.give_back(block.number, 1)
+        for old in dropped:
+            arena.give_back(old.number, 1)
+        dropped.clear()
+        assert arena.count("route") == 1
+    arena.give_back(block.number, 1)
+    arena.close()
+
+
+def take(memory: DeviceMemory, store: Store) -> None:
+    opened: dict[int, Any] = {}
+    for step in range(30):
+        number, nbytes, handle, dropped = json.loads(store.get(f"given/{step}"))
+        for old in dropped:
+            opened.pop(old).close()
+        piece = opened.setdefault(number, None) or memory.open(bytes.fromhex(handle), nbytes)
+        opened[number] = piece
+        free = threading.Event()
+        view = piece.view(0, 1000 + step, partial(memory.after, free.set))
+        assert memory.holds(view)
+        total = view.to(torch.int64).sum()
+        del view
+        assert free.wait(LIMIT)
+        assert total.item() == (torch.arange(1000 + step) % (step + 2)).sum().item()
+        store.set(f"free/{step}", "")
+    for piece in opened.values():
+        piece.close()
+
+
+def test_two_processes_share_the_standin() -> None:
+    together(share, "standin", (0, 0))
+
+
+@gpus(1)
+def test_two_processes_share_a_device() -> None:
+    together(share, "cuda", (0, 0))
+
+
+@gpus(2)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_two_processes_read_one_anothers_devices(hidden: bool) -> None:
+    """Where the hardware cannot, `way` says so, and this test that it was not run."""
+    if not torch.cuda.can_device_access_peer(0, 1):
+        pytest.skip("these two devices cannot read one another")
+    environ = [{"CUDA_VISIBLE_DEVICES": str(place)} for place in (0, 1)] if hidden else [{}, {}]
+    together(share, "cuda", (0, 0) if hidden else (0, 1), environ=environ)
+
+
+def refuse(place: int, port: int) -> None:
+    """On one device."""
+    memory = Cuda(CUDA)
+    found = met(memory, place, connect(port))
+    assert found.names[0] == found.names[1] and found.way(0, 1) == "device"
+    assert Neighbours(found.names, {}).way(0, 1) == "cpu"
+    memory.close()
+
+
+@gpus(1)
+def test_two_processes_on_one_device_are_not_offered_nccl() -> None:
+    together(refuse)
+
+
+# Memory of one process
+
+
+@pytest.fixture
+def memory() -> Any:
+    made = Cuda(CUDA)
+    yield made
+    made.close()
+
+
+@gpus(1)
+def test_cuda_has_shared_memory() -> None:
+    made = memory_of(CUDA)
+    assert isinstance(made, Cuda) and made.holds(torch.ones(1, device=CUDA)) and not made.holds(torch.ones(1))
+    made.close()
+
+
+@gpus(1)
+@pytest.mark.parametrize("nbytes", [0, 1, GRAIN, GRAIN + 1])
+def test_a_view_is_the_memory_itself_on_the_device(memory: Cuda, nbytes: int) -> None:
+    piece = memory.make(nbytes)
+    view = piece.view(0, nbytes)
+    assert (
+        view.device == CUDA
+        and view.shape == (nbytes,)
+        and len(piece.handle) == 64
+        and piece.nbytes % GRAIN == 0
+    )
+    view.fill_(7)
+    again = memory.open(piece.handle, nbytes).view(0, nbytes)  # of this process: its own piece
+    assert again.eq(7).all().item() and again.data_ptr() == view.data_ptr()
+    view.record_stream(torch.cuda.current_stream())
+    del view, again
+    piece.close()
+
+
+@gpus(1)
+def test_the_end_of_a_view_is_that_of_the_last_tensor_derived_from_it(memory: Cuda) -> None:
+    ended: list[int] = []
+    piece = memory.make(1000)
+    view = piece.view(0, 800, lambda: ended.append(1))
+    kept = view.view(torch.float64)[3:].view(-1)[1:]
+    del view
+    gc.collect()
+    assert not ended
+    factor = torch.ones_like(kept, requires_grad=True)
+    loss = (factor * kept).sum()
+    del kept
+    gc.collect()
+    assert not ended  # autograd keeps it
+    loss.backward()
+    del loss
+    gc.collect()
+    assert ended == [1]
+    piece.close()
+
+
+@gpus(1)
+def test_after_waits_for_what_is_queued_and_the_caller_does_not(memory: Cuda) -> None:
+    piece = memory.make(1000)
+    done: list[bool] = []
+    told = threading.Event()
+    event = torch.cuda.Event()
+
+    def act() -> None:
+        done.append(event.query())
+        told.set()
+
+    view = piece.view(0, 1000, partial(memory.after, act))
+    torch.cuda._sleep(500_000_000)  # cycles: a good part of a second
+    view.add_(1)
+    event.record()
+    begun = time.monotonic()
+    del view
+    assert time.monotonic() - begun < 0.1 and not event.query()
+    assert told.wait(LIMIT) and done == [True]
+    piece.close()
+
+
+@gpus(1)
+def test_finish_waits_for_what_is_queued(memory: Cuda) -> None:
+    event = torch.cuda.Event()
+    torch.cuda._sleep(200_000_000)
+    event.record()
+    memory.finish()
+    assert event.query()
+
+
+@gpus(1)
+def test_what_fails_is_told_and_forgotten(memory: Cuda) -> None:
+    with pytest.raises(DeviceError, match="cudaMalloc: out of memory"):
+        memory.make(1 << 50)
+    with pytest.raises(DeviceError, match="cudaIpcOpenMemHandle"):
+        memory.open(bytes(64), 10)
+    assert torch.ones(10, device=CUDA).sum().item() == 10  # torch asks for the last error after each launch
+
+
+@gpus(1)
+def test_the_driver_knows_how_large_a_piece_is(memory: Cuda) -> None:
+    piece = memory.make(3 * GRAIN)
+    assert memory.runtime.extent(piece.address) == 3 * GRAIN
+    piece.close()
+
+
+@gpus(1)
+def test_what_is_closed_is_free(memory: Cuda) -> None:
+    torch.cuda.synchronize()
+    before, _ = torch.cuda.mem_get_info(CUDA)
+    for _ in range(20):
+        memory.make(64 * GRAIN).close()
+    after, _ = torch.cuda.mem_get_info(CUDA)
+    assert before - after < 64 * GRAIN
+
+
+# Transfers by NCCL
+
+
+def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> None:
+    """Both ways at once; each end's headers are the same random numbers."""
+    device, store, other = torch.device("cuda", numbers[place]), connect(port), 1 - place
+    torch.cuda.set_device(device)
+    broken: list[Any] = []
+    transfers = transfers_of(place, device, store, lambda place, error: broken.append((place, error)))
+    sent, heard = (threading.Semaphore(0) for _ in "12")
+    arrived: list[list[torch.Tensor]] = []
+
+    def take(tensors: list[torch.Tensor]) -> None:
+        arrived.append(tensors)
+        heard.release()
+
+    for number in range(rounds):
+        tensors = [tensor.to(device) for tensor in message(place, number)]
+        transfers.send(other, tensors, sent.release)
+        for tensor in tensors:
+            tensor.fill_(0)  # its maker uses it again at once
+    torch.cuda.current_stream(device).synchronize()
+    hand(store, place, "written")  # the headers
+    for number in range(rounds):
+        sizes = [tensor.nbytes for tensor in message(other, number)]
+        transfers.expect(other, sizes, partial(store.set, f"come/{place}/{number}", ""), take)
+    ear = connect(port)
+    for number in range(rounds):
+        ear.wait([f"come/{other}/{number}"], timedelta(seconds=LIMIT))
+        transfers.come(other)
+    for number in range(rounds):
+        assert sent.acquire(timeout=LIMIT) and heard.acquire(timeout=LIMIT), broken
+        for tensor, expected in zip(arrived[number], message(other, number), strict=True):
+            assert tensor.device == device and torch.equal(
+                tensor.view(expected.dtype).cpu(), expected.flatten()
+            )
+        arrived[number].clear()
+    assert not broken
+    hand(store, place, "goodbye")
+    begun = time.monotonic()
+    transfers.close()
+    assert time.monotonic() - begun < 10
+
+
+def message(giver: int, number: int) -> list[torch.Tensor]:
+    rng = random.Random(f"{giver} {number}")
+    shapes = [(rng.choice([0, 1, 513, 100_000]), rng.choice([1, 3])) for _ in range(rng.randrange(4))] + [
+        (4 << 20, 1)
+    ] * (number == 3)
+    return [
+        torch.full(shape, giver + 10 * number + index, dtype=torch.float32)
+        for index, shape in enumerate(shapes)
+    ]
+
+
+@gpus(2)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_two_devices_exchange_tensors_by_nccl(hidden: bool) -> None:
+    environ = [{"CUDA_VISIBLE_DEVICES": str(place)} for place in (0, 1)] if hidden else [{}, {}]
+    together(transfer, (0, 0) if hidden else (0, 1), 20, environ=environ)
+
+
+def break_off(place: int, port: int) -> None:
+    """One posts a receive that nobody serves, and closes."""
+    device, store = torch.device("cuda", place), connect(port)
+    torch.cuda.set_device(device)
+    transfers = transfers_of(place, device, store, lambda place, error: None)
+    made = threading.Event()  # by a first transfer
+    if place == 0:
+        transfers.send(1, [torch.ones(10, device=device)], made.set)
+        transfers.come(1)
+    else:
+        transfers.expect(0, [40], lambda: None, lambda tensors: made.set())
+    assert made.wait(LIMIT)
+    if place == 1:
+        transfers.expect(0, [40], lambda: None, lambda tensors: os._exit(3))
+        time.sleep(1)
+    hand(store, place, "posted")
+    begun = time.monotonic()
+    transfers.close()
+    assert time.monotonic() - begun < 15
+    assert torch.ones(10, device=device).sum().item() == 10
+    hand(store, place, "closed")
+
+
+@gpus(2)
+def test_a_transfer_under_way_is_broken_off() -> None:
+    together(break_off)
+
+
+# Whole runs
+
+PARTS = """
+import torch
+from meshctl import Batch, Component, Ragged, endpoint
+
+
+class Prompts(Component):
+    def __len__(self):
+        return 1000
+
+    @endpoint
+    def next(self, samples: range):
+        numbers = torch.tensor(list(samples), device=self.device)
+        rows = [torch.full((n % 5 + 1,), n, device=self.device) for n in samples]
+        wide = numbers[:, None].float().expand(-1, 100_000).contiguous()
+        return Batch({"n": numbers, "wide": wide, "rows": Ragged.of(rows), "text": [str(n) for n in samples]})
+
+
+class Sampler(Component):
+    def setup(self):
+        self.weight = torch.zeros(1000, 300, device=self.device)
+
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        scale = self.weight.flatten()[-1]
+        half = self.weight.new_full((len(batch),), 0.5, dtype=torch.bfloat16)
+        return batch.with_columns(scaled=batch["wide"] * scale, half=half)
+
+    def load_weights(self, stream):
+        for name, tensor in stream:
+            assert tensor.device.type == self.device.type, (name, tensor.device)
+            self.weight.copy_(tensor)
+
+
+class Trainer(Component):
+    def setup(self):
+        self.weight = torch.ones(1000, 300, device=self.device)
+        self.last = None
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        n = torch.tensor([int(text) for text in batch["text"]], device=self.device)
+        there = sum(batch[name].device.type == self.device.type for name in ("n", "wide", "scaled", "half"))
+        same = torch.equal(batch["n"], n) and torch.equal(batch["wide"][:, 7], n.float()) and batch["half"].eq(0.5).all().item()
+        rows = batch["rows"].values.sum().item() == sum((k % 5 + 1) * k for k in n.tolist())
+        scaled = torch.equal(batch["scaled"][:, -1], n.float() * self.step)
+        kept = self.last is None or torch.equal(self.last, self.kept)  # what was cloned stays, whatever came since
+        self.last, self.kept = batch["wide"].clone(), batch["wide"].clone()
+        self.weight += 1
+        return {"there": there, "same": float(same), "rows": float(rows), "scaled": float(scaled), "kept": float(kept)}
+
+    def weights(self):
+        yield "weight", self.weight
+"""
+RECIPE = """
+name: devices
+groups:
+  rollout: {ranks: 1, device_type: cuda}
+  train: {ranks: 1, device_type: cuda}
+components:
+  prompts: {_target_: parts.Prompts, group: rollout}
+  sampler: {_target_: parts.Sampler, group: rollout}
+  actor: {_target_: parts.Trainer, group: train}
+pipeline:
+  batch: {call: prompts.next, samples: 7}
+  made: {call: sampler.sample, in: batch}
+  learnt: {call: actor.update, in: made}
+  publish: {sync: actor, to: sampler}
+run: {steps: 12, dir: runs}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(["groups.rollout.device_type=cpu", "groups.train.device_type=cpu"], id="cpu"),
+        pytest.param(["+groups.train.colocate=rollout"], id="one device", marks=[pytest.mark.gpu, pytest.mark.skipif(
+            torch.cuda.device_count() < 1, reason="needs a CUDA device")]),
+        pytest.param([], id="two devices", marks=[pytest.mark.gpu, pytest.mark.skipif(
+            torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")]),
+    ],
+)  # fmt: skip
+def test_a_run_moves_batches_and_weights_from_device_to_device(tmp_path: Path, overrides: list[str]) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-m", "meshctl", "launch", "recipe.yaml", *overrides]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = (tmp_path / "runs").glob("*/*")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    for name, value in {"there": 4.0, "same": 1.0, "rows": 1.0, "scaled": 1.0, "kept": 1.0}.items():
+        assert [line[f"learnt.{name}"] for line in lines] == [value] * 12, name
+    assert set(os.listdir("/dev/shm")) <= before

@@ -1,0 +1,509 @@
+"""Tensors of devices beside frames, on a stand-in: read where they lie, or brought by transfers; within a
+node and between two."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed import FileStore
+
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.devices.backend import DEVICES, DeviceError, Neighbours
+from meshctl.runtime.devices.device_buffers import OnDevice
+from meshctl.runtime.devices.nccl import PairTransfers
+from meshctl.runtime.routes import rows, weights
+from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.routes.sync_plan import Box
+from meshctl.runtime.routes.weights import WeightChannel
+from meshctl.runtime.transports.buffers import buffer_pool, frames
+from meshctl.runtime.transports.buffers.arena import ArenaError
+from meshctl.runtime.transports.buffers.buffer_pool import HELD
+from meshctl.runtime.transports.data_plane import SLOTS, Full, Held, PeerLost, Transport
+from meshctl.runtime.transports.tcp import Tcp
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
+from tests.runtime.devices.standin import Standin
+from tests.runtime.devices.test_nccl import HostStreams, by_gloo
+from tests.runtime.hostile_world import Worker, World
+
+LANE, BACK = 5, 6
+READ = Neighbours(
+    dict.fromkeys(range(4), "one"), {place: frozenset(range(4)) - {place} for place in range(4)}
+)
+"""All are on one device."""
+MOVED = Neighbours(
+    {place: f"device {place}" for place in range(4)}, {place: frozenset() for place in range(4)}
+)
+"""Nobody reads another's."""
+MIXED = Neighbours(
+    {place: f"device {place}" for place in range(4)}, {0: frozenset({1, 2, 3}), 1: frozenset({0})}
+)
+"""2 and 3 read nobody's."""
+KINDS = {"read": READ, "moved": MOVED, "mixed": MIXED}
+
+
+class Device:
+    """A worker's stand-in, whose tensors are made in one large piece."""
+
+    def __init__(self, worker: Worker, neighbours: Neighbours, store: Path) -> None:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        self.memory = Standin(f"device {worker.place}")
+        self.worker, self._piece, self._at = worker, self.memory.make(64 << 20), 0
+        joined = FileStore(str(store), -1)
+        joined.set_timeout(timedelta(seconds=60))
+        worker.transport.transfers = PairTransfers(worker.place, HostStreams(), by_gloo(joined), self._broke)
+        worker.local.use(self.memory, neighbours)
+
+    def _broke(self, place: int, error: Exception) -> None:
+        self.worker.transport.fail(self.worker.transport.lost(place, f"broke off: {error}"))
+
+    def tensor(self, of: Tensor) -> Tensor:
+        """A copy on the device."""
+        if self._at + of.nbytes > self._piece.nbytes:
+            self._at = 0
+        at, self._at = self._at, self._at + -(-of.nbytes // 64) * 64
+        return self._piece.view(at, of.nbytes).view(of.dtype).view(of.shape).copy_(of)
+
+
+def value(step: int, sizes: Sequence[int] = (3, 1000, 0, 70_000)) -> list[Tensor]:
+    """The same on both sides: some on the device, by the parity of their numbers."""
+    dtypes = torch.int16, torch.uint8
+    return [
+        (torch.arange(size) * (step + number + 1) % 241).to(dtypes[number % 2])
+        for number, size in enumerate(sizes)
+    ]
+
+
+def placed(device: Device, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        device.tensor(tensor) if number % 2 and len(tensor) else tensor
+        for number, tensor in enumerate(tensors)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("takers", [1, 3])
+def test_tensors_of_a_device_come_whole_by_every_way(tmp_path: Path, kind: str, takers: int) -> None:
+    steps = 40
+
+    def giver(worker: Worker) -> int:
+        device, to = Device(worker, KINDS[kind], tmp_path / "store"), range(1, 1 + takers)
+        for step in range(steps):
+            given = placed(device, value(step))
+            frame = worker.transport.frame(to, given)
+            assert len(frame.beside) == 2
+            worker.transport.send(to, LANE, frame)
+            for tensor in given[1::2]:
+                tensor.fill_(255)  # its maker uses it again at once
+        for place in to:
+            assert worker.transport.hear(place, BACK) == "all"
+        worker.transport.close()
+        assert worker.local.lending.device
+        return worker.local.lending.device.arena.count((LANE, tuple(to)))
+
+    def taker(worker: Worker) -> bool:
+        rng, device = random.Random(worker.place), Device(worker, KINDS[kind], tmp_path / "store")
+        kept: list[tuple[int, list[Tensor]]] = []
+        for step in range(steps):
+            kept.append((step, worker.transport.hear(0, LANE)))
+            while kept and (len(kept) > 3 or rng.random() < 0.5):
+                of, came = kept.pop(0)
+                assert all(torch.equal(one, other) for one, other in zip(came, value(of), strict=True)), of
+                here = kind == "read" or (kind == "mixed" and worker.place == 1)
+                assert device.memory.holds(came[1]) == here and not device.memory.holds(came[0])
+        del came
+        worker.transport.send(0, BACK, worker.transport.frame((0,), "all"))
+        worker.transport.close()
+        return True
+
+    with World(giver, *[taker] * takers) as world:
+        blocks, *ends = world.gave()
+    assert ends == [True] * takers and blocks <= SLOTS + 1 + HELD and bool(blocks) == (kind != "moved")
+
+
+@pytest.mark.slow
+def test_a_place_gets_what_it_gives_itself_and_others_too(tmp_path: Path) -> None:
+    def giver(worker: Worker) -> bool:
+        device = Device(worker, READ, tmp_path / "store")
+        for step in range(20):
+            given = placed(device, value(step))
+            worker.transport.send((0, 1), LANE, worker.transport.frame((0, 1), given))
+            for tensor in given[1::2]:
+                tensor.fill_(255)
+            assert all(map(torch.equal, worker.transport.hear(0, LANE), value(step)))
+        worker.transport.close()
+        return True
+
+    def taker(worker: Worker) -> bool:
+        Device(worker, READ, tmp_path / "store")
+        for step in range(20):
+            assert all(map(torch.equal, worker.transport.hear(0, LANE), value(step)))
+        worker.transport.close()
+        return True
+
+    with World(giver, taker) as world:
+        assert world.gave() == [True, True]
+
+
+@pytest.mark.slow
+def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path: Path) -> None:
+    """A freed one is full of 255 here."""
+
+    def giver(worker: Worker) -> list[int]:
+        device = Device(worker, READ, tmp_path / "store")
+        for step in range(24):
+            frame = worker.transport.frame((1, 2), placed(device, value(step, (1, 2000 << step // 2))))
+            worker.transport.send((1, 2), LANE, frame)
+            worker.look(0.01)
+        for place in (1, 2):
+            worker.transport.hear(place, BACK)
+        worker.look(0.2)
+        assert worker.local.lending.device
+        arena = worker.local.lending.device.arena
+        arena.has("nothing", 0)
+        left = [len(arena._dropped), arena.count((LANE, (1, 2))), len(device.memory.pieces) - 1]
+        worker.transport.close()
+        return left
+
+    def taker(worker: Worker) -> int:
+        device = Device(worker, READ, tmp_path / "store")
+        for step in range(24):
+            assert all(
+                map(torch.equal, worker.transport.hear(0, LANE), value(step, (1, 2000 << step // 2)))
+            ), step
+        worker.transport.send(0, BACK, worker.transport.frame((0,), "all"))
+        worker.look(0.2)
+        left = len(device.memory.pieces) - 1
+        worker.transport.close()
+        return left
+
+    with World(giver, taker, taker) as world:
+        [dropped, blocks, pieces], *opened = world.gave()
+    assert dropped == 0 and pieces == blocks <= SLOTS + 2 and opened == [blocks] * 2
+
+
+@pytest.mark.slow
+def test_one_who_keeps_tensors_of_a_device_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_pool, "SOON", 0.05)
+
+    def giver(worker: Worker) -> str:
+        device = Device(worker, READ, tmp_path / "store")
+        try:
+            for step in range(100):
+                worker.transport.send((1,), LANE, worker.transport.frame((1,), placed(device, value(step))))
+        except Held as held:
+            return str(held)
+        return ""
+
+    def taker(worker: Worker) -> None:
+        Device(worker, READ, tmp_path / "store")
+        kept = []
+        with suppress(PeerLost):
+            while True:
+                kept.append(worker.transport.hear(0, LANE))
+
+    with World(giver, taker) as world:
+        [said] = world.gave(0)
+        world.kill(0)
+    assert said == f"place 1 still holds {SLOTS + HELD} of what it was lent"
+
+
+@pytest.mark.slow
+def test_a_device_without_memory_is_an_error_that_says_for_what(tmp_path: Path) -> None:
+    def refuse(nbytes: int) -> Any:
+        raise DeviceError("cudaMalloc: out of memory")
+
+    def giver(worker: Worker) -> list[Any]:
+        device = Device(worker, READ, tmp_path / "store")
+        tensors = placed(device, value(0))
+        assert worker.local.lending.device
+        worker.local.lending.device.arena._memory = refuse
+        with pytest.raises(Full) as full:
+            worker.transport.send((1,), LANE, worker.transport.frame((1,), tensors))
+        return [str(full.value), sum(tensor.nbytes for tensor in tensors)]
+
+    def taker(worker: Worker) -> None:
+        Device(worker, READ, tmp_path / "store")
+
+    with World(giver, taker) as world:
+        [[said, nbytes]] = world.gave(0)
+    number = int(said.removeprefix("cannot get ").split(" ")[0].replace(",", ""))
+    assert said.endswith(" bytes: cudaMalloc: out of memory") and nbytes < number < nbytes + 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["read", "moved"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_waits_for_tensors_of_the_dead_is_told(tmp_path: Path, kind: str, victim: int) -> None:
+    def giver(worker: Worker) -> None:
+        device = Device(worker, KINDS[kind], tmp_path / "store")
+        for step in range(10_000):
+            worker.transport.send((1,), LANE, worker.transport.frame((1,), placed(device, value(step))))
+            if step == 20:
+                worker.say("begun")
+
+    def taker(worker: Worker) -> None:
+        Device(worker, KINDS[kind], tmp_path / "store")
+        for step in range(10_000):
+            assert all(map(torch.equal, worker.transport.hear(0, LANE), value(step)))
+
+    with World(giver, taker) as world:
+        assert world.hear(0) == "begun"
+        killed = time.monotonic()
+        world.kill(victim)
+        said, text, when = world.ends(1 - victim)
+        assert (
+            said == "PeerLost"
+            and text.startswith((f"place {victim} is gone", f"place {victim} broke off"))
+            and when - killed < 1
+        )
+
+
+# Batches and weights
+
+
+def everywhere(device: Device) -> None:
+    """What the stand-in holds is on a device for all of this process."""
+    for module in (frames, rows, weights):
+        module.on_device = device.memory.holds  # type: ignore[attr-defined]
+    DEVICES["cpu"] = DEVICES["cuda"]  # type: ignore[index]
+
+
+def ragged_batch(device: Device, rank: int, step: int) -> Batch:
+    """Of 12 samples: two columns on the device, one of them ragged, and two that are not."""
+    lengths = [1 + 700 * ((7 * row + step + rank) % 5) for row in range(12)]
+    tokens = Ragged.of([torch.full((length,), length + step) for length in lengths])
+    wide = torch.arange(12 * 1000).view(12, 1000) + 7 * rank + step
+    columns = {
+        "wide": device.tensor(wide),
+        "tokens": Ragged(device.tensor(tokens.values), tokens.offsets),
+        "near": torch.full((12, 3000), rank + step),
+        "words": [f"{rank} {step} {row}" for row in range(12)],
+    }
+    return Batch(columns, ids=torch.arange(rank * 12, rank * 12 + 12))
+
+
+def is_as_given(batch: Batch, step: int) -> bool:
+    for index, (number,) in enumerate(batch.ids.tolist()):
+        rank, row = divmod(number, 12)
+        length = 1 + 700 * ((7 * row + step + rank) % 5)
+        assert batch["wide"][index].tolist() == [
+            *range(row * 1000 + 7 * rank + step, row * 1000 + 1000 + 7 * rank + step)
+        ]
+        assert batch["tokens"][index].tolist() == [length + step] * length
+        assert batch["near"][index].eq(rank + step).all() and batch["words"][index] == f"{rank} {step} {row}"
+    return bool(len(batch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["read", "moved"])
+@pytest.mark.parametrize("balance", ["", "tokens"])
+@pytest.mark.parametrize("givers", [1, 2])
+def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int) -> None:
+    sizes = dict.fromkeys(range(givers), DeviceMesh.from_sizes(dp_size=givers))
+
+    def channel_of(worker: Worker) -> Channel:
+        route = Route("a -> b", "a", "b", dispatch=Dispatch(balance=balance))
+        return Channel(
+            route, Party(sizes[0], 0), Party(DeviceMesh.from_sizes(dp_size=2), givers), worker.transport, 0
+        )
+
+    def giver(worker: Worker) -> bool:
+        device, channel = Device(worker, KINDS[kind], tmp_path / "store"), channel_of(worker)
+        everywhere(device)
+        for step in range(6):
+            channel.give(ragged_batch(device, worker.place, step), 12, worker.place)
+        worker.transport.close()
+        return True
+
+    def taker(worker: Worker) -> bool:
+        device, channel = Device(worker, KINDS[kind], tmp_path / "store"), channel_of(worker)
+        everywhere(device)
+        whole = False
+        for step in range(6):
+            batch = channel.take(worker.place - givers).value
+            assert is_as_given(batch, step)
+            whole = whole or device.memory.holds(batch["wide"])
+        worker.transport.close()
+        return bool(balance) or whole == (kind == "read")
+
+    with World(*[giver] * givers, taker, taker) as world:
+        assert world.gave() == [True] * (givers + 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["read", "moved"])
+def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
+    """From two halves to two that want all: bucket by bucket, and nobody writes to another's frame."""
+    shapes = {"a": (64, 700), "b": (10,), "c": (128, 500)}
+
+    def whole(name: str, step: int) -> Tensor:
+        count = shapes[name][0] * (shapes[name][1] if len(shapes[name]) > 1 else 1)
+        return (torch.arange(count, dtype=torch.float32) + step).view(shapes[name])
+
+    def work(worker: Worker) -> bool:
+        device = Device(worker, KINDS[kind], tmp_path / "store")
+        everywhere(device)
+        mesh, gives = DeviceMesh.from_sizes(dp_size=2), worker.place < 2
+        channel = WeightChannel(
+            Route("s", "s", "s", kind="weights"),
+            Party(mesh, 0),
+            Party(mesh, 2),
+            worker.transport,
+            0,
+            0,
+            checksum=True,
+        )
+
+        def held(step: int) -> dict[str, Any]:
+            found = {}
+            for name, shape in shapes.items():
+                half = shape[0] // 2
+                box = Box((half * worker.place, *(0 for _ in shape[1:])), (half, *shape[1:]))
+                found[name] = Shard(
+                    shape,
+                    box,
+                    device.tensor(whole(name, step)[half * worker.place : half * (worker.place + 1)]),
+                )
+            return found
+
+        for step in range(1, 5):
+            if step == 1:
+                channel.meet(held(0) if gives else None, None if gives else {})
+            if gives:
+                channel.give(held(step), step)
+            else:
+                channel.due(step)
+                assert all(torch.equal(tensor, whole(name, step)) for name, tensor in channel.take())
+        worker.transport.close()
+        return True
+
+    with World(*[work] * 4) as world:
+        assert world.gave() == [True] * 4
+
+
+class Shard:
+    """A shard as a DTensor holds it."""
+
+    def __init__(self, shape: tuple[int, ...], box: Box, local: Tensor) -> None:
+        self.shape, self.dtype, self.ndim = shape, local.dtype, len(shape)
+        self.offsets, self.sizes, self._local = box.start, box.size, local
+
+    def __create_chunk_list__(self) -> Sequence[Shard]:
+        return [self]
+
+    def to_local(self) -> Tensor:
+        return self._local
+
+
+# Between nodes
+
+
+class Both(Standin):
+    """What two places of one process have: all that is in one of their pieces is on the device."""
+
+    finished = 0
+
+    def finish(self) -> None:
+        self.finished += 1
+        super().finish()
+
+
+@pytest.mark.slow
+def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    transports, ways, memory = [Transport(place, {}) for place in range(2)], list[Tcp](), Both()
+    for transport in transports:
+        store = FileStore(str(tmp_path / "store"), -1)
+        transport.transfers = PairTransfers(
+            transport.place, HostStreams(), by_gloo(store), lambda place, error: None
+        )
+        way = Tcp(transport, "token")
+        way.use(memory, range(2))
+        ways.append(way)
+    for way in ways:
+        way.meet({place: other.address for place, other in enumerate(ways)})
+    piece = memory.make(1 << 20)
+    tensors = [piece.view(number * 200_000, 70_000 * number).fill_(number) for number in range(1, 3)]
+
+    def give() -> None:
+        for step in range(10):
+            batch = Batch({"far": tensors[step % 2].view(10, -1), "near": torch.full((10,), step)})
+            frame = transports[0].frame((1,), batch)
+            assert len(frame.beside) == 1
+            transports[0].send((1,), LANE, frame)
+            assert memory.finished == step + 1, "who takes it would wait for our device"
+            transports[0].send((1,), LANE, transports[0].frame((1,), step))  # may not overtake it
+
+    thread = threading.Thread(target=give)
+    thread.start()
+    for step in range(10):
+        batch = transports[1].hear(0, LANE)
+        assert (
+            torch.equal(batch["far"], tensors[step % 2].view(10, -1))
+            and batch["near"].tolist() == [step] * 10
+        )
+        assert transports[1].hear(0, LANE) == step
+    thread.join(20)
+    closing = [threading.Thread(target=transport.close) for transport in transports]
+    for one in closing:
+        one.start()
+    for one in closing:
+        one.join(20)
+    memory.close()
+
+
+# What is said
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(
+                lambda number, size, at, nbytes, handle: (
+                    struct.pack("<qqqq", number, size, at, nbytes) + handle
+                ),
+                st.integers(-2, 3),
+                st.sampled_from([0, 1, -1, 100, 4096, 1 << 40, 2**63 - 1]),
+                st.sampled_from([0, 0, 1, 512, -512, 2**62]),
+                st.sampled_from([0, 1, -1, 100, 4096, 4097, 2**63 - 1]),
+                st.one_of(st.just(b""), st.just(b"real"), st.binary(max_size=40)),
+            ),
+            st.binary(max_size=30),
+        ),
+        max_size=6,
+    )
+)
+def test_hostile_words_are_an_error_or_a_view_of_what_is_there(words: list[bytes]) -> None:
+    theirs, ours = Standin("theirs", 0), Standin("ours", 0)
+    piece = theirs.make(4096)
+    device = OnDevice(0, ours, READ, lambda place, number: None)
+    try:
+        for word in words:
+            if word.endswith(b"real"):
+                word = word[:-4] + piece.handle
+            with suppress(ArenaError, DeviceError, struct.error):
+                came = device.heard(1, word, lambda number: None)
+                if isinstance(came, Tensor):
+                    came.sum()
+    finally:
+        for opened in device._opened.values():
+            opened.close()
+        ours.close()
+        theirs.close()

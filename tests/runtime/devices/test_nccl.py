@@ -1,0 +1,579 @@
+"""Transfers from device to device, over gloo and CPU memory in place of NCCL and CUDA: real processes, many
+orders, and no circle."""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import random
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import HashStore, ProcessGroupGloo, Store, TCPStore
+
+from meshctl.runtime.devices import nccl
+from meshctl.runtime.devices.from_address import over
+from meshctl.runtime.devices.nccl import Join, Pair, PairTransfers, meeting_point
+
+LARGE = 16 << 20
+LIMIT = 60
+"""Seconds; what has not ended by then waits in a circle."""
+
+
+class HostStreams:
+    """The CPU's memory as a device whose work ends a little later."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, gone: Callable[[], None] | None = None) -> None:
+        self._gone = gone
+
+    def room(self, nbytes: int) -> Tensor:
+        memory = bytearray(max(nbytes, 1))
+        return over(address_of(memory), nbytes, self.device, memory, self._gone)
+
+    def mark(self) -> Callable[[], None]:
+        until = time.monotonic() + random.random() / 1000
+        return lambda: time.sleep(max(0.0, until - time.monotonic()))
+
+    def own(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def address_of(memory: bytearray) -> int:
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+
+def by_gloo(store: Store) -> Join:
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        return cast(
+            Pair, ProcessGroupGloo(meeting_point(store, giver, taker), rank, 2, timedelta(seconds=LIMIT))
+        )
+
+    return join
+
+
+# A world of processes
+
+
+_HEADER, _COME, _BYE, _LISTEN = range(4)
+
+
+@dataclass
+class Worker:
+    """One process: its transfers, and a connection to every other for headers and what answers them."""
+
+    place: int
+    transfers: PairTransfers
+    lines: dict[int, socket.socket]
+    rng: random.Random
+    arrived: dict[int, list[list[Tensor]]] = field(default_factory=dict)
+    done: list[int] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    over: set[int] = field(default_factory=set)
+    dull: float = 0.0
+    """Seconds, at most, until a header is heard."""
+    deaf: list[tuple[int, tuple[int, ...]]] | None = None
+    """Headers that came while this place does not listen."""
+
+    def send(self, to: int, tensors: list[Tensor]) -> None:
+        self.transfers.send(to, tensors, lambda: self.done.append(to))
+        sizes = [tensor.nbytes for tensor in tensors]
+        self.lines[to].send(struct.pack(f"i{len(sizes)}q", _HEADER, *sizes))
+
+    def listen(self) -> None:
+        while len(self.over) < len(self.lines):
+            ready, _, _ = select.select(
+                [line for other, line in self.lines.items() if other not in self.over], [], []
+            )
+            for other in [other for other, line in self.lines.items() if line in ready]:
+                self.hear(other, self.lines[other].recv(1 << 16))
+
+    def hear(self, other: int, message: bytes) -> None:
+        what = struct.unpack_from("i", message)[0] if message else _BYE
+        if what == _HEADER:
+            count = (len(message) - 8) // 8
+            header = (other, struct.unpack_from(f"i{count}q", message)[1:])
+            self.expect(*header) if self.deaf is None else self.deaf.append(header)
+        elif what == _LISTEN:
+            waiting, self.deaf = self.deaf or [], None
+            for header in waiting:
+                self.expect(*header)
+        elif what == _COME:
+            self.transfers.come(other)
+        else:
+            self.over.add(other)
+
+    def expect(self, other: int, sizes: tuple[int, ...]) -> None:
+        time.sleep(self.rng.random() * self.dull)
+        come = partial(self.lines[other].send, struct.pack("i", _COME))
+        self.transfers.expect(other, sizes, come, self.arrived.setdefault(other, []).append)
+
+    def until(self, ready: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + LIMIT - 10
+        while not ready():
+            assert time.monotonic() < end, f"{self.place} waits for {what}"
+            time.sleep(0.002)
+
+    def leave(self) -> None:
+        for line in self.lines.values():
+            line.send(struct.pack("i", _BYE))
+        self.until(lambda: len(self.over) == len(self.lines), "goodbyes")
+        self.transfers.close()
+
+
+def run(folder: Path, size: int, work: Callable[[Worker], None], deaf: int = -1) -> list[int]:
+    """How each process ended."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    listener = socket.create_server(("127.0.0.1", 0))
+    lines: dict[tuple[int, int], socket.socket] = {}
+    for one in range(size):
+        for other in range(one):
+            lines[one, other], lines[other, one] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pids = []
+    for place in range(size):
+        if pid := os.fork():
+            pids.append(pid)
+            continue
+        try:
+            mine = {other: line for (one, other), line in lines.items() if one == place}
+            for (one, _), line in lines.items():
+                if one != place:
+                    line.close()
+            live(place, mine, listener.getsockname()[1], work, place == deaf)
+            os._exit(0)
+        except BaseException:
+            (folder / f"{place}.txt").write_text(traceback.format_exc())
+        finally:
+            os._exit(1)
+    for line in lines.values():
+        line.close()
+    store = TCPStore(
+        "127.0.0.1",
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    try:
+        return [ended(pid) for pid in pids]
+    finally:
+        del store
+
+
+def live(
+    place: int, lines: dict[int, socket.socket], port: int, work: Callable[[Worker], None], deaf: bool
+) -> None:
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=LIMIT))
+    broken: list[int] = []
+    transfers = PairTransfers(place, HostStreams(), by_gloo(store), lambda other, error: broken.append(other))
+    worker = Worker(place, transfers, lines, random.Random(place), broken=broken, deaf=[] if deaf else None)
+    threading.Thread(target=worker.listen, daemon=True).start()
+    work(worker)
+
+
+def ended(pid: int) -> int:
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return -signal.SIGKILL
+
+
+def told(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob("*.txt"))]
+
+
+# Many transfers
+
+
+def message(giver: int, taker: int, number: int, large: bool) -> list[Tensor]:
+    """The same on both sides."""
+    rng = random.Random(f"{giver} {taker} {number}")
+    sizes = [rng.choice([0, 1, 3, 511, 512, 513, 4096, 100_000]) for _ in range(rng.randrange(4))]
+    if large and number == 3:
+        sizes.append(LARGE)
+    return [
+        (torch.arange(size) * (giver + 2 * taker + 3 * number + index) % 251).to(torch.uint8)
+        for index, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_transfers_in_any_order_arrive_whole_and_in_the_order_of_their_pair(
+    tmp_path: Path, size: int, seed: int
+) -> None:
+    def work(worker: Worker) -> None:
+        worker.rng = random.Random(f"{seed} {worker.place}")
+        worker.dull = 0.004
+        numbers = dict.fromkeys(worker.lines, 25)
+        orders = [other for other, count in numbers.items() for _ in range(count)]
+        worker.rng.shuffle(orders)  # every giver posts in an order of its own
+        sent = dict.fromkeys(numbers, 0)
+        for other in orders:
+            tensors = message(worker.place, other, sent[other], seed == 0)
+            worker.send(other, tensors)
+            sent[other] += 1
+            for tensor in tensors:
+                tensor.fill_(255)  # its maker uses it again at once
+        worker.until(lambda: len(worker.done) == len(orders), "its sends")
+        worker.until(lambda: sum(map(len, worker.arrived.values())) == len(orders), "what others send")
+        for other in numbers:
+            for number, tensors in enumerate(worker.arrived[other]):
+                expected = message(other, worker.place, number, seed == 0)
+                assert len(tensors) == len(expected) and all(map(torch.equal, tensors, expected)), (
+                    other,
+                    number,
+                )
+        assert not worker.broken
+        worker.leave()
+
+    assert run(tmp_path, size, work) == [0] * size, told(tmp_path)
+
+
+@pytest.mark.slow
+def test_who_does_not_come_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        if worker.place == 0:
+            for _ in range(3):  # who does not listen
+                worker.send(1, [torch.full((1000,), 1, dtype=torch.uint8)])
+            for _ in range(5):
+                worker.send(2, [torch.full((1000,), 2, dtype=torch.uint8)])
+            worker.until(lambda: worker.done.count(2) == 5, "place 2")
+            assert 1 not in worker.done
+            worker.lines[1].send(struct.pack("i", _LISTEN))
+            worker.until(lambda: worker.done.count(1) == 3, "place 1")
+        elif worker.place == 1:
+            worker.until(lambda: len(worker.arrived.get(0, [])) == 3, "place 0")
+        else:
+            worker.until(lambda: len(worker.arrived.get(0, [])) == 5, "place 0")
+        worker.leave()
+
+    assert run(tmp_path, 3, work, deaf=1) == [0] * 3, told(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_death_of_one_is_told_and_leaves_the_others_alone(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        others = [other for other in worker.lines if other != 2]
+        for other in worker.lines:
+            worker.send(other, [torch.ones(10)])
+        worker.until(
+            lambda: sum(map(len, worker.arrived.values())) == 2 and len(worker.done) == 2, "the first of all"
+        )
+        if worker.place == 2:
+            time.sleep(0.5)  # the others have theirs
+            os.kill(os.getpid(), signal.SIGKILL)
+        worker.until(lambda: 2 in worker.over, "the end")
+        worker.transfers.expect(2, [LARGE], lambda: None, lambda tensors: os._exit(3))
+        worker.until(lambda: worker.broken == [2], "word of it")
+        for other in others:
+            worker.send(other, [torch.ones(LARGE // 4)])
+        worker.until(lambda: all(len(worker.arrived[other]) == 2 for other in others), "the others")
+        begun = time.monotonic()
+        worker.until(lambda: len(worker.done) == 2 + len(others), "its own")
+        worker.transfers.close()
+        assert time.monotonic() - begun < nccl.GRACE + 1
+
+    assert run(tmp_path, 3, work) == [0, 0, -signal.SIGKILL], told(tmp_path)
+
+
+# One end alone
+
+
+class Never:
+    """A pair whose other end does lambda: None, until it is aborted."""
+
+    def __init__(self) -> None:
+        self.aborted = threading.Event()
+        self.posted = threading.Event()
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Never:
+        self.posted.set()
+        return self
+
+    recv = send
+
+    def wait(self) -> bool:
+        self.aborted.wait()
+        return True  # as a kernel that was broken off ends as if it had done its work
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+class Wire:
+    """A pair within one process."""
+
+    def __init__(self) -> None:
+        self._sent: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Wire:
+        [tensor] = tensors
+        self._sent.put(tensor.clone())
+        return self
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Wire:
+        [tensor] = tensors
+        tensor.copy_(self._sent.get(timeout=10))
+        return self
+
+    def wait(self) -> bool:
+        return True
+
+    def abort(self) -> None: ...
+
+
+KINDS = {
+    "scalar": torch.tensor(3.5),
+    "bool": torch.tensor([True, False, True]),
+    "bfloat16": torch.arange(7, dtype=torch.bfloat16),
+    "complex": torch.randn(3, 5, dtype=torch.complex128),
+    "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+    "transposed": torch.randn(4, 6).t(),
+    "strided": torch.arange(40, dtype=torch.int16)[3::7],
+    "expanded": torch.arange(5.0)[:, None].expand(5, 6),
+    "learnt": torch.randn(3, 3, requires_grad=True),
+    "empty": torch.empty(3, 0, 2),
+}
+
+
+@pytest.fixture
+def wired() -> Iterator[PairTransfers]:
+    wires: dict[tuple[int, int], Wire] = {}
+
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        return wires.setdefault((giver, taker), Wire())
+
+    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: None)
+    yield transfers
+    transfers.close()
+
+
+@pytest.mark.parametrize(
+    "kinds", [*([kind] for kind in KINDS), [*KINDS], []], ids=lambda kinds: "+".join(kinds) or "none"
+)
+def test_any_tensors_arrive_as_their_bytes(wired: PairTransfers, kinds: list[str]) -> None:
+    """From this place to itself."""
+    tensors = [KINDS[kind] for kind in kinds]
+    got: queue.SimpleQueue[list[Tensor]] = queue.SimpleQueue()
+    done = threading.Event()
+    wired.send(0, tensors, done.set)
+    wired.expect(0, [tensor.nbytes for tensor in tensors], partial(wired.come, 0), got.put)
+    arrived = got.get(timeout=10)
+    assert done.wait(10) and len(arrived) == len(tensors)
+    for tensor, expected in zip(arrived, tensors, strict=True):
+        assert tensor.dtype is torch.uint8 and tensor.shape == (expected.nbytes,)
+        assert torch.equal(tensor.view(expected.dtype).view(expected.shape), expected)
+
+
+@pytest.fixture
+def said() -> Iterator[list[Any]]:
+    yield []
+
+
+def test_one_message_is_received_at_a_time_and_its_giver_told_when(said: list[Any]) -> None:
+    pairs = {source: Never() for source in (1, 2, 3)}
+    come: queue.SimpleQueue[int] = queue.SimpleQueue()
+    transfers = PairTransfers(
+        0, HostStreams(), lambda giver, taker, rank: pairs[giver], lambda place, error: said.append(error)
+    )
+    for source in pairs:
+        transfers.expect(source, [10], partial(come.put, source), lambda tensors: None)
+    waiting = set(pairs)
+    while waiting:
+        source = come.get(timeout=10)
+        assert pairs[source].posted.wait(10)
+        time.sleep(0.05)
+        assert come.empty() and [other for other in waiting if pairs[other].posted.is_set()] == [source]
+        pairs[source].abort()  # it has arrived
+        waiting.remove(source)
+    transfers.close()
+    assert not said
+
+
+def test_one_message_is_sent_at_a_time(said: list[Any]) -> None:
+    pairs = {to: Never() for to in (1, 2, 3)}
+    transfers = PairTransfers(
+        0, HostStreams(), lambda giver, taker, rank: pairs[taker], lambda place, error: said.append(error)
+    )
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for to in pairs:
+        transfers.send(to, [torch.ones(3)], partial(done.put, to))
+        transfers.come(to)
+    waiting = set(pairs)
+    while waiting:
+        time.sleep(0.05)
+        [to] = [to for to in waiting if pairs[to].posted.is_set()]
+        pairs[to].abort()
+        assert done.get(timeout=10) == to
+        waiting.remove(to)
+    transfers.close()
+    assert not said
+
+
+def test_nothing_is_posted_before_the_other_end_comes(said: list[Any]) -> None:
+    pair = Never()
+    transfers = PairTransfers(
+        0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error)
+    )
+    ended = threading.Event()
+    transfers.send(1, [torch.ones(1)], ended.set)
+    transfers.come(2)
+    assert not pair.posted.wait(0.1)
+    transfers.come(1)
+    assert pair.posted.wait(10) and not ended.is_set()
+    pair.abort()
+    assert ended.wait(10) and not said
+    transfers.close()
+
+
+def test_what_is_under_way_is_broken_off_and_counts_for_nothing(said: list[Any]) -> None:
+    pair = Never()
+    transfers = PairTransfers(
+        0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error)
+    )
+    for source in (1, 4, 5):
+        transfers.expect(source, [100], lambda: None, said.append)
+    transfers.expect(2, [], lambda: None, lambda tensors: None)
+    transfers.send(3, [torch.ones(3)], lambda: said.append("done"))  # nobody says "come"
+    assert pair.posted.wait(10)
+    begun = time.monotonic()
+    transfers.close()
+    assert time.monotonic() - begun < 1 and not said
+
+
+def test_an_end_that_never_comes_is_left_behind(said: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "GRACE", 0.2)
+    never = threading.Event()
+
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        never.wait(20)
+        raise RuntimeError("too late")
+
+    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
+    for source in range(1, 30):
+        transfers.expect(source, [100], lambda: None, said.append)
+    begun = time.monotonic()
+    transfers.close()
+    assert time.monotonic() - begun < 2
+    never.set()
+    assert not said
+
+
+def test_an_end_that_comes_too_late_posts_nothing(said: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "GRACE", 0.1)
+    pair, joined = Never(), threading.Event()
+
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        assert joined.wait(10)
+        return pair
+
+    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
+    transfers.expect(1, [100], lambda: None, said.append)
+    [end] = transfers._takers.values()
+    transfers.close()
+    joined.set()
+    end._thread.join(10)
+    assert not end._thread.is_alive() and not pair.posted.is_set() and not said
+
+
+def test_a_pair_that_cannot_be_made_is_told_with_its_place(said: list[Any]) -> None:
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        raise RuntimeError(f"{giver} {taker} {rank}")
+
+    told = threading.Semaphore(0)
+
+    def broke(place: int, error: Exception) -> None:
+        said.append((place, str(error)))
+        told.release()
+
+    transfers = PairTransfers(7, HostStreams(), join, broke)
+    transfers.expect(4, [1], lambda: None, said.append)
+    assert told.acquire(timeout=10)
+    transfers.send(5, [torch.ones(1)], lambda: said.append("done"))
+    transfers.come(5)
+    assert told.acquire(timeout=10)
+    assert said == [(4, "4 7 1"), (5, "7 5 0")]
+    transfers.close()
+
+
+def test_messages_without_a_byte_need_no_pair(said: list[Any]) -> None:
+    def join(giver: int, taker: int, rank: int) -> Pair:
+        raise AssertionError
+
+    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
+    ended = threading.Semaphore(0)
+    transfers.send(1, [torch.empty(0), torch.empty(0, 5)], ended.release)
+    transfers.come(1)
+    transfers.expect(
+        2,
+        [0, 0, 0],
+        lambda: None,
+        lambda tensors: (said.append([len(tensor) for tensor in tensors]), ended.release())[0],
+    )
+    assert ended.acquire(timeout=10) and ended.acquire(timeout=10)
+    assert said == [[0, 0, 0]]
+    transfers.close()
+
+
+def test_who_comes_early_is_remembered(said: list[Any]) -> None:
+    pair = Never()
+    pair.aborted.set()
+    transfers = PairTransfers(
+        0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error)
+    )
+    ended = threading.Event()
+    transfers.come(1)
+    transfers.send(1, [torch.ones(1)], ended.set)
+    assert ended.wait(10) and not said
+    transfers.close()
+
+
+def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
+    gone, received = threading.Event(), []
+    pair = Never()
+    pair.aborted.set()
+    arrived = threading.Event()
+    transfers = PairTransfers(
+        0, HostStreams(gone.set), lambda giver, taker, rank: pair, lambda place, error: None
+    )
+    transfers.expect(1, [100, 8], lambda: None, lambda tensors: (received.extend(tensors), arrived.set())[1])
+    assert arrived.wait(10)
+    kept = received[1].view(torch.int64)
+    received.clear()
+    gc.collect()
+    assert not gone.is_set()
+    del kept
+    assert gone.wait(10)  # the thread that received it waits for the next message meanwhile
+    transfers.close()
+
+
+def test_each_pair_has_a_connection_of_its_own() -> None:
+    store = HashStore()
+    first, second = (meeting_point(store, 0, taker) for taker in (1, 2))
+    first.set("key", "a")
+    assert not second.check(["key"]) and store.check(["nccl/0-1/key"])

@@ -1,0 +1,301 @@
+"""What the takers of a route get is what its givers gave: every sample once, each value as it was, whatever
+way it took.
+
+Workers are threads of one process here, where speakers write one frame together as they do in processes;
+`nodes` says which of them share memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.transports.data_plane import PeerLost
+from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import DISPATCH, EXECUTE, Dispatch, Id, Route, RouteError
+from meshctl.topology.partition import Table, parts_for, shares_for
+from tests.runtime.routes.test_rows import DTYPES, alike
+
+Work = Callable[[Channel, int], Any]
+
+
+def run(
+    route: Route,
+    givers: DeviceMesh,
+    takers: DeviceMesh,
+    give: Work,
+    take: Work,
+    execute: str = "all",
+    nodes: int = 1,
+) -> dict[int, Any]:
+    """What every taker's work gave, by rank; each side's workers are spread evenly over nodes. Raises what
+    any of them did."""
+    hub: dict[int, MemoryTransport] = {}
+    gave: dict[int, Any] = {}
+    faults: list[Exception] = []
+    parties = [
+        Party(givers, 0, node_of=lambda rank: rank * nodes // givers.world_size),
+        Party(takers, givers.world_size, execute, lambda rank: rank * nodes // takers.world_size),
+    ]
+    places = range(givers.world_size + takers.world_size)
+    transports = {place: MemoryTransport(place, {}, hub) for place in places}
+
+    def work(place: int) -> None:
+        rank = place - givers.world_size
+        channel = Channel(route, *parties, transports[place], 0)
+        try:
+            if rank < 0:
+                give(channel, place)
+            elif rank in channel._hearing.part_of:
+                gave[rank] = take(channel, rank)
+        except Exception as error:
+            faults.append(error)
+            for transport in transports.values():
+                transport.fail(PeerLost(str(error)))
+
+    threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    if faults:
+        raise faults[0]
+    return gave
+
+
+def column_of(kind: str, ids: list[Id], dtype: torch.dtype) -> Any:
+    """Values that can be told by their ids, so that it does not matter who held them."""
+    numbers = [sum(index * 10**place for place, index in enumerate(reversed(id))) for id in ids]
+    match kind:
+        case "list":
+            return [{"n": number, "t": str(number)} if number % 3 else None for number in numbers]
+        case "ragged":
+            return Ragged.of(
+                [torch.full((number % 4, 2), number).to(dtype) for number in numbers]
+                or [torch.empty(0, 2, dtype=dtype)]
+            )
+        case "flat":
+            return torch.tensor(numbers, dtype=torch.float64).to(dtype)
+        case "wide":
+            return torch.tensor(numbers, dtype=torch.float64).to(dtype)[:, None, None].expand(len(ids), 2, 3)
+    return torch.empty(len(ids), 0, dtype=dtype)
+
+
+def batch_of(ids: list[Id], kinds: Mapping[str, str], dtype: torch.dtype, depth: int) -> Batch:
+    rows = len(ids)
+    columns = {name: column_of(kind, ids, dtype) for name, kind in kinds.items()}
+    if not rows:
+        columns = {
+            name: Ragged(c.values[:0], c.offsets[:1]) if isinstance(c, Ragged) else c
+            for name, c in columns.items()
+        }
+    return Batch(columns, ids=torch.tensor(ids, dtype=torch.int64).view(rows, depth))
+
+
+@st.composite
+def held_by(draw: st.DrawFn, speakers: int) -> list[list[Id]]:
+    """Who holds which samples: evenly and in order, or any how."""
+    depth = draw(st.integers(1, 2))
+    numbers = list(range(draw(st.integers(0, 14))))
+    if draw(st.booleans()):
+        numbers = draw(st.permutations(numbers))
+    ids: list[Id] = [(number,) if depth == 1 else (number // 2, number % 2) for number in numbers]
+    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), min_size=speakers - 1, max_size=speakers - 1)))
+    return [ids[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+
+
+SIZES: list[dict[str, Any]] = [
+    {"dp_size": 1},
+    {"dp_size": 2},
+    {"dp_size": 3},
+    {"dp_size": 2, "tp_size": 2},
+    {"fsdp_size": 4},
+]
+MESHES = [DeviceMesh.from_sizes(**sizes) for sizes in SIZES]
+CASES = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+
+
+@CASES
+@given(
+    st.data(),
+    st.sampled_from(MESHES),
+    st.sampled_from(MESHES),
+    st.sampled_from(sorted(DISPATCH)),
+    st.sampled_from(EXECUTE),
+    st.sampled_from(["", "tokens"]),
+    st.sampled_from([0, 1, 1 << 16]),
+    st.sampled_from([1, 2]),
+)
+def test_every_taker_gets_its_samples_as_they_were(
+    data: st.DataObject,
+    givers: DeviceMesh,
+    takers: DeviceMesh,
+    mode: str,
+    execute: str,
+    balance: Any,
+    together: int,
+    nodes: int,
+) -> None:
+    held = data.draw(held_by(givers.data_size))
+    depth = next((len(id) for ids in held for id in ids), 1)
+    names = data.draw(
+        st.lists(st.sampled_from(["list", "ragged", "flat", "wide", "none"]), min_size=1, max_size=3)
+    )
+    kinds, dtype = (
+        {str(number): kind for number, kind in enumerate(names)},
+        data.draw(st.sampled_from(DTYPES)),
+    )
+    batches = [batch_of(ids, kinds, dtype, depth) for ids in held]
+    dispatch = Dispatch(mode, balance, allow_empty=True)
+    lengths = tuple(tuple(batch.lengths.tolist()) for batch in batches) if balance else None
+    table = Table(tuple(map(tuple, held)), lengths)
+    wanted = {
+        rank: [held[speaker][row] for speaker, row in mine]
+        for rank, mine in shares_for(execute, dispatch, takers, table).items()
+    }
+    most = max(sum(map(len, part)) for part in parts_for(execute, dispatch, takers, table))
+
+    def give(channel: Channel, rank: int) -> None:
+        for _ in range(2):
+            channel.give(batches[givers.data_rank(rank)], 1, rank)
+
+    def take(channel: Channel, rank: int) -> list[Batch]:
+        return [channel.take(rank).value for _ in range(2)]
+
+    with patch("meshctl.runtime.routes.channel.TOGETHER", together):
+        got = run(Route("a -> b", "a", "b", dispatch=dispatch), givers, takers, give, take, execute, nodes)
+    assert got.keys() == wanted.keys()
+    for rank, twice in got.items():
+        for batch in twice:
+            assert [tuple(id) for id in batch.ids.tolist()] == wanted[rank] and batch.most == most
+            alike(batch, batch_of(wanted[rank], kinds, dtype, depth))
+
+
+def plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+@pytest.mark.parametrize(
+    ("collect", "values", "joined"),
+    [
+        ("mean", [1.0, 4.0], 3.0), ("sum", [1, 4], 5), ("first", ["x", "y"], "x"), ("none", [1, None], [1, None]),
+        ("mean", [{"a": 1.0}, {"a": 4.0, "b": 2.0}], {"a": 3.0, "b": 2.0}), ("flatten", [[1], [2, 3]], [1, 2, 3]),
+        ("flatten", [torch.tensor([1]), torch.tensor([2])], [1, 2]), ("sum", [torch.tensor(1), torch.tensor(2)], 3),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_plain_values_join_alike_for_all_takers(collect: str, values: list[Any], joined: Any) -> None:
+    def give(channel: Channel, rank: int) -> None:
+        channel.give(values[rank], 1.0 + rank, rank)
+
+    two = DeviceMesh.from_sizes(dp_size=2)
+    got = run(
+        Route("a -> b", "a", "b", collect=collect),
+        two,
+        two,
+        give,
+        lambda channel, rank: plain(channel.take(rank).value),
+    )
+    assert got == {0: joined, 1: joined}
+
+
+@pytest.mark.parametrize(
+    ("collect", "value", "text"),
+    [
+        ("flatten", None, "`a` gave None; does it return what it made"), ("flatten", 3, "`a` gave a int; flatten joins batches"),
+        ("mean", Batch({"x": [1]}), "`a` gave a Batch, and collect: mean"), ("flatten", {1}, "`a` gave a set"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_cannot_be_joined_is_said_where_it_was_given(collect: str, value: Any, text: str) -> None:
+    one = DeviceMesh.from_sizes(dp_size=1)
+    with pytest.raises((RouteError, PeerLost), match=text):
+        run(
+            Route("a -> b", "a", "b", collect=collect),
+            one,
+            one,
+            lambda channel, rank: channel.give(value, 1, rank),
+            Channel.take,
+        )
+
+
+def test_a_sample_that_two_hold_is_an_error_for_all() -> None:
+    two, batch = DeviceMesh.from_sizes(dp_size=2), Batch({"x": [1]}, ids=torch.tensor([0]))
+    with pytest.raises((RouteError, PeerLost), match="sample 0 is there twice"):
+        run(
+            Route("a -> b", "a", "b"),
+            two,
+            two,
+            lambda channel, rank: channel.give(batch, 1, rank),
+            Channel.take,
+        )
+
+
+def test_whoever_reckons_with_other_parts_is_named() -> None:
+    hub: dict[int, MemoryTransport] = {}
+    transports = [MemoryTransport(place, {}, hub) for place in range(3)]
+    two, one = DeviceMesh.from_sizes(dp_size=2), DeviceMesh.from_sizes()
+    routes = [
+        Route("a -> b", "a", "b"),
+        Route("a -> b", "a", "b", dispatch=Dispatch(allow_empty=True)),
+        Route("a -> b", "a", "b"),
+    ]
+    channels = [
+        Channel(route, Party(two, 0), Party(one, 2), transport, 0)
+        for route, transport in zip(routes, transports, strict=True)
+    ]
+    batches = [Batch({"x": torch.ones(2)}, ids=torch.arange(2) + 2 * rank) for rank in range(2)]
+    threads = [
+        threading.Thread(target=channels[rank].give, args=(batches[rank], 1.0, rank), daemon=True)
+        for rank in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(PeerLost, match="place 1 sent another layout of the samples on `a -> b`"):
+        channels[2].take(0)
+    for thread in threads:
+        thread.join(10)
+
+
+def test_what_is_kept_of_a_step_is_not_taken_for_the_next() -> None:
+    """Samples, columns, their kinds and widths change from step to step, and back; ids go on."""
+    made = [
+        ({"x": torch.ones(4)}, 0), ({"x": torch.ones(4)}, 4), ({"x": torch.ones(6)}, 8), ({"x": torch.ones(4, 2)}, 14),
+        ({"x": torch.ones(4).int()}, 18), ({"y": torch.ones(4)}, 22), ({"x": torch.ones(4)}, 26),
+        ({"x": Ragged.of([torch.ones(2)] * 4)}, 30), ({"x": torch.ones(3)}, 34), ({"x": torch.ones(4)}, 0),
+    ]  # fmt: skip
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+
+    def give(channel: Channel, rank: int) -> None:
+        for step, (columns, first) in enumerate(made):
+            count = len(next(iter(columns.values())))
+            ids = torch.arange(count) * (1 + step % 2) + first + 100 * rank * (-1) ** step + 100
+            channel.give(Batch(dict(columns), ids=ids), 1.0, rank)
+
+    def take(channel: Channel, rank: int) -> list[Batch]:
+        return [channel.take(rank).value.clone() for _ in made]
+
+    found = run(Route("a -> b", "a", "b", slots=20), mesh, mesh, give, take)
+    for step, (columns, first) in enumerate(made):
+        count = len(next(iter(columns.values())))
+        ids = sorted(
+            n * (1 + step % 2) + first + 100 * rank * (-1) ** step + 100
+            for rank in range(2)
+            for n in range(count)
+        )
+        both = [found[rank][step] for rank in range(2)]
+        assert [id for batch in both for [id] in batch.ids.tolist()] == ids
+        for batch in both:
+            alike(batch, Batch(dict(columns), ids=batch.ids))

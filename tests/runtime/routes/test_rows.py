@@ -1,0 +1,248 @@
+"""Rows that are filled in are those that `take` gives, and ids that are numbered evenly are what they were."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.batch.ids import grid_of, ids_of
+from meshctl.runtime.routes.rows import (
+    Piece,
+    dtype_of,
+    fill,
+    lengths_of,
+    packed,
+    picked,
+    pieces_of,
+    room,
+    schema_of,
+)
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
+from meshctl.topology.partition import Grid, Run
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+]  # fmt: skip
+ROWS = 12
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, rows: int) -> Tensor:
+    """Of every dtype, with rows of any shape, also without elements, and not always in one stretch of memory."""
+    shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+    dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 9))
+    match draw(st.sampled_from(["plain", "steps", "turned", "expanded", "grad"])):
+        case "steps":
+            return numbers((rows * 2, *shape), dtype, seed)[::2]
+        case "turned":
+            return numbers((*shape[::-1], rows), dtype, seed).permute(*range(len(shape), -1, -1))
+        case "expanded":
+            return numbers((1, *shape), dtype, seed).expand(rows, *shape)
+        case "grad" if dtype.is_floating_point:
+            return numbers((rows, *shape), dtype, seed).requires_grad_()
+    return numbers((rows, *shape), dtype, seed)
+
+
+@st.composite
+def raggeds(draw: st.DrawFn, rows: int) -> Ragged:
+    lengths = torch.tensor(
+        [0, *draw(st.lists(st.sampled_from([0, 0, 1, 2, 7]), min_size=rows, max_size=rows))]
+    )
+    return Ragged(draw(tensors(int(lengths.sum()))), lengths.cumsum(0))
+
+
+@st.composite
+def batches(draw: st.DrawFn, rows: int = ROWS, plain: bool = True) -> Batch:
+    kinds: list[Any] = [tensors(rows), raggeds(rows)]
+    if plain:
+        kinds.append(st.lists(st.none() | st.text(max_size=2), min_size=rows, max_size=rows))
+    columns = {
+        str(index): draw(kind)
+        for index, kind in enumerate(draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3)))
+    }
+    return Batch(columns, ids=torch.arange(rows * 2).view(rows, 2), group_depth=1)
+
+
+@st.composite
+def dealt(draw: st.DrawFn, rows: int = ROWS, speakers: int = 3) -> list[Run]:
+    """A part: runs of several speakers that do not meet, in any order."""
+    found = []
+    for speaker in range(speakers):
+        cuts = sorted(draw(st.sets(st.integers(0, rows), max_size=6)))
+        found += [Run(speaker, start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=False)]
+    return list(draw(st.permutations(found)))
+
+
+def rows_of(pieces: list[Piece]) -> list[int]:
+    return [row for piece in pieces for row in range(piece.start, piece.stop)]
+
+
+def alike(one: Batch, other: Batch) -> None:
+    assert one.columns.keys() == other.columns.keys() and len(one) == len(other)
+    assert torch.equal(one.ids, other.ids) and one.group_depth == other.group_depth
+    for name, column in one.columns.items():
+        theirs = other[name]
+        if isinstance(column, Ragged):
+            assert torch.equal(column.offsets, theirs.offsets) and same(column.values, theirs.values)
+        elif isinstance(column, Tensor):
+            assert same(column, theirs)
+        else:
+            assert column == theirs
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+
+
+@settings(max_examples=300)
+@given(batches(), dealt())
+def test_a_frame_of_picked_rows_is_what_take_gives(batch: Batch, part: list[Run]) -> None:
+    pieces = packed(pieces_of(part, 1))
+    frame = Frame(picked(batch, pieces))
+    memory = torch.full((frame.nbytes,), 0x55, dtype=torch.uint8)
+    got = unpack(frame.write(memory))
+    if len(pieces) > 1:
+        fill(got, batch, pieces)
+    alike(got, batch.take(rows_of(pieces)))
+    assert not [
+        column for column in got.columns.values() if isinstance(column, Tensor) and column.requires_grad
+    ]
+
+
+@settings(max_examples=200)
+@given(st.data(), dealt())
+def test_what_several_write_into_one_frame_is_their_rows_in_order(
+    data: st.DataObject, part: list[Run]
+) -> None:
+    model = data.draw(batches(plain=False))
+    held = [model]
+    for seed in (1, 2):  # the same columns with other rows
+        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed)).tolist()
+        held.append(model.take(order))
+    whole = Batch.concat(held)
+    expected = whole.take([run.speaker * ROWS + row for run in part for row in range(run.start, run.stop)])
+    schema, lengths = schema_of(model), lengths_of(expected)
+    frame = Frame(room(schema, len(expected), lengths, expected.ids, 1))
+    memory = frame.write(torch.full((frame.nbytes,), 0x55, dtype=torch.uint8))
+    for speaker in data.draw(st.permutations(range(3))):
+        fill(unpack(memory), held[speaker], pieces_of(part, speaker))
+    alike(unpack(memory), expected)
+
+
+def test_nothing_is_filled_where_there_is_nothing_to_fill() -> None:
+    batch = Batch({"x": torch.ones(3)})
+    target = Batch({"x": torch.zeros(3)})
+    fill(target, batch, [])
+    assert not target["x"].any()
+
+
+def test_one_piece_is_not_copied_before_the_frame_copies_it() -> None:
+    batch = Batch({"x": torch.arange(6), "r": Ragged.of([torch.arange(2)] * 6)})
+    got = picked(batch, [Piece(0, 2, 5)])
+    assert (
+        got["x"].data_ptr() == batch["x"][2:].data_ptr()
+        and got["r"].values.data_ptr() == batch["r"].values[4:].data_ptr()
+    )
+    assert picked(batch, [Piece(0, 0, 1), Piece(1, 3, 4)])["x"].is_meta
+
+
+@given(dealt())
+def test_the_pieces_of_all_speakers_fill_a_part_exactly(part: list[Run]) -> None:
+    pieces = [piece for speaker in range(3) for piece in pieces_of(part, speaker)]
+    places = sorted(
+        place for piece in pieces for place in range(piece.at, piece.at + piece.stop - piece.start)
+    )
+    assert places == list(range(sum(map(len, part))))
+
+
+@given(st.integers(-5, 20), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_evenly_numbered_ids_are_a_grid_and_come_back(
+    start: int, shape: list[int], data: st.DataObject
+) -> None:
+    grid = Grid(start, tuple(shape))
+    ids = torch.tensor(list(grid))
+    assert grid_of(ids) == grid
+    assert torch.equal(ids_of(grid, 0, len(grid)), ids)
+    first = data.draw(st.integers(0, len(grid)))
+    last = data.draw(st.integers(first, len(grid)))
+    assert torch.equal(ids_of(grid, first, last), ids[first:last])
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), max_size=9))
+def test_a_grid_is_found_only_where_it_is_the_ids(rows: list[list[int]]) -> None:
+    ids = torch.tensor(rows, dtype=torch.int64).view(len(rows), 2)
+    grid = grid_of(ids)
+    if grid is None:
+        boxes = [Grid(start, (one, two)) for start, one, two in product(range(4), range(1, 5), range(1, 5))]
+        assert [tuple(row) for row in rows] not in [list(box) for box in boxes]
+    else:
+        assert [tuple(row) for row in rows] == list(grid)
+
+
+@pytest.mark.parametrize("name", ["torch.load", "load", "", "torch.", "float33", "Tensor"])
+def test_a_dtype_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(FrameError, match="unknown dtype"):
+        dtype_of(name)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (torch.zeros(5, 3), "rows past its end"),
+        (torch.zeros(8, 3, dtype=torch.float64), "another dtype"),
+        (torch.zeros(8, 4), "another row"),
+        (torch.zeros(8), "no row"),
+        (Ragged(torch.zeros(15), torch.arange(9) * 2), "values past the end"),
+        (Ragged(torch.zeros(16, dtype=torch.int64), torch.arange(9) * 2), "values of another dtype"),
+        (Ragged(torch.zeros(16), torch.tensor([-3, 2, 4, 6, -8, 10, 12, 14, 16])), "places before it"),
+    ],
+)
+@pytest.mark.parametrize(
+    "pieces", [[Piece(4, 0, 4)], [Piece(4, 0, 2), Piece(6, 2, 4)], [Piece(0, 0, 1), Piece(4, 0, 4)]]
+)
+def test_a_frame_without_room_for_what_is_given_is_refused(
+    target: Tensor | Ragged, why: str, pieces: list[Piece]
+) -> None:
+    """A frame that another process laid out: whatever it says, nobody writes past its end."""
+    given = Batch(
+        {"x": Ragged(torch.ones(8), torch.arange(5) * 2) if isinstance(target, Ragged) else torch.ones(4, 3)}
+    )
+    with pytest.raises(FrameError, match="no room for rows of"):
+        fill(batch_of(target), given, pieces)
+
+
+def batch_of(column: Tensor | Ragged) -> Batch:
+    return Batch({"x": column})
+
+
+def test_rows_are_copied_by_whoever_is_faster() -> None:
+    """Large rows, far apart, and small ones that an index picks."""
+    given = Batch(
+        {"large": torch.randn(6, 300_000), "small": torch.arange(6.0), "strided": torch.randn(6, 8)[:, ::2]}
+    )
+    for pieces in ([Piece(0, 2, 4), Piece(2, 0, 1)], [Piece(3, 2, 4), Piece(0, 5, 6)]):
+        target = Batch(
+            {
+                name: torch.zeros_like(given[name], memory_format=torch.contiguous_format)
+                for name in given.names
+            }
+        )
+        fill(target, given, pieces)
+        for name in given.names:
+            for piece in pieces:
+                assert torch.equal(
+                    target[name][piece.at : piece.at + piece.stop - piece.start],
+                    given[name][piece.start : piece.stop],
+                )

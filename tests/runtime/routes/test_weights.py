@@ -1,0 +1,444 @@
+"""Shards to shards: whatever the two layouts, each taker gets exactly what it asked for, and no sync stands
+still."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from meshctl.runtime.routes import sync_plan, weights
+from meshctl.runtime.routes.channel import LANES, PASSED, Party
+from meshctl.runtime.routes.sync_plan import Box
+from meshctl.runtime.routes.weights import WeightChannel
+from meshctl.runtime.transports.buffers.frames import Frame
+from meshctl.runtime.transports.data_plane import Loan, PeerLost
+from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.topology.mesh import DeviceMesh, share
+from meshctl.topology.modes import Route, RouteError
+
+SHAPES = {
+    "embedding": (7, 5),
+    "scalar": (),
+    "w": (4, 6),
+    "bias": (6,),
+    "none": (0, 3),
+    "u": (6, 4),
+    "long": (40,),
+    "v": (3, 2, 4),
+}
+DTYPES = {"bias": torch.bfloat16, "u": torch.float64, "scalar": torch.int64}
+
+
+def value(name: str, step: int) -> Tensor:
+    shape = SHAPES[name]
+    count = torch.empty(shape, device="meta").numel()
+    return (torch.arange(count).view(shape) + step).to(DTYPES.get(name, torch.float32))
+
+
+class Shard:
+    """What is used of a DTensor."""
+
+    def __init__(self, whole: Tensor, box: Box) -> None:
+        self.shape, self.dtype, self.ndim = whole.shape, whole.dtype, whole.ndim
+        self._whole, self._box = whole, box
+
+    def __create_chunk_list__(self) -> Sequence[Any]:
+        return [self]
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        return self._box.start
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self._box.size
+
+    def to_local(self) -> Tensor:
+        return self._box.of(self._whole, Box((0,) * self.ndim, tuple(self.shape))).clone()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a component holds its weights: names by stage, cut by two dims, in so many copies."""
+
+    pp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+    dp: int = 1
+    plain: bool = False
+    """Whole plain tensors, or for a taker no say at all."""
+
+    @property
+    def size(self) -> int:
+        return self.pp * self.fsdp * self.tp * self.dp
+
+    def held(self, rank: int, step: int = 0) -> dict[str, Any]:
+        rank, tp = divmod(rank, self.tp)
+        rank, fsdp = divmod(rank, self.fsdp)
+        stage = rank // self.dp
+        names = [name for index, name in enumerate(SHAPES) if index * self.pp // len(SHAPES) == stage]
+        return {name: self._shard(name, fsdp, tp, step) for name in names}
+
+    def _shard(self, name: str, fsdp: int, tp: int, step: int) -> Any:
+        whole = value(name, step)
+        if self.plain:
+            return whole
+        ranges = [range(size) for size in whole.shape]
+        if ranges:
+            ranges[-1] = share(len(ranges[-1]), self.tp, tp)
+            part = share(len(ranges[0]), self.fsdp, fsdp)
+            ranges[0] = ranges[0][part.start : part.stop]
+        return Shard(whole, Box(tuple(r.start for r in ranges), tuple(map(len, ranges))))
+
+
+@dataclass(frozen=True)
+class Sync:
+    """From one group to another, or to itself."""
+
+    giver: Layout
+    taker: Layout
+    groups: tuple[int, int]
+    lag: int = 0
+    checksum: bool = False
+
+
+def run(
+    sizes: Sequence[int],
+    syncs: Sequence[Sync],
+    steps: int,
+    nodes: int = 1,
+    transport: type[MemoryTransport] = MemoryTransport,
+) -> int:
+    """Runs the syncs in their order in every step, each place a thread. Returns how many weights were
+    compared."""
+    hub: dict[int, MemoryTransport] = {}
+    first = [sum(sizes[:group]) for group in range(len(sizes))]
+    places = range(sum(sizes))
+    transports = [transport(place, {}, hub) for place in places]
+    faults: list[BaseException] = []
+    compared = [0] * len(places)
+
+    def party(group: int) -> Party:
+        return Party(
+            DeviceMesh.from_sizes(dp_size=sizes[group]),
+            first[group],
+            node_of=lambda rank: (first[group] + rank) % nodes,
+        )
+
+    def rank_in(group: int, place: int) -> int | None:
+        return place - first[group] if place - first[group] in range(sizes[group]) else None
+
+    def work(place: int) -> None:
+        channels: list[tuple[Sync, int | None, int | None, WeightChannel]] = []
+        for number, sync in enumerate(syncs):
+            route = Route(f"sync {number}", "a", "a", kind="weights")
+            sides = party(sync.groups[0]), party(sync.groups[1])
+            made = WeightChannel(
+                route, *sides, transports[place], number * LANES, sync.lag, checksum=sync.checksum
+            )
+            giver, taker = (rank_in(group, place) for group in sync.groups)
+            channels.append((sync, giver, taker, made))
+        for step in range(steps):
+            for sync, giver, taker, channel in channels:
+                if giver is None and taker is None:
+                    continue
+                gives = None if giver is None else sync.giver.held(giver, step)
+                takes = None if taker is None else {} if sync.taker.plain else sync.taker.held(taker)
+                if not step:
+                    channel.meet(gives, takes)
+                if gives is not None:
+                    channel.give(gives, step)
+                if takes is not None:
+                    channel.due(step)
+                    while channel.ready(step, cut=step in (0, steps - 1)):
+                        compared[place] += compare(channel, takes)
+
+    def compare(channel: WeightChannel, takes: Mapping[str, Any]) -> int:
+        version = channel.next
+        got = dict(channel.take())
+        assert channel.version == version
+        assert set(got) == (
+            {name for name, shard in takes.items() if shard._box.count} if takes else set(SHAPES)
+        )
+        for name, tensor in got.items():
+            wanted = value(name, version)
+            wanted = Shard(wanted, takes[name]._box).to_local() if takes else wanted
+            assert tensor.dtype == wanted.dtype and torch.equal(tensor, wanted), name
+        return len(got)
+
+    def guarded(place: int) -> None:
+        try:
+            work(place)
+        except PeerLost:
+            pass
+        except BaseException as error:
+            faults.append(error)
+            for transport in transports:
+                transport.fail(PeerLost("a fault elsewhere"))
+
+    threads = [threading.Thread(target=guarded, args=(place,), daemon=True) for place in places]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 20
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    if faults:
+        raise faults[0]
+    assert not any(thread.is_alive() for thread in threads), "they wait for one another"
+    return sum(compared)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of a few rows, written together from a few bytes on."""
+    monkeypatch.setattr(sync_plan, "BUCKET", 80)
+    monkeypatch.setattr(sync_plan, "FULL", 48)
+    monkeypatch.setattr(weights, "TOGETHER", 24)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, size: int) -> Layout:
+    sizes = [1, 1, 1, 1]
+    for factor in {1: [], 2: [2], 3: [3], 4: [2, 2], 6: [2, 3]}[size]:
+        sizes[draw(st.integers(0, 3))] *= factor
+    pp, fsdp, tp, dp = sizes
+    return Layout(pp, fsdp, tp, dp)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[list[int], list[Sync], int, int]:
+    sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3))
+    syncs = []
+    for _ in range(draw(st.integers(1, 3))):
+        giver, taker = draw(st.integers(0, len(sizes) - 1)), draw(st.integers(0, len(sizes) - 1))
+        wanted = Layout(dp=sizes[taker], plain=True) if draw(st.booleans()) else draw(layouts(sizes[taker]))
+        syncs.append(
+            Sync(
+                draw(layouts(sizes[giver])),
+                wanted,
+                (giver, taker),
+                draw(st.sampled_from([0, 0, 1, 2])),
+                draw(st.booleans()),
+            )
+        )
+    return sizes, syncs, draw(st.integers(1, 5)), draw(st.integers(1, 2))
+
+
+@settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(jobs())
+def test_any_syncs_between_any_groups(job: tuple[list[int], list[Sync], int, int]) -> None:
+    """Both directions in one step, a group to itself, lags: every taker gets what was given in its step, and
+    all come to the end."""
+    sizes, syncs, steps, nodes = job
+    assert run(sizes, syncs, steps, nodes) > 0
+
+
+@pytest.mark.parametrize(
+    ("giver", "taker"),
+    [
+        (Layout(fsdp=2), Layout(dp=2, plain=True)),
+        (Layout(fsdp=2, tp=2), Layout(tp=2)),
+        (Layout(pp=2, fsdp=2), Layout(dp=2, plain=True)),
+        (Layout(dp=2, fsdp=2), Layout(fsdp=3)),
+        (Layout(tp=4), Layout(tp=2)),
+        (Layout(plain=True), Layout(pp=4)),
+    ],
+)
+def test_two_meshes(giver: Layout, taker: Layout) -> None:
+    for nodes in (1, 2):
+        sync = Sync(giver, taker, (0, 1), checksum=True)
+        assert run([giver.size, taker.size], [sync, Sync(taker, giver, (1, 0))], 3, nodes) > 0
+
+
+def test_what_goes_to_another_node_goes_there_once() -> None:
+    crossed: set[tuple[int, int, int]] = set()
+
+    class Watched(MemoryTransport):
+        def deliver(self, loan: Loan) -> None:
+            crossed.update((self.place, place, loan.lane) for place in loan.to if (place - self.place) % 2)
+            super().deliver(loan)
+
+    sync = Sync(Layout(fsdp=2), Layout(dp=4, plain=True), (0, 1))
+    assert run([2, 4], [sync], 3, nodes=2, transport=Watched) == 3 * 4 * len(SHAPES)
+    assert {(giver, taker) for giver, taker, lane in crossed if lane in (0, PASSED)} == {(1, 2), (0, 3)}
+
+
+# Buckets that lie under way
+
+
+class Counted:
+    """A giver and a taker that is slow: how many frames the giver is ahead."""
+
+    def __init__(self, lag: int) -> None:
+        hub: dict[int, MemoryTransport] = {}
+        self.transports = [MemoryTransport(place, {}, hub) for place in range(2)]
+        route = Route("publish", "publish", "publish", kind="weights")
+        one, other = (Party(DeviceMesh.from_sizes(dp_size=1), place) for place in range(2))
+        self.giver, self.taker = (
+            WeightChannel(route, one, other, transport, 0, lag) for transport in self.transports
+        )
+        self.given = Layout().held(0)
+        thread = self._begin(lambda: self.giver.meet(self.given, None))
+        self.taker.meet(None, {})
+        thread.join(5)
+
+    def _begin(self, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    def give(self, *steps: int) -> threading.Thread:
+        def work() -> None:
+            for step in steps:
+                self.giver.give(self.given, step)
+
+        return self._begin(work)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.transports[1]._inbox[0, 0])
+
+
+def test_without_a_lag_one_frame_waits_and_one_is_read() -> None:
+    pair = Counted(0)
+    thread = pair.give(0)
+    pair.taker.due(0)
+    most = 0
+    for _ in pair.taker.take():
+        thread.join(0.01)
+        most = max(most, pair.waiting)
+    thread.join(5)
+    assert most == 1 and not thread.is_alive() and not pair.waiting
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_with_a_lag_givers_go_on_and_stop_after_it(lag: int) -> None:
+    pair = Counted(lag)
+    first = pair.give(*range(lag + 1))
+    first.join(5)
+    assert not first.is_alive()
+    full = pair.waiting
+    more = pair.give(lag + 1)
+    more.join(0.1)
+    assert more.is_alive() and pair.waiting == full
+    for step in range(lag + 2):
+        pair.taker.due(step)
+        for _ in pair.taker.take():
+            pass
+    more.join(5)
+    assert not more.is_alive()
+
+
+def test_what_one_keeps_stays_as_it_is() -> None:
+    """Also parameters that came in several parts, over several syncs."""
+    hub: dict[int, MemoryTransport] = {}
+    transport = MemoryTransport(0, {}, hub)
+    alone = Party(DeviceMesh.from_sizes(dp_size=1), 0)
+    channel = WeightChannel(
+        Route("publish", "publish", "publish", kind="weights"), alone, alone, transport, 0, 0
+    )
+    channel.meet(Layout().held(0), {})
+    kept = []
+    for step in range(3):
+        channel.give(Layout().held(0, step), step)
+        channel.due(step)
+        kept.append(dict(channel.take()))
+    assert all(torch.equal(kept[step][name], value(name, step)) for step in range(3) for name in SHAPES)
+
+
+# What goes wrong
+
+
+def link(
+    givers: Sequence[Mapping[str, Box]], wanted: Mapping[str, Box], shape: tuple[int, ...] = (4,)
+) -> list[sync_plan.Bucket]:
+    parameters = {name: sync_plan.Parameter(shape, torch.float32) for row in givers for name in row}
+    return sync_plan.Layouts(parameters, givers, [wanted]).buckets(
+        lambda taker: 0, lambda giver, takers: 1, 1 << 10, 1 << 10
+    )
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(RouteError, match="no weights called `w`"):
+        link([{}], {"w": Box((0,), (4,))})
+    with pytest.raises(RouteError, match="only a part of `w`"):
+        link([{"w": Box((0,), (2,))}], {"w": Box((0,), (4,))})
+    with pytest.raises(RouteError, match="more than one part of some elements of `w`"):
+        link([{"w": Box((0,), (2,))}, {"w": Box((0,), (4,))}], {"w": Box((0,), (4,))})
+
+
+def test_other_weights_than_at_first_are_refused() -> None:
+    pair = Counted(0)
+    with pytest.raises(RouteError, match="gives other weights"):
+        pair.giver.give({"w": torch.zeros(3)}, 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (7, "no step, sums and tensors"),
+        ([0, [], [torch.zeros(2)]], "`embedding` is not the torch.float32 of shape"),
+        ([0, [], []], "0 tensors where 1 were due"),
+        ([0, [], {"w": 1}], "no step, sums and tensors"),
+        ([1, [], []], "weights of step 1 came from place 0 where those of step 0 were due"),
+    ],
+)
+def test_a_malformed_message_names_who_sent_it(sent: Any, why: str) -> None:
+    pair = Counted(0)
+    pair.transports[0].send(1, 0, Frame(sent))
+    pair.taker.due(0)
+    with pytest.raises(RouteError, match=f"(?s)`publish`.*place 0.*{why}" if "place 0" not in why else why):
+        list(pair.taker.take())
+
+
+def test_a_malformed_layout_names_who_sent_it() -> None:
+    pair = Counted(0)
+    again = threading.Thread(
+        target=lambda: pair.transports[0].send(1, 2, Frame([{"w": [[2], "torch.nn"]}])), daemon=True
+    )
+    again.start()
+    with pytest.raises(RouteError, match="place 0 gave what are no weights: no layout"):
+        pair.taker.meet(None, {})
+
+
+@pytest.mark.parametrize("giver", [Layout(), Layout(fsdp=2)])
+def test_a_wrong_checksum_names_sync_parameter_and_giver(
+    giver: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = weights.checksum
+    monkeypatch.setattr(
+        weights, "checksum", lambda tensor: honest(tensor) + (threading.current_thread().name == "bad")
+    )
+    start = threading.Thread.start
+
+    def named(thread: threading.Thread) -> None:
+        if getattr(thread, "_args", ((),))[:1] == (giver.size - 1,):
+            thread.name = "bad"
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", named)
+    with pytest.raises(RouteError, match=f"`sync 0`: `.*` from place {giver.size - 1} is not what it gave"):
+        run([giver.size, 1], [Sync(giver, Layout(plain=True), (0, 1), checksum=True)], 1)
+
+
+def test_what_was_given_in_a_dropped_step_is_skipped() -> None:
+    pair = Counted(0)
+    pair.transports[0].send(1, 0, Frame([5, [], []]))
+    pair.taker.forget(4)
+    thread = pair.give(4)
+    pair.taker.due(4)
+    assert len(list(pair.taker.take())) == len(SHAPES)
+    thread.join(5)

@@ -1,0 +1,413 @@
+"""What is read where it was made: memory of `alloc` between real processes of one node, whose bytes nobody
+copies."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import time
+from collections import deque
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.transports.buffers.arena import GRAIN, ArenaError
+from meshctl.runtime.transports.buffers.buffer_pool import HELD, INLINE
+from meshctl.runtime.transports.buffers.frames import MOST_BESIDE, FrameError
+from meshctl.runtime.transports.data_plane import SLOTS, Full, Held, PeerLost
+from meshctl.runtime.transports.local import Local
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Route
+from tests.runtime.hostile_world import BACK, LANE, Worker, World, met, pattern
+
+pytestmark = pytest.mark.slow
+
+
+def made(worker: Worker, rows: int, seed: int) -> Batch:
+    """Two columns in memory of `alloc`, one of them ragged, and one that is not; ids from 100."""
+    x = worker.transport.alloc(rows * 4096).view(rows, 4096)
+    x.copy_(pattern(rows * 4096, seed).view(rows, 4096))
+    values = worker.transport.alloc(rows * 8192).view(torch.int64)
+    values.copy_(torch.arange(len(values)) + seed)
+    tokens = Ragged(values, torch.arange(rows + 1) * 1024)
+    return Batch(
+        {"x": x, "tokens": tokens, "y": torch.arange(rows) + seed}, ids=torch.arange(100, 100 + rows)
+    )
+
+
+def is_made(batch: Batch, first: int, seed: int, rows: int) -> bool:
+    """Whether a batch has the rows from `first` on of one that was `made`."""
+    count = len(batch)
+    x = pattern(rows * 4096, seed).view(rows, 4096)[first : first + count]
+    values = torch.arange(first * 1024, (first + count) * 1024) + seed
+    tokens = batch["tokens"]
+    assert (
+        torch.equal(batch["x"], x)
+        and torch.equal(tokens.values, values)
+        and torch.equal(tokens.lengths, torch.full((count,), 1024))
+    )
+    return batch["y"].tolist() == [*range(first + seed, first + seed + count)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
+    rows, steps, places = 32, 40, 1 + 2 * replicas
+
+    def channel_to(worker: Worker) -> Channel:
+        taker = Party(DeviceMesh.from_sizes(dp_size=2, tp_size=replicas), 1)
+        return Channel(
+            Route("a -> b", "a", "b"), Party(DeviceMesh.from_sizes(), 0), taker, worker.transport, 0
+        )
+
+    def giver(worker: Worker) -> list[int]:
+        channel, blocks = channel_to(worker), 0
+        for step in range(steps):
+            batch = made(worker, rows, step)
+            channel.give(batch, rows, 0)
+            blocks = max(blocks, len(worker.local.lending.arena._blocks))
+        worker.transport.close()
+        return [blocks, len(worker.local.lending.rooms), worker.local.nbytes]
+
+    def taker(worker: Worker) -> bool:
+        channel, rank = channel_to(worker), worker.place - 1
+        for step in range(steps):
+            batch = channel.take(rank).value
+            assert len(batch) == rows // 2 and is_made(batch, rank // replicas * rows // 2, step, rows)
+        worker.transport.close()
+        return True
+
+    with World(giver, *[taker] * (places - 1)) as world:
+        blocks, rooms, left = world.gave()[0]
+    assert 4 <= blocks <= 2 * (SLOTS + 2 + HELD) and rooms == left == 0
+
+
+@pytest.mark.parametrize(
+    ("replicas", "width", "alone", "mapped"),
+    [(1, 1024, 4, True), (2, 1024, 4, True), (1, 1000, 4, False), (1, 1024, 1, False)],
+)
+def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
+    replicas: int, width: int, alone: int, mapped: bool
+) -> None:
+    """Rows of 4 KiB end with a page, those of 4,000 bytes do not; and the giver `alone` writes in memory of
+    its own."""
+    rows, steps, givers = 24, 40, 4
+
+    def channel_to(worker: Worker) -> Channel:
+        giver, taker = (
+            DeviceMesh.from_sizes(dp_size=givers),
+            DeviceMesh.from_sizes(dp_size=2, tp_size=replicas),
+        )
+        return Channel(Route("a -> b", "a", "b"), Party(giver, 0), Party(taker, givers), worker.transport, 0)
+
+    def whole(step: int) -> Tensor:
+        return (torch.arange(givers * rows * width) + step).view(-1, width).float()
+
+    def giver(worker: Worker) -> list[int]:
+        channel, blocks, own = channel_to(worker), 0, slice(worker.place * rows, (worker.place + 1) * rows)
+        for step in range(steps):
+            x = (
+                torch.empty(rows, width)
+                if worker.place == alone
+                else worker.transport.alloc(rows * width * 4).view(torch.float32)
+            )
+            y = torch.arange(givers * rows)[own] + step
+            batch = Batch(
+                {"x": x.view(rows, width).copy_(whole(step)[own]), "y": y},
+                ids=torch.arange(givers * rows)[own],
+            )
+            channel.give(batch, rows, worker.place)
+            blocks = max(blocks, len(worker.local.lending.arena._blocks))
+        del batch, x
+        worker.transport.close()
+        return [blocks, worker.local.nbytes]
+
+    def taker(worker: Worker) -> list[bool]:
+        channel, rank, kept = channel_to(worker), worker.place - givers, deque[tuple[int, Batch]](maxlen=2)
+        mine = slice(rank // replicas * 2 * rows, (rank // replicas + 1) * 2 * rows)
+        strips = worker.local._strips._kept
+        for step in range(steps):
+            kept.append((step, channel.take(rank).value))
+            for number, batch in kept:
+                assert torch.equal(batch["x"], whole(number)[mine])
+                assert torch.equal(batch["y"], torch.arange(givers * rows)[mine] + number)
+        held = any(strip.address == batch["x"].data_ptr() for strip in strips.values())
+        kept.clear()
+        del batch
+        worker.transport.close()
+        return [held, not strips]
+
+    with World(*[giver] * givers, *[taker] * (2 * replicas)) as world:
+        said = world.gave()
+    assert all(left == 0 and blocks <= 2 * (SLOTS + 3 + HELD) for blocks, left in said[:givers])
+    first = alone // 2  # taker 0 gets what givers 0 and 1 made
+    assert said[givers:] == [
+        [mapped or (alone < givers and rank // replicas != first), True] for rank in range(2 * replicas)
+    ]
+
+
+def test_rooms_that_came_in_one_message_go_back_each_after_its_last_view() -> None:
+    def giver(worker: Worker) -> list[int]:
+        rooms = [worker.transport.alloc(GRAIN).fill_(number) for number in range(3)]
+        worker.transport.send((1,), LANE, worker.transport.frame((1,), rooms, lent=True))
+        blocks = [*worker.local.lending.rooms.values()]
+        del rooms
+        held = []
+        for _ in range(3):
+            worker.hear()
+            worker.look()
+            worker.local.lending.arena._settle()
+            held.append(sum(bool(block.holders) for block in blocks))
+            worker.say("looked")
+        return held
+
+    def taker(worker: Worker) -> None:
+        came = worker.transport.hear(0, LANE)
+        for left in (3, 1, 0):
+            del came[left:]
+            worker.say(f"{left} left")
+            worker.hear()
+
+    with World(giver, taker) as world:
+        for left in (3, 1, 0):
+            assert world.hear(1) == f"{left} left"
+            world.tell(0)
+            assert world.hear(0) == "looked"
+            world.tell(1)
+        assert world.gave(0) == [[3, 1, 0]]
+
+
+def test_a_strip_goes_with_the_block_that_a_larger_one_replaces() -> None:
+    def giver(worker: Worker) -> None:
+        for nbytes in (GRAIN, 2 * GRAIN):
+            worker.transport.send(
+                (2,), LANE, worker.transport.frame((2,), worker.transport.alloc(nbytes).fill_(7), lent=True)
+            )
+            worker.hear()
+            worker.look()
+            for block in [*worker.local.lending.rooms.values()]:
+                worker.local.lending.arena._forget(block)
+
+    def taker(worker: Worker) -> list[int]:
+        strips = []
+        for _ in range(2):
+            joined = worker.transport.cat([worker.transport.hear(0, LANE), worker.transport.hear(1, LANE)])
+            assert (joined == 7).all()
+            strips.append(len(worker.local._strips._kept))
+            del joined
+            worker.say("read")
+            worker.hear()
+            worker.look()
+            strips.append(len(worker.local._strips._kept))
+        return strips
+
+    with World(giver, giver, taker) as world:
+        for _ in range(2):
+            assert world.hear(2) == "read"
+            for place in (0, 1):
+                world.tell(place)
+            time.sleep(0.2)
+            world.tell(2)
+        assert world.gave(2) == [[1, 0, 1, 0]]
+
+
+def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> None:
+    def giver(worker: Worker) -> str:
+        try:
+            for step in range(100):
+                room = worker.transport.alloc(GRAIN)
+                room.fill_(step)
+                worker.transport.send(
+                    (1,), LANE, worker.transport.frame((1,), room[step : step + 2 * INLINE], lent=True)
+                )
+        except Held as held:
+            return str(held)
+        return ""
+
+    def taker(worker: Worker) -> int:
+        kept = []
+        with suppress(PeerLost):
+            for _ in range(100):
+                kept.append(worker.transport.hear(0, LANE))
+                assert all(
+                    bool((room == number).all()) and len(room) == 2 * INLINE
+                    for number, room in enumerate(kept)
+                )
+        return len(kept)
+
+    with World(giver, taker) as world:
+        [said] = world.gave(0)
+        world.kill(0)
+        assert said == f"place 1 still holds {SLOTS + HELD} of what it was lent"
+        assert world.gave(1) == [SLOTS + HELD]
+
+
+def test_who_holds_what_on_one_lane_may_be_given_more_on_others() -> None:
+    """One tensor, and others that nobody was given, while the taker is busy; the own place is among those who
+    get it."""
+    lanes = range(LANE, LANE + 8)
+
+    def giver(worker: Worker) -> bool:
+        rooms = [worker.transport.alloc(GRAIN).fill_(number) for number in range(SLOTS + HELD + 4)]
+        for lane in lanes:
+            for _ in range(SLOTS):
+                worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), rooms[0], lent=True))
+        worker.say("sent")
+        for lane in lanes:
+            for _ in range(SLOTS):
+                assert not worker.transport.hear(0, lane).any()
+        worker.transport.close()
+        return True
+
+    def taker(worker: Worker) -> bool:
+        worker.hear()
+        for lane in lanes:
+            for _ in range(SLOTS):
+                assert not worker.transport.hear(0, lane).any()
+        worker.transport.close()
+        return True
+
+    with World(giver, taker) as world:
+        assert world.hear(0) == "sent"
+        world.tell(1)
+        assert world.gave() == [True, True]
+
+
+def test_what_may_still_be_written_is_copied_and_so_is_what_does_not_say_what_it_is() -> None:
+    with met() as (transport, _):
+        room = transport.alloc(GRAIN)
+        numbers = room.view(torch.complex64)
+        shown = {
+            "kept": room,
+            "conjugate": numbers.conj(),
+            "negative": numbers.conj().imag,
+            "strided": room[::2],
+            "small": room[:INLINE],
+        }
+        assert not transport.frame((1,), room).beside
+        assert [tensor.nbytes for tensor in transport.frame((1,), shown, lent=True).beside] == [GRAIN]
+        rows = [room[number : number + INLINE + 1] for number in range(MOST_BESIDE + 10)]
+        assert len(transport.frame((1,), rows, lent=True).beside) == MOST_BESIDE
+        with pytest.raises(FrameError, match="sparse"):
+            transport.frame((1,), torch.zeros(3, 3).to_sparse(), lent=True)
+
+
+def test_memory_that_cannot_be_shared_is_memory_all_the_same() -> None:
+    with met() as (transport, _):
+        before = len(os.listdir("/proc/self/fd"))
+        rooms = [transport.alloc(GRAIN) for _ in range(8)]
+        assert len(os.listdir("/proc/self/fd")) - before == 8, "one descriptor for each"
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+        try:
+            rooms += [transport.alloc(GRAIN).fill_(1) for _ in range(8)]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(transport.frame((1,), rooms, lent=True).beside) < 16
+
+
+def test_no_memory_for_a_frame_is_an_error_that_names_its_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> None:
+        raise ArenaError(f"memory of {nbytes} bytes: Cannot allocate memory")
+
+    with met() as (transport, _):
+        monkeypatch.setattr(transport, "_route", lambda lane: {LANE: "a -> b"}[lane])
+        local = transport.way(1)
+        assert isinstance(local, Local)
+        monkeypatch.setattr(local.lending.arena, "_memory", refuse)
+        with pytest.raises(
+            Full,
+            match=r"^cannot get 70,000 bytes for `a -> b`: memory of 131072 bytes: Cannot allocate memory$",
+        ):
+            transport.lend((1,), LANE, 70_000)
+
+
+def test_a_forked_child_neither_writes_to_our_memory_nor_speaks_in_our_name() -> None:
+    def giver(worker: Worker) -> list[int]:
+        room = worker.transport.alloc(GRAIN).fill_(9)
+        worker.transport.send((1,), LANE, worker.transport.frame((1,), room, lent=True))
+        del room
+        if not (child := os.fork()):
+            worker.transport.alloc(GRAIN).fill_(77)
+            os._exit(0)
+        os.waitpid(child, 0)
+        worker.hear()
+        worker.look()
+        fresh = worker.transport.alloc(GRAIN).fill_(33)
+        worker.say("made")
+        worker.hear()
+        return [int(fresh[0])]
+
+    def taker(worker: Worker) -> list[int]:
+        came = worker.transport.hear(0, LANE)
+        if not (child := os.fork()):
+            del came
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        worker.say("took")
+        worker.hear()
+        return [int(came.min()), int(came.max())]
+
+    with World(giver, taker) as world:
+        assert world.hear(1) == "took"
+        world.tell(0)
+        assert world.hear(0) == "made"
+        world.tell(1)
+        assert world.gave(1) == [[9, 9]]
+        world.tell(0)
+        assert world.gave(0) == [[33]]
+
+
+def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
+    def giver(worker: Worker) -> list[int]:
+        room = worker.transport.alloc(GRAIN)
+        room.fill_(7)
+        for lane in (LANE, BACK):
+            worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), room, lent=True))
+        own = [worker.transport.hear(0, lane) for lane in (LANE, BACK)]
+        assert all(torch.equal(tensor, room) for tensor in own)
+        [block] = worker.local.lending.rooms.values()
+        held = []
+        for drop in (
+            lambda: own.pop(),
+            lambda: own.pop(),
+            lambda: worker.say("dropped"),
+            lambda: worker.say("dropped"),
+        ):
+            drop()
+            worker.hear()
+            worker.look()
+            worker.local.lending.arena._settle()
+            held.append(sum(block.holders.values()))
+        del room
+        worker.local.lending.arena._settle()
+        return [
+            *held,
+            sum(block.holders.values()),
+            worker.transport.alloc(GRAIN).data_ptr() == block.memory.address,
+        ]
+
+    def taker(worker: Worker) -> None:
+        kept = [worker.transport.hear(0, lane) for lane in (LANE, BACK)]
+        assert all(tensor.tolist() == [7] * GRAIN for tensor in kept)
+        worker.say("took")
+        for _ in range(2):
+            worker.hear()
+            kept.pop()
+            worker.say("dropped")
+
+    with World(giver, taker) as world:
+        assert world.hear(1) == "took"
+        for _ in range(2):
+            world.tell(0)
+        for _ in range(2):
+            assert world.hear(0) == "dropped"
+            world.tell(1)
+            assert world.hear(1) == "dropped"
+            world.tell(0)
+        assert world.gave(0) == [[4, 3, 2, 1, 0, True]]

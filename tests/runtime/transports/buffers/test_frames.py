@@ -1,0 +1,256 @@
+"""Values come back as they were; what is no frame is an error, and no view ever leaves the frame."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of, pack, unpack
+from meshctl.topology.partition import Grid
+from tests.runtime.hostile import ext, framed, frames, inside, real, tensors_in
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner, inner)
+    ),
+    max_leaves=10,
+)
+
+
+@given(plain)
+def test_plain_data_comes_back_as_it_was(value: object) -> None:
+    assert unpack(pack(value)) == value
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int16, torch.bfloat16, torch.float64, torch.complex64]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3)])
+def test_tensors_of_every_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape).to(dtype)
+    back = unpack(pack({"t": tensor}))["t"]
+    assert back.dtype == dtype and back.shape == tensor.shape and torch.equal(back, tensor)
+
+
+def test_a_view_sends_its_own_bytes_only_and_need_not_be_contiguous() -> None:
+    large = torch.arange(100_000).view(100, 1000)
+    assert len(pack(large[3])) < 10_000
+    assert torch.equal(unpack(pack(large[:, 7])), large[:, 7])
+
+
+def test_batches() -> None:
+    batch = Batch(
+        {"r": Ragged.of([torch.ones(2), torch.ones(0)]), "t": ["a", None]}, ids=torch.tensor([3, 4])
+    ).repeat(2)
+    back = unpack(pack(batch))
+    assert (
+        back.ids.tolist() == batch.ids.tolist()
+        and back["t"] == ["a", "a", None, None]
+        and back.group_depth == 1
+    )
+    assert back["r"].lengths.tolist() == [2, 2, 0, 0]
+
+
+def test_what_cannot_be_sent_says_so() -> None:
+    with pytest.raises(FrameError, match="a set cannot be sent"):
+        pack({1, 2})
+
+
+def test_a_row_of_a_gradient_and_a_class_of_the_users_are_plain_when_they_come() -> None:
+    class Name(str):
+        pass
+
+    back = unpack(pack([torch.ones(2, requires_grad=True), Name("x")]))
+    assert not back[0].requires_grad and type(back[1]) is str
+
+
+def test_room_is_left_as_it_is_and_can_be_filled() -> None:
+    frame = Frame({"a": torch.empty(3, device="meta"), "b": torch.ones(2)})
+    memory = frame.write(torch.full((frame.nbytes,), 7, dtype=torch.uint8))
+    unpack(memory)["a"].fill_(5)
+    assert unpack(memory)["a"].tolist() == [5, 5, 5] and unpack(memory)["b"].tolist() == [1, 1]
+
+
+def test_a_frame_of_bytes_is_the_same_frame() -> None:
+    value = [
+        real(),
+        torch.arange(6).view(2, 3).T,
+        torch.ones(3, 2)[:, 1],
+        torch.tensor(1 + 2j).conj(),
+        torch.empty(0),
+    ]
+    frame = Frame(value)
+    back, other = unpack(frame.inline()), unpack(pack(value))
+    assert len(frame.inline()) == frame.nbytes
+    for one, two, sent in zip(back, other, value, strict=True):
+        assert torch.equal(one, sent) and torch.equal(two, sent)
+
+
+def test_columns_that_share_their_offsets_share_them_when_they_come() -> None:
+    ragged = Ragged.of([torch.ones(2), torch.ones(1)])
+    batch = unpack(pack(Batch({"a": ragged, "b": Ragged(ragged.values.int(), ragged.offsets), "c": ragged})))
+    assert batch["a"].offsets is batch["b"].offsets and batch["a"].values is batch["c"].values
+    assert batch["b"].values.dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    "ids", [[0], [0, 0], [0, -1], [0.0, 3], [0, True], [2**63 - 2, 3], [0, 4], [0, 2**62], [0, 3, 2**50]]
+)
+def test_ids_that_count_are_as_many_as_the_samples_and_fit(ids: list[Any]) -> None:
+    column = ext(1, [0, 0, 3])
+    with pytest.raises(FrameError):
+        unpack(framed(msgpack.packb(ext(3, [{"x": column}, ids, 0, None]))))
+    with pytest.raises(FrameError):
+        unpack(framed(msgpack.packb(ext(3, [{"x": ext(1, [0, 0, 2**62, 0])}, [0, 2**62], 0, None]))))
+    batch = unpack(framed(msgpack.packb(ext(3, [{"x": column}, [5, 3], 0, None]))))
+    assert batch.ids.tolist() == [[5], [6], [7]]
+
+
+def test_ids_that_count_need_no_place_where_columns_travel_beside_the_frame() -> None:
+    batch = Batch({"x": torch.arange(40.0)}, ids=Grid(5, (40,)))
+    frame = Frame(batch, beside=lambda tensor: True)
+    [column] = frame.beside
+    back = unpack(frame.inline(), [column.view(torch.uint8)])
+    assert back["x"].data_ptr() == column.data_ptr() and back.known_ids == Grid(5, (40,))
+
+
+# Hostile frames
+
+
+@settings(max_examples=500)
+@given(frames)
+def test_whatever_comes_as_bytes_is_what_comes_in_memory(frame: torch.Tensor) -> None:
+    found = []
+    for form in (frame, bytes_of(frame)):
+        try:
+            found.append([tensor.shape for tensor in tensors_in(unpack(form))])
+        except FrameError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+@settings(max_examples=1500)
+@given(frames)
+def test_bytes_that_are_no_frame_are_an_error_and_nothing_lies_outside(frame: torch.Tensor) -> None:
+    with suppress(FrameError):
+        value = unpack(frame)
+        assert inside(value, frame)
+        for tensor in tensors_in(value):
+            tensor.sum() if tensor.dtype is not torch.bool else tensor.any()
+
+
+def test_a_frame_cut_anywhere_is_an_error() -> None:
+    frame = real()
+    for size in range(len(frame) - 64):  # its last bytes may be room between tensors
+        with pytest.raises(FrameError):
+            unpack(frame[:size])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [9, 0, 1000], [9, 64 * 10**6, 1], [9, -64, 1], [9, 1, 1], [9, 0, -1], [9, 0, -1, -1], [12, 0, 1], [-1, 0, 1], ["float32", 0, 1],
+        [9, 0, 2**62, 2**62], [9, 0, 0, 2**62, 2**62], [9, 0, 0, 2**63 - 1], [9, 2**63 - 1, 1], [9, 0, 2**62], [9, 0, 2**61, 8],
+        [9, 0.0, 1], [True, 0, 1], [9, 0, True], [], [9], [9, 0, *[1] * 65], [9, 0, None], {"a": 1}, None, 3,
+        [9, 0, msgpack.ExtType(5, b"\x7f" * 100_000)],
+    ],
+    ids=lambda said: repr(said)[:40],
+)  # fmt: skip
+def test_a_tensor_that_does_not_lie_in_the_frame_is_refused(said: Any) -> None:
+    with pytest.raises(FrameError) as caught:
+        unpack(framed(msgpack.packb(ext(1, said))))
+    assert len(str(caught.value)) < 300
+
+
+IDS = ext(1, [5, 0, 1, 1])
+
+
+@pytest.mark.parametrize("offsets", [[1, 2], [0, 9], [0, 2, 1, 4], [0, -1, 4], [], [0, 2**62, 4], [-1, 4]])
+def test_offsets_that_do_not_fit_are_refused(offsets: list[int]) -> None:
+    frame = pack(Ragged(torch.arange(4), torch.tensor(offsets, dtype=torch.int64)))
+    with pytest.raises(FrameError, match="ragged"):
+        unpack(frame)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [{}, None, 0, None], [[], 0, 0, 0], [{1: [1]}, IDS, 0, None], [{"a": 3}, IDS, 0, None], [{"a": [1]}, ext(1, [8, 0, 1, 1]), 0, None],
+        [{"a": [1]}, ext(1, [5, 0, 1]), 0, None], [{"a": [1]}, IDS, 2, None], [{"a": [1]}, IDS, 0, -1], [{"a": [1, 2]}, IDS, 0, 1],
+        [{"a": [1]}, IDS],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_batch_that_is_none_is_refused(batch: Any) -> None:
+    with pytest.raises(FrameError):
+        unpack(framed(msgpack.packb(ext(3, batch), strict_types=True)))
+
+
+def nested(depth: int) -> bytes:
+    data = msgpack.packb(None)
+    for _ in range(depth):
+        data = msgpack.packb(msgpack.ExtType(4, b"\x91" + data))
+    return data
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\x91" * 100_000, b"\x81\x00" * 100_000, b"\x81\x90\x00", b"\xc1", b"", b"\xd6\xff", nested(101), nested(3000),
+    ],
+    ids=lambda header: f"{header[:6].hex()}-{len(header)}",
+)  # fmt: skip
+def test_counts_and_depths_beyond_reason_take_neither_memory_nor_time(header: bytes) -> None:
+    frame = framed(header)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            unpack(frame)
+        assert tracemalloc.get_traced_memory()[1] < 200 * len(header) + (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_nested_too_deep_is_refused_by_who_sends_it() -> None:
+    value: Any = ()
+    for _ in range(200):
+        value = (value,)
+    with pytest.raises(FrameError, match="more than 100 tuples"):
+        pack(value)
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(FrameError, match="cannot be sent"):
+        pack(circle)
+
+
+def test_bytes_of() -> None:
+    assert bytes_of(torch.tensor([1, 2, 255], dtype=torch.uint8)) == b"\x01\x02\xff"
+
+
+def test_a_tensor_beside_a_frame_is_found_again():
+    near, far = torch.arange(6, dtype=torch.int64).view(2, 3), torch.randn(4)
+    frame = Frame(Batch({"near": near[:, :1], "far": far[:2]}), lambda tensor: tensor.dtype == torch.float32)
+    assert [tensor.tolist() for tensor in frame.beside] == [far[:2].tolist()]
+    whole = frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
+    found = unpack(whole, [far[:2].view(torch.uint8)])
+    assert torch.equal(found["near"], near[:, :1]) and torch.equal(found["far"], far[:2])
+
+
+@pytest.mark.parametrize(
+    "came", [(), (torch.zeros(15, dtype=torch.uint8),), (torch.zeros(17, dtype=torch.uint8),)]
+)
+def test_what_came_beside_a_frame_is_what_its_header_says(came):
+    frame = Frame(torch.zeros(4), lambda tensor: True)
+    with pytest.raises(FrameError, match="16 bytes beside the frame"):
+        unpack(frame.write(torch.empty(frame.nbytes, dtype=torch.uint8)), came)

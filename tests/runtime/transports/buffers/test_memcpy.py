@@ -1,0 +1,57 @@
+"""A copy is what torch's would be, whoever makes it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.runtime.transports.buffers.memcpy import LARGE, by_libc, copy, is_plain
+
+DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex64]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 4), max_size=3),
+    st.sampled_from(DTYPES),
+    st.sampled_from(DTYPES[3:5]),
+    st.booleans(),
+    st.sampled_from(["plain", "turned", "conjugate"]),
+)
+def test_it_is_what_copy_gives(
+    shape: list[int], dtype: torch.dtype, other: torch.dtype, alike: bool, form: str
+) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    if form == "turned":
+        tensor = tensor.transpose(0, -1).contiguous().transpose(0, -1) if tensor.ndim else tensor
+    elif form == "conjugate" and dtype.is_complex:
+        tensor = (tensor * 1j).conj()
+    into = torch.full(shape, 1).to(dtype if alike or dtype.is_complex else other)
+    expected = into.clone().copy_(tensor)
+    copy(into, tensor)
+    assert torch.equal(into, expected)
+
+
+def test_a_tensor_of_another_shape_is_no_copy() -> None:
+    with pytest.raises(RuntimeError):
+        copy(torch.zeros(4, 2), torch.ones(2, 4))
+
+
+def test_what_is_large_is_torchs() -> None:
+    assert by_libc(LARGE - 1) and not by_libc(LARGE)
+    into, tensor = torch.zeros(LARGE), torch.randn(LARGE)
+    copy(into, tensor)
+    assert torch.equal(into, tensor)
+
+
+def test_a_tensor_without_memory_of_its_own_is_not_plain() -> None:
+    plain = torch.ones(2, 3)
+    odd = [
+        plain.to_sparse(),
+        torch.nested.nested_tensor([plain, plain[:1]], layout=torch.jagged),
+        torch._efficientzerotensor(3),
+        torch.empty(3, device="meta"),
+    ]
+    assert is_plain(plain) and is_plain(torch.empty(0)) and not any(map(is_plain, odd))

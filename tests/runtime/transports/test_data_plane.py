@@ -1,0 +1,146 @@
+"""What every transport promises; what each way does of it is in test_local, test_tcp and test_ways."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from meshctl.runtime.transports.allgather import exchange
+from meshctl.runtime.transports.buffers.frames import Frame, unpack
+from meshctl.runtime.transports.data_plane import Dropped, PeerLost
+from meshctl.runtime.transports.memory import MemoryTransport
+
+
+def pair(slots: int = 2) -> tuple[MemoryTransport, MemoryTransport]:
+    hub: dict[int, MemoryTransport] = {}
+    one, two = (MemoryTransport(place, {7: slots}, hub) for place in (0, 1))
+    return one, two
+
+
+def frame(number: int) -> Frame:
+    return Frame(number)
+
+
+def number_in(frame: torch.Tensor) -> int:
+    number: int = unpack(frame)
+    return number
+
+
+def in_thread(work: threading.Thread) -> threading.Thread:
+    work.daemon = True
+    work.start()
+    return work
+
+
+def test_frames_of_a_lane_come_in_order_and_lanes_do_not_mix() -> None:
+    one, two = pair()
+    for number in (1, 2):
+        one.send(1, 7, frame(number))
+        one.send(1, 8, frame(number + 10))
+    assert [number_in(two.receive(0, lane).frame) for lane in (8, 7, 7, 8)] == [11, 1, 2, 12]
+
+
+def test_a_send_waits_only_while_all_slots_are_full() -> None:
+    one, two = pair(slots=2)
+    sent: list[int] = []
+
+    def send() -> None:
+        for number in range(4):
+            one.send(1, 7, frame(number))
+            sent.append(number)
+
+    sender = in_thread(threading.Thread(target=send))
+    sender.join(0.2)
+    assert sent == [0, 1]
+    assert number_in(two.receive(0, 7).frame) == 0
+    sender.join(0.2)
+    assert sent == [0, 1, 2]
+    two.receive(0, 7)
+    sender.join(5)
+    assert sent == [0, 1, 2, 3]
+
+
+def test_a_frame_for_two_that_is_dropped_takes_no_slot_of_either() -> None:
+    hub: dict[int, MemoryTransport] = {}
+    one, two, three = (MemoryTransport(place, {7: 1}, hub) for place in range(3))
+    one.send(2, 7, frame(0))
+    one.dropped = lambda: True
+    with pytest.raises(Dropped):
+        one.send((1, 2), 7, frame(1))
+    one.dropped = lambda: False
+    one.send(1, 7, frame(2))  # its slot is there
+    assert number_in(two.receive(0, 7).frame) == 2
+    assert number_in(three.receive(0, 7).frame) == 0
+
+
+def test_a_reserved_lane_has_more_slots() -> None:
+    one, _ = pair(slots=1)
+    one.reserve(7, 5)
+    for number in range(5):
+        one.send(1, 7, frame(number))
+
+
+def test_a_place_that_sends_to_itself_hands_over() -> None:
+    one, _ = pair(slots=1)
+    for number in range(5):
+        one.send(0, 7, frame(number))
+    assert [number_in(one.receive(0, 7).frame) for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", [PeerLost, Dropped])
+def test_who_waits_is_told_of_a_lost_peer_and_of_the_end(kind: type[Exception]) -> None:
+    one, _ = pair()
+    raised: list[BaseException] = []
+    dropped = threading.Event()
+    one.dropped = dropped.is_set
+
+    def receive() -> None:
+        try:
+            one.receive(1, 7)
+        except (PeerLost, Dropped) as error:
+            raised.append(error)
+
+    waiter = in_thread(threading.Thread(target=receive))
+    waiter.join(0.05)
+    assert not raised
+    if kind is PeerLost:
+        one.fail(PeerLost("connection reset"))
+    else:
+        dropped.set()
+        one.wake()
+    waiter.join(5)
+    assert [type(error) for error in raised] == [kind]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_an_exchange_gives_everybody_every_row_in_order(count: int) -> None:
+    hub: dict[int, MemoryTransport] = {}
+    places = [10 + 3 * index for index in range(count)]
+    transports = [MemoryTransport(place, {}, hub) for place in places]
+    rows: dict[int, list[int]] = {}
+
+    def work(index: int) -> None:
+        rows[index] = exchange(transports[index], places, index, 4, index)
+
+    workers = [in_thread(threading.Thread(target=work, args=(index,))) for index in range(count)]
+    for worker in workers:
+        worker.join(5)
+    assert rows == {index: list(range(count)) for index in range(count)}
+
+
+@pytest.mark.parametrize("odd", [None, 3, [], [1, 2], {"rows": [1]}])
+def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: object) -> None:
+    hub: dict[int, MemoryTransport] = {}
+    one, other = (MemoryTransport(place, {}, hub) for place in (0, 1))
+    other.send(0, 4, Frame(odd))
+    with pytest.raises(PeerLost, match="place 1 sent what are not the rows of 1 places"):
+        exchange(one, [0, 1], 0, 4, b"row")
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 70])
+def test_a_frame_that_came_as_bytes_is_received_as_memory(data: bytes) -> None:
+    transport = MemoryTransport(0, {}, {})
+    transport.arrived(0, 4, data)
+    assert bytes(transport.receive(0, 4).frame.tolist()) == data

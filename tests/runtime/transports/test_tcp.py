@@ -1,0 +1,603 @@
+"""Frames over TCP: what every way promises, strangers, hostile peers, deaths, and a node that vanishes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count, permutations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore
+
+from meshctl.runtime.transports import tcp
+from meshctl.runtime.transports.buffers.caching_allocator import SMALL, Warm
+from meshctl.runtime.transports.buffers.frames import Frame
+from meshctl.runtime.transports.connection import HEAD
+from meshctl.runtime.transports.data_plane import PeerLost, Transport
+from meshctl.runtime.transports.tcp import Address, Tcp, address_towards
+from meshctl.runtime.world import reach_all
+from meshctl.topology.cluster import Cluster
+from tests.runtime.plans import call, plan
+
+HELLO, FRAME, CREDIT, GOODBYE = range(4)
+CLONE_NEWNET = 0x40000000
+TOKEN = "0123456789abcdef"
+LARGE = torch.arange(1 << 20)
+"""8 MiB: more than the socket of a receiver that is stopped takes."""
+
+
+Listen = Callable[[Transport], Tcp]
+Worlds = Callable[[int], list[tuple[Transport, Tcp]]]
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """`listen(transport)`; nothing is left of it afterwards, however the test ends."""
+    made: list[Tcp] = []
+
+    def make(transport: Transport) -> Tcp:
+        made.append(Tcp(transport, TOKEN))
+        return made[-1]
+
+    yield make
+    for way in made:
+        way.release()
+
+
+@pytest.fixture
+def worlds(listen: Listen) -> Worlds:
+    """`worlds(n)` are places 0 to n - 1 in this process."""
+
+    def make(places: int) -> list[tuple[Transport, Tcp]]:
+        transports = [Transport(place, {}) for place in range(places)]
+        ways = [listen(transport) for transport in transports]
+        for way in ways:
+            way.meet({place: other.address for place, other in enumerate(ways)})
+        return list(zip(transports, ways, strict=True))
+
+    return make
+
+
+def close_all(transports: Sequence[Transport]) -> None:
+    closing = [threading.Thread(target=transport.close, daemon=True) for transport in transports]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def said_to(waits: Callable[[], object], seconds: float = 20) -> str:
+    """What somebody who waits is told."""
+    said: list[str] = []
+
+    def work() -> None:
+        try:
+            waits()
+        except PeerLost as error:
+            said.append(str(error))
+
+    in_thread(work).join(seconds)
+    assert said, "nobody told it anything"
+    return said[0]
+
+
+# Frames
+
+
+def test_frames_of_every_size_come_in_order_and_whole(worlds: Worlds) -> None:
+    transports = [transport for transport, _ in worlds(3)]
+    tensors = [
+        torch.arange(size, dtype=torch.int32)
+        for size in (0, 1, 100, 1 << 14, (1 << 14) + 1, 3 << 20, 5, 1 << 18)
+    ]
+
+    def send() -> None:
+        for number, tensor in enumerate(tensors):
+            transports[0].send([1, 2], 4, Frame([number, tensor]))
+            transports[0].send(1, 5, Frame(number))
+
+    sender = in_thread(send)
+    for number, tensor in enumerate(tensors):
+        for transport in transports[1:]:
+            got, value = transport.receive(0, 4).value()
+            assert got == number and torch.equal(value, tensor)
+        assert transports[1].receive(0, 5).value() == number
+    sender.join(20)
+    close_all(transports)
+
+
+def test_frames_come_while_the_program_does_something_else(worlds: Worlds) -> None:
+    (one, _), (two, _) = worlds(2)
+    for number in range(2):
+        one.send(1, 4, Frame([number, LARGE]))
+    end = time.monotonic() + 20
+    while len(two._inbox[0, 4]) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    for number in range(2):
+        got, value = two.receive(0, 4).value()
+        assert got == number and torch.equal(value, LARGE)
+    close_all([one, two])
+
+
+def test_a_frame_stays_what_it_is_while_somebody_looks_at_it(worlds: Worlds) -> None:
+    (one, _), (two, _) = worlds(2)
+    kept: list[Tensor] = []
+    for number in range(6):
+        one.send(1, 4, Frame(torch.full((1 << 16,), number)))
+        value = two.receive(0, 4).value()
+        if number % 2:
+            kept.append(value[3:5])
+    assert [tensor.tolist() for tensor in kept] == [[1, 1], [3, 3], [5, 5]]
+    close_all([one, two])
+
+
+def test_memory_is_used_again_when_its_last_view_has_died() -> None:
+    warm = Warm()
+    one, other = warm.take("a", SMALL + 1), warm.take("a", SMALL + 1)
+    address, part = one.data_ptr(), one[4:8].view(torch.int32)
+    del one
+    assert warm.take("a", SMALL + 1).data_ptr() not in (address, other.data_ptr())
+    del part
+    taken = [warm.take("a", SMALL + 1) for _ in range(2)]
+    assert address in [tensor.data_ptr() for tensor in taken]
+    assert warm.take("b", SMALL + 1).data_ptr() != address
+    assert len(warm.take("a", 5 * SMALL)) == 5 * SMALL
+
+
+def test_a_place_may_speak_for_the_first_time_while_the_other_leaves(worlds: Worlds) -> None:
+    """Of a step that the end of the run dropped."""
+    (one, _), (two, _) = worlds(2)
+    one.send(1, 4, Frame("heard"))
+    assert two.receive(0, 4).value() == "heard"
+    leaving = in_thread(one.close)
+    leaving.join(0.2)
+    two.send(0, 4, Frame("dropped"))
+    two.close()
+    leaving.join(20)
+    assert not leaving.is_alive()
+
+
+def test_nothing_is_left_of_what_was_closed(worlds: Worlds) -> None:
+    def left() -> tuple[int, list[str]]:
+        names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("tcp-"))
+        return len(os.listdir("/proc/self/fd")), names
+
+    before = left()
+    transports = [transport for transport, _ in worlds(3)]
+    for one, other in permutations(transports, 2):
+        one.send(other.place, 4, Frame(one.place))
+        assert other.receive(one.place, 4).value() == one.place
+    assert left()[0] > before[0]
+    close_all(transports)
+    assert left() == before
+
+
+def test_only_one_address_is_listened_on(worlds: Worlds) -> None:
+    [(_, way)] = worlds(1)
+    assert way.address.host == "127.0.0.1" and way.address.is_loopback
+    assert Address.parse(str(way.address)) == way.address
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", way.address.port), 1)
+
+
+def test_the_own_address_is_that_of_the_way_to_the_head() -> None:
+    assert address_towards("127.0.0.1", 1) == "127.0.0.1"
+    assert Address(address_towards("localhost", 1), 1).is_loopback
+    with suppress(OSError):  # a machine may have no IPv6 at all
+        assert address_towards("[::1]", 1) == "::1"
+
+
+def test_who_cannot_be_reached_is_named(listen: Listen) -> None:
+    transport = Transport(0, {}, "group:{}".format)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = Address(*closed.getsockname())
+    listen(transport).meet({1: address})
+    with pytest.raises(PeerLost, match=f"group:1 cannot be reached at 127.0.0.1:{address.port}: .*refused"):
+        transport.send(1, 4, Frame(0))
+
+
+# Strangers and hostile peers
+
+
+def connected(way: Tcp, message: bytes = b"") -> socket.socket:
+    sock = socket.create_connection((way.address.host, way.address.port), 20)
+    sock.sendall(message)
+    return sock
+
+
+def hello(place: int, token: str = TOKEN) -> bytes:
+    return HEAD.pack(HELLO, place, len(token)) + token.encode()
+
+
+def is_closed(sock: socket.socket) -> bool:
+    with suppress(ConnectionResetError):
+        return sock.recv(1) == b""
+    return True
+
+
+STRANGE = {
+    "another token": hello(1, TOKEN[::-1]),
+    "a longer token": hello(1, TOKEN * 2),
+    "no place of the run": hello(7),
+    "the place itself": hello(0),
+    "a place below none": hello(-1),
+    "a frame first": HEAD.pack(FRAME, 4, 100),
+    "endless": HEAD.pack(HELLO, 1, 1 << 62),
+    "another protocol": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("message", STRANGE.values(), ids=STRANGE)
+def test_a_stranger_is_closed_and_disturbs_nobody(worlds: Worlds, message: bytes) -> None:
+    (one, way), (two, _) = worlds(2)
+    with connected(way, message) as sock:
+        assert is_closed(sock)
+    two.send(0, 4, Frame("still here"))
+    assert one.receive(1, 4).value() == "still here"
+    with connected(way, hello(1)) as sock:  # who is there already is not there twice
+        assert is_closed(sock)
+    two.send(0, 4, Frame("and now"))
+    assert one.receive(1, 4).value() == "and now"
+    close_all([one, two])
+
+
+def test_those_who_never_say_hello_do_not_pile_up(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "STRANGERS", 3)
+    (one, way), (two, _) = worlds(2)
+    silent = [connected(way, hello(1)[:5]) for _ in range(6)]
+    assert [is_closed(sock) for sock in silent[:3]] == [True] * 3
+    two.send(0, 4, Frame("still here"))
+    assert one.receive(1, 4).value() == "still here"
+    close_all([one, two])
+    for sock in silent:
+        sock.close()
+
+
+def test_a_peer_in_small_pieces_is_a_peer(worlds: Worlds) -> None:
+    (one, way), _ = worlds(2)
+    frame = Frame(["slowly", torch.arange(3)])
+    body = bytes(frame.write(torch.zeros(frame.nbytes, dtype=torch.uint8)).tolist())
+    with connected(way) as sock:
+        for byte in hello(1) + HEAD.pack(FRAME, 4, len(body)) + body:
+            sock.sendall(bytes([byte]))
+        assert one.receive(1, 4).value()[0] == "slowly"
+
+
+HOSTILE = {
+    "kind 9 with 0 bytes": HEAD.pack(9, 0, 0),
+    "kind 2 with 0 bytes": HEAD.pack(CREDIT, 4, 0),
+    "kind 3 with 5 bytes": HEAD.pack(GOODBYE, 0, 5),
+    "kind 0 with 16 bytes": hello(1),
+    "a frame of -1 bytes in lane 4": HEAD.pack(FRAME, 4, -1),
+    f"a frame of {1 << 60} bytes in lane 4": HEAD.pack(FRAME, 4, 1 << 60),
+    "a frame for which there is no slot in lane -4": HEAD.pack(FRAME, -4, 8),
+}
+
+
+def test_one_who_sends_more_than_it_has_slots_for_is_named(worlds: Worlds) -> None:
+    (one, way), _ = worlds(2)
+    with connected(way, hello(1) + 3 * (HEAD.pack(FRAME, 4, 1) + b"x")):
+        assert (
+            said_to(lambda: one.receive(1, 5))
+            == "place 1 sent what is no message: a frame for which there is no slot in lane 4"
+        )
+
+
+@pytest.mark.parametrize("said", HOSTILE)
+def test_a_malformed_message_names_the_peer(worlds: Worlds, said: str) -> None:
+    (one, way), _ = worlds(2)
+    with connected(way, hello(1) + HOSTILE[said]):
+        assert said_to(lambda: one.receive(1, 4)) == f"place 1 sent what is no message: {said}"
+
+
+def test_frames_come_the_other_way_only(listen: Listen) -> None:
+    """On a connection that this end has opened, a frame is no answer."""
+    one = Transport(0, {})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listen(one).meet({1: Address(*listener.getsockname())})
+        one.send(1, 4, Frame(0))
+        peer, _ = listener.accept()
+    with peer:
+        peer.sendall(HEAD.pack(FRAME, 4, 3) + b"abc")
+        assert said_to(lambda: one.receive(1, 4)) == "place 1 sent what is no message: kind 1 with 3 bytes"
+
+
+HEADS = st.builds(
+    HEAD.pack, st.integers(0, 5), st.integers(-1, 6), st.sampled_from([-1, 0, 1, 7, 16, 1 << 17, 1 << 62])
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.binary(max_size=40) | HEADS, max_size=8), st.booleans())
+def test_no_bytes_break_more_than_their_peer(pieces: list[bytes], known: bool) -> None:
+    one = Transport(0, {})
+    way = Tcp(one, TOKEN)
+    way.meet({0: way.address, 1: way.address, 2: way.address})
+    with connected(way, hello(1) * known + b"".join(pieces)):
+        pass
+    with connected(way, hello(2) + HEAD.pack(FRAME, 4, 2) + b"ok"), suppress(PeerLost):
+        assert bytes(one.receive(2, 4).frame.tolist()) == b"ok"
+    assert way._receiver._thread.is_alive()
+    way.release()
+
+
+# Deaths
+
+
+@contextmanager
+def giver(way: Tcp, size: int) -> Iterator[int]:
+    """A process that is place 1 and sends frames of `size` numbers to place 0, as fast as it may; its pid."""
+    port = socket.create_server(("127.0.0.1", 0))
+    address = Address(*port.getsockname())
+    port.close()
+    pid = os.fork()
+    if not pid:
+        with suppress(BaseException):
+            transport = Transport(1, {})
+            mine = Tcp(transport, TOKEN)
+            mine.meet({0: way.address, 1: address})
+            for number in count():
+                transport.send(0, 4, Frame([number, LARGE[:size]]))
+        os._exit(0)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("size", [1, len(LARGE)], ids=["small", "large"])
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_giver_that_is_killed_is_named(listen: Listen, size: int, after: int) -> None:
+    transport = Transport(0, {}, "giver:{}".format)
+    way = listen(transport)
+    with giver(way, size) as pid:
+        way.meet({1: way.address})
+        for number in range(after):
+            assert transport.receive(1, 4).value()[0] == number
+        if not after:
+            transport.receive(1, 4)
+        os.kill(pid, signal.SIGKILL)
+
+        def receive() -> None:
+            while True:
+                transport.receive(1, 4)
+
+        assert said_to(receive) == "giver:1 is gone"
+
+
+def forked_peer(
+    address: Address, work: Callable[[Transport, Tcp, socket.socket], None]
+) -> tuple[int, socket.socket]:
+    """A process that is place 1, and what it speaks with the test by; it lives until it is killed."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if not pid:
+        with suppress(BaseException):
+            ours.close()
+            transport = Transport(1, {})
+            way = Tcp(transport, TOKEN)
+            way.meet({0: address})
+            work(transport, way, theirs)
+            time.sleep(60)
+        os._exit(0)
+    theirs.close()
+    return pid, ours
+
+
+def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen: Listen) -> None:
+    def work(other: Transport, _: Tcp, line: socket.socket) -> None:
+        other.send(0, 4, Frame(0))
+        if not os.fork():
+            line.recv(1)  # until the test has ended
+            os._exit(0)
+
+    transport = Transport(0, {}, "giver:{}".format)
+    way = listen(transport)
+    pid, line = forked_peer(way.address, work)
+    try:
+        way.meet({1: way.address})
+        assert transport.receive(1, 4).value() == 0
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        assert said_to(lambda: transport.receive(1, 4)) == "giver:1 is gone"
+    finally:
+        line.close()
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped, then killed"])
+def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
+    """Also by who waits for a slot, with most of a frame still on its way."""
+
+    def work(other: Transport, mine: Tcp, line: socket.socket) -> None:
+        line.send(str(mine.address).encode())
+        other.receive(0, 4).value()
+        line.send(b"taken")
+
+    transport = Transport(0, {}, "taker:{}".format)
+    way = listen(transport)
+    pid, line = forked_peer(way.address, work)
+    try:
+        way.meet({1: Address.parse(line.recv(100).decode())})
+        transport.send(1, 4, Frame(0))
+        assert line.recv(100) == b"taken"
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+        transport.send(1, 4, Frame([1, LARGE]))
+        transport.send(1, 4, Frame([2, LARGE]))
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+        assert said_to(lambda: transport.send(1, 4, Frame(3))) == "taker:1 is gone"
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        line.close()
+
+
+def test_a_taker_that_only_stands_still_is_not_lost(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel answers: how long it may stand still is for others to say."""
+    monkeypatch.setattr(tcp, "SILENCE", 1.0)
+    transport = Transport(0, {})
+    way = listen(transport)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        way.meet({1: Address(*listener.getsockname())})
+        transport.send(1, 4, Frame([1, LARGE]))
+        peer, _ = listener.accept()
+        waiting = in_thread(lambda: transport.wait_until(lambda: transport._lost is not None))
+        waiting.join(4)
+        assert waiting.is_alive() and way._lines[0].busy
+        peer.close()
+
+
+# Two nodes
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2."""
+    names = (f"meshctl-{os.getpid()}-1", f"meshctl-{os.getpid()}-2")
+    if os.getuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        ip("netns", "add", names[0])
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+    try:
+        ip("netns", "add", names[1])
+        ip("-n", names[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def enter(node: str) -> None:
+    """Moves this thread, and what it opens from now on, into a network namespace."""
+    with open(f"/run/netns/{node}") as file:
+        assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
+
+
+def forked(node: str, work: Callable[[], str]) -> tuple[int, socket.socket]:
+    """A process on a node, which says what `work` gives."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if not pid:
+        try:
+            enter(node)
+            theirs.send(work().encode())
+        except BaseException as error:
+            theirs.send(repr(error).encode())
+        os._exit(0)
+    theirs.close()
+    ours.settimeout(30)
+    return pid, ours
+
+
+JOB = plan(
+    {"a": 1, "b": 1},
+    {"source": ("a", {}), "echo": ("b", {})},
+    [call("s", "source.next", samples=2), call("t", "echo.take", "s")],
+)
+TWO_NODES = replace(
+    JOB,
+    cluster=Cluster.of(2, npu=1),
+    groups=tuple(
+        replace(group, device_type="npu", devices=((node, node + 1),))
+        for node, group in enumerate(JOB.groups)
+    ),
+)
+
+
+KEPT: list[TCPStore] = []
+"""A store that nobody holds is closed."""
+
+
+def reached(place: int) -> Transport:
+    """The transport of a worker that has nothing but the address of the head."""
+    if place == 0:
+        listener = socket.create_server(("10.77.0.1", 29777))
+        store = TCPStore(
+            "10.77.0.1", 29777, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    else:
+        store = TCPStore("10.77.0.1", 29777, is_master=False, timeout=timedelta(seconds=20))
+    KEPT.append(store)
+    return reach_all(TWO_NODES, place, PrefixStore("run/0", store), {})
+
+
+def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
+    nodes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "SILENCE", 2.0)
+    ready, told = socket.socketpair()
+
+    def gives() -> str:
+        transport = reached(0)
+        transport.send(1, 4, Frame(LARGE))
+        way = transport.way(1)
+        assert isinstance(way, Tcp)
+        transport.receive(1, 3).value()
+        told.send(b"!")
+        told.recv(1)
+        transport.send(1, 4, Frame(LARGE))  # to a node that is not there any more
+        return f"{way.address.host}: {said_to(lambda: transport.receive(1, 4))}"
+
+    def takes() -> str:
+        transport = reached(1)
+        way = transport.way(0)
+        assert isinstance(way, Tcp)
+        assert torch.equal(transport.receive(0, 4).value(), LARGE)
+        transport.send(0, 3, Frame("thanks"))
+        return f"{way.address.host}: {said_to(lambda: transport.receive(0, 4))}"
+
+    pids, pipes = zip(
+        *(forked(node, work) for node, work in zip(nodes, (gives, takes), strict=True)), strict=True
+    )
+    try:
+        ready.settimeout(30)
+        ready.recv(1)
+        ip("-n", nodes[1], "link", "set", "cable", "down")
+        ready.send(b"!")
+        said = [pipe.recv(1000).decode() for pipe in pipes]
+        for pipe in (*pipes, ready, told):
+            pipe.close()
+        for text, who in zip(said, ("10.77.0.1: b:0", "10.77.0.2: a:0"), strict=True):
+            assert text in (
+                f"{who} has not answered for 2 s, and `s -> t` waits for it",
+                f"{who} is gone, and `s -> t` waits for it",
+            )
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -1,0 +1,271 @@
+"""The same pipelines in real processes by every way: one set of workers runs them all, one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from meshctl.plan.model import Input, Plan
+from meshctl.run.shutdown import Ending, Proposer
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.component import Place
+from meshctl.runtime.loop import Loop
+from meshctl.runtime.routes.channel import LANES
+from meshctl.runtime.transports.data_plane import Transport
+from meshctl.runtime.transports.gloo import Gloo
+from meshctl.runtime.transports.tcp import Address, Tcp
+from meshctl.runtime.world import bridge, crossings, reach_all
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.modes import Dispatch
+from tests.runtime.pipelines import made, pipelines
+from tests.runtime.plans import call, plan
+
+PLACES = 5
+pytestmark = pytest.mark.slow
+
+
+def some() -> list[Plan]:
+    """Opposite orders, and a few random ones: the same in every process."""
+    components = {
+        "source-a": ("a", {}),
+        "source-b": ("b", {}),
+        "echo-a": ("a", {}),
+        "echo-b": ("b", {"tp_size": 2}),
+    }
+    crossed = [
+        call("l", "source-a.next", samples=4),
+        call("r", "source-b.next", samples=4),
+        call("rl", "echo-b.take", "l"),
+        call("lr", "echo-a.take", "r"),
+        call("back", "echo-a.take", "rl"),
+        call("forth", "echo-b.take", "lr"),
+        call(
+            "pair",
+            "echo-a.pair",
+            Input(("back",), "first", Dispatch(balance="tokens")),
+            Input(("l",), "second"),
+        ),
+    ]
+    modes = [
+        call("l", "source-a.next", samples=6),
+        call("peers", "echo-b.take", Input(("l",), dispatch=Dispatch("slice")), execute="peer"),
+        call("many", "echo-a.thrice", "l"),
+        call("judged", "echo-b.take", Input(("many",), dispatch=Dispatch(balance="tokens"))),
+        call("home", "echo-a.take", Input(("judged",), dispatch=Dispatch(home="many"))),
+        call("first", "echo-b.take", Input(("l",), dispatch=Dispatch("all")), execute="first"),
+        call("loss", "echo-b.loss", "l", collect="mean"),
+        call("every", "echo-b.loss", "l", collect="none"),
+        call(
+            "told",
+            "echo-a.pair",
+            Input(("l",), "first"),
+            Input(("loss",), "second", Dispatch("all")),
+            every=2,
+        ),
+        call("heard", "echo-a.pair", Input(("l",), "first"), Input(("every",), "second", Dispatch("all"))),
+    ]
+    large = [
+        call("l", "source-a.next", samples=8000),
+        call("r", "echo-b.take", "l"),
+        call("lr", "echo-a.take", "r"),
+    ]
+    found = [
+        plan({"a": 2, "b": 2}, components, crossed, steps=50),
+        plan({"a": 2, "b": 2}, components, modes, steps=5),
+        plan({"a": 1, "b": 4}, components, large, steps=3),
+    ]
+
+    @settings(
+        max_examples=6,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(pipelines())
+    def collect(job: Plan) -> None:
+        if job.places <= PLACES:
+            found.append(job)
+
+    collect()
+    return found
+
+
+JOBS = some()
+
+
+def by_gloo(job: Plan, place: int, store: Store) -> Transport:
+    transport = Transport(place, slots_of(job))
+    bridges = [
+        bridge(job, crossing, store, place)
+        for crossing in crossings(job)
+        if job.at_place(place)[0] in crossing.groups
+    ]
+    transport.reach({other for made in bridges for other in made.places}, Gloo(transport, bridges))
+    return transport
+
+
+def by_tcp(job: Plan, place: int, store: Store) -> Transport:
+    transport = Transport(place, slots_of(job))
+    tcp = Tcp(transport, "token")
+    store.set(f"{place}", str(tcp.address))
+    tcp.meet({other: Address.parse(store.get(f"{other}").decode()) for other in range(job.places)})
+    return transport
+
+
+def reached(job: Plan, place: int, store: Store) -> Transport:
+    return reach_all(job, place, store, slots_of(job))
+
+
+def slots_of(job: Plan) -> dict[int, int]:
+    return {index * LANES: route.slots for index, route in enumerate(job.routes)}
+
+
+def spread(job: Plan) -> Plan:
+    """The same on two nodes, each with some of every group."""
+    return replace(job, cluster=Cluster(nodes=2))
+
+
+def apart(job: Plan) -> Plan:
+    """The same with a node for each group."""
+    groups = [
+        replace(group, device_type="npu", devices=((8 * node, 8 * node + group.workers),))
+        for node, group in enumerate(job.groups)
+    ]
+    return replace(job, groups=tuple(groups), cluster=Cluster.of(len(groups), npu=8))
+
+
+def same(job: Plan) -> Plan:
+    return job
+
+
+@dataclass(frozen=True)
+class Case:
+    reach: Callable[[Plan, int, Store], Transport]
+    place: Callable[[Plan], Plan] = same
+    env: str = ""
+    """MESHCTL_TRANSPORT."""
+
+
+WAYS = {
+    "local": Case(reached),
+    "gloo": Case(by_gloo),
+    "tcp": Case(by_tcp),
+    "tcp and local": Case(reached, spread),
+    "tcp to replicas": Case(reached, apart),
+    "gloo and local": Case(reached, spread, "gloo"),
+}
+
+
+def work(way: str, place: int, port: int, folder: Path) -> None:
+    """One worker: takes part in every job that has its place."""
+    said: list[Any] = []
+    case = WAYS[way]
+    os.environ["MESHCTL_TRANSPORT"] = case.env
+    for number, job in enumerate(map(case.place, JOBS)):
+        if place >= job.places:
+            continue
+        clients = [TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30)) for _ in "12"]
+        store, ear = (PrefixStore(f"{way}/{number}", client) for client in clients)
+        group, rank = job.at_place(place)
+        seen: list[Any] = []
+        components = {}
+        for placed in job.components_of(group):
+            components[placed.name] = made(placed.name, seen)
+            components[placed.name]._place = Place(placed.name, placed.mesh, rank)
+        transport = case.reach(job, place, store)
+        ending = Ending(
+            PrefixStore("ending", store), PrefixStore("ending", ear), place, range(job.places), transport.wake
+        )
+        last = Loop(job, group, rank, components, transport, ending, lambda *args, **kwargs: None).run()
+        transport.close()
+        said.append([number, last, told_by(seen)])
+    (folder / f"{way}-{place}.json").write_text(json.dumps(said))
+
+
+def told_by(seen: list[Any]) -> list[Any]:
+    """What a worker's components got, as plain data."""
+    return [
+        [step, batch.ids.tolist(), *([] if isinstance(more, Batch) else [more] for more in rest)]
+        for step, _, batch, *rest in seen
+    ]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[int, list[Any]]]]:
+    """What every worker saw, by place. Workers are forked before the store's threads exist."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    folder = tmp_path_factory.mktemp("gloo")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    children = []
+    for place in range(PLACES):
+        if pid := os.fork():
+            children.append(pid)
+            continue
+        try:
+            for way in WAYS:
+                work(way, place, port, folder)
+        except BaseException:
+            (folder / f"{place}.txt").write_text(traceback.format_exc())
+        finally:
+            os._exit(0)
+    store = TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    end = time.monotonic() + 60
+    try:
+        while children and time.monotonic() < end:
+            children = [pid for pid in children if os.waitpid(pid, os.WNOHANG)[0] == 0]
+            time.sleep(0.01)
+        assert not [path.read_text() for path in folder.glob("*.txt")]
+        assert not children, "these jobs did not end within a minute"
+        yield {
+            way: {place: json.loads((folder / f"{way}-{place}.json").read_text()) for place in range(PLACES)}
+            for way in WAYS
+        }
+    finally:
+        for pid in children:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        del store
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)))
+@pytest.mark.parametrize("way", WAYS)
+def test_every_job_ends_with_all_samples_where_they_should_be(
+    told: dict[str, dict[int, list[Any]]], way: str, number: int
+) -> None:
+    from meshctl.runtime import in_process
+
+    job = JOBS[number]
+    mine = {
+        place: next(said for said in told[way][place] if said[0] == number) for place in range(job.places)
+    }
+    assert {last for _, last, _ in mine.values()} == {job.run.steps}
+    seen: dict[tuple[str, int], list[Any]] = {}
+    outcome = in_process.run(
+        job, lambda name, rank: made(name, seen.setdefault((job.component(name).group, rank), []))
+    )
+    assert not outcome.faults
+    for place, (_, _, got) in mine.items():
+        assert got == told_by(seen[job.at_place(place)])
+
+
+def test_nobody_listens_to_a_proposer_without_workers() -> None:
+    from torch.distributed import HashStore
+
+    proposer = Proposer(HashStore(), [])
+    assert proposer.asked() is None and proposer.poll() is None

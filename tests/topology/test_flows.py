@@ -1,0 +1,143 @@
+"""Links of an even batch are what the table of such a batch gives, for every pair of meshes and of modes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.topology.flows import Links, Part, Ranks, along
+from meshctl.topology.mesh import DIMS, DeviceMesh, share
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, hearers, shares, speakers, voices
+from meshctl.topology.partition import Table, shares_for
+
+SIZES = st.sampled_from([1, 1, 2, 3, 4])
+ORDERS = [
+    DIMS,
+    DIMS,
+    ("fsdp", "pp", "dp", "cp", "tp"),
+    ("tp", "dp", "pp", "fsdp", "cp"),
+    ("dp", "tp", "fsdp", "cp", "pp"),
+]
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> DeviceMesh:
+    sizes = {f"{dim}_size": draw(SIZES) for dim in DIMS}
+    data = sizes["dp_size"] * sizes["fsdp_size"]
+    ulysses = draw(st.sampled_from([size for size in (1, 2, 3, 4) if data % size == 0]))
+    return DeviceMesh.from_sizes(**sizes, ulysses_size=ulysses, order=draw(st.sampled_from(ORDERS)))
+
+
+@st.composite
+def routes(draw: st.DrawFn) -> Links:
+    joins = [name for name, mode in COLLECT.items() if mode.join in ("samples", "first", "list")]
+    modes, executes = st.sampled_from(sorted(DISPATCH)), st.sampled_from(EXECUTE)
+    giver, taker = draw(meshes()), draw(meshes())
+    return Links(
+        giver,
+        taker,
+        draw(st.integers(0, 300)),
+        draw(st.sampled_from(joins)),
+        draw(executes),
+        draw(modes),
+        draw(executes),
+    )
+
+
+def listed(links: Links) -> dict[int, dict[int, list[int]]]:
+    """rank -> speaker -> samples, by the table."""
+    held = [share(links.total, links.speakers, speaker) for speaker in range(links.speakers)]
+    table = Table(tuple(tuple((n,) for n in mine) for mine in held))
+    heard: dict[int, dict[int, list[int]]] = {}
+    for rank, samples in shares_for(
+        links.execute, Dispatch(links.mode, allow_empty=True), links.taker, table
+    ).items():
+        for speaker, index in samples:
+            heard.setdefault(rank, {}).setdefault(speaker, []).append(held[speaker][index])
+    return heard
+
+
+def members(ranks: Ranks, of: set[int]) -> bool:
+    """Whether the ranks may be the folded form of a set."""
+    whole = sorted(of)
+    return (
+        ranks.count == len(whole)
+        and set(ranks.first) | {ranks.last} <= of
+        and (not ranks.whole or sorted(ranks.first) == whole)
+    )
+
+
+@settings(max_examples=150)
+@given(routes())
+def test_links_are_those_of_an_even_table(links: Links) -> None:
+    heard = listed(links)
+    for rank in range(links.taker.world_size):
+        mine = heard.get(rank, {})
+        parts = {speaker: links.part_of(rank, speaker) for speaker in links.hears(rank)}
+        assert {speaker: list(part.samples) for speaker, part in parts.items() if part.samples} == mine
+        assert links.samples_of(rank) == sum(map(len, mine.values()))
+        if span := links.span_of(rank):
+            assert list(span) == sorted(n for samples in mine.values() for n in samples)
+    for speaker in range(links.speakers):
+        for part in (links.part_for(speaker, each) for run in links.heard_with(speaker) for each in run):
+            ranks = {
+                rank for rank in heard if part.samples and heard[rank].get(speaker) == list(part.samples)
+            }
+            among = {rank for rank in ranks if links.share_of(rank) == part.share}
+            assert not part.samples or members(links.ranks_of(speaker, part.share), among)
+        parts = [links.part_for(speaker, each) for run in links.heard_with(speaker) for each in run]
+        given = {n for mine in heard.values() for n in mine.get(speaker, ())}
+        assert {n for part in parts for n in part.samples} == given == set(links.held(speaker))
+
+
+@settings(max_examples=100)
+@given(routes())
+def test_how_many_speak_and_hear_and_get_different_shares(links: Links) -> None:
+    assert voices(links.collect, links.called).count(links.giver) == len(
+        speakers(links.giver, links.collect, links.called)
+    )
+    who = speakers(links.giver, links.collect, links.called)
+    numbers = [
+        voices(links.collect, links.called).number(links.giver, rank)
+        for rank in range(links.giver.world_size)
+    ]
+    assert [numbers[rank] for rank in who] == list(range(len(who)))
+    assert sum(number is not None for number in numbers) == len(who)
+    many = Links(links.giver, links.taker, 10_000, links.collect, links.called, links.mode, links.execute)
+    heard = listed(many)
+    assert len(heard) == hearers(many.taker, many.execute)
+    cuts = {(speaker, tuple(samples)) for mine in heard.values() for speaker, samples in mine.items()}
+    if many.execute == "peer":
+        assert len(cuts) == shares(many.taker, "peer", many.mode, many.speakers)
+    else:
+        different = {
+            tuple((speaker, tuple(samples)) for speaker, samples in sorted(mine.items()))
+            for mine in heard.values()
+        }
+        assert len(different) == shares(many.taker, many.execute, many.mode, many.speakers)
+
+
+@pytest.mark.parametrize("dims", [("tp",), ("dp", "tp"), ("pp", "ulysses"), ("ep",), ("etp", "pp"), ("cp",)])
+def test_ranks_along_dims_are_those_of_the_mesh(dims: tuple[str, ...]) -> None:
+    for order in (DIMS, ("dp", "tp", "fsdp", "cp", "pp")):
+        mesh = DeviceMesh.from_sizes(
+            pp_size=2, dp_size=3, fsdp_size=4, tp_size=4, ulysses_size=2, ep_size=3, etp_size=2, order=order
+        )
+        for rank in range(0, mesh.world_size, 7):
+            listed, folded = mesh.ranks_along(dims, rank), along(mesh, dims, rank)
+            assert (folded.count, folded.last) == (len(listed), listed[-1]) and folded.first == listed[
+                : len(folded.first)
+            ]
+            if folded.stride is not None:
+                assert listed == tuple(range(listed[0], listed[-1] + 1, folded.stride))
+
+
+def test_a_million_ranks_are_as_quick_as_eight() -> None:
+    """Nothing lists them: it would take minutes."""
+    mesh = DeviceMesh.from_sizes(pp_size=16, dp_size=256, fsdp_size=32, tp_size=8)
+    for execute in EXECUTE:
+        links = Links(mesh, mesh, 1 << 30, execute=execute)
+        heard = links.hears(0)
+        assert links.samples_of(0) == links.part_of(0, heard[-1]).samples.stop
+        assert links.part_for(0, 0) == Part(0, 0, links.part_of(0, 0).samples)

@@ -1,0 +1,521 @@
+"""The algebra of meshes; what other systems know of it is in test_mesh_conformance.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError, share, share_of
+from meshctl.topology.sizes import divisors
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> DeviceMesh:
+    sizes: dict[str, Any] = {f"{dim}_size": draw(st.integers(1, 3)) for dim in DIMS}
+    divisors = [size for size in range(1, 17) if sizes["dp_size"] * sizes["fsdp_size"] % size == 0]
+    order = draw(st.sampled_from(list(permutations(DIMS))))
+    return DeviceMesh.from_sizes(**sizes, ulysses_size=draw(st.sampled_from(divisors)), order=order)
+
+
+@given(meshes())
+def test_a_rank_and_its_coordinate_are_the_same(mesh: DeviceMesh) -> None:
+    for rank in range(mesh.world_size):
+        assert mesh.rank(mesh.coordinate(rank)) == rank
+
+
+@given(meshes(), st.lists(st.sampled_from(DIMS), unique=True, min_size=1))
+def test_process_groups_partition_the_ranks(mesh: DeviceMesh, dims: list[str]) -> None:
+    groups = list(mesh.process_groups(dims))
+    assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
+    assert {len(group) for group in groups} == {prod(mesh.size(dim) for dim in dims)}
+    for group in groups:
+        assert all(mesh.ranks_along(dims, rank) == group for rank in group)
+
+
+@given(meshes(), st.integers(0, 50))
+def test_slices_partition_the_samples_and_representatives_rise(mesh: DeviceMesh, total: int) -> None:
+    ranks = mesh.collect_ranks()
+    assert [mesh.data_rank(rank) for rank in ranks] == list(range(mesh.data_size))
+    assert [sample for rank in ranks for sample in mesh.get_slice(total, rank)] == list(range(total))
+    assert (
+        max(len(mesh.get_slice(total, rank)) for rank in ranks)
+        - min(len(mesh.get_slice(total, rank)) for rank in ranks)
+        <= 1
+    )
+
+
+@given(meshes(), st.booleans(), st.randoms(use_true_random=False))
+def test_the_smallest_of_the_last_stage_speaks_for_a_data_rank(
+    mesh: DeviceMesh, explicit: bool, random: Any
+) -> None:
+    if explicit:
+        ranks = random.sample(range(mesh.world_size), mesh.world_size)
+        mesh = replace(
+            mesh, layout=DeviceMesh.from_ranks(nested(ranks, mesh.shape), mesh.mesh_dim_names).layout
+        )
+    last: dict[int, list[int]] = {}
+    for rank in mesh.ranks_at("pp", mesh.size("pp") - 1):
+        last.setdefault(mesh.data_rank(rank), []).append(rank)
+    assert mesh.collect_ranks() == tuple(min(last[number]) for number in range(mesh.data_size))
+    assert mesh.collect_ranks() == tuple(map(mesh.representative, range(mesh.data_size)))
+
+
+def nested(ranks: list[Any], shape: tuple[int, ...]) -> Any:
+    for size in reversed(shape[1:]):
+        ranks = [ranks[start : start + size] for start in range(0, len(ranks), size)]
+    return ranks
+
+
+def test_the_first_shares_have_one_more() -> None:
+    assert [len(share(5, 3, part)) for part in range(3)] == [2, 2, 1]
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.data())
+def test_the_share_of_an_index(total: int, parts: int, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, total - 1))
+    assert index in share(total, parts, share_of(total, parts, index))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ({"world_size": 8, "tp_size": 2}, {"dp": 4, "tp": 2}),
+        ({"world_size": 8, "fsdp_size": "auto", "dp_size": 2}, {"dp": 2, "fsdp": 4}),
+        ({"dp_size": 2, "pp_size": 2}, {"dp": 2, "pp": 2}),
+        ({}, {}),
+    ],
+)
+def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, int]) -> None:
+    mesh = DeviceMesh.from_sizes(**sizes)
+    assert {dim: mesh.size(dim) for dim in DIMS} == {**dict.fromkeys(DIMS, 1), **shape}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"world_size": 8, "tp_size": 3}, "tp 3 = 3 does not divide the 8 ranks"),
+        ({"world_size": 8, "dp_size": 2, "tp_size": 2}, "dp 2 x tp 2 = 4, and there are 8 ranks"),
+        ({"tp_size": 0}, "tp_size must be a whole number from 1 or auto, it is 0; nearest that fit: tp 1$"),
+        ({"tp_size": True}, "it is True$"),
+        ({"tp_size": "2"}, "it is '2'$"),
+        ({"tp_size": float("nan")}, "it is nan$"),
+        ({"tp_size": 2.0}, "it is 2.0; nearest that fit: tp 2$"),
+        ({"world_size": 8, "tp_size": 2.9}, "it is 2.9; nearest that fit: tp 2$"),
+        (
+            {"world_size": -8, "tp_size": 2},
+            "world_size must be a whole number from 1, it is -8; nearest that fit: world_size 1$",
+        ),
+        (
+            {"world_size": 6, "pp_size": 2, "vpp_size": -1},
+            "vpp_size must be a whole number from 1, it is -1; nearest that fit: vpp 1$",
+        ),
+        ({"tp_size": "auto"}, "the number of ranks is not known"),
+        (
+            {"world_size": 4, "tp_size": "auto", "dp_size": "auto"},
+            "only one size can be auto, here are dp_size, tp_size",
+        ),
+        (
+            {"fsdp_size": 4, "ulysses_size": 3},
+            "ulysses_size 3 is carved out of dp x fsdp and does not divide 4",
+        ),
+        ({"tp_size": 2, "ep_size": 4}, "ep 4 does not divide the 2 ranks of a pipeline stage"),
+        ({"tp_size": 2, "vpp_size": 2}, "vpp_size 2 is stages per pp rank, and there is no pp"),
+        (
+            {"dp_size": 2, "sequence_parallel": True},
+            "sequence_parallel is along tp, and tp_size is 1; nearest that fit: tp 2$",
+        ),
+        (
+            {"world_size": 1, "sequence_parallel": True},
+            "tp_size is 1; nearest that fit: sequence_parallel false$",
+        ),
+        *(
+            ({"order": order}, "the order of dims must name pp, dp, fsdp, cp, tp, each once; it says")
+            for order in (
+                ("tp", "dp"),
+                "tp",
+                None,
+                5,
+                ("tp", 1),
+                ("pp", "dp", "fsdp", "cp", ["tp"]),
+                ("pp", "dp", "fsdp", "tp", "tp"),
+            )
+        ),
+    ],
+)
+def test_sizes_that_make_no_mesh(sizes: dict[str, Any], message: str) -> None:
+    with pytest.raises(MeshError, match=message):
+        DeviceMesh.from_sizes(**sizes)
+
+
+def test_an_order_that_is_read_once() -> None:
+    assert DeviceMesh.from_sizes(tp_size=2, order=iter(DIMS[::-1])) == DeviceMesh.from_sizes(
+        tp_size=2, order=DIMS[::-1]
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "more", "message"),
+    [
+        (("dp",), 4, {}, "a shape is a size for each dim, .*, not 4"),
+        (("dp",), "4", {}, "a shape is a size for each dim, .*, not '4'"),
+        (("dp", "pp"), (4, 1), {"vpp_size": 2}, "vpp_size 2 is stages per pp rank, and there is no pp"),
+        (
+            ("dp", "fsdp"),
+            (2, 2),
+            {"ulysses_size": 3},
+            "ulysses_size 3 is carved out of dp x fsdp and does not divide 4",
+        ),
+        (("pp", "dp"), (2, 2), {"ep_size": 4}, "ep 4 x etp 1 does not divide the ranks of a pipeline stage"),
+    ],
+)
+def test_dims_and_a_shape_that_make_no_mesh(
+    names: Any, shape: Any, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(MeshError, match=message):
+        DeviceMesh(names, shape, **more)
+
+
+def test_a_million_ranks_are_no_list() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=16, dp_size=128, fsdp_size=64, tp_size=8)
+    assert mesh.world_size == 1 << 20
+    assert mesh.ranks_along("tp", 999_999) == tuple(range(999_992, 1_000_000))
+    assert mesh.coordinate(999_999) == {"pp": 15, "dp": 33, "fsdp": 7, "cp": 0, "tp": 7}
+
+
+def test_questions_about_what_is_not_there() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+    with pytest.raises(MeshError, match="rank 2 is not in the mesh, it has the ranks 0 to 1"):
+        mesh.data_rank(2)
+    with pytest.raises(
+        MeshError,
+        match="there is no dim 'expert', there are pp, dp, fsdp, cp, tp; its views have data, ulysses, ep_fsdp, ep, etp",
+    ):
+        mesh.size("expert")
+    with pytest.raises(MeshError, match="dp has the indices 0 to 1, not 2"):
+        mesh.rank({"dp": 2})
+    with pytest.raises(MeshError, match="tp has the index 0, not 1"):
+        mesh.ranks_at("tp", 1)
+    with pytest.raises(MeshError, match="dp and ep are not dims of one view"):
+        mesh.ranks_along(("dp", "ep"), 0)
+    with pytest.raises(MeshError, match="a dim is named once, dp is named 2 times"):
+        mesh["dp", "dp"]
+    for view in ("experts", ["expert"]):
+        with pytest.raises(MeshError, match=r"there is no view .*, there are data and expert"):
+            mesh.view(view)  # type: ignore[arg-type]
+    with pytest.raises(MeshError, match="there is no dim 'expert'"):
+        mesh.process_groups("expert")  # said when it is asked, and not when the groups are gone through
+    with pytest.raises(MeshError, match="there is no dim 'dp', there are pp, data, ulysses, cp, tp"):
+        mesh.view("data").size("dp")
+    with pytest.raises(MeshError, match="a number of samples is a whole number from 0, it is -1"):
+        mesh.get_slice(-1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "names", "message"),
+    [
+        ([], ("dp",), "at least one rank"),
+        ([[0, 1], [2]], ("dp", "tp"), "the rows of the array have different lengths: 1 and 2"),
+        ([0, [1]], ("dp", "tp"), "different lengths: no row and 1"),
+        ([0, 1, 1], ("dp",), "a rank has one place in a mesh, these have more: 1"),
+        ([0, -1], ("dp",), "a rank is a whole number from 0, not -1"),
+        ([0, 1.0], ("dp",), "whole numbers in nested lists, not of 1.0"),
+        ([0, 1], ("ep",), "'ep' is a dim of the view `expert` and no name for a dim"),
+        ([0, 1], ("dp", "tp"), r"1 sizes \(2,\) for 2 dims dp, tp"),
+        ([[0, 1]], ("dp", "dp"), "a dim is named once, dp is named 2 times"),
+    ],
+)
+def test_arrays_that_make_no_mesh(ranks: Any, names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(MeshError, match=message):
+        DeviceMesh.from_ranks(ranks, names)
+
+
+def test_whole_numbers_of_another_library() -> None:
+    mesh = DeviceMesh.from_sizes(world_size=np.int64(8), tp_size=np.int32(2), pp_size=torch.tensor(2))
+    assert mesh == DeviceMesh.from_sizes(dp_size=2, tp_size=2, pp_size=2) and {
+        type(size) for size in mesh.shape
+    } == {int}
+    assert np.int64(7) in mesh and mesh.coordinate(np.int64(7)) == mesh.coordinate(7)
+    assert mesh.rank({"tp": np.int64(1)}) == 1 and mesh.ranks_at("pp", np.int64(1)) == (4, 5, 6, 7)
+    assert mesh.get_slice(np.int64(3), np.int64(0)) == range(0, 2) and mesh.representative(
+        np.int64(1)
+    ) == mesh.representative(1)
+    assert mesh.neighbour(0, "pp", np.int64(1)) == 4 and mesh.at(np.int64(5))["tp"].ranks() == (4, 5)
+    assert mesh.unflatten("tp", {"a": np.int64(2), "b": 1}).shape == (2, 2, 1, 1, 2, 1)
+    assert DeviceMesh.from_ranks([np.int64(3), np.arange(2)[1]], "tp").ranks() == (3, 1)
+    assert DeviceMesh.from_ranks([np.arange(2), range(2, 4)], ("dp", "tp")).as_array() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "number", [True, np.True_, 1.0, np.float64(1), "1", None, [1], np.arange(2), float("nan")]
+)
+def test_what_is_no_number(number: Any) -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=2, tp_size=2)
+    assert number not in mesh
+    questions: list[Callable[[], object]] = [
+        lambda: mesh.coordinate(number),
+        lambda: mesh.rank({"tp": number}),
+        lambda: mesh.neighbour(0, "tp", number),
+        lambda: mesh.representative(number),
+        lambda: mesh.get_slice(number, 0),
+        lambda: mesh.ranks_at("tp", number),
+        lambda: mesh.unflatten("tp", {"a": number, "b": 2}),
+        lambda: DeviceMesh(("dp",), (2,), ulysses_size=number),
+        lambda: DeviceMesh(("dp",), (2,), ep_size=number),
+        lambda: DeviceMesh(("pp",), (2,), vpp_size=number),
+        lambda: DeviceMesh(("dp",), (number,)),
+        *([lambda: DeviceMesh.from_sizes(world_size=4, tp_size=number)] if number is not None else []),
+    ]
+    for question in questions:
+        with pytest.raises(MeshError):
+            question()
+
+
+@pytest.mark.parametrize("name", [None, 1, "", ("tp",), ["tp"]])
+def test_what_names_no_dim(name: Any) -> None:
+    mesh = DeviceMesh.from_sizes(tp_size=2)
+    for question in (
+        mesh.size,
+        mesh.stride,
+        lambda dim: mesh.neighbour(0, dim),
+        lambda dim: mesh.ranks_along((dim,), 0),
+        mesh.flatten,
+    ):
+        with pytest.raises(MeshError, match="the name of a dim is a text, not"):
+            question(name)
+    with pytest.raises(MeshError):
+        mesh.rank(name)
+
+
+def test_device_types_in_any_case() -> None:
+    assert DeviceMesh.from_sizes(device_type="GPU").device_type == "cuda"
+    assert DeviceMesh.from_ranks([0], "dp", device_type="NPU").device_type == "npu"
+    for wrong in ("", "tpu", None, ["cpu"]):
+        with pytest.raises(MeshError, match=r"there is no device type .*, there are cuda, npu, mps, cpu"):
+            DeviceMesh.from_sizes(device_type=wrong)  # type: ignore[arg-type]
+
+
+def test_many_ranks_that_are_there_twice_are_not_all_listed() -> None:
+    row = list(range(100_000))
+    with pytest.raises(MeshError, match=r"these have more: 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.$"):
+        DeviceMesh.from_ranks([row, row], ("dp", "tp"))
+
+
+def test_one_rank_without_dims() -> None:
+    alone = DeviceMesh.from_ranks(5, ())
+    assert alone.ranks() == (5,) and alone.coordinate(5) == {} and alone.size("tp") == 1
+    assert DeviceMesh.from_sizes(tp_size=4).at(3)[()].ranks() == (3,)
+
+
+def test_an_array_of_another_library() -> None:
+    assert DeviceMesh.from_ranks(np.arange(8).reshape(2, 4), ("dp", "fsdp")) == DeviceMesh(
+        ("dp", "fsdp"), (2, 4)
+    )
+
+
+# Sub-meshes, flattened meshes
+
+
+@given(meshes(), st.lists(st.sampled_from(DIMS), unique=True, min_size=1), st.data())
+def test_a_sub_mesh_is_the_group_of_its_dims(mesh: DeviceMesh, dims: list[str], data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, mesh.world_size - 1))
+    part = mesh.at(rank)[tuple(dims)]
+    assert part.mesh_dim_names == tuple(dims)
+    assert part.ranks() == mesh.ranks_along(dims, rank)
+    assert rank in part
+    for other in part.ranks():
+        assert part.coordinate(other) == {dim: mesh.dim_rank(other, dim) for dim in dims}
+        assert part.rank(part.coordinate(other)) == other
+        assert all(part.ranks_along(dim, other) == mesh.ranks_along(dim, other) for dim in dims)
+        assert part.at(other)[dims[0]] == mesh.at(other)[dims[0]]
+    assert all(other not in part for other in range(mesh.world_size) if other not in part.ranks())
+
+
+@given(meshes(), st.lists(st.sampled_from(DIMS), unique=True, min_size=1))
+def test_a_flattened_dim_runs_through_all_of_its_dims(mesh: DeviceMesh, dims: list[str]) -> None:
+    flat = mesh.flatten(*dims, name="flat")
+    assert sorted(flat.ranks()) == list(range(mesh.world_size))
+    assert flat.size("flat") == prod(map(mesh.size, dims))
+    for rank in range(mesh.world_size):
+        assert flat.ranks_along("flat", rank) == mesh.ranks_along(dims, rank)
+        assert all(flat.dim_rank(rank, dim) == mesh.dim_rank(rank, dim) for dim in DIMS if dim not in dims)
+
+
+@given(meshes(), st.sampled_from((*DIMS, "ulysses")), st.data())
+def test_a_dim_parted_and_joined_again_is_the_same(mesh: DeviceMesh, dim: str, data: st.DataObject) -> None:
+    inner = data.draw(st.sampled_from(divisors(mesh.size(dim))))
+    parted = mesh.unflatten(dim, {"outer": mesh.size(dim) // inner, "inner": inner})
+    joined = parted.flatten("outer", "inner", name="joined")
+    for rank in range(mesh.world_size):
+        assert (
+            parted.ranks_along(("outer", "inner"), rank)
+            == mesh.ranks_along(dim, rank)
+            == joined.ranks_along("joined", rank)
+        )
+        assert parted.dim_rank(rank, "outer") * inner + parted.dim_rank(rank, "inner") == mesh.dim_rank(
+            rank, dim
+        )
+
+
+def test_joining_a_dim_of_a_view() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2, ulysses_size=2)
+    flat = mesh.at(5).flatten("ulysses", "tp", name="sequence")
+    assert flat.mesh_dim_names == ("pp", "data", "sequence", "cp")
+    assert (
+        flat["sequence"].ranks()
+        == (4, 5, 6, 7)
+        == mesh.view("data").flatten("ulysses", "tp").ranks_along("ulysses_tp", 5)
+    )
+
+
+def test_a_dim_is_joined_once() -> None:
+    with pytest.raises(MeshError, match="a dim is named once, tp is named 2 times"):
+        DeviceMesh.from_sizes(tp_size=2).flatten("tp", "tp")
+
+
+def test_what_is_left_of_a_mesh_when_dims_are_joined_or_parted() -> None:
+    mesh = DeviceMesh.from_sizes(
+        pp_size=2, dp_size=2, fsdp_size=2, cp_size=2, tp_size=2, ulysses_size=2, ep_size=4, vpp_size=3
+    )
+    for other in (mesh.flatten("cp", "tp"), mesh.unflatten("tp", {"a": 2, "b": 1}), mesh.flatten("dp")):
+        assert (
+            all(other.data_rank(rank) == mesh.data_rank(rank) for rank in range(32)) and other.pp_stages == 6
+        )
+        assert other.collect_ranks() == mesh.collect_ranks()
+    flat = mesh.flatten("dp", "fsdp")
+    with pytest.raises(MeshError, match=r"there is no dim 'fsdp', there are pp, dp_fsdp, cp, tp$"):
+        flat.data_rank(0)
+    with pytest.raises(MeshError, match=r"there is no dim 'ulysses', there are pp, dp_fsdp, cp, tp$"):
+        flat.size("ulysses")
+    with pytest.raises(
+        MeshError, match="a mesh of pp, data, ulysses, cp, tp has no views: ask the mesh that it was made of"
+    ):
+        mesh.view("data").view("expert")
+
+
+def test_data_ranks_of_a_sub_mesh() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=4, tp_size=2, ulysses_size=2)
+    assert (
+        [mesh["dp"].data_rank(rank) for rank in (0, 2, 4, 6)]
+        == [mesh.data_rank(rank) for rank in (0, 2, 4, 6)]
+        == [0, 0, 1, 1]
+    )
+
+
+def test_a_dim_that_is_parted_wrongly() -> None:
+    mesh = DeviceMesh.from_sizes(tp_size=4)
+    with pytest.raises(MeshError, match="a 2 x b 3 is not the 4 of tp"):
+        mesh.unflatten("tp", {"a": 2, "b": 3})
+    with pytest.raises(MeshError, match=r"the parts of tp are names with sizes, .*; they are 4"):
+        mesh.unflatten("tp", 4)  # type: ignore[arg-type]
+    with pytest.raises(MeshError, match="'dp' is a dim of the mesh already and no name for a part of tp"):
+        mesh.unflatten("tp", {"dp": 2, "b": 2})
+
+
+def test_a_sub_mesh_seen_from_a_rank() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2)
+    assert mesh["tp"].ranks() == (0, 1)
+    assert mesh.at(5)["tp"].ranks() == (4, 5)
+    assert mesh.at(5)["fsdp", "tp"]["tp"].ranks() == (4, 5)
+    assert mesh.at(5)["tp", "dp"].as_array() == [[0, 4], [1, 5]]
+    assert mesh.at(5)["dp", "fsdp"].flatten() == mesh.at(5).flatten("dp", "fsdp")["dp_fsdp"]
+    assert mesh.at(5) == mesh, "who looks at a mesh changes nothing of it"
+
+
+# Views
+
+
+@st.composite
+def expert_meshes(draw: st.DrawFn) -> DeviceMesh:
+    mesh = draw(meshes())
+    stage = mesh.world_size // mesh.size("pp")
+    ep = draw(st.sampled_from(divisors(stage)))
+    return replace(mesh, ep_size=ep, etp_size=draw(st.sampled_from(divisors(stage // ep))))
+
+
+@given(expert_meshes(), st.sampled_from(["data", "expert"]))
+def test_a_view_is_the_same_ranks_by_other_dims(mesh: DeviceMesh, name: str) -> None:
+    view = mesh.view(name)
+    assert sorted(view.ranks()) == list(range(mesh.world_size))
+    for dim in view.mesh_dim_names:
+        groups = list(view.process_groups(dim))
+        assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
+        assert list(mesh.process_groups(dim)) == groups or dim in DIMS
+        for group in groups:
+            assert {mesh.ranks_along(dim, rank) for rank in group} == {group} or dim in DIMS
+    for rank in range(mesh.world_size):
+        assert view.rank(view.coordinate(rank)) == rank
+        assert all(mesh.dim_rank(rank, dim) == index for dim, index in view.coordinate(rank).items())
+
+
+@given(expert_meshes())
+def test_the_dims_of_views(mesh: DeviceMesh) -> None:
+    for rank in range(mesh.world_size):
+        assert mesh.dim_rank(rank, "data") == mesh.data_rank(rank)
+        flat = mesh.dim_rank(rank, "dp") * mesh.size("fsdp") + mesh.dim_rank(rank, "fsdp")
+        assert mesh.dim_rank(rank, "ulysses") == flat % mesh.ulysses_size
+        assert {mesh.data_rank(peer) for peer in mesh.ranks_along(("ulysses", "cp", "tp", "pp"), rank)} == {
+            mesh.data_rank(rank)
+        }
+        assert {mesh.dim_rank(peer, "pp") for peer in mesh.ranks_along(("ep_fsdp", "ep", "etp"), rank)} == {
+            mesh.dim_rank(rank, "pp")
+        }
+    stage = mesh.ranks_along([dim for dim in mesh.mesh_dim_names if dim != "pp"], 0)
+    experts = [stage[start : start + mesh.etp_size] for start in range(0, len(stage), mesh.etp_size)]
+    assert [group for group in mesh.process_groups("etp") if group[0] in stage] == experts, "etp is innermost"
+    assert mesh.size("ep_fsdp") == mesh.ep_fsdp_size
+
+
+def test_experts_of_a_stage() -> None:
+    mesh = DeviceMesh.from_sizes(world_size=16, pp_size=2, tp_size=2, ep_size=4)
+    assert {dim: mesh.size(dim) for dim in ("ep_fsdp", "ep", "etp")} == {"ep_fsdp": 2, "ep": 4, "etp": 1}
+    assert mesh.ranks_along("ep", 9) == (8, 9, 10, 11)
+    assert mesh.ranks_along("ep_fsdp", 9) == (9, 13)
+    assert mesh.at(9)["ep"].ranks() == (8, 9, 10, 11)
+    assert mesh.view("expert").mesh_dim_names == ("pp", "ep_fsdp", "ep", "etp")
+
+
+# The pipeline, rings, ends
+
+
+def test_neighbours() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=3, cp_size=4)
+    assert [mesh.neighbour(rank, "pp") for rank in (0, 5, 10)] == [4, 9, None]
+    assert [mesh.neighbour(rank, "pp", -1) for rank in (0, 5, 10)] == [None, 1, 6]
+    assert [mesh.neighbour(rank, "cp", ring=True) for rank in range(4)] == [1, 2, 3, 0]
+    assert [mesh.neighbour(rank, "cp", -1, ring=True) for rank in range(4)] == [3, 0, 1, 2]
+    assert mesh.neighbour(3, "tp") is None
+    assert mesh.neighbour(3, "tp", ring=True) == 3
+
+
+def test_pipeline_stages() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=2, vpp_size=3)
+    assert mesh.pp_stages == 6
+    assert [mesh.pp_stages_of(rank) for rank in range(4)] == [(0, 2, 4), (0, 2, 4), (1, 3, 5), (1, 3, 5)]
+    assert [mesh.is_first(rank, "pp") for rank in range(4)] == [True, True, False, False]
+    assert [mesh.is_last(rank, "pp") for rank in range(4)] == [False, False, True, True]
+    assert mesh.ranks_at("pp", 1) == (2, 3)
+    alone = DeviceMesh.from_sizes(dp_size=2)
+    assert alone.is_first(1, "pp") and alone.is_last(1, "pp") and alone.pp_stages_of(1) == (0,)
+
+
+@given(meshes())
+def test_strides(mesh: DeviceMesh) -> None:
+    for dim in DIMS:
+        stride = mesh.stride(dim)
+        group = mesh.ranks_along(dim, 0)
+        assert [rank * (stride or 0) for rank in range(len(group))] == list(group)
+    assert (
+        DeviceMesh.from_sizes(dp_size=2, cp_size=2, fsdp_size=2, order=("dp", "cp", "fsdp", "pp", "tp"))
+        .flatten("dp", "fsdp", name="x")
+        .stride("x")
+        is None
+    )

@@ -1,0 +1,200 @@
+"""Ranks on nodes: stretches, look-ups and crossing process groups, each against going through all ranks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.plan.model import Group, Plan, Run
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.mesh import DIMS, DeviceMesh
+from meshctl.topology.placement import Spread, Stretch, crossing, stretches
+from tests.plan.jobs import Sizes, jobs, naive
+
+
+def on(device_type: str, *runs: tuple[int, int], per_worker: int = 1) -> Group:
+    return Group(
+        "train", device_type, sum(stop - start for start, stop in runs) // per_worker, 0, runs, per_worker
+    )
+
+
+def test_a_row_of_devices_is_three_stretches() -> None:
+    assert stretches(on("cuda", (3, 100_003)), Cluster.of(12_501, cuda=8)) == (
+        Stretch(0, 5, 0, 5, 3),
+        Stretch(5, 99_992, 1, 8, 0),
+        Stretch(99_997, 3, 12_500, 3, 0),
+    )
+    assert stretches(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8)) == (Stretch(0, 100_000, 0, 8, 0),)
+
+
+def test_what_is_left_of_each_node_makes_one_stretch() -> None:
+    cluster = Cluster.of(3, cuda=8)
+    runs = [(node * 8, node * 8 + 6) for node in range(3)]
+    assert stretches(on("cuda", *runs, per_worker=3), cluster) == (Stretch(0, 6, 0, 2, 0),)
+    assert stretches(on("cuda", *((start + 6, start + 8) for start, _ in runs)), cluster) == (
+        Stretch(0, 6, 0, 2, 6),
+    )
+
+
+def test_processes_on_cpu_are_two_stretches() -> None:
+    group = Group("judge", "cpu", 100_001, 0)
+    assert stretches(group, Cluster(7)) == (
+        Stretch(0, 85_716, 0, 14_286, -1),
+        Stretch(85_716, 14_285, 6, 14_285, -1),
+    )
+    assert stretches(Group("judge", "cpu", 3, 0), Cluster(7)) == (Stretch(0, 3, 0, 1, -1),)
+
+
+def test_nodes_that_come_back() -> None:
+    plan = Plan(
+        "p", 0, Cluster.of(3, cuda=4), (on("cuda", (4, 6), (0, 2), (6, 7), (2, 3)),), (), (), (), Run()
+    )
+    assert [plan.node_of("train", rank) for rank in range(6)] == [1, 1, 0, 0, 1, 0]
+    assert [plan.local_rank("train", rank) for rank in range(6)] == [0, 1, 0, 1, 2, 2]
+    assert [worker.rank for worker in plan.workers("train", 1)] == [0, 1, 4]
+    assert list(plan.workers("train", 2)) == [] and plan.nodes_of("train") == (0, 1)
+
+
+def test_a_worker_that_is_torn_cannot_be_placed() -> None:
+    with pytest.raises(ValueError, match="a worker of group train would have devices of more than one node"):
+        stretches(on("cuda", (0, 6), per_worker=2), Cluster.of(2, cuda=3))
+
+
+@given(jobs())
+@settings(max_examples=300)
+def test_stretches_expand_to_the_list_and_are_as_few_as_can_be(job: tuple[Plan, Sizes]) -> None:
+    plan, sizes = job
+    for group in plan.groups:
+        seats = [
+            (one.node, one.numbers[0] if one.numbers else -1)
+            for one in naive(group, sizes, plan.cluster.nodes)
+        ]
+        found = plan.stretches(group.name)
+        expanded = [
+            (node, -1 if stretch.first_device < 0 else stretch.first_device + at * group.gpus_per_worker)
+            for stretch in found
+            for node in range(stretch.first_node, stretch.last_node + 1)
+            for at in range(stretch.each)
+        ]
+        assert expanded == seats
+        assert [stretch.first_rank for stretch in found] == [
+            sum(one.ranks for one in found[:index]) for index in range(len(found))
+        ]
+        assert len(found) == fewest(seats, group.gpus_per_worker)
+
+
+def fewest(seats: list[tuple[int, int]], per_worker: int) -> int:
+    """How often it is not the same again on the next node."""
+    segments: list[tuple[int, int, int]] = []
+    for node, number in seats:
+        same = segments and segments[-1][0] == node
+        if same and (number < 0 or number == segments[-1][1] + segments[-1][2] * per_worker):
+            segments[-1] = (node, segments[-1][1], segments[-1][2] + 1)
+        else:
+            segments.append((node, number, 1))
+    return 1 + sum((one[0] + 1, *one[1:]) != other for one, other in pairwise(segments))
+
+
+# Process groups
+
+ASKED = (*DIMS, "data", "ulysses", "ep", "etp", "ep_fsdp")
+
+
+@st.composite
+def meshes(draw: st.DrawFn, ranks: int) -> DeviceMesh:
+    left, sizes = ranks, dict[str, int]()
+    for dim in ("pp", "fsdp", "cp", "tp"):
+        sizes[dim] = draw(st.sampled_from([size for size in range(1, left + 1) if left % size == 0]))
+        left //= sizes[dim]
+    data, stage = left * sizes["fsdp"], ranks // sizes["pp"]
+    ulysses = draw(st.sampled_from([size for size in range(1, data + 1) if data % size == 0]))
+    ep = draw(st.sampled_from([size for size in range(1, stage + 1) if stage % size == 0]))
+    etp = draw(st.sampled_from([size for size in range(1, stage // ep + 1) if stage // ep % size == 0]))
+    return DeviceMesh.from_sizes(
+        world_size=ranks,
+        ulysses_size=ulysses,
+        ep_size=ep,
+        etp_size=etp,
+        order=draw(st.one_of(st.just(DIMS), st.permutations(DIMS))),
+        **{f"{dim}_size": size for dim, size in sizes.items()},
+    )
+
+
+def listed(nodes: list[int], mesh: DeviceMesh, dim: str) -> str:
+    leave = [len({nodes[rank] for rank in ranks}) > 1 for ranks in mesh.process_groups(dim)]
+    return "all" if all(leave) else "some" if any(leave) else "inside"
+
+
+@st.composite
+def spread_out(draw: st.DrawFn) -> tuple[tuple[Stretch, ...], list[int]]:
+    """Stretches in any order of nodes, mostly rising, with room for meshes; and the node of each rank."""
+    found: list[Stretch] = []
+    rank, node = 0, draw(st.integers(0, 2))
+    for _ in range(draw(st.integers(1, 4))):
+        each, nodes = draw(st.sampled_from([1, 2, 3, 4, 6, 8])), draw(st.integers(1, 4))
+        found.append(Stretch(rank, each * nodes, node, each, draw(st.sampled_from([0, 2]))))
+        rank += each * nodes
+        node = max(0, node + nodes + draw(st.sampled_from([-1, -1, 0, 0, 0, 1, -3])))
+    homes = [stretch.first_node + at // stretch.each for stretch in found for at in range(stretch.ranks)]
+    return tuple(found), homes
+
+
+@given(spread_out(), st.data())
+@settings(max_examples=400)
+def test_crossing_agrees_with_going_through_all_groups(
+    spread: tuple[tuple[Stretch, ...], list[int]], data: st.DataObject
+) -> None:
+    found, homes = spread
+    mesh = data.draw(meshes(len(homes)))
+    for dim in ASKED:
+        assert crossing(found, mesh, dim) == listed(homes, mesh, dim), (dim, mesh)
+
+
+@given(jobs(), st.data())
+def test_crossing_of_placed_groups(job: tuple[Plan, Sizes], data: st.DataObject) -> None:
+    plan, sizes = job
+    group = data.draw(st.sampled_from(plan.groups))
+    mesh = data.draw(meshes(group.workers))
+    homes = [one.node for one in naive(group, sizes, plan.cluster.nodes)]
+    for dim in ASKED:
+        assert crossing(plan.stretches(group.name), mesh, dim) == listed(homes, mesh, dim)
+
+
+def test_a_large_world_is_never_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("all groups are listed")
+
+    mesh = DeviceMesh.from_sizes(
+        pp_size=10, dp_size=25, fsdp_size=25, cp_size=2, tp_size=8, ulysses_size=5, ep_size=5, etp_size=4
+    )
+    monkeypatch.setattr(DeviceMesh, "process_groups", refuse)
+    assert prod(mesh.shape) == 100_000
+    even = stretches(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8))
+    found = {dim: crossing(even, mesh, dim) for dim in ASKED}
+    assert found == dict.fromkeys(ASKED, "all") | {"tp": "inside", "etp": "inside"}
+    moved = stretches(on("cuda", (3, 100_003)), Cluster.of(12_501, cuda=8))
+    assert {dim: crossing(moved, mesh, dim) for dim in ("tp", "etp", "pp")} == {
+        "tp": "all",
+        "etp": "some",
+        "pp": "all",
+    }
+    assert crossing(stretches(on("cuda", (4, 100_004)), Cluster.of(12_501, cuda=8)), mesh, "etp") == "inside"
+
+
+@given(spread_out())
+def test_seats_agree_with_the_nodes(spread: tuple[tuple[Stretch, ...], list[int]]) -> None:
+    found, homes = spread
+    seats = [Spread(found).seat(rank) for rank in range(len(homes))]
+    assert [seat.node for seat in seats] == homes
+    assert [seat.local_rank for seat in seats] == [
+        homes[:rank].count(node) for rank, node in enumerate(homes)
+    ]
+    assert [node for start, stop in Spread(found).nodes for node in range(start, stop)] == sorted(set(homes))
+    with pytest.raises(
+        IndexError, match=f"the group has {len(homes)} workers, there is no rank {len(homes)}"
+    ):
+        Spread(found).seat(len(homes))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event
+from meshctl.view.live import for_terminal
+from meshctl.view.live.dashboard import Dashboard, Picture, notice_after
+from meshctl.view.live.plain import Lines
+from meshctl.view.live.run_state import Tally
+from tests.view.conftest import Pinned
+from tests.view.recorded import Recorded, make_plan
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(picture: Picture, width: int = 80, height: int = 40) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width, height=height).print(picture)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+@pytest.fixture
+def halfway(recorded: Recorded) -> Tally:
+    tally = Tally(recorded.plan)
+    recorded.feed(tally, steps=9)
+    return tally
+
+
+def test_at_80_columns(halfway: Tally, pinned: Pinned) -> None:
+    pinned("dashboard.txt", drawn(Picture.of(halfway, 4.25, "checkpoint of step 9")))
+
+
+def test_before_anything_was_said(pinned: Pinned) -> None:
+    pinned("dashboard_start.txt", drawn(Picture.of(Tally(make_plan()), 4.25, "starting")))
+
+
+def test_after_a_worker_failed(halfway: Tally) -> None:
+    halfway.update(Event("fault", "train", 1, 10, "metrics"))
+    assert [line.split()[3] for line in drawn(Picture.of(halfway, 4.25)).splitlines() if " cpu " in line] == [
+        "running",
+        "failed",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("height", [6, 10, 14, 40])
+def test_it_fits_into_the_terminal(halfway: Tally, width: int, height: int) -> None:
+    lines = drawn(Picture.of(halfway, 4.25), width, height).splitlines()
+    assert max(map(len, lines)) <= width and len(lines) < height
+    assert "rollout" in "".join(lines) or width < 60
+
+
+def test_a_low_terminal_shows_what_matters_most(halfway: Tally) -> None:
+    pictures = [drawn(Picture.of(halfway, 4.25), height=height) for height in (30, 14, 10, 6)]
+    assert ["rollouts -> metrics" in picture for picture in pictures] == [True, False, False, False]
+    assert ["waits" in picture for picture in pictures] == [True, True, False, False]
+    assert ["exam.reward" in picture for picture in pictures] == [True, True, True, False]
+    assert all("running" in picture for picture in pictures)
+
+
+def test_the_last_picture_leaves_times_and_bytes_to_the_summary(halfway: Tally, pinned: Pinned) -> None:
+    pinned("dashboard_last.txt", drawn(Picture.last(halfway, 4.25)))
+
+
+def test_a_metric_that_is_not_finite_is_said(halfway: Tally) -> None:
+    halfway.line({"step": 10, "time": 9.0, "metrics.loss": None})
+    assert "not finite" in drawn(Picture.of(halfway, 4.25))
+
+
+def test_the_notice_is_what_the_launcher_last_said() -> None:
+    notices = ["starting"]
+    for event in (
+        Event("ready", "a", 0),
+        Event("checkpoint", step=3),
+        Event("step", "a", 0, 4),
+        Event("stopping", value={"reason": "Ctrl-C"}),
+    ):
+        notices.append(notice_after(event, notices[-1]))
+    assert notices == ["starting", "", "checkpoint of step 3", "checkpoint of step 3", "stopping: Ctrl-C"]
+
+
+def test_live_on_a_terminal_leaves_the_last_picture_and_the_cursor(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream, before = Terminal(), set(threading.enumerate())
+    view = Dashboard(recorded.plan, stream, clock=lambda: 0.0)
+    recorded.feed(view)
+    view.close()
+    view.close()
+    said = stream.getvalue()
+    assert "step 12/12" in said and "\x1b[?1049h" not in said
+    assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "kind"),
+    [
+        (io.StringIO(), {"TERM": "xterm"}, Lines),
+        (Terminal(), {"TERM": "dumb"}, Lines),
+        (Terminal(), {}, Lines),
+        (Terminal(), {"TERM": "tmux-256color"}, Dashboard),
+    ],
+)
+def test_who_gets_which(stream: io.StringIO, environ: dict[str, str], kind: type, run: RunDir) -> None:
+    view = for_terminal(make_plan(), run, stream, environ)
+    view.close()
+    assert type(view) is kind

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event
+from meshctl.view.live.plain import Lines
+from tests.view.conftest import Pinned
+from tests.view.recorded import Recorded, make_plan
+
+
+def test_a_run_at_most_a_line_a_second_and_the_last_step_always(
+    recorded: Recorded, run: RunDir, pinned: Pinned
+) -> None:
+    stream = io.StringIO()
+    view = Lines(recorded.plan, run, stream)
+    recorded.feed(view)
+    view.close()
+    view.close()
+    pinned("lines.txt", stream.getvalue())
+
+
+def test_slow_steps_have_a_line_each(run: RunDir) -> None:
+    stream = io.StringIO()
+    view = Lines(make_plan(steps=0), run, stream)
+    for step in (1, 2, 3):
+        view.line({"step": step, "time": 10.0 * step, "metrics.loss": None})
+        assert stream.getvalue().count("step") == step
+    assert stream.getvalue().splitlines()[-1] == "step 3  30.0 s  metrics.loss not finite"
+
+
+def test_a_line_that_comes_again_with_more_is_printed_with_all(run: RunDir) -> None:
+    stream = io.StringIO()
+    view = Lines(make_plan(), run, stream)
+    view.line({"step": 1, "time": 1.0, "metrics.loss": 0.5})
+    view.line({"step": 1, "time": 1.1, "metrics.loss": 0.5, "exam.reward": 0.9})
+    view.close()
+    assert stream.getvalue().splitlines()[-1] == "step 1/12  1.1 s  exam.reward 0.9  metrics.loss 0.5"
+
+
+def test_what_the_launcher_says(run: RunDir) -> None:
+    stream = io.StringIO()
+    view = Lines(replace(make_plan(), name="x"), run, stream)
+    view.update(Event("resumed", step=40))
+    view.update(Event("stopping", value={"reason": "interrupted"}))
+    view.update(Event("checkpoint", step=41))
+    assert stream.getvalue().splitlines() == [
+        "continues after step 40",
+        "stopping: interrupted",
+        "checkpoint of step 41",
+    ]

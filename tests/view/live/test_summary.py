@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshctl.plan.model import Group, Program
+from meshctl.run.directory import RunDir
+from meshctl.run.events import Event, Journal
+from meshctl.view.live.summary import summary
+from tests.view.conftest import Pinned
+from tests.view.recorded import Recorded, make_plan
+
+
+def test_of_a_whole_run(recorded: Recorded, run: RunDir, pinned: Pinned) -> None:
+    recorded.write(run)
+    pinned("summary.txt", summary(recorded.plan, run))
+
+
+def test_of_a_run_that_failed_and_can_go_on(recorded: Recorded, run: RunDir, pinned: Pinned) -> None:
+    failed = [
+        event for event in recorded.events if (event.step or 0) <= 7 and event.name not in ("done", "over")
+    ]
+    over = Event("over", value={"code": 5, "reason": "train:1 failed in stage metrics, step 8"})
+    Recorded(recorded.plan, [*failed, over]).write(run)
+    run.checkpoint(6).mkdir(parents=True)
+    run.publish_checkpoint(6, keep=3)
+    pinned("summary_failed.txt", summary(recorded.plan, run))
+
+
+def test_an_interrupt_is_no_failure(recorded: Recorded, run: RunDir) -> None:
+    Recorded(
+        recorded.plan, [*recorded.events[:60], Event("over", value={"code": 130, "reason": "Ctrl-C"})]
+    ).write(run)
+    assert summary(recorded.plan, run).startswith("arithmetic: interrupted (Ctrl-C) after")
+
+
+def test_of_a_run_whose_launcher_was_killed(recorded: Recorded, run: RunDir) -> None:
+    Recorded(recorded.plan, recorded.events[:60]).write(run)
+    with run.metrics.open("a") as file:
+        file.write('{"step": 99, "ti')
+    assert summary(recorded.plan, run).startswith("arithmetic: ended without a word of its launcher after")
+
+
+def test_of_a_run_that_never_began(recorded: Recorded, run: RunDir) -> None:
+    assert (
+        summary(recorded.plan, run)
+        == f"arithmetic: ended without a word of its launcher\n\n  run directory: {run.path}\n"
+    )
+
+
+def test_the_second_attempt_has_the_last_word(recorded: Recorded, run: RunDir) -> None:
+    recorded.write(run)
+    journal = Journal(run.journal("launcher-None"))
+    journal.say("launched", attempt=1)
+    journal.say("resumed", step=12)
+    assert "without a word" in summary(recorded.plan, run)
+    journal.say("over", code=0, reason="")
+    journal.close()
+    assert summary(recorded.plan, run).startswith("arithmetic: done after 12 steps")
+
+
+def test_of_a_program(run: RunDir) -> None:
+    program = Group("ddp", "cpu", 2, 0, program=Program(("train.py",)))
+    plan = replace(make_plan(), groups=(program,), components=(), stages=(), routes=())
+    journal = Journal(run.journal("launcher"))
+    journal.say("launched", attempt=0)
+    journal.say("over", code=0, reason="")
+    journal.close()
+    text = summary(plan, run)
+    assert (
+        text.startswith("arithmetic: done after 0.0 s\n") and f"output of ddp: {run.path}/logs/ddp\n" in text
+    )

@@ -1,0 +1,310 @@
+"""Plans to draw: everything at once, a hundred thousand devices, CPU, a program, one worker; odd names, very
+many of everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from meshctl.plan.model import Component, Group, Input, Plan, Program, Run, Stage
+from meshctl.plan.views.topology import PlacedComponent, Topology, Warning, topology
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
+
+Runs = tuple[tuple[int, int], ...]
+
+
+def plan(
+    name: str, cluster: Cluster, groups: list[Group], components: list[Component], stages: list[Stage]
+) -> Plan:
+    """With the places of the groups and the routes of the stages filled in."""
+    placed, first = list[Group](), 0
+    for group in groups:
+        placed.append(replace(group, first_place=first))
+        first += group.workers
+    routes = [route for stage in stages for route in _routes(stage, {other.name: other for other in stages})]
+    return Plan(
+        name, 0, cluster, tuple(placed), tuple(components), tuple(stages), tuple(routes), Run(steps=3)
+    )
+
+
+def _routes(stage: Stage, stages: dict[str, Stage]) -> list[Route]:
+    if stage.kind == "sync":
+        return [Route(stage.name, stage.name, stage.name, kind="weights", slots=stage.lag + 2)]
+    return [
+        Route(f"{name} -> {stage.name}{'.' * bool(part.parameter)}{part.parameter}", name, stage.name, part.parameter,
+              collect=stages[name].collect, dispatch=part.dispatch)
+        for part in stage.inputs for name in part.stages
+    ]  # fmt: skip
+
+
+def group(name: str, device_type: Any, workers: int, *devices: tuple[int, int], **more: Any) -> Group:
+    return Group(name, device_type, workers, 0, tuple(devices), **more)
+
+
+def component(name: str, of: Group, **more: Any) -> Component:
+    sizes = {key: value for key, value in more.items() if key != "frozen"}
+    mesh = DeviceMesh.from_sizes(world_size=of.workers, **sizes)
+    return Component(name, f"x.{name.title()}", of.name, mesh, frozen=more.get("frozen", False))
+
+
+def call(name: str, what: str, *inputs: str | Input, **more: Any) -> Stage:
+    of, method = what.split(".")
+    return Stage(
+        name,
+        "call",
+        of,
+        method,
+        tuple(part if isinstance(part, Input) else Input((part,)) for part in inputs),
+        **more,
+    )
+
+
+def sync(name: str, source: str, target: str, **more: Any) -> Stage:
+    return Stage(name, "sync", source, "weights", to=target, to_method="load_weights", **more)
+
+
+def everything() -> Plan:
+    """Uneven nodes, three device types, colocated groups, a program, a list of devices out of order, and
+    every mode of a route."""
+    rollout = group("rollout", "cuda", 4, (0, 8), gpus_per_worker=2)
+    critic = group("critic", "cuda", 4, (0, 4), colocate="rollout")
+    train = group("train", "cuda", 16, (8, 16), (20, 24), (16, 20))
+    judge = group("judge", "cpu", 7)
+    digits = group(
+        "digits", "npu", 2, (1, 3), visible_devices=("5", "7"), program=Program(("train.py", "--epochs", "3"))
+    )
+    actor: dict[str, Any] = {
+        "pp_size": 2,
+        "fsdp_size": 2,
+        "cp_size": 2,
+        "tp_size": 2,
+        "ulysses_size": 2,
+        "ep_size": 2,
+        "vpp_size": 2,
+    }
+    components = [
+        component("prompts", rollout),
+        component("sampler", rollout, dp_size=2, tp_size=2),
+        component("filter", rollout, fsdp_size=4, frozen=True),
+        component("extra", rollout, dp_size=4),
+        component("values", critic, dp_size=2, fsdp_size=2, order=("fsdp", "dp", "pp", "tp", "cp")),
+        component("actor", train, **actor),
+        component(
+            "other",
+            train,
+            dp_size=2,
+            fsdp_size=4,
+            tp_size=2,
+            etp_size=2,
+            ep_size=4,
+            order=("tp", "cp", "dp", "fsdp", "pp"),
+        ),
+        component("judge", judge),
+    ]
+    stages = [
+        call("batch", "prompts.next", samples=64, sample_bytes=400),
+        call("rollouts", "sampler.sample", "batch", samples=512, sample_bytes=16384),
+        call("kept", "filter.keep", "rollouts", collect="none"),
+        call("scored", "judge.score", Input(("rollouts",), dispatch=Dispatch(balance="tokens"))),
+        call("peers", "judge.compare", "rollouts", execute="peer"),
+        call("few", "values.look", Input(("peers",), dispatch=Dispatch(mode="slice")), execute="peer"),
+        call("losses", "other.look", Input(("scored",), dispatch=Dispatch(mode="all")), collect="mean"),
+        call("metrics", "actor.update", *(Input((name,), name) for name in ("scored", "few", "losses")), collect="last_pp"),
+        call("home", "sampler.back", Input(("scored",), dispatch=Dispatch(home="rollouts"))),
+        call("once", "prompts.count", "home", execute="first"),
+        call("told", "judge.hear", "once", collect="first", samples=9),
+        call("sliced", "other.slice", Input(("batch",), dispatch=Dispatch(mode="slice")), collect="last_pp_first"),
+        call("end", "actor.close", "sliced", "told", every=4),
+        call("listed", "judge.list", "kept", "metrics", collect="sum", when="end"),
+        sync("publish", "actor", "sampler", lag=1),
+    ]  # fmt: skip
+    return plan(
+        "everything",
+        Cluster.of(3, cuda=[12, 8, 6], npu=[0, 1, 3]),
+        [rollout, critic, train, judge, digits],
+        components,
+        stages,
+    )
+
+
+def hundred_thousand() -> Plan:
+    rollout = group("rollout", "cuda", 20_000, (0, 20_000))
+    train = group("train", "cuda", 65_536, (20_000, 85_536))
+    judge = group("judge", "cuda", 7_000, (85_536, 99_536), gpus_per_worker=2)
+    components = [
+        component("prompts", rollout),
+        component("sampler", rollout, dp_size=1250, fsdp_size=2, tp_size=8),
+        component(
+            "actor",
+            train,
+            pp_size=16,
+            fsdp_size=64,
+            dp_size=4,
+            cp_size=2,
+            tp_size=8,
+            ep_size=32,
+            vpp_size=2,
+            ulysses_size=2,
+        ),
+        component("judge", judge),
+    ]
+    stages = [
+        call("batch", "prompts.next", samples=100_000, sample_bytes=2000),
+        call("rollouts", "sampler.sample", "batch", samples=400_000, sample_bytes=60_000),
+        call("scored", "judge.score", "rollouts"),
+        call("metrics", "actor.update", "scored", collect="mean"),
+        call("all", "actor.look", Input(("rollouts",), dispatch=Dispatch(mode="all")), execute="peer"),
+        sync("publish", "actor", "sampler"),
+    ]
+    return plan("hundred-thousand", Cluster.of(12_500, cuda=8), [rollout, train, judge], components, stages)
+
+
+def small() -> Plan:
+    """On CPU alone."""
+    rollout, train = group("rollout", "cpu", 2), group("train", "cpu", 4)
+    components = [component("sampler", rollout), component("actor", train, fsdp_size=2, tp_size=2)]
+    stages = [call("rollouts", "sampler.sample", samples=7), call("metrics", "actor.update", "rollouts")]
+    stages.append(sync("publish", "actor", "sampler"))
+    return plan("small", Cluster(), [rollout, train], components, stages)
+
+
+def twice() -> Plan:
+    """Weights from one component to another, in the same workers."""
+    alone = group("alone", "cpu", 2)
+    return plan(
+        "twice",
+        Cluster(),
+        [alone],
+        [component("a", alone), component("b", alone)],
+        [sync("publish", "a", "b")],
+    )
+
+
+def program() -> Plan:
+    return plan(
+        "program", Cluster(), [group("train", "cpu", 2, program=Program(("train.py", "--lr", "<b>")))], [], []
+    )
+
+
+def one() -> Plan:
+    """One worker, one component, one stage."""
+    alone = group("alone", "cuda", 1, (0, 1))
+    return plan(
+        "one",
+        Cluster.of(1, cuda=1),
+        [alone],
+        [component("actor", alone)],
+        [call("metrics", "actor.update", samples=1)],
+    )
+
+
+PLANS = {
+    "everything": everything,
+    "hundred_thousand": hundred_thousand,
+    "small": small,
+    "program": program,
+    "one": one,
+}
+
+ODD = [
+    'a"b', "end", "<script>alert(1)</script>", "style x:#fff;", "`**md**`", "graph TD", "日本語 グループ", "new\nline", "%%{init: {}}%%",
+    "#quot; &lt;", "x]--> y", "subgraph", "</script><!--", "a\u2028b", 'click s0 href "javascript:alert(1)"', "__proto__", "constructor",
+    "\x00\x07nul", "A" * 200, "class s1 h0", "&amp;", "{{x}} {facts}", "$&$1", "' onload='alert(1)", "]]>", "\ud800",
+]  # fmt: skip
+
+
+def odd() -> Topology:
+    """Every name is one that would do harm where it is not taken for what it is."""
+    drawn, names = topology(everything()), dict[str, str]()
+
+    def name(text: str) -> str:
+        return (
+            names.setdefault(text, ODD[len(names) % len(ODD)] + " " * (len(names) // len(ODD)))
+            if text
+            else ""
+        )
+
+    return replace(
+        drawn,
+        name="</title><script>alert(1)</script> & \"q\" 'q' {facts}",
+        nodes=tuple(
+            replace(
+                kind,
+                cells=tuple(replace(cell, groups=tuple(map(name, cell.groups))) for cell in kind.cells),
+                processes=tuple((name(of), count) for of, count in kind.processes),
+            )
+            for kind in drawn.nodes
+        ),
+        groups=tuple(
+            replace(of, name=name(of.name), colocate=name(of.colocate), components=tuple(map(name, of.components)))
+            for of in drawn.groups
+        ),
+        components=tuple(replace(of, name=name(of.name), group=name(of.group), target=name(of.target)) for of in drawn.components),
+        stages=tuple(
+            replace(of, name=name(of.name), component=name(of.component), to=name(of.to), method=name(of.method)) for of in drawn.stages
+        ),
+        routes=tuple(
+            replace(of, name=name(of.name), source=name(of.source), target=name(of.target), giver=name(of.giver), taker=name(of.taker),
+                    parameter=name(of.parameter), dispatch=replace(of.dispatch, home=name(of.dispatch.home)))
+            for of in drawn.routes
+        ),
+        warnings=(Warning("MC320", "<img src=x onerror=alert(1)> `code` is idle", "<b>:1:1", "say `</script>`"),),
+    )  # fmt: skip
+
+
+def many(number: int = 500) -> Topology:
+    """Very many groups, components, stages, routes, kinds of nodes and warnings."""
+    drawn = topology(everything())
+    kinds = [
+        replace(drawn.nodes[index % len(drawn.nodes)], nodes=((index, index + 1),)) for index in range(number)
+    ]
+
+    def again(parts: Any, **named: Any) -> tuple[Any, ...]:
+        """The parts over and over, with a number behind every name."""
+        made = [(parts[index % len(parts)], index // len(parts)) for index in range(number)]
+        return tuple(
+            replace(part, **{key: change(part, f"{times or ''}") for key, change in named.items()})
+            for part, times in made
+        )
+
+    groups = again(
+        drawn.groups,
+        name=lambda of, n: of.name + n,
+        components=lambda of, n: tuple(each + n for each in of.components),
+    )
+    components = again(drawn.components, name=lambda of, n: of.name + n, group=lambda of, n: of.group + n)
+    stages = again(
+        drawn.stages,
+        name=lambda of, n: of.name + n,
+        component=lambda of, n: of.component + n,
+        to=lambda of, n: of.to and of.to + n,
+    )
+    known = {each.name for each in components}
+    stages = tuple(
+        replace(of, after=at + 1)
+        for at, of in enumerate(stages)
+        if of.component in known and (not of.to or of.to in known)
+    )
+    there = {each.name for each in stages}
+    routes = again(
+        drawn.routes, name=lambda of, n: of.name + n, source=lambda of, n: of.source + n, target=lambda of, n: of.target + n,
+        giver=lambda of, n: of.giver + n, taker=lambda of, n: of.taker + n,
+    )  # fmt: skip
+    routes = tuple(of for of in routes if {of.source, of.target} <= there and {of.giver, of.taker} <= known)
+    groups = tuple(
+        replace(of, components=tuple(each for each in of.components if each in known)) for of in groups
+    )
+    named = {each.name for each in groups}
+    held: tuple[PlacedComponent, ...] = tuple(each for each in components if each.group in named)
+    warnings = tuple(Warning(f"MC{index}", "there is much", "", "") for index in range(number))
+    return replace(
+        drawn,
+        groups=groups,
+        components=held,
+        stages=stages,
+        routes=routes,
+        nodes=tuple(kinds),
+        warnings=warnings,
+    )

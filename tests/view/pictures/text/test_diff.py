@@ -1,0 +1,99 @@
+"""The difference of two plans as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from meshctl.plan.views.difference import difference
+from meshctl.plan.views.topology import Topology, Warning, topology
+from meshctl.topology.cluster import Cluster
+from meshctl.view.pictures.text.diff import draw
+from tests.view.conftest import Pinned
+from tests.view.pictures.jobs import drawn
+from tests.view.pictures.plans import PLANS, call, component, everything, group, many, odd, plan, small, sync
+from tests.view.pictures.text.test_picture import fits
+
+
+def larger() -> Topology:
+    """The recipe of the design on two nodes: more ranks, another layout, one group gone, another there."""
+    rollout, train, critic = (
+        group("rollout", "cuda", 4, (0, 4)),
+        group("train", "cuda", 12, (4, 16)),
+        group("critic", "cpu", 2),
+    )
+    components = [
+        component("prompts", rollout),
+        component("sampler", rollout, tp_size=2),
+        component("actor", train, fsdp_size=3, tp_size=4),
+        component("values", critic, fsdp_size=2, frozen=True),
+    ]
+    stages = [
+        call("batch", "prompts.next", samples=64, sample_bytes=2000),
+        call("rollouts", "sampler.sample", "batch", samples=512, sample_bytes=32_000),
+        call("scored", "values.score", "rollouts"),
+        call("metrics", "actor.update", "scored", "rollouts", collect="mean"),
+        sync("publish", "actor", "sampler", every=2, lag=1),
+    ]
+    warnings = [Warning("MC420", "`tp` of `actor` crosses nodes", "recipe.yaml:19:7", "")]
+    return topology(
+        plan("grpo-arithmetic", Cluster.of(2, cuda=8), [rollout, train, critic], components, stages), warnings
+    )
+
+
+def test_golden(pinned: Pinned) -> None:
+    pinned("topology_difference.txt", draw(difference(drawn("8"), larger())))
+
+
+def test_the_other_way_round() -> None:
+    text = draw(difference(larger(), drawn("8")))
+    assert re.search(r"^  - values +in critic, x.Values, fsdp 2$", text, re.MULTILINE)
+    assert re.search(r"^  \+ judge +workers 2, cpu, node 0$", text, re.MULTILINE)
+    assert re.search(r"^  - MC420 +`tp` of `actor` crosses nodes$", text, re.MULTILINE)
+
+
+def test_no_difference() -> None:
+    assert draw(difference(drawn("8"), drawn("8"))) == "no difference\n"
+    assert draw(difference(drawn("8"), replace(drawn("8"), digest="another"))) == (
+        "no difference in the topology; arguments, seed or run settings differ\n"
+    )
+
+
+def test_colour_changes_no_letter() -> None:
+    found = difference(drawn("8"), larger())
+    assert re.sub(r"\x1b\[[0-9;]*m", "", draw(found, colour=True)) == draw(found)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_fits_whatever_changes(width: int) -> None:
+    pictures = [
+        odd(),
+        many(),
+        topology(everything()),
+        topology(small()),
+        topology(PLANS["hundred_thousand"]()),
+    ]
+    for before, after in pairwise([*pictures, *pictures[:1]]):
+        assert fits(draw(difference(before, after), width), width, 60)
+        assert fits(draw(difference(after, before), width), width, 60)
+
+
+def test_of_very_much_it_says_how_much() -> None:
+    text = draw(difference(topology(small()), many()))
+    assert "more changes: --format json" in text
+
+
+def test_another_order_of_dims_is_another_layout_and_said_once() -> None:
+    def ordered(*order: str) -> Topology:
+        alone = group("train", "cuda", 8, (0, 8))
+        actor = component("actor", alone, pp_size=2, tp_size=4, order=order)
+        return topology(plan("p", Cluster.of(1, cuda=8), [alone], [actor], []))
+
+    text = draw(difference(ordered("tp", "dp", "fsdp", "cp", "pp"), ordered("pp", "dp", "fsdp", "cp", "tp")))
+    assert "layout tp 4 x pp 2 -> pp 2 x tp 4" in text and "order of dims" not in text
+    assert "order of dims" in draw(
+        difference(ordered("pp", "dp", "fsdp", "cp", "tp"), ordered("pp", "fsdp", "dp", "cp", "tp"))
+    )

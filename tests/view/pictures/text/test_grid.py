@@ -1,0 +1,123 @@
+"""A mesh as a grid, and who takes from whom as rails."""
+
+from __future__ import annotations
+
+from meshctl.plan.views.topology import ProcessGroups
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.view.pictures.text.grid import example, grid, process_groups, spread
+from meshctl.view.pictures.text.lanes import rails
+from meshctl.view.pictures.text.styled import Line
+
+
+def plain(lines: list[Line]) -> list[str]:
+    return ["".join(part.text for part in each).rstrip() for each in lines]
+
+
+def test_first_and_last_are_kept() -> None:
+    assert spread(4, 4) == [0, 1, 2, 3]
+    assert spread(9, 5) == [0, 1, 2, None, 8]
+    assert spread(9, 3) == [0, 1, 8] and spread(9, 2) == [0, 8]
+
+
+def test_a_dim_runs_to_the_right_and_the_others_downwards() -> None:
+    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=2, tp_size=3)
+    assert plain(grid(mesh, None, 80, 8)) == [
+        "pp  dp │ tp   0   1   2",
+        " 0   0 │      0   1   2",
+        "     1 │      3   4   5",
+        " 1   0 │      6   7   8",
+        "     1 │      9  10  11",
+    ]
+
+
+def test_rows_say_their_nodes_where_there_is_room() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2, tp_size=4)
+    assert plain(grid(mesh, lambda rank: rank // 3, 80, 8))[1:] == [
+        " 0 │     0  1  2  3  nodes 0-1",
+        " 1 │     4  5  6  7  nodes 1-2",
+    ]
+    assert plain(grid(mesh, lambda rank: rank // 3, 24, 8))[1:] == [
+        " 0 │     0  1  2  3",
+        " 1 │     4  5  6  7",
+    ]
+
+
+def test_what_has_no_room_is_left_out_in_the_middle() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=1000, tp_size=64)
+    assert plain(grid(mesh, None, 34, 4)) == [
+        " dp │ tp      0      1  …     63",
+        "  0 │         0      1  …     63",
+        "  1 │        64     65  …    127",
+        "  … │         …      …  …      …",
+        "999 │     63936  63937  …  63999",
+    ]
+    assert plain(grid(mesh, None, 34, 2))[1:] == [
+        "  0 │         0      1  …     63",
+        "999 ┆     63936  63937  …  63999",
+    ]
+    assert grid(mesh, None, 12, 4) == []
+
+
+def test_explicit_ranks_are_what_they_are() -> None:
+    mesh = DeviceMesh.from_ranks([[3, 1], [0, 2]], ("rows", "columns"))
+    assert plain(grid(mesh, None, 80, 8)) == [
+        "rows │ columns  0  1",
+        "   0 │          3  1",
+        "   1 │          0  2",
+    ]
+
+
+def test_process_groups_are_a_table_or_a_sentence() -> None:
+    tp = ProcessGroups("tp", 4, 2, 1, (0, 1), "inside")
+    fsdp = ProcessGroups("fsdp", 2, 64, 16, tuple(range(0, 128, 16)), "some")
+    assert plain(process_groups([tp], 80)) == ["tp  4 groups of 2, stride 1, first 0 1, inside a node"]
+    assert plain(process_groups([fsdp, tp], 80)) == [
+        "dim   groups  stride  first        nodes",
+        "fsdp  2 x 64      16  0 16 … 1008  some cross",
+        "tp     4 x 2       1  0 1          inside",
+    ]
+
+
+def test_an_uneven_group_is_said_by_its_first_ranks() -> None:
+    assert example(ProcessGroups("dp", 1, 9, None, (0, 1, 5, 6, 9, 10, 12, 13), "all")) == "0 1 5 …"
+
+
+def rows(order: str, *pairs: str) -> list[str]:
+    found = rails(list(order), [(pair[0], pair[1]) for pair in pairs], dict.fromkeys(order, ""))
+    assert found
+    return ["".join(part.text for part in found.stages[name]).rstrip() + name for name in order]
+
+
+def test_a_chain() -> None:
+    assert rows("abc", "ab", "bc") == ["╭───a", "╰─┬─b", "  ╰─c"]
+
+
+def test_what_is_taken_twice_goes_on() -> None:
+    assert rows("abcd", "ab", "ac", "bd", "cd") == ["╭─────a", "├─┬───b", "╰─│─┬─c", "  ╰─┴─d"]
+
+
+def test_a_lane_is_used_again() -> None:
+    assert rows("abcde", "ab", "ce", "de") == ["╭───a", "╰───b", "╭───c", "│ ╭─d", "╰─┴─e"]
+
+
+def test_a_stage_beside_the_rails() -> None:
+    assert rows("abc", "ac") == ["╭─a", "│b", "╰─c"]
+
+
+def test_below_a_stage_what_goes_on_goes_on() -> None:
+    found = rails(list("abc"), [("a", "b"), ("a", "c"), ("b", "c")], dict.fromkeys("abc", ""))
+    assert found and ["".join(part.text for part in found.below[name]) for name in "abc"] == [
+        "│   ",
+        "│ │ ",
+        "    ",
+    ]
+
+
+def test_no_rails_where_nothing_is_taken_or_too_much_at_once() -> None:
+    assert rails(["a", "b"], [], {"a": "", "b": ""}) is None
+    names = [chr(ord("a") + number) for number in range(20)]
+    assert rails(names, [(name, "t") for name in names[:-1]], dict.fromkeys(names, "")) is None
+
+
+def test_what_takes_from_a_later_stage_has_no_rail() -> None:
+    assert rails(["a", "b"], [("b", "a")], {"a": "", "b": ""}) is None

@@ -1,0 +1,262 @@
+"""The picture in text: golden ones at 8, 64 and 100,000 devices, and that any plan has one that fits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.plan.model import Component, Group, Plan, Stage
+from meshctl.plan.views.topology import Warning, topology
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.view.formatting import size
+from meshctl.view.pictures import OVER
+from meshctl.view.pictures.text.flow import SHORT
+from meshctl.view.pictures.text.picture import draw
+from meshctl.view.pictures.text.styled import in_encoding, width_of
+from tests.plan.jobs import DeviceType, of_types
+from tests.view.conftest import Pinned
+from tests.view.pictures.jobs import JOBS, drawn
+from tests.view.pictures.plans import PLANS, call, component, everything, group, many, odd, plan, small
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_golden(name: str, pinned: Pinned) -> None:
+    pinned(f"topology_{name}.txt", draw(drawn(name)))
+
+
+def test_colour_changes_no_letter() -> None:
+    for made in map(drawn, JOBS):
+        assert ESCAPE.sub("", draw(made, colour=True)) == draw(made)
+
+
+def test_ascii_keeps_every_column() -> None:
+    text = draw(drawn("64"))
+    plain = in_encoding(text, "ascii")
+    assert plain.isascii() and list(map(len, plain.split("\n"))) == list(map(len, text.split("\n")))
+    assert in_encoding(text, "utf-8") == text == in_encoding(text, "UTF-16")
+
+
+def fits(text: str, width: int, lines: int) -> bool:
+    return (
+        text.endswith("\n")
+        and text.count("\n") <= lines
+        and all(width_of(line) <= width for line in text[:-1].split("\n"))
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_fits_whatever_there_is_to_show(width: int) -> None:
+    for made in (odd(), many(), *(topology(make()) for make in PLANS.values())):
+        assert fits(draw(made, width), width, 60)
+
+
+def test_folds_five_hundred_components_and_two_hundred_stages() -> None:
+    groups = [group(f"group_{number}", "cuda", 4, (4 * number, 4 * number + 4)) for number in range(100)]
+    components = [component(f"component_{number}", groups[number % 100], tp_size=2) for number in range(500)]
+    stages = [
+        call(f"stage_{number}", f"component_{number}.run", *([f"stage_{number - 1}"] if number else []))
+        for number in range(200)
+    ]
+    text = draw(topology(plan("many", Cluster.of(50, cuda=8), groups, components, stages)))
+    assert fits(text, 80, 60)
+    assert "--component NAME" in text and "more stages" in text and "--node N" in text
+
+
+def test_where_there_is_little_room_stages_and_counts_stay() -> None:
+    made = drawn("64")
+    text = draw(made, 40)
+    for route in made.routes:
+        assert f"{route.speakers} -> {route.hearers}" in text, route.name
+    for stage in made.stages:
+        assert re.search(rf"^ +{stage.after} .* {stage.name[:3]}", text, re.MULTILINE), stage.name
+
+
+@pytest.mark.parametrize("name", ["8", "16", "64", "100000"])
+@pytest.mark.parametrize("width", [48, 80, 200])
+def test_every_route_says_what_it_does_and_by_which_way(name: str, width: int) -> None:
+    made = drawn(name)
+    text = draw(made, width, lines=200)
+    pipeline = " ".join(
+        word
+        for word in text[
+            text.index("\npipeline\n") : text.index("4 -> 2 ranks") if width > 60 else None
+        ].split()
+        if word != "│"
+    )
+    for route in made.routes:
+        said = rf"{route.speakers} -> {route.hearers} .*?({SHORT[route.over]}|{OVER[route.over]})"
+        how = route.collect + " " + route.dispatch.mode if route.kind == "data" else ""
+        assert re.search(said.replace(".*?", f"{how}.*?"), pipeline), (route.name, pipeline)
+        assert not route.bytes or size(route.bytes) in pipeline, route.name
+
+
+@pytest.mark.parametrize(
+    ("types", "near", "far"),
+    [
+        (("cuda", "cuda"), "cuda ipc", "nccl"),
+        (("cpu", "cpu"), "shared memory", "tcp"),
+        (("cuda", "cpu"), "shared memory", "tcp"),
+        (("cpu", "cuda"), "shared memory", "tcp"),
+    ],
+)
+def test_by_which_way_routes_go_from_these_devices_to_those(
+    types: tuple[DeviceType, DeviceType], near: str, far: str
+) -> None:
+    for nodes, way in ((1, near), (2, far)):
+        text = draw(topology(of_types(replace(small(), cluster=Cluster(nodes)), types)))
+        assert re.search(rf"^ +rollouts  2 -> 4  flatten  slice_dp  2 shares  {way}$", text, re.MULTILINE)
+        assert re.search(rf"^ +weights   4 -> 2  fsdp 2 x tp 2 => dp 2  {way}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["8", "16", "64", "100000", "on_cpu"])
+def test_at_80_columns_every_route_is_on_one_line_which_ends_with_its_way(name: str) -> None:
+    made = drawn(name)
+    text = draw(made, lines=200)
+    text = text[text.index("\npipeline\n") :]
+    for route in made.routes:
+        ends = f"{route.source if route.kind == 'data' else 'weights'} +{route.speakers} -> {route.hearers}"
+        assert re.search(rf"{ends}  .* ({OVER[route.over]}|{SHORT[route.over]})$", text, re.MULTILINE), (
+            route.name
+        )
+
+
+def test_strides_and_examples_stay_beside_warnings() -> None:
+    """A job of 100,000 devices with warnings keeps the stride and the example of each dim."""
+    made = topology(
+        JOBS["100000"](),
+        [Warning("MC421", "all 896 ep groups of `actor` cross nodes", "recipe.yaml:11:152", "ep 8 x etp 1")]
+        * 3,
+    )
+    text = draw(made)
+    assert fits(text, 80, 60)
+    assert re.search(r"ep +896 x 64 +2 +0 2 … 126 +cross", text)
+
+
+def test_what_is_said_in_words_is_said_in_short_before_it_is_cut() -> None:
+    text = draw(drawn("64"), 48, lines=100)
+    assert text.startswith("grpo-64  46 workers on 8 nodes, 8 devices idle\n")
+    assert "dp  1 x 6, stride 1, 0 1 … 5, cross\n" in text
+
+
+def test_warnings_are_whole_before_they_are_cut() -> None:
+    found = Warning(
+        "MC538",
+        "each of the data ranks gives all samples, so each of them comes as often as there are data ranks",
+        "a.yaml:1:1",
+        "why",
+    )
+    made = topology(JOBS["8"](), [found] * 2)
+    whole, without, brief = (draw(made, lines=lines) for lines in (60, 34, 28))
+    assert "help: why" in whole
+    assert "help: why" not in without and "data ranks\n" in without
+    assert "help: why" not in brief and re.search("MC538 .*…\n", brief)
+
+
+def test_every_row_of_nodes_says_what_devices_it_has() -> None:
+    """Also where the letters are too many for the types to stand side by side."""
+    groups = [group("a", "cpu", 4), group("b", "cuda", 8, (0, 8))]
+    components = [component(f"component_{number}", groups[number % 2]) for number in range(300)]
+    heading = [
+        line.strip()
+        for line in draw(topology(plan("many", Cluster.of(1, cuda=8), groups, components, []))).split("\n")
+    ]
+    assert "cuda" in heading and "cpu" in heading
+
+
+def test_bytes_of_a_sample_are_said_where_samples_are_not_counted() -> None:
+    alone = group("a", "cpu", 2)
+    stages = [
+        call("batch", "actor.next", samples=4, sample_bytes=100),
+        call("more", "actor.look", "batch", sample_bytes=2000),
+    ]
+    text = draw(topology(plan("p", Cluster(), [alone], [component("actor", alone)], stages)))
+    assert (
+        re.search(r"batch = .* 4 samples\n", text)
+        and re.search(r"more = .* 2 kB a sample", text)
+        and "400 B" in text
+    )
+
+
+def test_takes_more_where_it_may() -> None:
+    short, full = draw(drawn("100000"), lines=30), draw(drawn("100000"), lines=200)
+    assert fits(short, 80, 30) and fits(full, 80, 200) and full.count("\n") > 60
+
+
+# Any plan
+
+
+@st.composite
+def plans(pick: st.DrawFn) -> Plan:
+    """Groups of any size one after the other on nodes of any size, meshes of any shape, stages that take from
+    any before them."""
+    each, places = pick(st.integers(1, 16)), 0
+    groups = list[Group]()
+    for number in range(pick(st.integers(1, 5))):
+        workers, kind = pick(st.integers(1, 48)), pick(st.sampled_from(["cuda", "cpu"]))
+        devices = [(places, places + workers)] if kind == "cuda" else []
+        places += workers * (kind == "cuda") + pick(st.integers(0, 3))
+        groups.append(group(pick(NAMES) + str(number), kind, workers, *devices))
+    components = [pick(component_on(groups, number)) for number in range(pick(st.integers(0, 8)))]
+    stages = list[Stage]()
+    for number in range(pick(st.integers(0, 10)) if components else 0):
+        sources = (
+            pick(st.lists(st.sampled_from([stage.name for stage in stages]), max_size=4, unique=True))
+            if stages
+            else []
+        )
+        of = pick(st.sampled_from(components)).name
+        stages.append(
+            call(
+                f"stage{number}",
+                f"{of}.run",
+                *sources,
+                samples=pick(st.integers(0, 10**6)),
+                every=pick(st.integers(1, 9)),
+            )
+        )
+    return plan(pick(NAMES), Cluster.of(-(-max(places, 1) // each), cuda=each), groups, components, stages)
+
+
+NAMES = st.text("abcdefgh_日本é", min_size=1, max_size=30)
+DIMS = ["pp", "dp", "fsdp", "cp", "tp"]
+
+
+@st.composite
+def component_on(pick: st.DrawFn, groups: list[Group], number: int) -> Component:
+    of = pick(st.sampled_from(groups))
+    sizes: dict[str, Any] = {}
+    left = of.workers
+    for dim in pick(st.permutations(DIMS))[:-1]:
+        sizes[f"{dim}_size"] = pick(
+            st.sampled_from([size for size in range(1, left + 1) if left % size == 0])
+        )
+        left //= sizes[f"{dim}_size"]
+    rest = next(f"{dim}_size" for dim in DIMS if f"{dim}_size" not in sizes)
+    mesh = DeviceMesh.from_sizes(
+        world_size=of.workers, **sizes, **{rest: left}, order=pick(st.permutations(DIMS))
+    )
+    return Component(f"{pick(NAMES)}{number}", "x.Some", of.name, mesh)
+
+
+@settings(max_examples=150)
+@given(plans(), st.integers(40, 140), st.integers(20, 80))
+def test_any_plan_fits_and_hides_nothing_unsaid(made: Plan, width: int, lines: int) -> None:
+    whole = topology(made)
+    text = draw(whole, width, lines=lines)
+    assert fits(text, width, lines)
+    said = re.search(r"\.\.\. and \d+ more: --component NAME", text)
+    assert said or all(
+        re.search(rf"^ +{component.letter} ", text, re.MULTILINE) for component in whole.components
+    )
+
+
+def test_a_picture_is_the_same_every_time() -> None:
+    assert draw(topology(everything())) == draw(topology(everything()))

@@ -1,0 +1,145 @@
+"""Lines with styles, cut, folded and aligned in the columns of a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.view.pictures.text.fit_lines import Level, Section, fitted, shares
+from meshctl.view.pictures.text.styled import (
+    PALETTE,
+    Column,
+    Line,
+    clip,
+    columns,
+    cut,
+    fit,
+    ink,
+    line,
+    printed,
+    width_of,
+    wrapped,
+)
+
+
+def plain(text: Line) -> str:
+    return "".join(part.text for part in text)
+
+
+def test_a_name_is_cut_in_its_middle() -> None:
+    assert cut("a_long_name_of_something", 11) == "a_lon…thing"
+    assert cut("short", 5) == "short" and cut("shorter", 1) == "…" and cut("shorter", 0) == ""
+    assert cut("日本語グループ", 8) == "日本…プ" and width_of(cut("日本語グループ", 7)) <= 7
+
+
+@given(st.text(), st.integers(0, 20))
+def test_nothing_cut_is_too_wide(text: str, width: int) -> None:
+    assert width_of(cut(text, width)) <= width
+    for shorter in (clip, fit):
+        assert width_of(shorter(line("ab", text, ink(text, "bold")), width)) <= width
+
+
+@pytest.mark.parametrize("character", ["\x1b", "\n", "\r", "\u2028", "\u202e", "\x7f", "\x00", "\u200b"])
+def test_nothing_in_a_name_drives_the_terminal(character: str) -> None:
+    assert character not in printed([line(f"a{character}b")], colour=True).rstrip("\n")
+
+
+def test_spaces_of_other_scripts_stay_spaces() -> None:
+    assert ink("a\u3000b").text == "a  b" and ink("a\u00a0b").text == "a b" and ink("a\tb").text == "a    b"
+
+
+def test_columns_are_aligned_and_empty_ones_take_no_room() -> None:
+    rows = [(line("a"), line(), line("10")), (line("long"), line(), line("9"))]
+    assert [plain(each) for each in columns(rows, (Column(), Column(), Column(right=True)), 80)] == [
+        "a     10",
+        "long   9",
+    ]
+
+
+def test_where_there_is_no_room_some_are_cut_and_some_left_out() -> None:
+    row = (line("a_very_long_name"), line("spare"), line("kept"))
+    shape = (Column(least=6), Column(spare=1), Column())
+    assert [plain(columns([row], shape, width)[0]) for width in (40, 24, 17, 12)] == [
+        "a_very_long_name  spare  kept",
+        "a_ver…_name  spare  kept",
+        "a_ver…_name  kept",
+        "a_v…me  kept",
+    ]
+    assert all(width_of(columns([row], shape, width)[0]) <= width for width in range(40))
+
+
+def test_numbers_are_cut_between_them() -> None:
+    """A part of a number is another number."""
+    row, shape = (
+        (line("dp"), line("4095 8191", ink(" 12287", "bold"), " … 65535")),
+        (Column(), Column(least=9, words=True)),
+    )
+    assert [plain(columns([row], shape, width)[0]) for width in (40, 24, 17, 13)] == [
+        "dp  4095 8191 12287 … 65535",
+        "dp  4095 8191 12287 …",
+        "dp  4095 8191 …",
+        "dp  4095 …",
+    ]
+
+
+def test_wrapped() -> None:
+    assert [plain(each) for each in wrapped([line(word) for word in ("one", "two", "three")], 8, " ")] == [
+        "one two",
+        "three",
+    ]
+
+
+def test_colours_are_codes_and_plain_text_has_none() -> None:
+    assert printed([line(ink("A", "C0"), " x")], colour=True) == f"\x1b[1;38;5;{PALETTE[0]}mA\x1b[0m x\n"
+    assert printed([line(ink("A", "C0"), " x  ")]) == "A x\n"
+
+
+@pytest.mark.parametrize("colour", PALETTE)
+def test_colours_are_seen_on_light_and_on_dark(colour: int) -> None:
+    assert min(1.05 / (luminance(colour) + 0.05), (luminance(colour) + 0.05) / 0.05) > 3.5
+
+
+def luminance(colour: int) -> float:
+    """Of one of the 6 x 6 x 6."""
+    steps = [0, 95, 135, 175, 215, 255]
+    parts = [steps[(colour - 16) // place % 6] / 255 for place in (36, 6, 1)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+# In so many lines
+
+
+def section(heading: str, *sizes: int) -> Section:
+    levels = tuple(
+        Level(10 * number, lambda size=size: [line(heading)] * size) for number, size in enumerate(sizes)
+    )  # type: ignore[misc]
+    return Section(heading, levels, lambda left: f"{left} more")
+
+
+def test_the_fullest_level_that_fits() -> None:
+    sections = [section("a", 10, 5), section("b", 20, 3)]
+    assert [len(fitted(line("head"), sections, [line("foot")], lines)) for lines in (60, 37, 30, 13)] == [
+        37,
+        37,
+        20,
+        13,
+    ]
+
+
+def test_what_fits_in_no_way_is_cut_evenly() -> None:
+    made = fitted(line("head"), [section("a", 100, 50), section("b", 6, 2), section("c", 100)], [], 30)
+    assert len(made) == 30
+    texts = [plain(each) for each in made]
+    assert texts.count("b") == 7 and "41 more" in [text.strip() for text in texts]
+
+
+@given(st.lists(st.integers(0, 100), min_size=1), st.integers(0, 200))
+def test_shares(wanted: list[int], room: int) -> None:
+    rooms = shares(wanted, room)
+    assert sum(rooms) == min(room, sum(wanted)) and all(
+        0 <= got <= want for got, want in zip(rooms, wanted, strict=True)
+    )

@@ -1,0 +1,88 @@
+"""The table of `doctor`: it says what the JSON says, fits its width, and is plain unless it is asked for
+colour."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.diagnostics.health import STATES, Check, as_data, tally
+from meshctl.view.reports.health import table
+
+WORDS = st.lists(st.text("abcdefgh.,:`/=", min_size=1, max_size=12), min_size=1, max_size=30).map(" ".join)
+NAMES = st.sampled_from(["torch", "run directory", "/dev/shm", "OMP_NUM_THREADS"])
+
+
+@st.composite
+def checks(draw: st.DrawFn) -> list[Check]:
+    subjects = draw(st.lists(st.sampled_from(["versions", "network", "disk"]), unique=True))
+    return [
+        Check(subject, name, draw(st.sampled_from(STATES)), draw(WORDS), draw(st.just("") | WORDS))
+        for subject in subjects
+        for name in draw(st.lists(NAMES, unique=True, min_size=1))
+    ]
+
+
+def read_back(text: str) -> list[Check]:
+    """The checks of a table, without colour."""
+    found: list[Check] = []
+    subject, remedy = "", False
+    for line in text.rstrip("\n").splitlines()[:-1]:
+        row = re.fullmatch(
+            r"  (ok|warning|failure) +(torch|run directory|/dev/shm|OMP_NUM_THREADS)  +(.*)", line
+        )
+        if row:
+            found.append(Check(subject, row[2], row[1], row[3]))  # type: ignore[arg-type]
+            remedy = False
+        elif line and not line.startswith(" "):
+            subject = line
+        elif line:
+            last, said = found[-1], line.strip()
+            remedy = remedy or said.startswith("-> ")
+            said = said.removeprefix("-> ")
+            parts = (
+                (last.found, f"{last.remedy} {said}".strip())
+                if remedy
+                else (f"{last.found} {said}", last.remedy)
+            )
+            found[-1] = Check(last.subject, last.name, last.state, *parts)
+    return found
+
+
+@given(checks(), st.sampled_from([40, 80, 120]))
+def test_the_table_says_what_the_json_says(given: list[Check], width: int) -> None:
+    text = table(given, width=width)
+    data = as_data(given)
+    assert read_back(text) == [Check(**check) for check in data["checks"]] == given
+    last = text.splitlines()[-1]
+    assert last.startswith(f"{len(given)} check") and f"{data['counts']['ok']} ok" in last
+    assert sum(data["counts"].values()) == len(given) and data["counts"] == tally(given)
+    coloured = table(given, width=width, colour=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text and "\x1b" not in text
+
+
+@given(checks())
+def test_it_fits_80_columns(given: list[Check]) -> None:
+    assert max(map(len, table(given).splitlines())) <= 80
+
+
+def test_what_it_looks_like() -> None:
+    found = [
+        Check("network", "loopback", "ok", "127.0.0.1 answers"),
+        Check("network", "host name", "warning", "`box` is not found", "add `127.0.1.1 box` to /etc/hosts"),
+        Check("disk", "run directory", "failure", "/data\x1b[31m is read only", "write elsewhere"),
+    ]
+    assert table(found).splitlines() == [
+        "network",
+        "  ok       loopback       127.0.0.1 answers",
+        "  warning  host name      `box` is not found",
+        "                          -> add `127.0.1.1 box` to /etc/hosts",
+        "",
+        "disk",
+        "  failure  run directory  /data?[31m is read only",
+        "                          -> write elsewhere",
+        "",
+        "3 checks: 1 ok, 1 warning, 1 failure",
+    ]

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.view.formatting import bar, count, duration, number, size, spark
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.05, "0.05"),
+        (1.0, "1"),
+        (0.123456, "0.1235"),
+        (1e-7, "1e-07"),
+        (123456.7, "1.235e+05"),
+        (None, "not finite"),
+        (-3, "-3"),
+        (True, "1"),
+    ],
+)
+def test_number(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 1 s"), (3700, "1 h 1 min")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_900, "1 MB"), (2.5e9, "2.5 GB"), (7e15, "7e+03 TB")],
+)
+def test_size(amount: float, text: str) -> None:
+    assert size(amount) == text
+
+
+def test_count() -> None:
+    assert [count(amount, "step") for amount in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=100), st.integers(1, 30))
+def test_a_course_fits_and_has_its_extremes(values: list[float], width: int) -> None:
+    drawn = spark(values, width)
+    assert len(drawn) == (min(width, len(values)) if len(values) > 1 else 0)
+    if len(set(values)) > 1 and len(values) <= width:
+        assert "▁" in drawn and "█" in drawn
+
+
+@given(st.floats(0, 1), st.integers(1, 40))
+def test_a_bar_fits_and_shows_whatever_there_is(part: float, width: int) -> None:
+    drawn = bar(part, width)
+    assert len(drawn) <= width and bool(drawn) == (part > 0)
+    assert (part < 1) or drawn == "━" * width
