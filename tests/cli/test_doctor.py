@@ -1,4 +1,4 @@
-"""`meshctl doctor`, as a user calls it; what it says of machines is in tests/engines/test_doctor.py."""
+"""`meshctl doctor`, as a user calls it; what it says of machines is in tests/engines/checks/test_checks.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A student learns what a teacher says: the components of the recipe beside this file.
 
-    Inputs    gives what both are asked          put your data here
-    Teacher   answers, and is never changed      your large model
-    Student   learns the answers                 your small model, its optimizer, its sharding
+Inputs    gives what both are asked          put your data here
+Teacher   answers, and is never changed      your large model
+Student   learns the answers                 your small model, its optimizer, its sharding
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Teacher(Component):
     """`frozen: true` in the recipe: it has nothing to save. Load a trained model in `setup`; this one was drawn at random."""
 
     def setup(self) -> None:
-        self.model = nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, CLASSES)).to(self.device).eval()
+        self.model = (
+            nn.Sequential(nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, CLASSES)).to(self.device).eval()
+        )
         for parameter in self.model.parameters():
             nn.init.normal_(parameter)
 
@@ -53,7 +55,10 @@ class Student(Component):
     def setup(self) -> None:
         self.model = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, CLASSES)).to(self.device)
         if self.mesh.size("fsdp") > 1:  # with dp beside it: copies over dp, each split over fsdp
-            fully_shard(self.model, mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"])
+            fully_shard(
+                self.model,
+                mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
+            )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr)
 
     @endpoint(dispatch="slice_dp", collect="mean")
@@ -70,7 +75,10 @@ class Student(Component):
                 if parameter.grad is not None:
                     self.collective("dp").all_reduce(parameter.grad, "mean")
         self.optimizer.step()
-        return {"loss": loss.item(), "agrees": (said.argmax(1) == batch["logits"].argmax(1)).float().mean().item()}
+        return {
+            "loss": loss.item(),
+            "agrees": (said.argmax(1) == batch["logits"].argmax(1)).float().mean().item(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds; it may be loaded into another layout."""
@@ -78,4 +86,6 @@ class Student(Component):
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )

@@ -59,7 +59,9 @@ class Sampler(Component):
         choices = self.model(batch["question"].to(self.device)).log_softmax(1)
         answers = choices.exp().multinomial(self.times, replacement=True)
         logp = choices.gather(1, answers)
-        return batch.repeat(self.times).with_columns(answer=answers.flatten().cpu(), logp=logp.flatten().cpu())
+        return batch.repeat(self.times).with_columns(
+            answer=answers.flatten().cpu(), logp=logp.flatten().cpu()
+        )
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         return self.model.named_parameters()
@@ -90,7 +92,10 @@ class Actor(Component):
     def setup(self) -> None:
         self.model = Policy().to(self.device)
         if self.mesh.size("fsdp") > 1:  # with dp beside it: copies over dp, each split over fsdp
-            fully_shard(self.model, mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"])
+            fully_shard(
+                self.model,
+                mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
+            )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr, weight_decay=0.0)
 
     @endpoint(dispatch="slice_dp", collect="mean")
@@ -122,7 +127,9 @@ class Actor(Component):
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
 
 
 def advantages(batch: Batch) -> Tensor:

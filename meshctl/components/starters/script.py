@@ -31,13 +31,17 @@ def main() -> None:
     arguments.add_argument("--lr", type=float, default=0.01)
     told = arguments.parse_args()
 
-    device = torch.device(f"{told.device}:{os.environ['LOCAL_RANK']}" if told.device in ("cuda", "npu") else told.device)
+    device = torch.device(
+        f"{told.device}:{os.environ['LOCAL_RANK']}" if told.device in ("cuda", "npu") else told.device
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group({"cuda": "nccl", "npu": "hccl"}.get(device.type, "gloo"))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)).to(device)
+    model: nn.Module = nn.Sequential(
+        nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
+    ).to(device)
     if ranks > 1:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), told.lr)
@@ -49,7 +53,10 @@ def main() -> None:
         torch.autograd.backward(loss)
         optimizer.step()
         if rank == 0 and step % 50 == 0:
-            print(f"step {step}: loss {loss.item():.3f}, accuracy {(said.argmax(1) == sides).float().mean():.3f}", flush=True)
+            print(
+                f"step {step}: loss {loss.item():.3f}, accuracy {(said.argmax(1) == sides).float().mean():.3f}",
+                flush=True,
+            )
     # What holds the process group goes first: a thread of gloo's that outlives the interpreter may abort the process at its exit.
     del model, optimizer, said, loss
     gc.collect()

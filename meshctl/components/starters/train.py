@@ -36,9 +36,14 @@ class Trainer(Component):
         self.lr = lr
 
     def setup(self) -> None:
-        self.model = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)).to(self.device)
+        self.model = nn.Sequential(
+            nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
+        ).to(self.device)
         if self.mesh.size("fsdp") > 1:  # with dp beside it: copies over dp, each split over fsdp
-            fully_shard(self.model, mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"])
+            fully_shard(
+                self.model,
+                mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
+            )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr)
 
     @endpoint(dispatch="slice_dp", collect="mean")
@@ -62,4 +67,6 @@ class Trainer(Component):
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )

@@ -28,7 +28,7 @@ from meshctl.engines.node import guard
 from meshctl.package import PACKAGE_DIR
 
 ROOT = str(PACKAGE_DIR.parent)
-CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from meshctl.engines.doctor.probe import child; child(*sys.argv[2:])"
+CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from meshctl.engines.checks.probe import child; child(*sys.argv[2:])"
 LEAVING = 2.0
 """Seconds that a killed child gets to be gone."""
 LONGEST = 1 << 20

@@ -141,7 +141,10 @@ def _said(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, name: s
     says = facts.value("groups", plain.name, "ranks").with_word(
         f"`{plain.name}` has number {name} of node {node}"
     )
-    message = f"`{named.name}` sees the {named.device_type} device {name} of node {node}, which `{plain.name}` has too unless it is renumbered"
+    message = (
+        f"`{named.name}` sees the {named.device_type} device {name} of node {node}, "
+        f"which `{plain.name}` has too unless it is renumbered"
+    )
     span = facts.value("groups", named.name, "visible_devices")
     return Diagnostic(
         "MC318", message, span, (says,), "say `visible_devices` in both groups, or in none", "warning"

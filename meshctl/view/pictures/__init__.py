@@ -39,7 +39,7 @@ on there in shared memory. The last two are for tensors that lie on devices; wha
 goes by shared memory and tcp."""
 
 FORMATS: Mapping[str, Format] = {
-    "text": Format((".txt",), "text.picture", zoom="text.zoomed", difference="text.diff"),
+    "text": Format((".txt",), "text.picture", zoom="text.zoom", difference="text.diff"),
     "json": Format((".json",), "json", zoom="json", difference="json"),
     "mermaid": Format((".mmd", ".mermaid"), "mermaid"),
     "svg": Format((".svg",), "svg"),

@@ -1,7 +1,7 @@
 """What `doctor` says of machines that nobody here has, pinned; that children end as they should; and what is
 measured.
 
-python tests/engines/test_doctor.py      writes the golden text anew; read the difference
+python -m tests.engines.checks.test_checks      writes the golden text anew; read the difference
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from meshctl.view.reports.health import table
 from tests.paths import ROOT
 
 GOLDEN = Path(__file__).parent / "golden" / "doctor.txt"
-HERE = "tests.engines.test_doctor"
+HERE = "tests.engines.checks.test_checks"
 
 RANGES = {"python": ">=3.11", "torch": ">=2.11", "hydra-core": "<1.4,>=1.3.8"}
 INSTALLED = {"python": "3.11.7", "torch": "2.13.0+cu126", "hydra-core": "1.3.8"}

@@ -1,6 +1,6 @@
 """What a picture says of a plan: pinned for a small one, held against lists of all devices for random ones.
 
-python tests/plan/test_topology.py      writes the golden JSON anew; read the difference
+python -m tests.plan.views.test_topology      writes the golden JSON anew; read the difference
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -22,10 +21,10 @@ from meshctl.topology.flows import Links
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.view.pictures.json import draw
-from tests.paths import RECIPE_GOLDEN
+from tests.paths import PLAN_GOLDEN, RECIPE_GOLDEN
 from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = PLAN_GOLDEN
 CLASSES = str(RECIPE_GOLDEN)
 
 
