@@ -29,7 +29,9 @@ def explain(word: str) -> int:
 
 def _code(word: str) -> str:
     """`mc410`, `410` and `error[MC410]` are MC410; empty for what is no code."""
-    found = re.fullmatch(r"(?:error|warning|note)?\[?(?:mc)?(\d{1,3})\]?:?", word.strip(), re.IGNORECASE)
+    found = re.fullmatch(
+        r"(?:error|warning|note|retired)?\[?(?:mc)?(\d{1,3})\]?:?", word.strip(), re.IGNORECASE
+    )
     return f"MC{found[1]}" if found else ""
 
 

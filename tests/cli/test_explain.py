@@ -101,3 +101,9 @@ print(*sorted({"hydra", "omegaconf", "rich", "torch", "numpy", "yaml", "meshctl.
 def test_nothing_heavy_is_loaded(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", WATCH, *command.split()], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "", done.stderr
+
+
+def test_a_retired_code_says_that_it_is_retired() -> None:
+    exit_code, printed, _ = explained("MC561")
+    assert exit_code == 0 and printed.startswith("retired[MC561]: ") and "This warning is retired" in printed
+    assert "wrong:" not in printed

@@ -16,6 +16,9 @@ Text is plain and 78 columns wide at most; a recipe stands in a yaml fence. A fu
 beside it, as in `python judge.py`, and a third word its encoding. A recipe's first line may say a command: `#
 meshctl validate recipe.yaml run.steps=3`. Tests run every example, and hold that every code has a page and
 every page a code.
+
+Codes are never renumbered or reused. The page of a code that is no longer reported stays: its severity is
+`retired`, and it has no examples.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ SUBJECTS = {
     "9": "meshctl itself",
 }
 """By a code's first digit."""
+RETIRED = "retired"
+"""The severity, on its page, of a code that is no longer reported."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,10 @@ class Page:
     wrong: Section
     """Empty where no recipe can be reported with this code."""
     right: Section
+
+    @property
+    def is_retired(self) -> bool:
+        return self.severity == RETIRED
 
 
 def codes() -> tuple[str, ...]:

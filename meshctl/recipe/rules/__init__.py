@@ -22,7 +22,6 @@ from meshctl.recipe.rules import (
     meshes,
     metrics,
     models,
-    moves,
     pipeline,
     record,
     schedule,
@@ -32,7 +31,7 @@ from meshctl.recipe.rules.facts import Facts
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
     *(groups, hardware, meshes, models, components, arguments),
-    *(pipeline, calls, home, batches, schedule, metrics, record, costs, moves),
+    *(pipeline, calls, home, batches, schedule, metrics, record, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

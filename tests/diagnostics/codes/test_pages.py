@@ -11,7 +11,7 @@ import pytest
 
 import meshctl
 from meshctl.diagnostics import Report
-from meshctl.diagnostics.codes import FOLDER, SUBJECTS, Block, Section, codes, head, page
+from meshctl.diagnostics.codes import FOLDER, RETIRED, SUBJECTS, Block, Section, codes, head, page
 from meshctl.recipe.load import load
 
 PACKAGE = Path(str(meshctl.__file__)).parent
@@ -34,8 +34,14 @@ def test_every_code_has_a_page() -> None:
     assert yielded() - set(PAGES) == set()
 
 
+def test_a_retired_code_is_explained_and_never_reported() -> None:
+    retired = {code for code, read in PAGES.items() if read.is_retired}
+    assert retired == {"MC561"} and not retired & yielded()
+    assert all(not (PAGES[code].wrong.pieces or PAGES[code].right.pieces) for code in retired)
+
+
 def test_every_page_has_a_code() -> None:
-    assert set(PAGES) - yielded() == set()
+    assert {code for code, read in PAGES.items() if not read.is_retired} - yielded() == set()
     assert {path.name for path in FOLDER.iterdir() if path.name != "__pycache__"} == {
         "__init__.py",
         *(f"{code}.md" for code in PAGES),
@@ -46,7 +52,8 @@ def test_every_page_has_a_code() -> None:
 def test_a_page_has_its_form(code: str) -> None:
     text = (FOLDER / f"{code}.md").read_text(encoding="utf-8")
     severity, title = head(code)
-    assert text.startswith(f"# {severity}[{code}]: {title}\n\n") and severity in ("error", "warning", "note")
+    assert text.startswith(f"# {severity}[{code}]: {title}\n\n")
+    assert severity in ("error", "warning", "note", RETIRED)
     assert title and not title.endswith(".") and len(f"{severity}[{code}]: {title}") <= LIST
     assert PAGES[code].why.pieces and text.endswith("\n") and "\t" not in text
     assert not [line for line in text.splitlines() if len(line) > (LIST if line.startswith("# ") else WIDTH)]
@@ -57,7 +64,9 @@ def test_a_page_has_its_form(code: str) -> None:
     )
 
 
-@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if not code.startswith("MC9")])
+@pytest.mark.parametrize(
+    "code", [code for code, read in PAGES.items() if not (code.startswith("MC9") or read.is_retired)]
+)
 def test_a_wrong_and_a_right_example(code: str) -> None:
     assert PAGES[code].wrong.blocks and PAGES[code].right.blocks
 
@@ -103,4 +112,4 @@ def test_pages_are_in_the_wheel() -> None:
     wheel = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
         "targets"
     ]["wheel"]
-    assert "meshctl" in wheel["only-include"] and FOLDER.parent == PACKAGE
+    assert "meshctl" in wheel["only-include"] and FOLDER.is_relative_to(PACKAGE)

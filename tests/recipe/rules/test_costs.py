@@ -4,7 +4,6 @@ alarm, none missed."""
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts
 from meshctl.recipe.rules.costs import WITHIN, idle_devices, inside_nodes
-from meshctl.recipe.rules.moves import LITTLE, moves
 from meshctl.recipe.spans import Written
-from meshctl.topology.mesh import DIMS, DeviceMesh
+from meshctl.topology.mesh import DIMS
 from meshctl.topology.sizes import divisors
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
@@ -240,137 +238,6 @@ def test_a_hundred_thousand_ranks_across_nodes() -> None:
         "all 6250 tp groups of `actor` cross nodes",
         "nearest that stays inside a node: pp 10 x dp 1250 x tp 8",
     )
-
-
-# What moves
-
-
-@st.composite
-def pairs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], int]:
-    world = draw(st.sampled_from([4, 6, 8, 12, 16, 24]))
-    return draw(layouts(world)), draw(layouts(world)), world
-
-
-def recipe_of(one: dict[str, Any], other: dict[str, Any], world: int) -> dict[str, Any]:
-    total = (
-        DeviceMesh.from_sizes(world_size=world, **one).data_size
-        * DeviceMesh.from_sizes(world_size=world, **other).data_size
-    )
-    return {
-        "groups": {"train": {"ranks": world, "device_type": "cpu"}},
-        "components": {
-            "judge": {"_target_": "arithmetic.Judge", "group": "train", "parallel": one},
-            "critic": {"_target_": "arithmetic.Judge", "group": "train", "parallel": other},
-        },
-        "pipeline": {
-            "batch": {"call": "judge.score", "samples": total},
-            "values": {"call": "critic.score", "in": "batch"},
-        },
-    }
-
-
-@settings(max_examples=200)
-@given(pairs())
-def test_samples_that_move_are_counted_as_by_listing(
-    pair: tuple[dict[str, Any], dict[str, Any], int],
-) -> None:
-    recipe = recipe_of(*pair)
-    facts, total = facts_of(recipe), recipe["pipeline"]["batch"]["samples"]
-    giver, taker = facts.meshes["judge"], facts.meshes["critic"]
-    has = [set(giver.get_slice(total, rank)) for rank in range(giver.world_size)]
-    needs = [set(taker.get_slice(total, rank)) for rank in range(giver.world_size)]
-    stays = len(set().union(*(mine & wanted for mine, wanted in zip(has, needs, strict=True))))
-    found = list(moves(facts))
-    assert not found or Fraction(stays, total) <= LITTLE
-    for one in found:
-        moved = "all of its" if not stays else f"{total - stays} of its {total}"
-        assert f"and {moved} samples move to another one" in one.message
-        remedied(recipe, one)
-    if Fraction(stays, total) <= LITTLE and regular(giver) and regular(taker):
-        assert found
-
-
-def regular(mesh: DeviceMesh) -> bool:
-    """Whether ulysses takes whole digits of dp and fsdp, so that data ranks are arithmetic."""
-    inner = mesh.size("fsdp")
-    return inner % mesh.ulysses_size == 0 or mesh.ulysses_size % inner == 0
-
-
-def remedied(recipe: dict[str, Any], found: Diagnostic) -> None:
-    """What it proposes keeps all samples where they are."""
-    components = recipe["components"]
-    if order := re.fullmatch(r"nearest that keeps them: `order: \[(.*)\]` in `(.*)`", found.help):
-        name = order[2]
-        better = {
-            **components[name],
-            "parallel": {**components[name]["parallel"], "order": order[1].split(", ")},
-        }
-    else:
-        name = "critic"
-        assert found.help == "nearest that keeps them: `parallel: judge` in `critic`"
-        better = {**components[name], "parallel": "judge"}
-    assert not list(moves(facts_of({**recipe, "components": {**components, name: better}})))
-
-
-@pytest.mark.parametrize(
-    ("stage", "warns"),
-    [
-        ({}, True),
-        ({"dispatch": "all"}, False),
-        ({"dispatch": "slice"}, False),
-        ({"dispatch": {"balance": "tokens"}}, False),
-        ({"dispatch": {"home": "batch"}}, False),
-        ({"execute": "first"}, False),
-    ],
-)
-def test_only_even_shares_in_sample_order_are_judged(stage: dict[str, Any], warns: bool) -> None:
-    recipe = recipe_of({"dp_size": 16}, {"pp_size": 4, "dp_size": 4}, 16)
-    recipe["pipeline"]["values"] |= stage
-    assert [found.code for found in moves(facts_of(recipe))] == ["MC561"] * warns
-
-
-def test_who_says_no_layout_takes_the_others() -> None:
-    recipe = recipe_of({"dp_size": 16}, {"pp_size": 4, "dp_size": 4}, 16)
-    del recipe["components"]["judge"]["parallel"]
-    (found,) = moves(facts_of(recipe))
-    assert found.help == "write `parallel: critic` in `judge`"
-
-
-def test_groups_on_other_devices_are_not_judged() -> None:
-    recipe = recipe_of({"dp_size": 16}, {"pp_size": 4, "dp_size": 4}, 16)
-    recipe["groups"]["apart"] = recipe["groups"]["train"]
-    recipe["components"]["critic"]["group"] = "apart"
-    assert not list(moves(facts_of(recipe)))
-    devices = {"ranks": 16, "device_type": "cuda"}
-    recipe["groups"] = {"train": devices, "apart": {**devices, "colocate": "train"}}
-    (found,) = moves(facts_of(recipe))
-    assert found.help == "nearest that keeps them: `order: [dp, fsdp, pp, cp, tp]` in `critic`"
-    recipe["groups"]["apart"]["ranks"] = 32  # more than there are: an error of its own
-    assert not list(moves(facts_of(recipe)))
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "message"),
-    [
-        (
-            {"tp_size": 8},
-            {"tp_size": 8, "order": ["tp", "pp", "dp", "fsdp", "cp"]},
-            "14 of 16 hold none of the weights",
-        ),
-        ({"fsdp_size": 16}, {"tp_size": 16}, ""),
-        ({"pp_size": 4, "tp_size": 4}, {"tp_size": 4}, ""),
-        ({"tp_size": 8, "ep_size": 4}, {"tp_size": 8, "order": ["tp", "pp", "dp", "fsdp", "cp"]}, ""),
-    ],
-)
-def test_weights_that_all_move_within_a_group(
-    one: dict[str, Any], other: dict[str, Any], message: str
-) -> None:
-    recipe = recipe_of(one, other, 16)
-    recipe["components"]["judge"]["_target_"] = "arithmetic.Actor"
-    recipe["components"]["critic"]["_target_"] = "arithmetic.Sampler"
-    recipe["pipeline"] = {"publish": {"sync": "judge", "to": "critic"}}
-    found = list(moves(facts_of(recipe)))
-    assert len(found) == bool(message) and all(message in one.message for one in found)
 
 
 @pytest.mark.parametrize(
