@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: all the rest goes into .venv, once.
 # Without a GPU, an index of CPU builds in PIP_EXTRA_INDEX_URL makes the first download of torch ten times smaller.
 
-PYTHON = $(firstword $(foreach python,python3.11 python3 python3.12 python3.13,\
+PYTHON ?= $(firstword $(foreach python,python3.11 python3 python3.12 python3.13,\
 	$(shell $(python) -c 'import sys; sys.version_info >= (3, 11) and print("$(python)")' 2>/dev/null)))
 BIN := .venv/bin
 READY := .venv/ready
@@ -14,15 +14,19 @@ APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench fuzz clean
+.PHONY: help demo test test-all nightly lint format bench fuzz wheel clean
 
 help:
-	@echo "make demo    train a small transformer by GRPO, on CPU, in two minutes"
-	@echo "make test    lint, types and all tests"
-	@echo "make lint    lint and types alone"
-	@echo "make bench   the measured promises"
-	@echo "make fuzz    100,000 recipes that nobody would write"
-	@echo "make clean   remove .venv and caches; runs/ stays"
+	@echo "make demo      train a small transformer by GRPO, on CPU, in two minutes"
+	@echo "make test      lint, types and the tests"
+	@echo "make test-all  the tests of make test, and those that take minutes each"
+	@echo "make nightly   thousands of generated cases"
+	@echo "make lint      lint, format and types alone"
+	@echo "make format    format the code and apply the safe fixes of the linter"
+	@echo "make bench     the measured promises"
+	@echo "make fuzz      100,000 malformed recipes"
+	@echo "make wheel     build dist/meshctl-VERSION-py3-none-any.whl"
+	@echo "make clean     remove .venv and caches; runs/ stays"
 
 demo: $(READY)
 	@$(BIN)/meshctl launch recipes/grpo_arithmetic.yaml
@@ -30,9 +34,24 @@ demo: $(READY)
 test: lint $(BROWSER)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q
 
+test-all: lint $(BROWSER)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not nightly"
+
+nightly: $(BROWSER)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m nightly
+
 lint: $(TOOLS)
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+
+format: $(TOOLS)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+wheel: $(READY)
+	@rm -rf dist
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip wheel -q --no-deps -w dist .
 
 # What has no __main__ is what several of them share.
 bench: $(READY)
