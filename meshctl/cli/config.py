@@ -19,7 +19,7 @@ from meshctl.cli.output import write
 from meshctl.cli.stdin_source import given
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
-from meshctl.recipe.suggestions import listed
+from meshctl.text.english import listed
 
 if TYPE_CHECKING:
     from meshctl.recipe.load import Loaded

@@ -18,8 +18,8 @@ from meshctl.engines import local
 from meshctl.engines.checks.options import Asked
 from meshctl.engines.checks.runner import examine
 from meshctl.engines.node.worker_env import CannotStart
-from meshctl.recipe.suggestions import counted, listed
 from meshctl.run.directory import Start
+from meshctl.text.english import counted, listed
 from meshctl.text.redaction import command_line, hidden
 from meshctl.view.reports.health import table
 

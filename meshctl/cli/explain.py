@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from meshctl.cli.output import write
 from meshctl.diagnostics.codes import SUBJECTS, Block, Page, Section, codes, head, page
-from meshctl.recipe.suggestions import did_you_mean, listed
+from meshctl.text.english import did_you_mean, listed
 
 USAGE = 2
 INDENT, CHANGED = "    ", "  > "

@@ -19,7 +19,6 @@ from pathlib import Path
 from meshctl.cli import schema
 from meshctl.cli.output import why
 from meshctl.recipe import templates
-from meshctl.recipe.suggestions import counted, listed
 from meshctl.recipe.templates import (
     COMMANDS,
     DEVICES,
@@ -33,6 +32,7 @@ from meshctl.recipe.templates import (
     stem_of,
 )
 from meshctl.run.directory import write_whole
+from meshctl.text.english import counted, listed
 from meshctl.view.reports.text import cells, shown
 
 USAGE, INTERRUPTED = 2, 130

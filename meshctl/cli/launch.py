@@ -24,8 +24,8 @@ from meshctl.engines.supervise import attempt
 from meshctl.engines.supervise.attempt import Attempt, RunHeld
 from meshctl.engines.supervise.head import Head, Outcome, Signals
 from meshctl.plan.model import Group, Plan
-from meshctl.recipe.suggestions import counted
 from meshctl.run.directory import RunDir, Start
+from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
 
 REFUSED = 4

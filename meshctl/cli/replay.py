@@ -21,8 +21,8 @@ from meshctl.engines.node.worker_env import CannotStart
 from meshctl.plan.model import Plan
 from meshctl.plan.subset import covered, incoming, only
 from meshctl.recipe.compose.folders import is_dir
-from meshctl.recipe.suggestions import counted, did_you_mean, listed
 from meshctl.run.directory import Recorded, Start
+from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import Route
 
 LONGEST = 1 << 26

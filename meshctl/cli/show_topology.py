@@ -18,8 +18,8 @@ from meshctl.cli.validate import draw
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
 from meshctl.recipe.compose.folders import is_dir, is_file
-from meshctl.recipe.suggestions import counted, listed
 from meshctl.run.directory import write_whole
+from meshctl.text.english import counted, listed
 from meshctl.text.redaction import hidden
 from meshctl.view.pictures import FORMATS
 from meshctl.view.pictures.text.styled import in_encoding

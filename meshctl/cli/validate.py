@@ -27,7 +27,7 @@ from meshctl.cli.output import write
 from meshctl.cli.stdin_source import given
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe.compose.folders import is_file
-from meshctl.recipe.suggestions import counted, listed
+from meshctl.text.english import counted, listed
 from meshctl.text.redaction import hidden
 from meshctl.view.reports import FORMATS, STDIN, Checked, Findings
 from meshctl.view.reports.text import shown, text

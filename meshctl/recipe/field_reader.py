@@ -16,7 +16,8 @@ from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path
 from meshctl.recipe.fixes import as_whole, keys_meant, quoted, renamed, rewritten
 from meshctl.recipe.misplaced import home_of, otherwise
 from meshctl.recipe.model import MAX_COUNT
-from meshctl.recipe.suggestions import LONGEST, called, did_you_mean, listed, nearest
+from meshctl.recipe.suggestions import called, nearest_key
+from meshctl.text.english import MAX_LETTERS, did_you_mean, listed
 
 
 @dataclass
@@ -74,17 +75,17 @@ class Values:
                 self.say((*path, key), "MC104", f"`{key}` ({later}) is not supported yet", span)
                 continue
             home = "" if called(key, known) else home_of(key, what, path, node, self.root)
-            near = "" if home else nearest(key, known)
+            near = "" if home else nearest_key(key, known)
             help = home or (f"did you mean `{near}`?" if near else otherwise(what))
             help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
-            message = f"{what} has no key `{key[:LONGEST]}`"
+            message = f"{what} has no key `{key[:MAX_LETTERS]}`"
             self.say(
                 (*path, key), "MC101", message, span, help=help, fixes=meant.get(key, ()) if near else ()
             )
 
     def means(self, node: Node, key: str, known: Sequence[str]) -> bool:
         """Whether a key that there is not was meant to be this one, which then is not missing."""
-        return any(nearest(other, known) == key for other, _ in node.items() if other not in known)
+        return any(nearest_key(other, known) == key for other, _ in node.items() if other not in known)
 
     def missing(self, node: Node, path: Path, known: Sequence[str], message: str, help: str = "") -> None:
         """A key that must be there, unless another was meant to be it."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.compose.yaml_tree import Node
-from meshctl.recipe.suggestions import ELSEWHERE, nearest
+from meshctl.recipe.suggestions import ELSEWHERE, nearest_key
 
 LOOSE = {
     *(
@@ -68,7 +68,7 @@ def meant(word: str, options: Iterable[str]) -> str:
         for option in options
         if edits and not _differ(other, option.lower()) and _within(other, option.lower(), edits)
     ]
-    return near[0] if len(near) == 1 and near[0] == nearest(word, options) else ""
+    return near[0] if len(near) == 1 and near[0] == nearest_key(word, options) else ""
 
 
 def _differ(one: str, other: str) -> bool:

@@ -18,7 +18,7 @@ from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves
 from meshctl.recipe.field_reader import Values, integer_hint, number_of, shown, span_of, text_of
 from meshctl.recipe.fixes import as_whole, renamed
 from meshctl.recipe.model import MAX_BYTES, MAX_COUNT, MAX_NAME, MAX_SEED, MAX_STEPS
-from meshctl.recipe.suggestions import LONGEST, did_you_mean
+from meshctl.text.english import MAX_LETTERS, did_you_mean
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
 from meshctl.topology.sizes import MAY_BE_AUTO, SIZES
 
@@ -70,7 +70,11 @@ class _Reader(Values):
             if not NAME.fullmatch(name) or (top == "groups" and name.startswith("agent-")):
                 help = "a name has letters, digits, `_` and `-`, and begins with a letter"
                 self.say(
-                    path, "MC106", f"`{name[:LONGEST]}` cannot be a name", item.key or item.span, help=help
+                    path,
+                    "MC106",
+                    f"`{name[:MAX_LETTERS]}` cannot be a name",
+                    item.key or item.span,
+                    help=help,
                 )
             elif len(name) > MAX_NAME:
                 self.say(
@@ -94,7 +98,7 @@ class _Reader(Values):
             self.say(
                 ("name",),
                 "MC106",
-                f"`{name[:LONGEST]}` cannot name a folder of runs",
+                f"`{name[:MAX_LETTERS]}` cannot name a folder of runs",
                 span_of(root, ("name",)),
                 help=help,
             )
@@ -289,7 +293,7 @@ class _Reader(Values):
                 self.say(
                     (*path, key),
                     "MC106",
-                    f"`{key[:LONGEST]}` cannot name an environment variable",
+                    f"`{key[:MAX_LETTERS]}` cannot name an environment variable",
                     item.key or item.span,
                 )
             elif isinstance(item.value, bool):

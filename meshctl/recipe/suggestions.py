@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+
+from meshctl.text.english import nearest
 
 ELSEWHERE = {
     # groups
@@ -260,10 +261,6 @@ ALIKE = {
     "nodes": ("cluster",),
 }
 """What may be meant as well, or means only about the same: it is proposed, and never put in place."""
-MOST = 12
-"""Options that a help lists."""
-LONGEST = 80
-"""Letters of a word that may be a misspelling of another."""
 
 
 def meanings(word: str, loosely: bool = True) -> tuple[str, ...]:
@@ -282,34 +279,7 @@ def called(word: str, options: Iterable[str]) -> str:
     return next((meant for meant in meanings(word) if meant in options), "")
 
 
-def nearest(word: str, options: Iterable[str]) -> str:
-    """The option that was probably meant, or nothing."""
-    options = list(options)
-    if meant := called(word, options):
-        return meant
-    lowered = {option.lower(): option for option in reversed(options)}
-    close = get_close_matches(word.lower(), lowered, n=1, cutoff=0.6) if len(word) <= LONGEST else []
-    return lowered[close[0]] if close else ""
-
-
-def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """A help text: the nearest option, else what there is."""
-    options = list(options)
-    if meant := nearest(word, options):
-        return f"did you mean `{meant}`?"
-    return f"there {'is' if len(options) == 1 else 'are'} {listed(options)}" if options else ""
-
-
-def listed(options: Iterable[str], word: str = "and") -> str:
-    """`a`, `b` and `c`; a long list is cut."""
-    quoted = [f"`{option}`" for option in options]
-    if len(quoted) > MOST:
-        return f"{', '.join(quoted[: MOST - 1])} {word} {len(quoted) - MOST + 1} more"
-    return (
-        quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {word} {quoted[-1]}" if quoted else ""
-    )
-
-
-def counted(count: int, noun: str) -> str:
-    """1 rank, 2 ranks."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def nearest_key(word: str, keys: Iterable[str]) -> str:
+    """Returns the key that was probably meant: another system's name for it, or else the nearest spelling."""
+    keys = list(keys)
+    return called(word, keys) or nearest(word, keys)

@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from math import lcm
 
 from meshctl.package import PACKAGE_DIR
-from meshctl.recipe.suggestions import counted, listed
+from meshctl.text.english import counted, listed
 
 KINDS = {
     "train": "train one model",

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from meshctl.cli.output import write
-from meshctl.recipe.suggestions import listed
+from meshctl.text.english import listed
 
 FOLDER = Path(__file__).parent
 USAGE = 2

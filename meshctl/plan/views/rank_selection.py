@@ -25,7 +25,7 @@ from meshctl.plan.views.topology import (
     ends_of,
     over,
 )
-from meshctl.recipe.suggestions import did_you_mean
+from meshctl.text.english import did_you_mean
 from meshctl.topology.flows import SHOWN, Links, Part, Ranks, along
 from meshctl.topology.mesh import VIEWS, DeviceMesh, share
 from meshctl.topology.modes import Route, heard_by, voices

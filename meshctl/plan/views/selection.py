@@ -32,7 +32,7 @@ from meshctl.plan.views.topology import (
     ZoomError,
     process_groups,
 )
-from meshctl.recipe.suggestions import listed
+from meshctl.text.english import listed
 from meshctl.topology.flows import Ranks, along
 from meshctl.topology.mesh import DIMS, VIEWS, DeviceMesh
 

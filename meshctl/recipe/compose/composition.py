@@ -22,7 +22,7 @@ from meshctl.recipe.compose.defaults_entry import Mounted
 from meshctl.recipe.compose.overrides import Given, is_layout
 from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.suggestions import did_you_mean
+from meshctl.text.english import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from meshctl.recipe.compose.yaml_reader import MAX_BYTES, Text, read
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node
 from meshctl.recipe.fixes import PLAIN, renamed, rewritten
 from meshctl.recipe.model import TOP
-from meshctl.recipe.suggestions import did_you_mean, nearest
+from meshctl.text.english import did_you_mean, nearest
 
 PRIMARY = "__recipe__"
 """The recipe's name for Hydra, whatever its file is called: a stored config of the same name is another one.

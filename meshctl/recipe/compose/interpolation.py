@@ -20,7 +20,8 @@ from typing import Any
 from meshctl.diagnostics import Diagnostic, Fix
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves
 from meshctl.recipe.fixes import meant
-from meshctl.recipe.suggestions import did_you_mean, nearest
+from meshctl.recipe.suggestions import nearest_key
+from meshctl.text.english import did_you_mean
 
 RESOLVERS = ("oc.env", "oc.select", "oc.decode")
 KEPT = {("components", "args"), ("groups", "env"), ("groups", "args")}
@@ -303,7 +304,7 @@ class _Reader:
         for length in range(len(target)):
             parent = self.root.at(target[:length])
             if parent is not None and parent.is_mapping and parent.get(target[length]) is None:
-                near = nearest(target[length], parent.value)
+                near = nearest_key(target[length], parent.value)
                 if (
                     meant := (*target[:length], near, *target[length + 1 :])
                     if near

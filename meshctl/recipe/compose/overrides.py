@@ -23,7 +23,7 @@ from meshctl.recipe.compose.inside import placed
 from meshctl.recipe.compose.yaml_tree import MISSING, Node
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import is_key, keys_below
-from meshctl.recipe.suggestions import nearest
+from meshctl.recipe.suggestions import nearest_key
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -238,7 +238,7 @@ def _depth(root: Node, given: Given) -> int:
 def _sibling(root: Node, given: Given) -> str:
     """The nearest key beside the first part that is not there."""
     depth, options = _depth(root, given), _siblings(root, given)
-    meant = nearest(given.path[depth - 1], options)
+    meant = nearest_key(given.path[depth - 1], options)
     return (
         f"did you mean `{'.'.join((*given.path[: depth - 1], meant, *given.path[depth:]))}`?" if meant else ""
     )

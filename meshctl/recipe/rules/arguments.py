@@ -11,7 +11,7 @@ from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
 from meshctl.recipe.field_reader import integer_hint
 from meshctl.recipe.fixes import as_whole, quoted, renamed, rewritten
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import listed, nearest
+from meshctl.text.english import listed, nearest
 
 LOOKS = ("yes", "no", "on", "off", "y", "n")
 """Words that YAML 1.1 may read as true and false."""

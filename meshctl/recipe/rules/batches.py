@@ -18,7 +18,7 @@ from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.models import proposals
 from meshctl.recipe.rules.pipeline import input_path
 from meshctl.recipe.rules.schedule import Times, times_of
-from meshctl.recipe.suggestions import counted, listed
+from meshctl.text.english import counted, listed
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch, heard_by, peer_span, shares, voices
 from meshctl.topology.partition import Table, shares_for

@@ -16,7 +16,7 @@ from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import counted, did_you_mean, listed
+from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
 
 REDUCED = ("mean", "sum")

@@ -9,7 +9,7 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.classes import Class, Code, NoClass, NotFound, Unread
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import did_you_mean, listed
+from meshctl.text.english import did_you_mean, listed
 
 SHOWN = 4
 """So many more places of one mistake are shown."""

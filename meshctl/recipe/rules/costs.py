@@ -15,7 +15,7 @@ from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.placement import Placed, Runs, place, torn
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.groups import cluster_value
-from meshctl.recipe.suggestions import counted
+from meshctl.text.english import counted
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 from meshctl.topology.placement import Stretch, crossing, stretches

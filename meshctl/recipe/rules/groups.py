@@ -13,7 +13,7 @@ from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import DEVICE_ALIASES, DeviceGroup
 from meshctl.recipe.placement import Placed, Runs, least, most_on_a_node, node_counts, shared, torn
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import counted, did_you_mean, listed, nearest
+from meshctl.text.english import counted, did_you_mean, listed, nearest
 
 SHOWN = 8
 """So many numbers are listed."""

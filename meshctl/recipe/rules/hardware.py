@@ -17,7 +17,7 @@ from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.placement import Runs, shared
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.groups import host_of, too_few_visible
-from meshctl.recipe.suggestions import counted
+from meshctl.text.english import counted
 from meshctl.topology.cluster import Cluster
 
 OF_TORCHRUN = {

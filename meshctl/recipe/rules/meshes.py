@@ -11,7 +11,7 @@ from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.models import needs_of
-from meshctl.recipe.suggestions import counted, did_you_mean
+from meshctl.text.english import counted, did_you_mean
 from meshctl.topology.sizes import DIMS, EXPERT_DIMS, Misfit, settle
 
 CODES = {

@@ -18,7 +18,7 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.placement import NoMesh, sizes_of
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import counted, listed
+from meshctl.text.english import counted, listed
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS, NONE, SHOWN, Needs, divisors, drawn, keeping
 

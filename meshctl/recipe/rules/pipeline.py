@@ -9,7 +9,7 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import counted, did_you_mean
+from meshctl.text.english import counted, did_you_mean
 
 OURS = ("setup", "close", "state_dict", "load_state_dict", "weights", "load_weights")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import did_you_mean
+from meshctl.text.english import did_you_mean
 
 
 def known_routes(facts: Facts) -> Iterator[Diagnostic]:

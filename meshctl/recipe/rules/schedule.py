@@ -14,7 +14,7 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.classes import Class
 from meshctl.recipe.model import Run, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.suggestions import counted, listed
+from meshctl.text.english import counted, listed
 
 
 @dataclass(frozen=True)

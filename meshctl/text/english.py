@@ -1,0 +1,51 @@
+"""The English of messages: counts with their noun, lists of quoted words, and "did you mean".
+
+counted(2, "rank")                     "2 ranks"
+listed(["a", "b", "c"])                "`a`, `b` and `c`"
+did_you_mean("trian", ["train"])       "did you mean `train`?"
+did_you_mean("x", ["train", "test"])   "there are `train` and `test`"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+MAX_LISTED = 12
+"""Number of words that a message lists before it counts the rest."""
+MAX_LETTERS = 80
+"""Length in characters up to which a word is compared with others, and to which messages cut it."""
+MIN_SIMILARITY = 0.6
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a count with its noun: `1 rank`, `2 ranks`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(words: Iterable[str], conjunction: str = "and") -> str:
+    """Returns quoted words as an English list; a long list ends with the number of the remaining words."""
+    quoted = [f"`{word}`" for word in words]
+    if len(quoted) > MAX_LISTED:
+        remaining = len(quoted) - MAX_LISTED + 1
+        return f"{', '.join(quoted[: MAX_LISTED - 1])} {conjunction} {remaining} more"
+    if len(quoted) < 2:
+        return "".join(quoted)
+    return f"{', '.join(quoted[:-1])} {conjunction} {quoted[-1]}"
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """Returns the option that is spelled most like a word, in any case; empty if none is similar."""
+    if len(word) > MAX_LETTERS:
+        return ""
+    by_lower_case = {option.lower(): option for option in reversed(list(options))}
+    close = get_close_matches(word.lower(), by_lower_case, n=1, cutoff=MIN_SIMILARITY)
+    return by_lower_case[close[0]] if close else ""
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """Returns a help text: the option nearest to an unknown word, or else all options."""
+    options = list(options)
+    if meant := nearest(word, options):
+        return f"did you mean `{meant}`?"
+    return f"there {'is' if len(options) == 1 else 'are'} {listed(options)}" if options else ""
