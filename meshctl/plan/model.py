@@ -40,6 +40,8 @@ class Program:
     """Relative to the recipe's folder; empty for the working directory of the launch."""
     python: str = ""
     """The interpreter; empty for the launcher's own."""
+    service: bool = field(default=False, metadata=SPARSE)
+    """Whether it serves the other groups: it is terminated when all of them are done."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def _groups(recipe: said.Recipe, devices: Mapping[str, tuple[tuple[int, int], ..
 
 def _program(program: said.Program) -> Program:
     start = ("-m", program.module) if program.module else (program.script,)
-    return Program((*start, *program.args), program.cwd, program.python)
+    return Program((*start, *program.args), program.cwd, program.python, program.service)
 
 
 def _component(recipe: said.Recipe, component: said.Component, endpoints: Mapping[str, Words]) -> Component:

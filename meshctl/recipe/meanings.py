@@ -56,6 +56,7 @@ MEANS: Mapping[str, Mapping[str, str]] = {
         "args": "Arguments of `program`; {run_dir} in them is the folder of the run.",
         "cwd": "The folder in which `program` runs.",
         "python": "The interpreter of `program`.",
+        "service": "`program` serves the other groups: it is terminated when all of them are done, and the run fails if it ends earlier.",
     },
     "component": {
         "_target_": "The dotted path of its class, which derives from meshctl.Component: found beside the recipe, in the working "

@@ -31,6 +31,7 @@ GROUP = (
     "args",
     "cwd",
     "python",
+    "service",
 )
 COMPONENT = ("_target_", "group", "parallel", "args", "frozen", "model")
 PARALLEL = (*SIZES, "sequence_parallel", "order")
@@ -96,6 +97,8 @@ class Program:
     args: tuple[str, ...] = ()
     cwd: str = ""
     python: str = ""
+    service: bool = False
+    """Whether it serves the other groups: the run ends without it."""
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ class _Reader(Values):
     def program(self, node: Node, path: Path) -> model.Program | None:
         given = node.get("program")
         if given is None:
-            for key in ("args", "cwd", "python"):
+            for key in ("args", "cwd", "python", "service"):
                 if (item := node.get(key)) is not None:
                     help = "say `program:` too, or give `args` to a component"
                     self.say(
@@ -329,7 +329,12 @@ class _Reader(Values):
             self.expected("a script, or {module: NAME}", given, (*path, "program"))
         arguments = self.scalar_texts(node, (*path, "args"))
         return model.Program(
-            script, module, arguments, self.text(node, (*path, "cwd")), self.text(node, (*path, "python"))
+            script,
+            module,
+            arguments,
+            cwd=self.text(node, (*path, "cwd")),
+            python=self.text(node, (*path, "python")),
+            service=self.boolean(node, (*path, "service")),
         )
 
     def component(self, name: str, node: Node, path: Path) -> model.Component:

@@ -205,6 +205,7 @@ def _group() -> Mapping[str, Schema]:
         "args": _list({"type": ["string", "number", "boolean"]}),
         "cwd": _text(),
         "python": _text(),
+        "service": _boolean(),
     }
 
 

@@ -24,7 +24,7 @@ cluster: {nodes: 2, devices_per_node: 8}
 groups:
   a: {ranks: 4, device_type: GPU, gpus_per_worker: 2, visible_devices: "8,9", env: {A: 1, B: "x", C: 1e3}}
   b: {ranks: [4, 6], device_type: npu, colocate: a, env: [PATH, HOME]}
-  c: {ranks: 1, device_type: cpu, program: {module: torchtitan.train}, args: [--lr, 1e-3, -n, 010], cwd: x, python: py}
+  c: {ranks: 1, device_type: cpu, program: {module: torchtitan.train}, args: [--lr, 1e-3, -n, 010], cwd: x, python: py, service: true}
 components:
   x: {_target_: m.X, group: a, parallel: {fsdp_size: auto, tp_size: 2, order: [pp, dp, fsdp, tp, cp]}, args: {k: [1, {a: 2}]}, frozen: true}
   y: {_target_: m.Y, group: a, parallel: x}
@@ -58,7 +58,7 @@ def test_everything_a_recipe_can_say_arrives() -> None:
         "b", (4, 6), "npu", env=(("PATH", None), ("HOME", None)), colocate="a"
     )
     assert recipe.groups["c"].program == model.Program(
-        "", "torchtitan.train", ("--lr", "1e-3", "-n", "010"), "x", "py"
+        "", "torchtitan.train", ("--lr", "1e-3", "-n", "010"), "x", "py", service=True
     )
     sizes = model.Sizes((("fsdp_size", "auto"), ("tp_size", 2)), ("pp", "dp", "fsdp", "tp", "cp"))
     assert recipe.components["x"] == model.Component("x", "m.X", "a", sizes, {"k": [1, {"a": 2}]}, True)
