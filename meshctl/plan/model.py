@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 from meshctl.topology.cluster import Cluster as Cluster
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
-from meshctl.topology.placement import Spread, Stretch, stretches
+from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs
 
 FORMAT = 2
 """Of the JSON; a plan of another format is refused by name."""
@@ -214,43 +214,45 @@ class Plan:
     # Placement
 
     @cached_property
-    def _spreads(self) -> dict[str, Spread]:
+    def _placements(self) -> dict[str, GroupPlacement]:
         return {}
 
-    def _spread(self, name: str) -> Spread:
-        if name not in self._spreads:
+    def _placement(self, name: str) -> GroupPlacement:
+        if name not in self._placements:
             group = self.group(name)
-            self._spreads[name] = Spread(stretches(group, self.cluster), group.gpus_per_worker)
-        return self._spreads[name]
+            self._placements[name] = GroupPlacement(node_runs(group, self.cluster), group.gpus_per_worker)
+        return self._placements[name]
 
-    def stretches(self, group: str) -> tuple[Stretch, ...]:
+    def node_runs(self, group: str) -> tuple[NodeRun, ...]:
         """Where a group's workers are, without a list of them."""
-        return self._spread(group).stretches
+        return self._placement(group).runs
 
     def node_runs_of(self, group: str) -> tuple[tuple[int, int], ...]:
         """The nodes on which a group has workers, as runs [start, stop)."""
-        return self._spread(group).nodes
+        return self._placement(group).nodes
 
     def nodes_of(self, group: str) -> tuple[int, ...]:
         return tuple(node for start, stop in self.node_runs_of(group) for node in range(start, stop))
 
     def node_of(self, group: str, rank: int) -> int:
-        return self._spread(group).seat(rank).node
+        return self._placement(group).locate(rank).node
 
     def local_rank(self, group: str, rank: int) -> int:
-        return self._spread(group).seat(rank).local_rank
+        return self._placement(group).locate(rank).local_rank
 
     def worker(self, group: str, rank: int) -> Worker:
-        placed, seat = self.group(group), self._spread(group).seat(rank)
+        placed, location = self.group(group), self._placement(group).locate(rank)
         devices = range(0)
         if placed.device_type != "cpu":
-            first = self.cluster.first_on(placed.device_type, seat.node) + seat.number
+            first = self.cluster.first_on(placed.device_type, location.node) + location.first_device
             devices = range(first, first + placed.gpus_per_worker)
-        return Worker(group, rank, placed.first_place + rank, seat.node, seat.local_rank, tuple(devices))
+        return Worker(
+            group, rank, placed.first_place + rank, location.node, location.local_rank, tuple(devices)
+        )
 
     def workers(self, group: str, node: int | None = None) -> Iterator[Worker]:
         """The group's workers by rank, or those on one node."""
-        ranks = range(self.group(group).workers) if node is None else self._spread(group).on(node)
+        ranks = range(self.group(group).workers) if node is None else self._placement(group).on(node)
         return (self.worker(group, rank) for rank in ranks)
 
     def at_place(self, place: int) -> tuple[str, int]:

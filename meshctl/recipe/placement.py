@@ -19,7 +19,7 @@ from typing import Any
 
 from meshctl.recipe import model
 from meshctl.recipe.model import ACCELERATORS, Component, DeviceGroup, Recipe, Sizes
-from meshctl.topology.cluster import Cluster, NodeRuns, Piece, node_runs
+from meshctl.topology.cluster import Cluster, DevicesPerNode, Piece, devices_by_node
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 
 Runs = tuple[tuple[int, int], ...]
@@ -53,9 +53,9 @@ def place(recipe: Recipe) -> Placed:
     }
     nodes = recipe.cluster.nodes or _nodes(recipe, said)
     runs: dict[str, Runs] = dict.fromkeys(recipe.groups, ())
-    held: dict[str, NodeRuns] = {}
+    held: dict[str, DevicesPerNode] = {}
     for kind, each in said.items():
-        held[kind] = node_runs(nodes, each or least(recipe, kind, nodes))
+        held[kind] = devices_by_node(nodes, each or least(recipe, kind, nodes))
         runs |= _devices(recipe, kind, held[kind])
     cluster = Cluster(nodes, held)
     return Placed(cluster, runs, dict(_beyond(recipe, cluster, runs)))
@@ -114,7 +114,7 @@ def _beyond(recipe: Recipe, cluster: Cluster, runs: Mapping[str, Runs]) -> Itera
             yield name, min(outside)
 
 
-def _devices(recipe: Recipe, kind: str, nodes: NodeRuns) -> dict[str, Runs]:
+def _devices(recipe: Recipe, kind: str, nodes: DevicesPerNode) -> dict[str, Runs]:
     """The devices of each group of a type: lists first, then counts in written order, then those that share
     another group's.
 

@@ -20,7 +20,7 @@ DEVICE_ALIASES = {"gpu": "cuda"}
 """In any case: GPU is cuda."""
 DIRECT = ("cuda",)
 """Device types from which tensors get to others of the type without the CPU's memory."""
-NodeRuns = tuple[tuple[int, int], ...]
+DevicesPerNode = tuple[tuple[int, int], ...]
 """(how many nodes, devices on each), from node 0 on."""
 
 
@@ -41,14 +41,14 @@ class Piece:
 @dataclass(frozen=True)
 class Cluster:
     nodes: int = 1
-    devices_per_node: Mapping[str, NodeRuns] = field(default_factory=dict)
+    devices_per_node: Mapping[str, DevicesPerNode] = field(default_factory=dict)
     """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. A type that is not
     named, it does not have."""
 
     @classmethod
     def of(cls, nodes: int, **devices_per_node: int | Sequence[int]) -> Cluster:
         """`Cluster.of(2, cuda=8)`, or by node: `Cluster.of(2, cuda=[8, 4])`."""
-        return cls(nodes, {kind: node_runs(nodes, given) for kind, given in devices_per_node.items()})
+        return cls(nodes, {kind: devices_by_node(nodes, given) for kind, given in devices_per_node.items()})
 
     def total(self, device_type: str) -> int:
         """How many devices of a type there are."""
@@ -115,7 +115,7 @@ class _Table:
     total: int
 
     @classmethod
-    def of(cls, runs: NodeRuns) -> _Table:
+    def of(cls, runs: DevicesPerNode) -> _Table:
         count, each = tuple(nodes for nodes, _ in runs), tuple(devices for _, devices in runs)
         *nodes, _ = accumulate(count, initial=0)
         *devices, total = accumulate((some * every for some, every in runs), initial=0)
@@ -135,7 +135,7 @@ class _Table:
         return bisect_right(self.nodes, node) - 1
 
 
-def node_runs(nodes: int, devices: int | Sequence[int]) -> NodeRuns:
+def devices_by_node(nodes: int, devices: int | Sequence[int]) -> DevicesPerNode:
     """The runs of equal nodes of one count for all, or of one for each."""
     if isinstance(devices, int):
         return ((nodes, devices),)

@@ -108,7 +108,7 @@ def test_many_devices_are_never_listed() -> None:
         cluster=Cluster.of(125_000, cuda=8),
         groups=(Group("train", "cuda", 1_000_000, 0, ((0, 1_000_000),)),),
     )
-    assert len(large.stretches("train")) == 1 and large.node_runs_of("train") == ((0, 125_000),)
+    assert len(large.node_runs("train")) == 1 and large.node_runs_of("train") == ((0, 125_000),)
     assert large.worker("train", 999_999) == Worker("train", 999_999, 999_999, 124_999, 7, (999_999,))
     assert [worker.rank for worker in large.workers("train", 3)] == list(range(24, 32))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshctl.plan.model import Group, Plan, Run
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DIMS, DeviceMesh
-from meshctl.topology.placement import Spread, Stretch, crossing, stretches
+from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs, span_nodes
 from tests.plan.jobs import Sizes, jobs, naive
 
 
@@ -23,30 +23,30 @@ def on(device_type: str, *runs: tuple[int, int], per_worker: int = 1) -> Group:
 
 
 def test_a_row_of_devices_is_three_stretches() -> None:
-    assert stretches(on("cuda", (3, 100_003)), Cluster.of(12_501, cuda=8)) == (
-        Stretch(0, 5, 0, 5, 3),
-        Stretch(5, 99_992, 1, 8, 0),
-        Stretch(99_997, 3, 12_500, 3, 0),
+    assert node_runs(on("cuda", (3, 100_003)), Cluster.of(12_501, cuda=8)) == (
+        NodeRun(0, 5, 0, 5, 3),
+        NodeRun(5, 99_992, 1, 8, 0),
+        NodeRun(99_997, 3, 12_500, 3, 0),
     )
-    assert stretches(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8)) == (Stretch(0, 100_000, 0, 8, 0),)
+    assert node_runs(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8)) == (NodeRun(0, 100_000, 0, 8, 0),)
 
 
 def test_what_is_left_of_each_node_makes_one_stretch() -> None:
     cluster = Cluster.of(3, cuda=8)
     runs = [(node * 8, node * 8 + 6) for node in range(3)]
-    assert stretches(on("cuda", *runs, per_worker=3), cluster) == (Stretch(0, 6, 0, 2, 0),)
-    assert stretches(on("cuda", *((start + 6, start + 8) for start, _ in runs)), cluster) == (
-        Stretch(0, 6, 0, 2, 6),
+    assert node_runs(on("cuda", *runs, per_worker=3), cluster) == (NodeRun(0, 6, 0, 2, 0),)
+    assert node_runs(on("cuda", *((start + 6, start + 8) for start, _ in runs)), cluster) == (
+        NodeRun(0, 6, 0, 2, 6),
     )
 
 
 def test_processes_on_cpu_are_two_stretches() -> None:
     group = Group("judge", "cpu", 100_001, 0)
-    assert stretches(group, Cluster(7)) == (
-        Stretch(0, 85_716, 0, 14_286, -1),
-        Stretch(85_716, 14_285, 6, 14_285, -1),
+    assert node_runs(group, Cluster(7)) == (
+        NodeRun(0, 85_716, 0, 14_286, -1),
+        NodeRun(85_716, 14_285, 6, 14_285, -1),
     )
-    assert stretches(Group("judge", "cpu", 3, 0), Cluster(7)) == (Stretch(0, 3, 0, 1, -1),)
+    assert node_runs(Group("judge", "cpu", 3, 0), Cluster(7)) == (NodeRun(0, 3, 0, 1, -1),)
 
 
 def test_nodes_that_come_back() -> None:
@@ -61,7 +61,7 @@ def test_nodes_that_come_back() -> None:
 
 def test_a_worker_that_is_torn_cannot_be_placed() -> None:
     with pytest.raises(ValueError, match="a worker of group train would have devices of more than one node"):
-        stretches(on("cuda", (0, 6), per_worker=2), Cluster.of(2, cuda=3))
+        node_runs(on("cuda", (0, 6), per_worker=2), Cluster.of(2, cuda=3))
 
 
 @given(jobs())
@@ -73,7 +73,7 @@ def test_stretches_expand_to_the_list_and_are_as_few_as_can_be(job: tuple[Plan, 
             (one.node, one.numbers[0] if one.numbers else -1)
             for one in naive(group, sizes, plan.cluster.nodes)
         ]
-        found = plan.stretches(group.name)
+        found = plan.node_runs(group.name)
         expanded = [
             (node, -1 if stretch.first_device < 0 else stretch.first_device + at * group.gpus_per_worker)
             for stretch in found
@@ -130,13 +130,13 @@ def listed(nodes: list[int], mesh: DeviceMesh, dim: str) -> str:
 
 
 @st.composite
-def spread_out(draw: st.DrawFn) -> tuple[tuple[Stretch, ...], list[int]]:
+def spread_out(draw: st.DrawFn) -> tuple[tuple[NodeRun, ...], list[int]]:
     """Stretches in any order of nodes, mostly rising, with room for meshes; and the node of each rank."""
-    found: list[Stretch] = []
+    found: list[NodeRun] = []
     rank, node = 0, draw(st.integers(0, 2))
     for _ in range(draw(st.integers(1, 4))):
         each, nodes = draw(st.sampled_from([1, 2, 3, 4, 6, 8])), draw(st.integers(1, 4))
-        found.append(Stretch(rank, each * nodes, node, each, draw(st.sampled_from([0, 2]))))
+        found.append(NodeRun(rank, each * nodes, node, each, draw(st.sampled_from([0, 2]))))
         rank += each * nodes
         node = max(0, node + nodes + draw(st.sampled_from([-1, -1, 0, 0, 0, 1, -3])))
     homes = [stretch.first_node + at // stretch.each for stretch in found for at in range(stretch.ranks)]
@@ -146,12 +146,12 @@ def spread_out(draw: st.DrawFn) -> tuple[tuple[Stretch, ...], list[int]]:
 @given(spread_out(), st.data())
 @settings(max_examples=400)
 def test_crossing_agrees_with_going_through_all_groups(
-    spread: tuple[tuple[Stretch, ...], list[int]], data: st.DataObject
+    spread: tuple[tuple[NodeRun, ...], list[int]], data: st.DataObject
 ) -> None:
     found, homes = spread
     mesh = data.draw(meshes(len(homes)))
     for dim in ASKED:
-        assert crossing(found, mesh, dim) == listed(homes, mesh, dim), (dim, mesh)
+        assert span_nodes(found, mesh, dim) == listed(homes, mesh, dim), (dim, mesh)
 
 
 @given(jobs(), st.data())
@@ -161,7 +161,7 @@ def test_crossing_of_placed_groups(job: tuple[Plan, Sizes], data: st.DataObject)
     mesh = data.draw(meshes(group.workers))
     homes = [one.node for one in naive(group, sizes, plan.cluster.nodes)]
     for dim in ASKED:
-        assert crossing(plan.stretches(group.name), mesh, dim) == listed(homes, mesh, dim)
+        assert span_nodes(plan.node_runs(group.name), mesh, dim) == listed(homes, mesh, dim)
 
 
 def test_a_large_world_is_never_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,28 +173,32 @@ def test_a_large_world_is_never_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(DeviceMesh, "process_groups", refuse)
     assert prod(mesh.shape) == 100_000
-    even = stretches(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8))
-    found = {dim: crossing(even, mesh, dim) for dim in ASKED}
+    even = node_runs(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8))
+    found = {dim: span_nodes(even, mesh, dim) for dim in ASKED}
     assert found == dict.fromkeys(ASKED, "all") | {"tp": "inside", "etp": "inside"}
-    moved = stretches(on("cuda", (3, 100_003)), Cluster.of(12_501, cuda=8))
-    assert {dim: crossing(moved, mesh, dim) for dim in ("tp", "etp", "pp")} == {
+    moved = node_runs(on("cuda", (3, 100_003)), Cluster.of(12_501, cuda=8))
+    assert {dim: span_nodes(moved, mesh, dim) for dim in ("tp", "etp", "pp")} == {
         "tp": "all",
         "etp": "some",
         "pp": "all",
     }
-    assert crossing(stretches(on("cuda", (4, 100_004)), Cluster.of(12_501, cuda=8)), mesh, "etp") == "inside"
+    assert (
+        span_nodes(node_runs(on("cuda", (4, 100_004)), Cluster.of(12_501, cuda=8)), mesh, "etp") == "inside"
+    )
 
 
 @given(spread_out())
-def test_seats_agree_with_the_nodes(spread: tuple[tuple[Stretch, ...], list[int]]) -> None:
+def test_seats_agree_with_the_nodes(spread: tuple[tuple[NodeRun, ...], list[int]]) -> None:
     found, homes = spread
-    seats = [Spread(found).seat(rank) for rank in range(len(homes))]
+    seats = [GroupPlacement(found).locate(rank) for rank in range(len(homes))]
     assert [seat.node for seat in seats] == homes
     assert [seat.local_rank for seat in seats] == [
         homes[:rank].count(node) for rank, node in enumerate(homes)
     ]
-    assert [node for start, stop in Spread(found).nodes for node in range(start, stop)] == sorted(set(homes))
+    assert [node for start, stop in GroupPlacement(found).nodes for node in range(start, stop)] == sorted(
+        set(homes)
+    )
     with pytest.raises(
         IndexError, match=f"the group has {len(homes)} workers, there is no rank {len(homes)}"
     ):
-        Spread(found).seat(len(homes))
+        GroupPlacement(found).locate(len(homes))

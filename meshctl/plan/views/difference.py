@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
-from meshctl.topology.placement import Stretch
+from meshctl.topology.placement import NodeRun
 
 FORMAT = 1
 """Of the JSON."""
@@ -178,7 +178,7 @@ def _of_group(group: PlacedGroup) -> Facts:
     }
 
 
-def place(stretches: Sequence[Stretch]) -> str:
+def place(stretches: Sequence[NodeRun]) -> str:
     """node 0; nodes 1-3; node 4 from device 2"""
     words = []
     for stretch in stretches[:PLACES]:

@@ -29,7 +29,7 @@ from meshctl.text.english import did_you_mean
 from meshctl.topology.flows import SHOWN, Links, Part, Ranks, along
 from meshctl.topology.mesh import VIEWS, DeviceMesh, share
 from meshctl.topology.modes import Route, heard_by, voices
-from meshctl.topology.placement import Spread
+from meshctl.topology.placement import GroupPlacement
 
 
 def missing(what: str, name: str, there: Sequence[str]) -> ZoomError:
@@ -244,7 +244,7 @@ def _peers(plan: Plan, component: PlacedComponent, dim: str, rank: int) -> Peers
 
 def crosses(plan: Plan, component: PlacedComponent, dim: str, ranks: Ranks) -> bool:
     """Whether a process group is on more than one node. Where nodes rise with the ranks, its ends tell."""
-    rising = Spread(plan.stretches(component.group)).in_order and (
+    rising = GroupPlacement(plan.node_runs(component.group)).is_in_order and (
         ranks.stride is not None or ranks.count == 1
     )
     ends = (ranks.first[0], ranks.last) if rising else component.mesh.ranks_along(dim, ranks.last)

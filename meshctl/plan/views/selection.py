@@ -197,7 +197,7 @@ def of_dim(plan: Plan, drawn: Topology, dim: str, component: str = "") -> DimZoo
 
 def _facts(plan: Plan, component: PlacedComponent, dim: str) -> ProcessGroups:
     known = next((facts for facts in component.process_groups if facts.dim == dim), None)
-    return known or process_groups(component.mesh, dim, plan.stretches(component.group))
+    return known or process_groups(component.mesh, dim, plan.node_runs(component.group))
 
 
 def _one_by_one(plan: Plan, component: PlacedComponent, facts: ProcessGroups) -> DimOfComponent:
@@ -244,7 +244,7 @@ def of_node(plan: Plan, drawn: Topology, node: int) -> NodeZoom:
 
 def _count(plan: Plan, group: str, node: int) -> int:
     return sum(
-        stretch.each for stretch in plan.stretches(group) if stretch.first_node <= node <= stretch.last_node
+        stretch.each for stretch in plan.node_runs(group) if stretch.first_node <= node <= stretch.last_node
     )
 
 

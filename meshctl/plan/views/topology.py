@@ -1,7 +1,7 @@
 """What a picture of a plan says, as data: the same for text, JSON and every drawing.
 
 It is made of the plan alone and holds nothing that grows with devices: nodes that look alike are one
-`NodeKind`, neighbouring ranks that fill nodes alike are one `Stretch`, process groups are a count, a size and
+`NodeKind`, neighbouring ranks that fill nodes alike are one `NodeRun`, process groups are a count, a size and
 a stride.
 """
 
@@ -18,7 +18,7 @@ from meshctl.topology.cluster import DIRECT
 from meshctl.topology.flows import Links
 from meshctl.topology.mesh import VIEWS, DeviceMesh
 from meshctl.topology.modes import COLLECT, Dispatch, Route, hearers, shares, voices
-from meshctl.topology.placement import Stretch, crossing
+from meshctl.topology.placement import NodeRun, span_nodes
 
 FORMAT = 1
 """Of the JSON."""
@@ -77,7 +77,7 @@ class PlacedGroup:
     components: tuple[str, ...]
     nodes: int
     """On how many nodes it has workers."""
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[NodeRun, ...]
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def _segments(plan: Plan) -> Iterator[tuple[int, int, list[_Held]]]:
     begins: dict[int, list[_Held]] = {0: [], plan.cluster.nodes: []}
     ends: dict[int, list[_Held]] = {}
     for group in plan.groups:
-        for stretch in plan.stretches(group.name):
+        for stretch in plan.node_runs(group.name):
             held = _held(group, stretch)
             begins.setdefault(stretch.first_node, []).append(held)
             ends.setdefault(stretch.last_node + 1, []).append(held)
@@ -270,7 +270,7 @@ def _segments(plan: Plan) -> Iterator[tuple[int, int, list[_Held]]]:
         yield start, stop, here
 
 
-def _held(group: Group, stretch: Stretch) -> _Held:
+def _held(group: Group, stretch: NodeRun) -> _Held:
     if group.device_type == "cpu":
         return _Held(group.name, "cpu", 0, stretch.each, 1)
     stop = stretch.first_device + stretch.each * group.gpus_per_worker
@@ -329,7 +329,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
         program=command_line(group.program.argv) if group.program else "",
         components=tuple(component.name for component in plan.components_of(group.name)),
         nodes=sum(stop - start for start, stop in plan.node_runs_of(group.name)),
-        stretches=plan.stretches(group.name),
+        stretches=plan.node_runs(group.name),
     )
 
 
@@ -338,7 +338,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
 
 def placed_component(plan: Plan, component: Component, letter: str) -> PlacedComponent:
     mesh = component.mesh
-    stretches = plan.stretches(component.group)
+    stretches = plan.node_runs(component.group)
     return PlacedComponent(
         name=component.name,
         letter=letter,
@@ -370,11 +370,11 @@ def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:
     return (*(dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1), *views)
 
 
-def process_groups(mesh: DeviceMesh, dim: str, stretches: tuple[Stretch, ...]) -> ProcessGroups:
+def process_groups(mesh: DeviceMesh, dim: str, stretches: tuple[NodeRun, ...]) -> ProcessGroups:
     size = mesh.size(dim)
     example = tuple(mesh.rank({dim: index}) for index in range(min(size, SHOWN)))
     return ProcessGroups(
-        dim, mesh.world_size // size, size, mesh.stride(dim), example, crossing(stretches, mesh, dim)
+        dim, mesh.world_size // size, size, mesh.stride(dim), example, span_nodes(stretches, mesh, dim)
     )
 
 

@@ -18,7 +18,7 @@ from meshctl.recipe.rules.groups import cluster_value
 from meshctl.text.english import counted
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
-from meshctl.topology.placement import Stretch, crossing, stretches
+from meshctl.topology.placement import NodeRun, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
 SHOWN = 3
@@ -157,11 +157,11 @@ def inside_nodes(facts: Facts) -> Iterator[Diagnostic]:
             continue
         seats = _seats(facts.placed, facts.recipe.groups[component.group])
         for dim, code in WITHIN.items() if len(seats) > 1 or (seats and seats[0].nodes > 1) else ():
-            if mesh.size(dim) > 1 and (reach := crossing(seats, mesh, dim)) != "inside":
+            if mesh.size(dim) > 1 and (reach := span_nodes(seats, mesh, dim)) != "inside":
                 yield _crosses(facts, component, mesh, seats, dim, code, reach)
 
 
-def _seats(placed: Placed | None, group: DeviceGroup) -> tuple[Stretch, ...]:
+def _seats(placed: Placed | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
     """Where its workers are; nothing where that is wrong or not known."""
     if placed is None or group.name in placed.beyond:
         return ()
@@ -172,7 +172,7 @@ def _seats(placed: Placed | None, group: DeviceGroup) -> tuple[Stretch, ...]:
         or torn(runs, group.gpus_per_worker, cluster, group.device_type) is not None
     ):
         return ()
-    return stretches(
+    return node_runs(
         Seated(group.name, group.device_type, group.workers, runs, group.gpus_per_worker), cluster
     )
 
@@ -181,7 +181,7 @@ def _crosses(
     facts: Facts,
     component: Component,
     mesh: DeviceMesh,
-    seats: tuple[Stretch, ...],
+    seats: tuple[NodeRun, ...],
     dim: str,
     code: str,
     reach: str,
@@ -203,7 +203,7 @@ def _crosses(
     return Diagnostic(code, f"{which} {noun} nodes", span, (says,), help, "warning")
 
 
-def _on_a_node(seats: Sequence[Stretch]) -> str:
+def _on_a_node(seats: Sequence[NodeRun]) -> str:
     """`4 to 8 ranks`."""
     steps: dict[int, int] = {}
     for stretch in seats:
@@ -214,7 +214,7 @@ def _on_a_node(seats: Sequence[Stretch]) -> str:
 
 
 def _inside(
-    facts: Facts, component: Component, mesh: DeviceMesh, seats: tuple[Stretch, ...], dim: str
+    facts: Facts, component: Component, mesh: DeviceMesh, seats: tuple[NodeRun, ...], dim: str
 ) -> str:
     """What to write for groups that stay inside a node: the nearest layout, or the group where a node begins."""
     options = (
@@ -222,7 +222,7 @@ def _inside(
     )
     for sizes, order in _nearer(mesh, dim):
         nearer = _with_sizes(mesh, sizes, order)
-        if nearer is not None and crossing(seats, nearer, dim) == "inside":
+        if nearer is not None and span_nodes(seats, nearer, dim) == "inside":
             drawn = (
                 layout(nearer) if dim in DIMS else " x ".join(f"{dim} {size}" for dim, size in sizes.items())
             )
@@ -251,7 +251,7 @@ def _if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool:
     there = place(replace(recipe, groups={name: group, **recipe.groups}))
     if there.beyond or there.devices[name] == (facts.placed.devices[name] if facts.placed else ()):
         return False
-    return crossing(_seats(there, group), mesh, dim) == "inside"
+    return span_nodes(_seats(there, group), mesh, dim) == "inside"
 
 
 def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]) -> DeviceMesh | None:

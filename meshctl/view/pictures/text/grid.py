@@ -18,7 +18,7 @@ from math import prod
 
 from meshctl.plan.views.topology import ProcessGroups
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.placement import Stretch
+from meshctl.topology.placement import NodeRun
 from meshctl.view.formatting import count
 from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, ink, line, width_of
 
@@ -33,7 +33,7 @@ GAP = 3
 NodeOf = Callable[[int], int]
 
 
-def node_of(stretches: Sequence[Stretch], rank: int) -> int:
+def node_of(stretches: Sequence[NodeRun], rank: int) -> int:
     """The node of a rank."""
     for stretch in stretches:
         if stretch.first_rank <= rank < stretch.first_rank + stretch.ranks:
