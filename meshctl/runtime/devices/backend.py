@@ -88,9 +88,7 @@ class Means:
 
 
 DEVICES: Mapping[str, Means] = {
-    "cuda": Means(
-        "meshctl.runtime.devices.backend.cuda:Cuda", "meshctl.runtime.devices.backend.nccl:transfers"
-    ),
+    "cuda": Means("meshctl.runtime.devices.cuda:Cuda", "meshctl.runtime.devices.nccl:transfers"),
 }
 """By torch's name; tensors of every other type go by way of the CPU's memory."""
 

@@ -112,7 +112,7 @@ def test_what_is_refused_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensors_may_outlive_everything_in_silence() -> None:
     program = """
 import torch
-from meshctl.runtime.devices.raw import over
+from meshctl.runtime.devices.from_address import over
 memory = torch.ones(10, dtype=torch.uint8)
 torch.kept = over(memory.data_ptr(), 10, torch.device("cpu"), memory, lambda: print("said at the end"))
 kept = over(memory.data_ptr(), 10, torch.device("cpu"), memory, lambda: print("said at the end"))
