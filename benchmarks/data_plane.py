@@ -33,12 +33,12 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from meshctl.runtime.transports.gloo import PointToPoint
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from benchmarks import samples
 from benchmarks.peers import PEERS, Peer, PeerError
 from benchmarks.worlds import End, Step, Taker, World, even, meshctl, plan_of, ragged
-from meshctl.runtime.transports.gloo import PointToPoint
 from meshctl.topology.modes import Dispatch
 
 MIB = 1 << 20

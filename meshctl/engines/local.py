@@ -33,6 +33,7 @@ from meshctl.engines.node.worker_env import missing, resolve
 from meshctl.engines.supervise.head import Gone
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
+from meshctl.topology.cluster import transport_error
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -99,8 +100,9 @@ def preflight(plan: Plan, start: Start) -> None:
                     )
         if lacking := missing(start, group):
             raise CannotStart(lacking)
-        for _, value in group.env:
-            resolve(value or "", os.environ)
+        own = {name: resolve(value or "", os.environ) for name, value in group.env if value is not None}
+        if refused := transport_error({**os.environ, **own}):
+            raise CannotStart(refused)
 
 
 def host(plan: Plan, group: Group) -> str:

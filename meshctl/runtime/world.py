@@ -2,27 +2,22 @@
 
 Each group is a world of its own, so FSDP, DDP and everybody's script see only their group. Workers of two
 groups with a route between them (or of one) tell one another where they listen, and need nothing else: on
-unix sockets within a node, on TCP between nodes. Where MESHCTL_TRANSPORT says gloo, routes that leave their
-node go over a bridge instead: a process group over the workers of both groups, built by hand on the same
-store, because torch makes subgroups of its own world only. Bridges are made in one sorted order everywhere.
-All begin with a handshake: every member says which routes it thinks there are, and a mismatch or an absence
-is an error that names the routes or the absent, not a hang.
+unix sockets within a node, on TCP between nodes. All begin with a handshake: every member says which plan it
+runs, and a mismatch or an absence is an error that names the routes or the absent, not a hang.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from meshctl.plan.model import Group, Plan
 from meshctl.runtime.collective import RUNNING
@@ -38,10 +33,10 @@ from meshctl.runtime.devices.backend import (
 )
 from meshctl.runtime.routes.channel import LANES
 from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
-from meshctl.runtime.transports.gloo import Bridge, Gloo, PointToPoint
 from meshctl.runtime.transports.local import Address as NodeAddress
 from meshctl.runtime.transports.local import Local
 from meshctl.runtime.transports.tcp import Address, Tcp, address_towards
+from meshctl.topology.cluster import transport_error
 from meshctl.topology.modes import Route
 
 JOIN = timedelta(seconds=60)
@@ -56,10 +51,6 @@ class Crossing:
     name: str
     groups: tuple[str, ...]
     routes: tuple[Route, ...]
-
-    def digest(self, plan: Plan) -> str:
-        """What both ends must agree on: the routes, and how both sides' meshes lie."""
-        return hashlib.sha256(f"{plan.digest} {self.routes!r}".encode()).hexdigest()[:16]
 
 
 def connect(head: str, attempt: int) -> PrefixStore:
@@ -95,11 +86,8 @@ def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) ->
     Raises `PeerLost` where they do not come, and `WayError` where they do not agree or there is no such
     transport.
     """
-    chosen = os.environ.get("MESHCTL_TRANSPORT") or next(iter(BETWEEN_NODES))
-    if chosen not in BETWEEN_NODES:
-        raise WayError(
-            f"MESHCTL_TRANSPORT is {chosen!r}, and frames go between nodes by {' or '.join(BETWEEN_NODES)}"
-        )
+    if why := transport_error(os.environ):
+        raise WayError(why)
     group, rank = plan.at_place(place)
     node = plan.node_of(group, rank)
     meeting = Meeting(
@@ -115,7 +103,7 @@ def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) ->
     if len(near) > 1:
         _reach_near(meeting, transport, near, device)
     if far:
-        BETWEEN_NODES[chosen](meeting, transport, far, device)
+        _reach_by_tcp(meeting, transport, far, device)
     return transport
 
 
@@ -134,21 +122,16 @@ class Meeting:
         """The run's: the same for all."""
         return self.store.compare_set("token", "", secrets.token_hex(16)).decode()
 
-    def addresses(self, where: str, way: str, own: object, places: Set[int]) -> dict[int, str]:
+    def addresses(self, where: str, own: object, places: Set[int]) -> dict[int, str]:
         """Tells where this worker listens, and hears where the others do. Raises `PeerLost`, `WayError`."""
-        self.store.set(f"{where}/{self.place}", f"{self.plan.digest} {way} {own}")
+        self.store.set(f"{where}/{self.place}", f"{self.plan.digest} {own}")
         keys = {other: f"{where}/{other}" for other in sorted(places)}
         _await(self.plan, self.store, keys, where)
         found = {}
         for other, key in keys.items():
-            digest, theirs, found[other] = self.store.get(key).decode().split(" ", 2)
+            digest, found[other] = self.store.get(key).decode().split(" ", 1)
             routes = [route for crossing in self.crossings for route in crossing.routes]
             _agree(self.plan, digest, self.plan.digest, other, where, routes)
-            if theirs != way:
-                both = (
-                    f"{_name(self.plan, other)} goes by {theirs} and {_name(self.plan, self.place)} by {way}"
-                )
-                raise WayError(f"{where}: {both}: MESHCTL_TRANSPORT must be the same everywhere")
         return found
 
 
@@ -193,7 +176,7 @@ def _reach_near(meeting: Meeting, transport: Transport, near: Set[int], device: 
     local = Local(transport, meeting.token)
     if device:
         local.use(device.memory, device.neighbours)
-    said = meeting.addresses("this node", "local", local.address, near)
+    said = meeting.addresses("this node", local.address, near)
     local.meet({other: NodeAddress.parse(address) for other, address in said.items()})
 
 
@@ -202,7 +185,7 @@ def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int], device:
     if device:
         tcp.use(device.memory, device.far)
     try:
-        said = meeting.addresses(FAR, "tcp", tcp.address, far)
+        said = meeting.addresses(FAR, tcp.address, far)
         addresses = {other: Address.parse(address) for other, address in said.items()}
         for other, address in addresses.items():
             if address.is_loopback != tcp.address.is_loopback:
@@ -217,53 +200,11 @@ def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int], device:
     tcp.meet(addresses)
 
 
-def _reach_by_gloo(meeting: Meeting, transport: Transport, far: Set[int], device: Device | None) -> None:
-    plan = meeting.plan
-    meeting.addresses(FAR, "gloo", "", far)
-    leaving = [
-        crossing
-        for crossing in meeting.crossings
-        if len({node for name in crossing.groups for node in plan.nodes_of(name)}) > 1
-    ]
-    transport.reach(
-        far, Gloo(transport, [bridge(plan, crossing, meeting.store, meeting.place) for crossing in leaving])
-    )
-
-
-BETWEEN_NODES: Mapping[str, Callable[[Meeting, Transport, Set[int], Device | None], None]] = {
-    "tcp": _reach_by_tcp,
-    "gloo": _reach_by_gloo,
-}
-"""What MESHCTL_TRANSPORT may say; the first where it says nothing."""
-
-
 def _own_address(store: Store) -> str:
     """The one by which this worker reaches the launcher; loopback for a store that is not over a network."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return address_towards(store.host, store.port) if isinstance(store, TCPStore) else "127.0.0.1"
-
-
-def bridge(plan: Plan, crossing: Crossing, store: Store, place: int) -> Bridge:
-    """This worker's end of a bridge; all its members call it, in the order of `crossings`."""
-    placed = [plan.group(name) for name in crossing.groups]
-    places = tuple(
-        place for group in placed for place in range(group.first_place, group.first_place + group.workers)
-    )
-    rank = places.index(place)
-    prefixed = PrefixStore(f"bridge/{crossing.name}", store)
-    _shake_hands(plan, crossing, prefixed, places, rank)
-    group = ProcessGroupGloo(PrefixStore("gloo", prefixed), rank, len(places), RUNNING)
-    return Bridge(crossing.name, cast(PointToPoint, group), places)
-
-
-def _shake_hands(plan: Plan, crossing: Crossing, store: Store, places: tuple[int, ...], rank: int) -> None:
-    digest = crossing.digest(plan)
-    store.set(f"hello/{rank}", digest)
-    keys = {place: f"hello/{other}" for other, place in enumerate(places)}
-    _await(plan, store, keys, f"bridge {crossing.name}")
-    for place, key in keys.items():
-        _agree(plan, store.get(key).decode(), digest, place, f"bridge {crossing.name}", crossing.routes)
 
 
 def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> None:

@@ -20,8 +20,19 @@ DEVICE_ALIASES = {"gpu": "cuda"}
 """In any case: GPU is cuda."""
 DIRECT = ("cuda",)
 """Device types from which tensors get to others of the type without the CPU's memory."""
+TRANSPORT_VARIABLE = "MESHCTL_TRANSPORT"
+TRANSPORTS = ("tcp",)
+"""Values of the variable: the transports that carry frames between nodes."""
 DevicesPerNode = tuple[tuple[int, int], ...]
 """(how many nodes, devices on each), from node 0 on."""
+
+
+def transport_error(environ: Mapping[str, str]) -> str:
+    """Returns why the environment's choice of a transport between nodes is refused; empty where it is not."""
+    chosen = environ.get(TRANSPORT_VARIABLE, "")
+    if chosen in ("", *TRANSPORTS):
+        return ""
+    return f"{TRANSPORT_VARIABLE} is {chosen!r}: frames travel between nodes by {' or '.join(TRANSPORTS)}"
 
 
 @dataclass(frozen=True)

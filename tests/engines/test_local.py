@@ -152,6 +152,19 @@ def test_what_torch_was_built_for_is_told_by_its_text(
     assert is_rocm()
 
 
+@pytest.mark.parametrize("where", ["environment", "group"])
+def test_a_transport_that_does_not_exist_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    plan = plan_of(tmp_path, ("one", 1), env=(("MESHCTL_TRANSPORT", "gloo"),) if where == "group" else ())
+    if where == "environment":
+        monkeypatch.setenv("MESHCTL_TRANSPORT", "gloo")
+    with pytest.raises(
+        CannotStart, match=r"^MESHCTL_TRANSPORT is 'gloo': frames travel between nodes by tcp$"
+    ):
+        preflight(plan, Start(("/",)))
+
+
 def test_what_the_environment_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MY_TOKEN", raising=False)
     with pytest.raises(CannotStart, match="MY_TOKEN"):

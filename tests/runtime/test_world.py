@@ -16,10 +16,9 @@ from meshctl.runtime import world
 from meshctl.runtime.devices.backend import DEVICES
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.data_plane import PeerLost, Transport
-from meshctl.runtime.transports.gloo import Gloo
 from meshctl.runtime.transports.local import Local
 from meshctl.runtime.transports.tcp import Tcp
-from meshctl.runtime.world import bridge, crossings, reach_all
+from meshctl.runtime.world import reach_all
 from meshctl.topology.cluster import DIRECT, Cluster
 from tests.runtime.plans import call, plan
 
@@ -69,11 +68,10 @@ def release(transport: Transport) -> None:
             way.release()
 
 
-@pytest.mark.parametrize("between", ["", "tcp", "gloo"])
+@pytest.mark.parametrize("between", ["", "tcp"])
 def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyPatch, between: str) -> None:
     """Four workers on two nodes: a:0 and b:0, a:1 and b:1."""
     monkeypatch.setenv("MESHCTL_TRANSPORT", between)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     store, made, seen = HashStore(), job(ranks=2, nodes=2), dict[tuple[int, int], str]()
 
     def work(place: int) -> None:
@@ -88,33 +86,24 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
         transport.close()
 
     assert at_once(*(partial(work, place) for place in range(4))) == [""] * 4
-    far = Gloo.__name__ if between == "gloo" else Tcp.__name__
     near = {(0, 2), (2, 0), (1, 3), (3, 1)}
-    assert seen == {pair: Local.__name__ if pair in near else far for pair in seen} and len(seen) == 12
-
-
-def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MESHCTL_TRANSPORT", "rdma")
-    [error] = at_once(lambda: reach_all(job(), 0, HashStore(), {}))
-    assert error == "WayError: MESHCTL_TRANSPORT is 'rdma', and frames go between nodes by tcp or gloo"
-
-
-def test_workers_with_different_transports_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MESHCTL_TRANSPORT", "gloo")
-    store, made = HashStore(), apart()
-    store.set(f"{world.FAR}/1", f"{made.digest} tcp 127.0.0.1 1")
-    [error] = at_once(lambda: reach_all(made, 0, store, {}))
     assert (
-        error
-        == "WayError: other nodes: b:0 goes by tcp and a:0 by gloo: MESHCTL_TRANSPORT must be the same everywhere"
+        seen == {pair: Local.__name__ if pair in near else Tcp.__name__ for pair in seen} and len(seen) == 12
     )
+
+
+@pytest.mark.parametrize("chosen", ["gloo", "rdma"])
+def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(
+    monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    monkeypatch.setenv("MESHCTL_TRANSPORT", chosen)
+    [error] = at_once(lambda: reach_all(job(), 0, HashStore(), {}))
+    assert error == f"WayError: MESHCTL_TRANSPORT is {chosen!r}: frames travel between nodes by tcp"
 
 
 def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
     store, made = HashStore(), apart()
-    store.set(f"{world.FAR}/1", f"{made.digest} tcp 10.77.0.2 1")
+    store.set(f"{world.FAR}/1", f"{made.digest} 10.77.0.2 1")
     [error] = at_once(lambda: reach_all(made, 0, store, {}))
     which = "b:0 listens on 10.77.0.2 and a:0 on 127.0.0.1"
     assert (
@@ -134,14 +123,6 @@ def test_another_plan_is_an_error_that_names_the_routes() -> None:
     errors = at_once(*(partial(reach_all, apart(2 + place), place, store, {}) for place in (0, 1)))
     assert errors == [
         f"WayError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
-    ]
-
-
-def test_a_bridge_of_another_plan_is_an_error_that_names_the_routes() -> None:
-    store, [crossing] = HashStore(), crossings(job())
-    errors = at_once(*(partial(bridge, job(2 + place), crossing, store, place) for place in (0, 1)))
-    assert errors == [
-        f"WayError: bridge a~b: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
     ]
 
 

@@ -17,7 +17,6 @@ A `Way` says where that memory is, how a message leaves (`post`), and calls `arr
               both map
     tcp       processes of different nodes        the bytes over a connection, into memory that was touched
               before
-    gloo      the same                            torch's gloo
 
 Tensors that lie on devices go beside frames, too: who can reads them there (`devices.ondevice`), and
 `Transfers` bring them to the others.

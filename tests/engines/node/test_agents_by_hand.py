@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from processes import Launch, plan_of
 
 from meshctl.plan.model import Cluster, Component, Input, Plan, Stage
@@ -67,14 +66,8 @@ def two_nodes(folder: Path) -> Plan:
     )
 
 
-@pytest.mark.parametrize("between", ["tcp", "gloo"])
-def test_samples_go_from_node_to_node(launch: Launch, tmp_path: Path, between: str) -> None:
-    plan = two_nodes(tmp_path)
-    plan = replace(
-        plan,
-        groups=tuple(replace(group, env=(*EXEC, ("MESHCTL_TRANSPORT", between))) for group in plan.groups),
-    )
-    run = launch(plan)
+def test_samples_go_from_node_to_node(launch: Launch, tmp_path: Path) -> None:
+    run = launch(two_nodes(tmp_path))
     assert run.end() == 0, run.output()
     assert len(run.events("done")) == 6
     for rank in range(4):
@@ -84,4 +77,4 @@ def test_samples_go_from_node_to_node(launch: Launch, tmp_path: Path, between: s
         assert [row[:3] for row in said] == [
             [step, rows[step - 1], [10_000 * x for x in rows[step - 1]]] for step in (1, 2, 3)
         ]
-        assert {tuple(row[3]) for row in said} == {("tcp-receive",) if between == "tcp" else ()}
+        assert {tuple(row[3]) for row in said} == {("tcp-receive",)}

@@ -24,9 +24,8 @@ from meshctl.runtime.component import Place
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.routes.channel import LANES
 from meshctl.runtime.transports.data_plane import Transport
-from meshctl.runtime.transports.gloo import Gloo
 from meshctl.runtime.transports.tcp import Address, Tcp
-from meshctl.runtime.world import bridge, crossings, reach_all
+from meshctl.runtime.world import reach_all
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.modes import Dispatch
 from tests.runtime.pipelines import made, pipelines
@@ -106,17 +105,6 @@ def some() -> list[Plan]:
 JOBS = some()
 
 
-def by_gloo(job: Plan, place: int, store: Store) -> Transport:
-    transport = Transport(place, slots_of(job))
-    bridges = [
-        bridge(job, crossing, store, place)
-        for crossing in crossings(job)
-        if job.at_place(place)[0] in crossing.groups
-    ]
-    transport.reach({other for made in bridges for other in made.places}, Gloo(transport, bridges))
-    return transport
-
-
 def by_tcp(job: Plan, place: int, store: Store) -> Transport:
     transport = Transport(place, slots_of(job))
     tcp = Tcp(transport, "token")
@@ -155,17 +143,13 @@ def same(job: Plan) -> Plan:
 class Case:
     reach: Callable[[Plan, int, Store], Transport]
     place: Callable[[Plan], Plan] = same
-    env: str = ""
-    """MESHCTL_TRANSPORT."""
 
 
 WAYS = {
     "local": Case(reached),
-    "gloo": Case(by_gloo),
     "tcp": Case(by_tcp),
     "tcp and local": Case(reached, spread),
     "tcp to replicas": Case(reached, apart),
-    "gloo and local": Case(reached, spread, "gloo"),
 }
 
 
@@ -173,7 +157,6 @@ def work(way: str, place: int, port: int, folder: Path) -> None:
     """One worker: takes part in every job that has its place."""
     said: list[Any] = []
     case = WAYS[way]
-    os.environ["MESHCTL_TRANSPORT"] = case.env
     for number, job in enumerate(map(case.place, JOBS)):
         if place >= job.places:
             continue
@@ -206,8 +189,7 @@ def told_by(seen: list[Any]) -> list[Any]:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[int, list[Any]]]]:
     """What every worker saw, by place. Workers are forked before the store's threads exist."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    folder = tmp_path_factory.mktemp("gloo")
+    folder = tmp_path_factory.mktemp("ways")
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     children = []
