@@ -15,7 +15,7 @@ from meshctl.topology.modes import Route
 COMPONENTS = """
 import json, os, threading
 import torch
-from meshctl.runtime.batch import Batch
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
 
 
