@@ -10,7 +10,8 @@ from typing import Literal, Protocol, cast
 
 from meshctl.plan.model import Checkpoint, Component, Group, Input, Plan, Program, Run, Stage
 from meshctl.recipe import model as said
-from meshctl.recipe.placement import mesh_of, place
+from meshctl.recipe.meshes import mesh_of
+from meshctl.topology.allocation import allocate
 from meshctl.topology.modes import Route
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
@@ -38,14 +39,14 @@ class Defaults:
 
 def resolve(recipe: said.Recipe, endpoints: Mapping[str, Mapping[str, Words]]) -> Plan:
     """The plan of a recipe; `endpoints` are component -> method -> what its decorator says."""
-    placed = place(recipe)
+    allocation = allocate(recipe.groups, recipe.cluster)
     stages = tuple(_stage(stage, endpoints) for stage in in_order(recipe))
     routes = tuple(_routes(stages))
     return Plan(
         name=recipe.name,
         seed=recipe.seed,
-        cluster=placed.cluster,
-        groups=tuple(_groups(recipe, placed.devices)),
+        cluster=allocation.cluster,
+        groups=tuple(_groups(recipe, allocation.devices)),
         components=tuple(
             _component(recipe, component, endpoints.get(component.name, {}))
             for component in recipe.components.values()

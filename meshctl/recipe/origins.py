@@ -237,9 +237,9 @@ def _inferred(path: Path, value: Any, note: str) -> Origin:
 
 def _of_cluster(facts: Facts, recipe: Recipe, tree: Node) -> Iterator[Origin]:
     """The least that holds the groups."""
-    if facts.placed is None:
+    if facts.allocation is None:
         return
-    note, cluster = "the least that fits", facts.placed.cluster
+    note, cluster = "the least that fits", facts.allocation.cluster
     yield _inferred(("cluster", "nodes"), cluster.nodes, note)
     if tree.at(("cluster", "devices_per_node")) is None:
         for kind, runs in cluster.devices_per_node.items():

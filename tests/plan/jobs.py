@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshctl.plan.model import Group, Plan, Run
 from meshctl.recipe import model as said
-from meshctl.recipe.placement import place
+from meshctl.topology.allocation import allocate
 from meshctl.topology.cluster import Cluster
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
@@ -81,7 +81,7 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
         each = draw(st.sampled_from([1, host.gpus_per_worker]))
         groups["guest"] = said.DeviceGroup("guest", share, host.device_type, each, colocate=host.name)
     groups["judge"] = said.DeviceGroup("judge", draw(st.integers(1, 7)), "cpu")
-    placed = place(said.Recipe(cluster=said.Cluster(nodes, sizes), groups=groups))
+    placed = allocate(groups, said.Cluster(nodes, sizes))
     assume(not placed.beyond)
     assume(
         all(

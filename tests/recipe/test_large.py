@@ -83,7 +83,7 @@ def test_groups_are_looked_at_once_each(tmp_path: Path) -> None:
         for n in range(60)
     )
     facts = loaded(tmp_path, f"groups:\n{some}").facts
-    assert facts is not None and facts.placed
+    assert facts is not None and facts.allocation
     pairs = 60 * 59 // 2
     assert calls_of((hardware.same_hardware,), facts) < 20 * pairs
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
-from meshctl.recipe.placement import Placed, Runs, place, torn
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.groups import cluster_value
 from meshctl.text.english import counted
+from meshctl.topology.allocation import Allocation, DeviceRanges, allocate, device_count, first_split_worker
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 from meshctl.topology.placement import NodeRun, node_runs, span_nodes
@@ -32,7 +32,7 @@ WITHIN = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
 
 def idle_devices(facts: Facts) -> Iterator[Diagnostic]:
     """All devices that `cluster` says are there belong to a group."""
-    placed = facts.placed
+    placed = facts.allocation
     if placed is None or placed.beyond or not _as_wanted(facts, placed):
         return
     for kind in placed.cluster.devices_per_node:
@@ -43,23 +43,19 @@ def idle_devices(facts: Facts) -> Iterator[Diagnostic]:
             continue
         groups = [group for group in facts.recipe.groups.values() if group.device_type == kind]
         says = tuple(_takes(facts, group) for group in groups[:SHOWN])
-        are = "is" if length(idle) == 1 else "are"
-        message = f"{length(idle)} of {total} {kind} devices {are} used by no group: {_where(idle, placed.cluster, kind)}"
+        are = "is" if device_count(idle) == 1 else "are"
+        message = f"{device_count(idle)} of {total} {kind} devices {are} used by no group: {_where(idle, placed.cluster, kind)}"
         span = cluster_value(facts, "devices_per_node", *_named(facts.recipe, kind))
         yield Diagnostic("MC320", message, span, says, _help(facts.recipe, kind, placed), "warning")
 
 
-def _as_wanted(facts: Facts, placed: Placed) -> bool:
+def _as_wanted(facts: Facts, placed: Allocation) -> bool:
     """Whether every group has what it wants; else a rule says so."""
     groups = [group for group in facts.recipe.groups.values() if group.device_type != "cpu"]
-    return all(group.devices == length(placed.devices[group.name]) for group in groups)
+    return all(group.devices == device_count(placed.devices[group.name]) for group in groups)
 
 
-def length(runs: Runs) -> int:
-    return sum(stop - start for start, stop in runs)
-
-
-def _idle(recipe: Recipe, placed: Placed, kind: str) -> Runs:
+def _idle(recipe: Recipe, placed: Allocation, kind: str) -> DeviceRanges:
     """The devices of a type that are in no group."""
     used = sorted(
         run
@@ -82,7 +78,7 @@ def _takes(facts: Facts, group: DeviceGroup) -> Span:
     )
 
 
-def _where(idle: Runs, cluster: Cluster, kind: str) -> str:
+def _where(idle: DeviceRanges, cluster: Cluster, kind: str) -> str:
     """`4-7 of node 0, number 3 of node 1, all 8 of nodes 2-5`."""
     pieces = [piece for start, stop in idle for piece in cluster.pieces(kind, start, stop)]
     said = []
@@ -108,7 +104,7 @@ def _named(recipe: Recipe, kind: str) -> tuple[str, ...]:
     return (kind,) if kind in recipe.cluster.named else ()
 
 
-def _help(recipe: Recipe, kind: str, placed: Placed) -> str:
+def _help(recipe: Recipe, kind: str, placed: Allocation) -> str:
     """A cluster without these devices, where a smaller number makes it."""
     said, cluster = recipe.cluster, placed.cluster
     last = max(
@@ -128,8 +124,8 @@ def _help(recipe: Recipe, kind: str, placed: Placed) -> str:
         key, number = ".".join(("devices_per_node", *_named(recipe, kind))), last
         given = {**said.devices_per_node, kind: last} if isinstance(said.devices_per_node, Mapping) else last
         smaller = replace(said, devices_per_node=given)
-    there = place(replace(recipe, cluster=smaller))
-    left, idle = length(_idle(recipe, there, kind)), length(_idle(recipe, placed, kind))
+    there = allocate(recipe.groups, smaller)
+    left, idle = device_count(_idle(recipe, there, kind)), device_count(_idle(recipe, placed, kind))
     if there.beyond or left >= idle:
         return "give them to a group, or take them out of `cluster`"
     return f"give them to a group, or say `cluster.{key}: {number}`{f', which leaves {left}' if left else ''}"
@@ -145,7 +141,7 @@ class Seated:
     name: str
     device_type: str
     workers: int
-    devices: Runs
+    devices: DeviceRanges
     gpus_per_worker: int
 
 
@@ -155,21 +151,21 @@ def inside_nodes(facts: Facts) -> Iterator[Diagnostic]:
         mesh, sizes = facts.meshes.get(name), component.parallel
         if mesh is None or not isinstance(sizes, Sizes) or not any(mesh.size(dim) > 1 for dim in WITHIN):
             continue
-        seats = _seats(facts.placed, facts.recipe.groups[component.group])
+        seats = _seats(facts.allocation, facts.recipe.groups[component.group])
         for dim, code in WITHIN.items() if len(seats) > 1 or (seats and seats[0].nodes > 1) else ():
             if mesh.size(dim) > 1 and (reach := span_nodes(seats, mesh, dim)) != "inside":
                 yield _crosses(facts, component, mesh, seats, dim, code, reach)
 
 
-def _seats(placed: Placed | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
+def _seats(placed: Allocation | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
     """Where its workers are; nothing where that is wrong or not known."""
     if placed is None or group.name in placed.beyond:
         return ()
     runs, cluster = placed.devices[group.name], placed.cluster
     on_devices = group.device_type != "cpu"
     if on_devices and (
-        length(runs) != group.devices
-        or torn(runs, group.gpus_per_worker, cluster, group.device_type) is not None
+        device_count(runs) != group.devices
+        or first_split_worker(runs, group.gpus_per_worker, cluster, group.device_type) is not None
     ):
         return ()
     return node_runs(
@@ -248,8 +244,8 @@ def _if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool:
     group = recipe.groups[name]
     if group.device_type == "cpu" or isinstance(group.ranks, tuple) or group.colocate:
         return False
-    there = place(replace(recipe, groups={name: group, **recipe.groups}))
-    if there.beyond or there.devices[name] == (facts.placed.devices[name] if facts.placed else ()):
+    there = allocate({name: group, **recipe.groups}, recipe.cluster)
+    if there.beyond or there.devices[name] == (facts.allocation.devices[name] if facts.allocation else ()):
         return False
     return span_nodes(_seats(there, group), mesh, dim) == "inside"
 

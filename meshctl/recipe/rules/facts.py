@@ -3,6 +3,7 @@ source."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.model_config import Config, config
-from meshctl.recipe.model import Component, DeviceGroup, Input, Recipe, Stage
-from meshctl.recipe.placement import NoMesh, Placed, mesh_of, node_counts, place
+from meshctl.recipe.meshes import NoMesh, mesh_of
+from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage
 from meshctl.recipe.reader import Read
 from meshctl.recipe.spans import Written
+from meshctl.topology.allocation import Allocation, allocate
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT
 
@@ -47,7 +49,7 @@ class Facts:
         return self.written.key(*path)
 
     @cached_property
-    def placed(self) -> Placed | None:
+    def allocation(self) -> Allocation | None:
         """None where a group's size or kind is not known."""
         groups = self.recipe.groups.values()
         sized = all(group.devices and group.device_type for group in groups)
@@ -57,7 +59,11 @@ class Facts:
             for key in ("gpus_per_worker", "colocate")
         )
         right = right and len(set(node_counts(self.recipe.cluster).values())) < 2
-        return place(self.recipe) if sized and right and self.right("cluster") else None
+        return (
+            allocate(self.recipe.groups, self.recipe.cluster)
+            if sized and right and self.right("cluster")
+            else None
+        )
 
     @cached_property
     def classes(self) -> dict[str, Found]:
@@ -119,3 +125,14 @@ class Facts:
             except NoMesh:
                 continue
         return meshes
+
+
+def node_counts(cluster: Cluster) -> dict[tuple[str, ...], int]:
+    """Returns the number of nodes that each key of `cluster` states."""
+    given = cluster.devices_per_node
+    by_key = {(kind,): each for kind, each in given.items()} if isinstance(given, Mapping) else {(): given}
+    counts: dict[tuple[str, ...], int] = {("nodes",): cluster.nodes} if cluster.nodes else {}
+    for key, each in by_key.items():
+        if isinstance(each, tuple):
+            counts["devices_per_node", *key] = len(each)
+    return counts

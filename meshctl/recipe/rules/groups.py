@@ -11,9 +11,17 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import DEVICE_ALIASES, DeviceGroup
-from meshctl.recipe.placement import Placed, Runs, least, most_on_a_node, node_counts, shared, torn
-from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.facts import Facts, node_counts
 from meshctl.text.english import counted, did_you_mean, listed, nearest
+from meshctl.topology.allocation import (
+    Allocation,
+    DeviceRanges,
+    first_common_device,
+    first_split_worker,
+    host_of,
+    least_per_node,
+    most_per_node,
+)
 
 SHOWN = 8
 """So many numbers are listed."""
@@ -117,26 +125,26 @@ def cluster_value(facts: Facts, *path: str) -> Span:
 
 def one_node_each(facts: Facts) -> Iterator[Diagnostic]:
     """A worker's devices are neighbours on one node."""
-    if facts.placed is None:
+    if facts.allocation is None:
         return
     for name, group in facts.recipe.groups.items():
-        each, runs = group.gpus_per_worker, facts.placed.devices[name]
-        if group.device_type == "cpu" or each == 1 or group.devices % each or name in facts.placed.beyond:
+        each, runs = group.gpus_per_worker, facts.allocation.devices[name]
+        if group.device_type == "cpu" or each == 1 or group.devices % each or name in facts.allocation.beyond:
             continue
-        worker = torn(runs, each, facts.placed.cluster, group.device_type)
+        worker = first_split_worker(runs, each, facts.allocation.cluster, group.device_type)
         if worker is not None:
             says = facts.value("groups", name, "ranks").with_word(
                 f"worker {worker} would have the devices {_devices(runs, worker, each)}"
             )
             sizes = sorted(
-                {size for _, size in facts.placed.cluster.devices_per_node[group.device_type] if size},
+                {size for _, size in facts.allocation.cluster.devices_per_node[group.device_type] if size},
                 reverse=True,
             )
             message = f"`gpus_per_worker` {each}: a worker's devices must be neighbours on one node of {' or '.join(map(str, sizes[:8]))}"
             yield Diagnostic("MC304", message, facts.value("groups", name, "gpus_per_worker"), (says,))
 
 
-def _devices(runs: Runs, worker: int, each: int) -> str:
+def _devices(runs: DeviceRanges, worker: int, each: int) -> str:
     """The numbers of a worker's devices, the first eight."""
     skip, found = worker * each, list[int]()
     for start, stop in runs:
@@ -200,14 +208,16 @@ def _circle(name: str, groups: object) -> bool:
 
 def disjoint(facts: Facts) -> Iterator[Diagnostic]:
     """Two groups on one device say so; cuda 0 and npu 0 are two."""
-    if facts.placed is None:
+    if facts.allocation is None:
         return
     placed = [group for group in facts.recipe.groups.values() if group.device_type != "cpu"]
     own = [group for group in placed if not (group.colocate and isinstance(group.ranks, int))]
     for one, other in combinations(own, 2):
-        if one.device_type != other.device_type or host_of(facts, one) == host_of(facts, other):
+        if one.device_type != other.device_type or host_of(facts.recipe.groups, one.name) == host_of(
+            facts.recipe.groups, other.name
+        ):
             continue
-        device = shared(facts.placed.devices[one.name], facts.placed.devices[other.name])
+        device = first_common_device(facts.allocation.devices[one.name], facts.allocation.devices[other.name])
         if device is not None:
             says = facts.value("groups", one.name, "ranks").with_word(f"`{one.name}` has it too")
             message = f"device {device} is in both `{one.name}` and `{other.name}`"
@@ -215,22 +225,13 @@ def disjoint(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC307", message, facts.value("groups", other.name, "ranks"), (says,), help)
 
 
-def host_of(facts: Facts, group: DeviceGroup) -> str:
-    """The group at the end of a chain of `colocate`."""
-    seen = [group.name]
-    while group.colocate in facts.recipe.groups and group.colocate not in seen:
-        group = facts.recipe.groups[group.colocate]
-        seen.append(group.name)
-    return group.name
-
-
 def enough_devices(facts: Facts) -> Iterator[Diagnostic]:
     """What the cluster says is enough for all groups."""
-    if facts.placed is None:
+    if facts.allocation is None:
         return
-    for name, device in facts.placed.beyond.items():
+    for name, device in facts.allocation.beyond.items():
         group = facts.recipe.groups[name]
-        total = facts.placed.cluster.total(group.device_type)
+        total = facts.allocation.cluster.total(group.device_type)
         wants = f"device {device}" if isinstance(group.ranks, tuple) else counted(group.ranks, "device")
         has = f"{total} of {group.device_type}" if _several_types(facts) else str(total)
         where, help = _hardware(facts, group.device_type)
@@ -240,13 +241,15 @@ def enough_devices(facts: Facts) -> Iterator[Diagnostic]:
 
 def one_mps_each(facts: Facts) -> Iterator[Diagnostic]:
     """No machine has a second mps device, whatever the cluster is said to have."""
-    if facts.placed is None:
+    if facts.allocation is None:
         return
     for name, group in facts.recipe.groups.items():
-        if group.device_type != "mps" or name in facts.placed.beyond:
+        if group.device_type != "mps" or name in facts.allocation.beyond:
             continue
         pieces = (
-            piece for run in facts.placed.devices[name] for piece in facts.placed.cluster.pieces("mps", *run)
+            piece
+            for run in facts.allocation.devices[name]
+            for piece in facts.allocation.cluster.pieces("mps", *run)
         )
         if any(piece.number + piece.each > 1 for piece in pieces):
             message = f"group `{name}` wants a second mps device of a machine, and a machine has one"
@@ -260,8 +263,8 @@ def _several_types(facts: Facts) -> bool:
 
 def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     """Where the cluster says its devices of a type, with the sum of them; and what would be enough."""
-    assert facts.placed is not None
-    cluster, each = facts.placed.cluster, facts.recipe.cluster.devices_of(kind)
+    assert facts.allocation is not None
+    cluster, each = facts.allocation.cluster, facts.recipe.cluster.devices_of(kind)
     total = counted(cluster.total(kind), "device")
     says = (
         f"{counted(cluster.nodes, 'node')} x {each} = {total}"
@@ -271,11 +274,11 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     key = ("devices_per_node", kind) if kind in facts.recipe.cluster.named else ("devices_per_node",)
     needed = max(
         stop
-        for name, runs in facts.placed.devices.items()
+        for name, runs in facts.allocation.devices.items()
         for _, stop in runs
         if facts.recipe.groups[name].device_type == kind
     )
-    enough = f"`cluster.{'.'.join(key)}: {least(facts.recipe, kind, cluster.nodes)}`"
+    enough = f"`cluster.{'.'.join(key)}: {least_per_node(facts.recipe.groups, kind, cluster.nodes)}`"
     who = f"all groups on {kind}" if _several_types(facts) else "all groups"
     left = "it" if len(key) > 1 else "`cluster`"
     return cluster_value(facts, *key).with_word(
@@ -285,17 +288,17 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
 
 def enough_visible(facts: Facts) -> Iterator[Diagnostic]:
     """`visible_devices` names as many as the group takes on a node."""
-    if facts.placed is None:
+    if facts.allocation is None:
         return
     for name, group in facts.recipe.groups.items():
         if (
             not group.visible_devices
             or group.device_type == "cpu"
-            or name in facts.placed.beyond
+            or name in facts.allocation.beyond
             or _misnamed(group)
         ):
             continue
-        if most := too_few_visible(facts.placed, group):
+        if most := too_few_visible(facts.allocation, group):
             says = facts.value("groups", name, "ranks").with_word(
                 f"`{name}` takes {counted(most, 'device')} of a node"
             )
@@ -303,9 +306,9 @@ def enough_visible(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), (says,))
 
 
-def too_few_visible(placed: Placed, group: DeviceGroup) -> int:
+def too_few_visible(placed: Allocation, group: DeviceGroup) -> int:
     """How many devices it takes on some node, where its `visible_devices` are fewer; else 0."""
-    most = most_on_a_node(placed.devices[group.name], placed.cluster, group.device_type)
+    most = most_per_node(placed.devices[group.name], placed.cluster, group.device_type)
     return most if group.visible_devices and len(group.visible_devices) < most else 0
 
 

@@ -14,10 +14,10 @@ from itertools import combinations
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DeviceGroup
-from meshctl.recipe.placement import Runs, shared
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.rules.groups import host_of, too_few_visible
+from meshctl.recipe.rules.groups import too_few_visible
 from meshctl.text.english import counted
+from meshctl.topology.allocation import DeviceRanges, first_common_device, host_of
 from meshctl.topology.cluster import Cluster
 
 OF_TORCHRUN = {
@@ -65,7 +65,7 @@ def _same(one: str, other: str) -> bool:
     )
 
 
-def names_of(group: DeviceGroup, runs: Runs, cluster: Cluster) -> list[Names]:
+def names_of(group: DeviceGroup, runs: DeviceRanges, cluster: Cluster) -> list[Names]:
     """By node: the first of its visible devices, or the numbers there."""
     alone: dict[int, list[str]] = {}
     found: list[Names] = []
@@ -87,7 +87,7 @@ class _Known:
 
     group: DeviceGroup
     host: str
-    runs: Runs
+    runs: DeviceRanges
     names: tuple[Names, ...]
 
     def meet(self, other: _Known) -> tuple[int, str] | None:
@@ -101,13 +101,13 @@ class _Known:
         ):
             return None
         met = next((met for mine in self.names for theirs in other.names if (met := mine.meet(theirs))), None)
-        return met if met and shared(self.runs, other.runs) is None else None
+        return met if met and first_common_device(self.runs, other.runs) is None else None
 
 
 def _known(facts: Facts) -> Iterator[_Known]:
     """Each is looked at once: there may be many pairs."""
     for name, group in facts.recipe.groups.items():
-        placed = facts.placed
+        placed = facts.allocation
         if (
             placed is None
             or group.device_type not in OF_DEVICES
@@ -117,7 +117,9 @@ def _known(facts: Facts) -> Iterator[_Known]:
             continue
         if facts.right("groups", name, "visible_devices"):
             runs = placed.devices[name]
-            yield _Known(group, host_of(facts, group), runs, tuple(names_of(group, runs, placed.cluster)))
+            yield _Known(
+                group, host_of(facts.recipe.groups, name), runs, tuple(names_of(group, runs, placed.cluster))
+            )
 
 
 def same_hardware(facts: Facts) -> Iterator[Diagnostic]:

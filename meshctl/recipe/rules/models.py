@@ -15,8 +15,8 @@ from functools import cached_property
 from math import gcd, prod
 
 from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes
-from meshctl.recipe.placement import NoMesh, sizes_of
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted, listed
 from meshctl.topology.mesh import DeviceMesh

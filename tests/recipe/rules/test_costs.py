@@ -65,25 +65,25 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
 def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> None:
     facts = facts_of(recipe)
     warned = {found.message.split()[3]: found.message for found in idle_devices(facts)}
-    assert facts.placed is not None
-    if facts.placed.beyond:
+    assert facts.allocation is not None
+    if facts.allocation.beyond:
         assert not warned
         return
-    for kind in facts.placed.cluster.devices_per_node:
+    for kind in facts.allocation.cluster.devices_per_node:
         groups = [name for name, group in facts.recipe.groups.items() if group.device_type == kind]
         used = {
             device
             for name in groups
-            for start, stop in facts.placed.devices[name]
+            for start, stop in facts.allocation.devices[name]
             for device in range(start, stop)
         }
-        total = facts.placed.cluster.total(kind)
+        total = facts.allocation.cluster.total(kind)
         idle = [device for device in range(total) if device not in used]
         assert (kind in warned) == bool(idle)
         if idle:
             assert warned[kind].startswith(f"{len(idle)} of {total} {kind} devices ")
             first = warned[kind].split(": ")[1]
-            node = facts.placed.cluster.node_of(kind, idle[0])
+            node = facts.allocation.cluster.node_of(kind, idle[0])
             assert re.match(rf"(all |number )?\d+(-\d+)? of nodes? {node}\b", first)
 
 
@@ -164,7 +164,7 @@ def placements(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def nodes_by_rank(facts: Facts) -> list[int]:
-    group, placed = facts.recipe.groups["train"], facts.placed
+    group, placed = facts.recipe.groups["train"], facts.allocation
     assert placed is not None
     if group.device_type == "cpu":
         each, more = divmod(group.workers, placed.cluster.nodes)
@@ -180,7 +180,7 @@ def nodes_by_rank(facts: Facts) -> list[int]:
 @given(placements())
 def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[str, Any]) -> None:
     facts = facts_of(recipe)
-    if facts.placed is None or facts.placed.beyond:
+    if facts.allocation is None or facts.allocation.beyond:
         assert not list(inside_nodes(facts))
         return
     nodes, mesh = nodes_by_rank(facts), facts.meshes["actor"]

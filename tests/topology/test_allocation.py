@@ -1,29 +1,31 @@
 """Devices and clusters: disjoint by default, exactly as listed, and the least that holds the groups."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.load import load
-from meshctl.recipe.model import Cluster, DeviceGroup, Recipe
-from meshctl.recipe.placement import Placed, Runs, least, most_on_a_node, place, shared, torn
+from meshctl.recipe.model import Cluster, DeviceGroup
+from meshctl.topology.allocation import (
+    Allocation,
+    DeviceRanges,
+    allocate,
+    first_common_device,
+    first_split_worker,
+    least_per_node,
+    most_per_node,
+)
 from meshctl.topology.cluster import Cluster as Nodes
 
-GOLDEN = Path(__file__).parent / "golden"
 
-
-def placed(*groups: DeviceGroup, cluster: Cluster = Cluster()) -> Placed:
-    return place(Recipe(cluster=cluster, groups={group.name: group for group in groups}))
+def placed(*groups: DeviceGroup, cluster: Cluster = Cluster()) -> Allocation:
+    return allocate({group.name: group for group in groups}, cluster)
 
 
 def cuda(nodes: int, each: int) -> Nodes:
     return Nodes.of(nodes, cuda=each)
 
 
-def numbers(result: Placed, group: str) -> list[int]:
+def numbers(result: Allocation, group: str) -> list[int]:
     return [number for start, stop in result.devices[group] for number in range(start, stop)]
 
 
@@ -148,7 +150,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1, ma
 NODES = st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0)
 
 
-def runs_of(drawn: list[tuple[int, int]], total: int) -> Runs:
+def runs_of(drawn: list[tuple[int, int]], total: int) -> DeviceRanges:
     """Disjoint, not touching, in any order."""
     taken: set[int] = set()
     found: list[tuple[int, int]] = []
@@ -169,7 +171,7 @@ def test_questions_about_runs_agree_with_lists(
     runs = runs_of(drawn, len(homes))
     devices = [device for start, stop in runs for device in range(start, stop)]
     here = [homes[device] for device in devices]
-    assert most_on_a_node(runs, cluster, "cuda") == max((here.count(node) for node in here), default=0)
+    assert most_per_node(runs, cluster, "cuda") == max((here.count(node) for node in here), default=0)
     workers = [devices[first : first + each] for first in range(0, len(devices), each)]
     wrong = [
         rank
@@ -178,7 +180,7 @@ def test_questions_about_runs_agree_with_lists(
         or mine != list(range(mine[0], mine[0] + each))
         or homes[mine[0]] != homes[mine[-1]]
     ]
-    assert torn(runs, each, cluster, "cuda") == (wrong[0] if wrong else None)
+    assert first_split_worker(runs, each, cluster, "cuda") == (wrong[0] if wrong else None)
 
 
 @given(RUNS, RUNS)
@@ -189,7 +191,7 @@ def test_what_two_groups_share_agrees_with_lists(
     both = {device for run in mine for device in range(*run)} & {
         device for run in theirs for device in range(*run)
     }
-    assert shared(mine, theirs) == min(both, default=None)
+    assert first_common_device(mine, theirs) == min(both, default=None)
 
 
 GROUPS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([1, 2, 3])), min_size=1, max_size=5)
@@ -218,76 +220,7 @@ def test_one_device_less_on_each_node_is_too_few(sizes: list[tuple[int, int]], n
     groups = {
         f"g{i}": DeviceGroup(f"g{i}", workers * each, "cuda", each) for i, (workers, each) in enumerate(sizes)
     }
-    each = least(Recipe(groups=groups), "cuda", nodes)
-    assert not place(Recipe(cluster=Cluster(nodes, each), groups=groups)).beyond
+    each = least_per_node(groups, "cuda", nodes)
+    assert not allocate(groups, Cluster(nodes, each)).beyond
     if each > max(group.gpus_per_worker for group in groups.values()):
-        assert place(Recipe(cluster=Cluster(nodes, each - 1), groups=groups)).beyond
-
-
-# On the command line
-
-
-def found(*overrides: str) -> list[Diagnostic]:
-    return [
-        one
-        for one in load("base_of_all.yaml", overrides, GOLDEN, environ={}).report.diagnostics
-        if one.severity == "error"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["cluster.devices_per_node=[8,4]"], Cluster(0, (8, 4))),
-        (["cluster.devices_per_node.cuda=8"], Cluster(0, {"cuda": 8})),
-        (["cluster.devices_per_node.GPU=[8,0]", "cluster.nodes=2"], Cluster(2, {"cuda": (8, 0)})),
-        (["cluster.devices_per_node=8", "cluster.devices_per_node={npu: 2}"], Cluster(0, {"npu": 2})),
-        (["cluster.devices_per_node=[8,4]", "cluster.devices_per_node.1=6"], Cluster(0, (8, 6))),
-    ],
-)
-def test_overrides_say_devices(overrides: list[str], expected: Cluster) -> None:
-    assert load("base_of_all.yaml", overrides, GOLDEN, environ={}).recipe.cluster == expected
-    assert not found(*overrides)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["cluster.devices_per_node=0"], "`devices_per_node` must be a whole number from 1, it is 0"),
-        (["cluster.devices_per_node=[]"], "`devices_per_node` says no device"),
-        (["cluster.devices_per_node=[8,-1]"], "`devices_per_node.1` must be a whole number from 0, it is -1"),
-        (["cluster.devices_per_node.cuda=true"], "`cuda` must be a whole number from 1, it is true"),
-        (["cluster.devices_per_node={cuda: [0, 0]}"], "`cuda` says no device"),
-        (["cluster.devices_per_node.cdua=8"], "`cluster.devices_per_node.cdua` is not in the recipe"),
-        (["cluster.devices_per_node={cdua: 8}"], "`cdua` is not a device type"),
-        (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, cpu is none"),
-        (["cluster.devices_per_node={cuda: 8, gpu: 8}"], "`devices_per_node` says cuda twice"),
-        (
-            ["cluster.nodes=3", "cluster.devices_per_node=[8,4]"],
-            "`devices_per_node` lists 2 nodes, the cluster has 3",
-        ),
-        (
-            ["cluster.devices_per_node={gpu: [8,4], npu: [1]}"],
-            "`devices_per_node.npu` lists 1 node, the cluster has 2",
-        ),
-        (
-            ["cluster.devices_per_node=8", "cluster.devices_per_node.cuda=8"],
-            "`cluster.devices_per_node` is one value, it has no keys",
-        ),
-        (
-            ["groups.train={ranks: 2, device_type: mps}"],
-            "group `train` wants a second mps device of a machine, and a machine has one",
-        ),
-        (
-            ["groups.train={ranks: [1], device_type: mps}"],
-            "group `train` wants a second mps device of a machine, and a machine has one",
-        ),
-        (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
-        (
-            ["groups.train={ranks: [0, true], device_type: cuda}"],
-            "`ranks` must be the number of a device, from 0, it is true",
-        ),
-    ],
-)
-def test_wrong_placements(overrides: list[str], message: str) -> None:
-    assert [one.message for one in found(*overrides)] == [message]
+        assert allocate(groups, Cluster(nodes, each - 1)).beyond
