@@ -17,12 +17,10 @@ from typing import Any
 import yaml
 
 from meshctl.diagnostics import Span
-from meshctl.recipe.compose.folders import config_folders, files, is_dir, is_file, subfolders
+from meshctl.recipe.compose.folders import SUFFIXES, config_folders, files, is_dir, is_file, list_groups
 from meshctl.recipe.compose.yaml_tree import Node, merge, nested
-from meshctl.recipe.model import TOP
 
 MAX_BYTES, MAX_NODES, MAX_DEPTH, MAX_FILES = 1 << 20, 20_000, 64, 50
-SUFFIXES = (".yaml", ".yml")
 HERE = Span("", 1, 1)
 
 
@@ -47,11 +45,7 @@ class Outline:
         return node.value if node is not None and isinstance(node.value, str) else ""
 
     def groups(self) -> list[str]:
-        """Config groups: folders with configs in them that are not called like a key of recipes."""
-        found = {name for folder in self.folders for name in subfolders(folder) if name not in TOP}
-        return sorted(
-            name for name in found if any(files(folder / name, *SUFFIXES) for folder in self.folders)
-        )
+        return list_groups(self.folders)
 
     def options(self, group: str) -> Iterator[tuple[str, str]]:
         """The files of a config group, with the first line of each where that is a comment."""

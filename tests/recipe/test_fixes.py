@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
-from meshctl.recipe.compose.tabs import spaced
+from meshctl.recipe.compose.errors import spaces_for_tabs
 from meshctl.recipe.fixes import certain, chosen, fixed, meant
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.model import CALL, DEVICE_TYPES, GROUP, PARALLEL
@@ -252,7 +252,7 @@ def test_a_layout_is_fixed_where_one_is_nearest(ranks: int, sizes: str, right: l
     ],
 )
 def test_tabs_become_spaces_where_their_width_does_not_matter(text: str, right: str) -> None:
-    fixes = spaced("f", text)
+    fixes = spaces_for_tabs("f", text)
     assert (fixed(text, fixes) if fixes or text == right else "") == right
 
 

@@ -1,49 +1,77 @@
-"""Looking into folders, and which of them have config groups.
+"""Looks into folders and finds the configs in them.
 
-What cannot be looked at (no permission, a name too long, a loop of links) is simply not there.
+What cannot be looked at (no permission, a name too long, a loop of links) counts as absent.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from meshctl.package import PACKAGE_DIR
 
+SUFFIXES = (".yaml", ".yml")
+NOT_GROUPS = ("", "defaults", "name", "seed")
+"""Folders of these names are no config groups: `name=x` and `seed=3` set values."""
+
 
 def config_folders(home: Path, path: Sequence[str]) -> list[Path]:
-    """Where config groups are found: beside the recipe, in its folder (of a run: in that of its recipe), in
-    meshctl."""
+    """Returns the search folders of a recipe in the folder `home`. `path` has the import folders of a run; the
+    first one is the folder of the recipe that the run was made from."""
     own = [home, *(Path(folder) for folder in path[:1])]
     return [*(folder / "conf" for folder in own), *own, shipped()]
 
 
 def shipped() -> Path:
-    """The config groups of meshctl itself: in the package once installed, beside it in a checkout."""
-    package = PACKAGE_DIR
-    inside = package / "conf"
-    return inside if is_dir(inside) else package.parent / "conf"
+    """Returns meshctl's own config groups: in the package once installed, next to it in a checkout."""
+    inside = PACKAGE_DIR / "conf"
+    return inside if is_dir(inside) else PACKAGE_DIR.parent / "conf"
+
+
+# Configs
+
+
+def find_configs(folders: Iterable[Path], name: str) -> list[Path]:
+    """Returns the file of config `name` in each folder that has one."""
+    found = []
+    for folder in folders:
+        paths = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
+        found += [path for path in paths if is_file(path)][:1]
+    return found
+
+
+def list_options(folders: Iterable[Path], group: str) -> list[str]:
+    """Returns the names of the configs in a config group; none if there is no such group."""
+    if group.split("/")[0] in NOT_GROUPS[1:]:
+        return []
+    return sorted({path.stem for folder in folders for path in files(folder / group, *SUFFIXES)})
+
+
+def list_groups(folders: Sequence[Path]) -> list[str]:
+    """Returns the config groups at the top of the folders."""
+    names = {name for folder in folders for name in subfolders(folder)}
+    return sorted(name for name in names if list_options(folders, name))
+
+
+# Files
 
 
 class NoFile(OSError):
-    """A pipe, a socket or a device: it may never answer, or never end."""
+    """The path is a pipe, a socket or a device, which may never answer or never end."""
 
 
-def contents(path: Path, most: int) -> bytes:
-    """What a file holds, up to so many bytes and one more where it is longer. Raises `OSError`, of which
-    `NoFile` is one."""
+def contents(path: Path, limit: int) -> bytes:
+    """Reads a file, at most `limit` bytes and one more. Raises `OSError`, of which `NoFile` is one."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    _refused(os.stat(path).st_mode)
-    with open(
-        os.open(path, flags), "rb"
-    ) as file:  # it may have been replaced in between, and even opening a pipe may wait
-        _refused(os.fstat(file.fileno()).st_mode)
-        return file.read(most + 1) or b""
+    _refuse_special(os.stat(path).st_mode)  # even opening a pipe can block
+    with open(os.open(path, flags), "rb") as file:
+        _refuse_special(os.fstat(file.fileno()).st_mode)  # it may have been replaced in between
+        return file.read(limit + 1) or b""
 
 
-def _refused(mode: int) -> None:
+def _refuse_special(mode: int) -> None:
     kinds = {
         stat.S_IFIFO: "a pipe",
         stat.S_IFSOCK: "a socket",
@@ -63,12 +91,12 @@ def is_dir(path: Path) -> bool:
 
 
 def real(path: Path) -> str:
-    """The same for two names of one file."""
+    """Returns a path that is the same for two names of one file."""
     return os.path.realpath(path)
 
 
 def files(folder: Path, *suffixes: str) -> list[Path]:
-    """Those that end so, by name."""
+    """Returns the entries of a folder whose names end with one of the suffixes, sorted by name."""
     return [folder / name for name in _names(folder) if name.endswith(suffixes)]
 
 

@@ -1,70 +1,139 @@
-"""What Hydra makes of defaults lists: which files, in which order, mounted where. Loaded only where a recipe
-has one.
+"""Resolves defaults lists with Hydra: which configs are merged, in which order, mounted where.
 
-A shelf is all that Hydra sees: no plugin scan, no search path that a recipe can set, nothing is imported that
-a recipe names. This is the home of Hydra's private names.
+Hydra sees `DefaultsLists` and nothing else: there is no plugin scan, no search path that a recipe can set, and
+nothing that a recipe names is imported. Hydra is loaded only where a recipe includes something. All uses of
+Hydra's private names are in this file.
 """
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from hydra import version
-from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.types import Override
-from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import OmegaConf
-
-from meshctl.recipe.compose.defaults_entry import Mounted
-
-if TYPE_CHECKING:
-    from meshctl.recipe.compose.config_store import Shelf
-
-Options = list[str]
+from meshctl.diagnostics import Span
+from meshctl.recipe.compose.config_store import PRIMARY
+from meshctl.recipe.compose.defaults_lists import CHOICE, DefaultsLists
+from meshctl.recipe.compose.overrides import Override, hydra_errors
 
 
-def listed(shelf: Shelf, name: str, choices: Sequence[Override]) -> list[Mounted]:
-    """The files of the defaults lists that begin at `name`; raises what Hydra raises."""
+@dataclass(frozen=True)
+class DefaultsEntry:
+    """One config of a composed recipe, and where its keys go."""
+
+    config: str
+    """The config's name in the `ConfigStore`."""
+    package: str = ""
+    """The dotted key path at which its keys are mounted; empty for the top."""
+    parent: str | None = None
+    """The config that includes it."""
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return tuple(self.package.split(".")) if self.package else ()
+
+    @property
+    def is_part_of_group(self) -> bool:
+        """Whether another option of the same group includes it."""
+        if self.parent in (None, PRIMARY):
+            return False
+        return posixpath.dirname(str(self.parent)) == posixpath.dirname(self.config)
+
+
+def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: str) -> list[DefaultsEntry]:
+    """Returns the configs that the defaults lists beginning at config `name` include, in the order of merging.
+
+    A choice for which no defaults list has a place is reported and left out. `file` is blamed for errors that
+    Hydra reports without a place.
+    """
+    if not choices and name == PRIMARY and _includes_nothing(lists):
+        return [DefaultsEntry(PRIMARY)]
+    choices = list(choices)
+    while True:
+        try:
+            return _resolved_by_hydra(lists, name, choices)
+        except RecursionError:
+            message = "the defaults lists include one another without end"
+            lists.report("MC205", message, Span(file, 1, 1))
+            return []
+        except hydra_errors() as error:
+            refused = next((one for one in choices if f"'{one.target}'" in str(error)), None)
+            if refused is None:
+                first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                message = f"the defaults list cannot be composed: {first_line}"
+                lists.report("MC208", message, _defaults_span(lists, name, file))
+                return []
+            _report_refused(lists, refused)
+            choices.remove(refused)
+
+
+def _includes_nothing(lists: DefaultsLists) -> bool:
+    """Returns whether the recipe includes nothing and is mounted at the top, so that Hydra is not needed."""
+    return lists.of(PRIMARY) in ([], ["_self_"]) and "@package" not in lists.store.header(PRIMARY)
+
+
+def _defaults_span(lists: DefaultsLists, name: str, file: str) -> Span:
+    entries = None if name == CHOICE else lists.store.defaults(name)
+    return (entries.key or entries.span) if entries else Span(file, 1, 1)
+
+
+def _report_refused(lists: DefaultsLists, choice: Override) -> None:
+    code, help = "MC203", f"to add it, say +{choice.target}={choice.value_text}"
+    if choice.is_deletion:
+        code, help = "MC209", ""
+    lists.report(code, f"no defaults list names `{choice.target}`", choice.key_span, help)
+
+
+def _resolved_by_hydra(lists: DefaultsLists, name: str, choices: Sequence[Override]) -> list[DefaultsEntry]:
+    """Raises what Hydra raises."""
+    from hydra import version
+    from hydra._internal.defaults_list import create_defaults_list
+
     version.setbase("1.3")
-    found = create_defaults_list(
-        Repository(shelf), name, list(choices), prepend_hydra=False, skip_missing=False
-    ).defaults
-    return [Mounted(str(one.config_path), one.package or "", one.parent) for one in found]
+    repository, parsed = _repository_class()(lists), [one.parsed for one in choices]
+    found = create_defaults_list(repository, name, parsed, prepend_hydra=False, skip_missing=False)
+    return [DefaultsEntry(str(one.config_path), one.package or "", one.parent) for one in found.defaults]
 
 
-class Repository(ConfigRepository):
-    """Hydra's view of a shelf: given its one source, it looks for no others."""
+@cache
+def _repository_class() -> Any:
+    """Returns the class of Hydra's view of `DefaultsLists`: a repository that has one source and looks for no
+    others."""
+    from hydra._internal.config_repository import ConfigRepository
+    from hydra.core.object_type import ObjectType
+    from hydra.plugins.config_source import ConfigResult, ConfigSource
+    from omegaconf import OmegaConf
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.sources = [Source(shelf)]
+    class Source(ConfigSource):
+        def __init__(self, lists: DefaultsLists) -> None:
+            self.lists, self.provider, self.path = lists, "meshctl", ""
 
+        @staticmethod
+        def scheme() -> str:
+            return "meshctl"
 
-class Source(ConfigSource):
-    """What Hydra asks of a source of configs; it is told the defaults lists and nothing else."""
+        def available(self) -> bool:
+            return True
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf, self.provider, self.path = shelf, "meshctl", ""
+        def is_config(self, config_path: str) -> bool:
+            return self.lists.is_config(config_path)
 
-    @staticmethod
-    def scheme() -> str:
-        return "meshctl"
+        def is_group(self, config_path: str) -> bool:
+            return self.lists.store.is_group(config_path)
 
-    def available(self) -> bool:
-        return True
+        def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+            return [] if results_filter == ObjectType.GROUP else self.lists.store.options(config_path)
 
-    def is_config(self, config_path: str) -> bool:
-        return self.shelf.is_config(config_path)
+        def load_config(self, config_path: str) -> ConfigResult:
+            header = "" if config_path == CHOICE else self.lists.store.header(config_path)
+            config = OmegaConf.create({"defaults": self.lists.of(config_path)})
+            header_dict = self._get_header_dict(header)
+            return ConfigResult(provider=self.provider, path=self.path, config=config, header=header_dict)
 
-    def is_group(self, config_path: str) -> bool:
-        return self.shelf.is_group(config_path)
+    class Repository(ConfigRepository):
+        def __init__(self, lists: DefaultsLists) -> None:
+            self.sources = [Source(lists)]
 
-    def list(self, config_path: str, results_filter: ObjectType | None) -> Options:
-        return [] if results_filter == ObjectType.GROUP else self.shelf.options(config_path)
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        header = self._get_header_dict(self.shelf.head(config_path))
-        config = OmegaConf.create({"defaults": self.shelf.defaults_of(config_path)})
-        return ConfigResult(provider=self.provider, path=self.path, header=header, config=config)
+    return Repository

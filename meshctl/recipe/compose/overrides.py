@@ -1,63 +1,84 @@
-"""What the command line changes: Hydra's grammar, and what it does to a tree.
+"""Overrides of the command line, in Hydra's grammar: how they are parsed, and how one changes a tree.
 
-    k=v      sets a value that is there, or a key that recipes have        k={a: 1}   merges into a mapping; a
-             layout is replaced
-    +k=v     adds one that is not there                                    ++k=v      either
-    ~k       deletes; ~k=v only if it is v                                 group@place=option   chooses a
-             config
+    k=v      sets a value that exists, or a key that recipes have          k={a: 1}   merges into a mapping;
+             a layout is replaced
+    +k=v     adds a value that does not exist                              ++k=v      does either
+    ~k       deletes; ~k=v only if the value is v
+    group@package=option   chooses a config (`defaults_lists`)
 
-Reading and scalars are Hydra's own. Everything that is wrong is said, and the override passed over.
+Hydra parses overrides and reads their scalars. A wrong override becomes a diagnostic and is left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose import yaml_tree
-from meshctl.recipe.compose.grammar import wrong
-from meshctl.recipe.compose.inside import placed
+from meshctl.recipe.compose.override_errors import explain, locate_value
 from meshctl.recipe.compose.yaml_tree import MISSING, Node
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import is_key, keys_below
 from meshctl.recipe.suggestions import nearest_key
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override as HydraOverride
 
 MAX_OVERRIDES = 200
+LAYOUT = "layout"
+"""The config group of layouts. A layout is the one value of a component's `parallel`: given whole, it replaces
+the one before it."""
 
 
 @dataclass(frozen=True)
-class Given:
+class Override:
     """One override of the command line."""
 
-    parsed: Override
+    parsed: HydraOverride
     text: str
     file: str
-    """`override 2`: in a diagnostic it is a file of one line."""
-    is_choice: bool
-    """Chooses an option of a config group; else it sets a value."""
+    """Its name in diagnostics, `override 2`: a file of one line."""
 
     @property
-    def key(self) -> Span:
+    def group(self) -> str:
+        """The config group of which it chooses an option, or the dotted key whose value it sets."""
+        return str(self.parsed.key_or_group)
+
+    @property
+    def target(self) -> str:
+        """`group@package`, or the dotted key, without the sign before it."""
+        return str(self.parsed.get_key_element()).lstrip("+~")
+
+    @property
+    def path(self) -> yaml_tree.Path:
+        return tuple(self.group.split("."))
+
+    @property
+    def is_deletion(self) -> bool:
+        return bool(self.parsed.is_delete())
+
+    @property
+    def key_span(self) -> Span:
         start = re.match(r"\s*(\+\+|\+|~)?\s*", self.text)
         column = start.end() if start else 0
         return Span(self.file, 1, column + 1, max(1, len(self.text[column:].partition("=")[0].rstrip())))
 
-    def key_part(self, index: int) -> Span:
-        """One part of a dotted key."""
+    def part_span(self, index: int) -> Span:
+        """Returns the span of one part of the dotted key."""
         before = sum(len(part) + 1 for part in self.path[:index])
-        return replace(self.key, column=self.key.column + before, width=len(self.path[index]))
+        key = self.key_span
+        return replace(key, column=key.column + before, width=len(self.path[index]))
 
     @property
-    def value(self) -> Span:
+    def value_span(self) -> Span:
         head, _, _ = self.text.partition("=")
         if not self.value_text:
-            return self.key
+            return self.key_span
         column = self.text.index(self.value_text, len(head) + 1)
         return Span(self.file, 1, column + 1, len(self.value_text))
 
@@ -65,59 +86,20 @@ class Given:
     def value_text(self) -> str:
         return self.text.partition("=")[2].strip()
 
-    @property
-    def path(self) -> yaml_tree.Path:
-        return tuple(self.parsed.key_or_group.split("."))
-
-    @property
-    def bare(self) -> str:
-        """`group@package`, or the key, without what stands before it."""
-        return self.parsed.get_key_element().lstrip("+~")
-
-    @property
-    def is_layout(self) -> bool:
-        return self.is_choice and is_layout(self.parsed.package)
-
     def node(self) -> Node:
-        value, whole = self.parsed.value(), self.value
-        if isinstance(value, (dict, list)) and (
-            node := placed(value, self.text, whole.column - 1, self.file)
-        ):
-            return replace(node, key=self.key)
-        return replace(yaml_tree.of_plain(value, whole, self.key), written=self.value_text)
+        """Returns the value as a tree. The parts of a mapping or a list have spans of their own, unless a
+        function such as `sort([3, 1])` makes them."""
+        value, span = self.parsed.value(), self.value_span
+        if isinstance(value, (dict, list)):
+            node = locate_value(value, self.text, span.column - 1, self.file)
+            if node is not None:
+                return replace(node, key=self.key_span)
+        return replace(yaml_tree.of_plain(value, span, self.key_span), written=self.value_text)
 
 
 def is_layout(package: str | None) -> bool:
-    """Whether what is mounted there is the one value of a component's `parallel`."""
+    """Returns whether a config mounted at this package is a component's layout."""
     return re.fullmatch(r"(_global_\.)?components\.[^.]+\.parallel", package or "") is not None
-
-
-def parsed(texts: Sequence[str], is_group: Callable[[str], bool], found: list[Diagnostic]) -> Iterator[Given]:
-    """The overrides that can be understood."""
-    if len(texts) > MAX_OVERRIDES:
-        found.append(
-            Diagnostic(
-                "MC206", f"{len(texts)} overrides are more than {MAX_OVERRIDES}, put them into a recipe"
-            )
-        )
-        return
-    if not texts:
-        return
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from meshctl.recipe.compose.foreign import FOREIGN
-
-    parser = OverridesParser.create()
-    for number, text in enumerate(texts, 1):
-        file = file_of(number)
-        try:
-            override = parser.parse_rule(text, "override")
-            value = None if override.is_sweep_override() else override.value()
-        except FOREIGN as error:
-            found.append(wrong(text, file, error))
-            continue
-        if _is_one_value(override, text, file, found):
-            yield Given(override, text, file, is_group(override.key_or_group) and not isinstance(value, dict))
 
 
 def file_of(number: int) -> str:
@@ -128,131 +110,152 @@ def is_override(file: str) -> bool:
     return re.fullmatch(r"override \d+", file) is not None
 
 
-def _is_one_value(override: Override, text: str, file: str, found: list[Diagnostic]) -> bool:
-    given = Given(override, text, file, False)
-    if not all(override.key_or_group.split(".")):
-        found.append(wrong(text, file))
-    elif override.is_sweep_override():
+# Parsing
+
+
+def hydra_errors() -> tuple[type[Exception], ...]:
+    """Returns the types that Hydra and OmegaConf raise on a user's text."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    return HydraException, OmegaConfBaseException, ValueError, AssertionError
+
+
+def parse(texts: Sequence[str]) -> tuple[list[Override], list[Diagnostic]]:
+    """Returns the overrides that are valid by themselves, and what is wrong with the others."""
+    if len(texts) > MAX_OVERRIDES:
+        message = f"{len(texts)} overrides are more than {MAX_OVERRIDES}, put them into a recipe"
+        return [], [Diagnostic("MC206", message)]
+    results = [_parse(text, file_of(number)) for number, text in enumerate(texts, 1)]
+    overrides = [one for one in results if isinstance(one, Override)]
+    return overrides, [one for one in results if isinstance(one, Diagnostic)]
+
+
+@cache
+def _parser() -> OverridesParser:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
+
+
+def _parse(text: str, file: str) -> Override | Diagnostic:
+    try:
+        parsed = _parser().parse_rule(text, "override")
+        if not parsed.is_sweep_override():
+            parsed.value()
+    except hydra_errors() as error:
+        return explain(text, file, error)
+    override = Override(parsed, text, file)
+    return _refusal(override) or override
+
+
+def _refusal(override: Override) -> Diagnostic | None:
+    """Returns what is wrong with an override that the grammar accepts."""
+    if not all(override.path):
+        return explain(override.text, override.file)
+    if override.parsed.is_sweep_override():
+        message = f"`{override.value_text}` is a sweep of several values"
         help = "one value here; quote it if the comma belongs to it: key='a,b', or a list: key=[1,2]"
-        found.append(
-            Diagnostic("MC207", f"`{given.value_text}` is a sweep of several values", given.value, help=help)
-        )
-    elif re.split(r"[./]", override.key_or_group)[0] == "hydra":
-        found.append(Diagnostic("MC216", "an override does not configure Hydra itself", given.key))
-    elif override.key_or_group.split(".")[0] == "defaults":
+        return Diagnostic("MC207", message, override.value_span, help=help)
+    if re.split(r"[./]", override.group)[0] == "hydra":
+        return Diagnostic("MC216", "an override does not configure Hydra itself", override.key_span)
+    if override.path[0] == "defaults":
+        message = "an override does not change the defaults list"
         help = "choose an option of a config group: layout@components.NAME.parallel=OPTION"
-        found.append(
-            Diagnostic("MC221", "an override does not change the defaults list", given.key, help=help)
-        )
-    else:
-        return True
-    return False
-
-
-def applied(root: Node, given: Given, found: list[Diagnostic]) -> Node:
-    """The tree with one value set, added or deleted."""
-    if beyond := _unreachable(root, given):
-        found.append(beyond)
-        return root
-    old, override = root.at(given.path), given.parsed
-    if override.is_delete():
-        return _deleted(root, given, old, found)
-    new = given.node()
-    forced = override.is_force_add()
-    adds = override.is_add() and not forced
-    if (
-        adds
-        and old is not None
-        and old.value not in (None, MISSING)
-        and not isinstance(new.value, (dict, list))
-    ):
-        help = f"`{given.bare}={given.value_text}` replaces it"
-        plus = given.text.index("+")
-        fixes = (Fix(Span(given.file, 1, plus + 1), "+", ""),)
-        found.append(
-            Diagnostic(
-                "MC204",
-                f"`{given.bare}` is there already",
-                given.key,
-                (old.span.with_word("here"),),
-                help,
-                fixes=fixes,
-            )
-        )
-        return root
-    if not adds and not forced and old is None and not is_key(given.path, root):
-        found.append(_unknown(root, given))
-        return root
-    if old is not None and new.is_mapping and not is_layout(override.key_or_group):
-        new = yaml_tree.merge(old, new)
-    return yaml_tree.put(root, given.path, new)
-
-
-def _unreachable(root: Node, given: Given) -> Diagnostic | None:
-    """What is wrong where something on the way to the key cannot hold keys."""
-    for length in range(1, len(given.path)):
-        node = root.at(given.path[:length])
-        where, key = ".".join(given.path[:length]), given.path[length]
-        if node is None:
-            return None
-        if node.is_list and node.get(key) is None:
-            return Diagnostic(
-                "MC203", f"the list `{where}` has no item {key}", given.key_part(length), (node.span,)
-            )
-        if not node.is_list and not node.is_mapping and node.value is not None:
-            help = f"give it whole: {where}={{{'.'.join(given.path[length:])}: {given.value_text}}}"
-            says = node.span.with_word(f"`{where}`")
-            return Diagnostic(
-                "MC220", f"`{where}` is one value, it has no keys", given.key_part(length), (says,), help
-            )
+        return Diagnostic("MC221", message, override.key_span, help=help)
     return None
 
 
-def _deleted(root: Node, given: Given, old: Node | None, found: list[Diagnostic]) -> Node:
-    expected = given.parsed.value()
+# Applying
+
+
+def apply(root: Node, override: Override) -> Node | Diagnostic:
+    """Returns the tree with one value set, added or deleted, or what is wrong with that."""
+    if beyond := _unreachable(root, override):
+        return beyond
+    old, parsed = root.at(override.path), override.parsed
+    if override.is_deletion:
+        return _delete(root, override, old)
+    new = override.node()
+    if (
+        parsed.is_add()
+        and old is not None
+        and old.value not in (None, MISSING)
+        and not (new.is_mapping or new.is_list)
+    ):
+        return _exists_already(override, old)
+    needs_key = not parsed.is_add() and not parsed.is_force_add()
+    if needs_key and old is None and not is_key(override.path, root):
+        return _unknown(root, override)
+    if old is not None and new.is_mapping and not is_layout(override.group):
+        new = yaml_tree.merge(old, new)
+    return yaml_tree.put(root, override.path, new)
+
+
+def _delete(root: Node, override: Override, old: Node | None) -> Node | Diagnostic:
+    expected = override.parsed.value()
     if old is None:
-        message, fixes = f"`{given.bare}` is not there to delete", _renamed(root, given)
-        found.append(Diagnostic("MC209", message, given.key, help=_sibling(root, given), fixes=fixes))
-    elif expected is not None and expected != yaml_tree.plain(old):
-        message = f"`{given.bare}` is not {given.value_text}"
-        found.append(Diagnostic("MC209", message, given.value, (old.span.with_word("it is this"),)))
-    else:
-        return yaml_tree.without(root, given.path)
-    return root
+        message = f"`{override.target}` is not there to delete"
+        help, fixes = _suggestion(root, override), _renamed(root, override)
+        return Diagnostic("MC209", message, override.key_span, help=help, fixes=fixes)
+    if expected is not None and expected != yaml_tree.plain(old):
+        message = f"`{override.target}` is not {override.value_text}"
+        return Diagnostic("MC209", message, override.value_span, (old.span.with_word("it is this"),))
+    return yaml_tree.without(root, override.path)
 
 
-def _unknown(root: Node, given: Given) -> Diagnostic:
-    help = _sibling(root, given) or f"to add it, say +{given.text.strip()}"
-    span = given.key_part(_depth(root, given) - 1)
-    return Diagnostic(
-        "MC203", f"`{given.bare}` is not in the recipe", span, help=help, fixes=_renamed(root, given)
-    )
+def _exists_already(override: Override, old: Node) -> Diagnostic:
+    help = f"`{override.target}={override.value_text}` replaces it"
+    plus = Span(override.file, 1, override.text.index("+") + 1)
+    message, here = f"`{override.target}` is there already", old.span.with_word("here")
+    return Diagnostic("MC204", message, override.key_span, (here,), help, fixes=(Fix(plus, "+", ""),))
 
 
-def _depth(root: Node, given: Given) -> int:
-    """How many parts of the key lead to the first that is not there, nor could be."""
-    unknown = [length for length in range(1, len(given.path) + 1) if root.at(given.path[:length]) is None]
-    return next((length for length in unknown if not is_key(given.path[:length], root)), unknown[-1])
+def _unreachable(root: Node, override: Override) -> Diagnostic | None:
+    """Returns what is wrong if a value on the way to the key cannot hold keys."""
+    for length in range(1, len(override.path)):
+        node, key = root.at(override.path[:length]), override.path[length]
+        if node is None:
+            return None
+        where, span = ".".join(override.path[:length]), override.part_span(length)
+        if node.is_list and node.get(key) is None:
+            return Diagnostic("MC203", f"the list `{where}` has no item {key}", span, (node.span,))
+        if not node.is_list and not node.is_mapping and node.value is not None:
+            rest = ".".join(override.path[length:])
+            help = f"give it whole: {where}={{{rest}: {override.value_text}}}"
+            message, second = f"`{where}` is one value, it has no keys", node.span.with_word(f"`{where}`")
+            return Diagnostic("MC220", message, span, (second,), help)
+    return None
 
 
-def _sibling(root: Node, given: Given) -> str:
-    """The nearest key beside the first part that is not there."""
-    depth, options = _depth(root, given), _siblings(root, given)
-    meant = nearest_key(given.path[depth - 1], options)
-    return (
-        f"did you mean `{'.'.join((*given.path[: depth - 1], meant, *given.path[depth:]))}`?" if meant else ""
-    )
+def _unknown(root: Node, override: Override) -> Diagnostic:
+    help = _suggestion(root, override) or f"to add it, say +{override.text.strip()}"
+    span, fixes = override.part_span(_depth(root, override) - 1), _renamed(root, override)
+    return Diagnostic("MC203", f"`{override.target}` is not in the recipe", span, help=help, fixes=fixes)
 
 
-def _siblings(root: Node, given: Given) -> list[str]:
-    """The keys that the first part that is not there could have meant."""
-    depth = _depth(root, given)
-    parent = root.at(given.path[: depth - 1])
-    there = list(parent.value) if parent is not None and parent.is_mapping else []
-    known = keys_below(given.path[: depth - 1], root)
-    return [key for key in dict.fromkeys((*there, *known)) if key != given.path[depth - 1]]
+def _depth(root: Node, override: Override) -> int:
+    """Returns how many parts of the key lead to the first one that neither exists nor is a key of recipes."""
+    path = override.path
+    absent = [length for length in range(1, len(path) + 1) if root.at(path[:length]) is None]
+    return next((length for length in absent if not is_key(path[:length], root)), absent[-1])
 
 
-def _renamed(root: Node, given: Given) -> tuple[Fix, ...]:
-    part = _depth(root, given) - 1
-    return renamed(given.key_part(part), given.path[part], _siblings(root, given))
+def _siblings(root: Node, override: Override) -> list[str]:
+    """Returns the keys that the first part that does not exist could have meant."""
+    path, part = override.path, _depth(root, override) - 1
+    parent = root.at(path[:part])
+    existing = list(parent.value) if parent is not None and parent.is_mapping else []
+    keys = dict.fromkeys((*existing, *keys_below(path[:part], root)))
+    return [key for key in keys if key != path[part]]
+
+
+def _suggestion(root: Node, override: Override) -> str:
+    path, part = override.path, _depth(root, override) - 1
+    meant = nearest_key(path[part], _siblings(root, override))
+    return f"did you mean `{'.'.join((*path[:part], meant, *path[part + 1 :]))}`?" if meant else ""
+
+
+def _renamed(root: Node, override: Override) -> tuple[Fix, ...]:
+    part = _depth(root, override) - 1
+    return renamed(override.part_span(part), override.path[part], _siblings(root, override))

@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose.measure import alias_into, beyond
-from meshctl.recipe.compose.syntax import syntax
+from meshctl.recipe.compose.errors import alias_within, exceeded_limit, explain
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, merge, over
 
 MAX_BYTES = 1 << 20
@@ -58,7 +57,7 @@ def read(data: bytes, name: str) -> Text:
         return _not_utf8(data, error, name)
     result = Text(name, tuple(text.splitlines()))
     try:
-        if too_much := _read(text, beyond):
+        if too_much := _read(text, exceeded_limit):
             what, mark = too_much
             result.found.append(
                 Diagnostic(
@@ -68,7 +67,7 @@ def read(data: bytes, name: str) -> Text:
             return result
         root = _read(text, lambda loader: loader.get_single_node())
     except yaml.YAMLError as error:
-        result.found.append(syntax(error, name, text))
+        result.found.append(explain(error, name, text))
         return result
     result.tree = _Builder(result, text).tree(root) if root else Node({}, Span(name, 1, 1))
     return result
@@ -171,7 +170,7 @@ class _Builder:
         span = self.span(node)
         if id(node) in self.open:
             marks = _read(
-                self.whole, lambda loader: alias_into(loader, node.start_mark.index, node.end_mark.index)
+                self.whole, lambda loader: alias_within(loader, node.start_mark.index, node.end_mark.index)
             )
             alias = self.between(*marks) if marks else span
             self.say("MC007", "this alias leads into itself", alias, span.with_word("it stands inside this"))

@@ -1,0 +1,270 @@
+"""Checks every entry of a defaults list, and every config that an override chooses.
+
+Hydra stops at the first wrong entry and cannot name its line. So each entry is checked here before Hydra reads
+the list; a wrong entry becomes a diagnostic and is left out.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose.config_store import PRIMARY, ConfigStore
+from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, is_dir, real
+from meshctl.recipe.compose.overrides import LAYOUT, Override, is_layout
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node
+from meshctl.recipe.fixes import PLAIN, renamed, rewritten
+from meshctl.recipe.model import TOP
+from meshctl.text.english import did_you_mean, nearest
+
+CHOICE = "__choice__"
+"""The name of a synthetic config whose only default is one layout from the command line."""
+
+
+@dataclass
+class DefaultsLists:
+    """The defaults lists of a recipe's configs without their wrong entries, which are reported in `found`."""
+
+    store: ConfigStore
+    chosen: Collection[str] = ()
+    """The `group@package` of every option that the command line chooses."""
+    found: list[Diagnostic] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._checked: dict[str, list[Any]] = {}
+        self._includes: dict[str, set[str]] = {}
+
+    def of(self, name: str) -> list[Any]:
+        """Returns the valid entries of a config's defaults list, as plain data for Hydra."""
+        if name not in self._checked:
+            entries = self.store.defaults(name) if self.store.is_readable(name) else None
+            self._checked[name] = list(self._valid_entries(name, entries)) if entries else []
+        return self._checked[name]
+
+    def set_choice(self, override: Override) -> None:
+        """Makes one layout of the command line the only default of the config `CHOICE`."""
+        target = f"{override.group}@{override.parsed.package}"
+        self._checked[CHOICE] = [{target: override.parsed.value()}]
+
+    def is_config(self, name: str) -> bool:
+        return name in (PRIMARY, CHOICE) or self.store.file(name) is not None
+
+    def report(
+        self, code: str, message: str, span: Span, help: str = "", fixes: tuple[Fix, ...] = ()
+    ) -> None:
+        severity = "warning" if code == "MC210" else "error"
+        self.found.append(Diagnostic(code, message, span, (), help, severity, fixes))  # type: ignore[arg-type]
+
+    # Entries
+
+    def _valid_entries(self, name: str, entries: Node) -> Iterator[Any]:
+        if not entries.is_list:
+            self._report_no_list(entries)
+            return
+        for entry in entries.value:
+            if isinstance(entry.value, str):
+                yield from self._valid_include(name, entry)
+            elif entry.is_mapping and len(entry.value) == 1:
+                ((key, option),) = entry.items()
+                yield from self._valid_choice(name, key, option)
+            elif entry.value is not BROKEN:
+                message = "an entry of `defaults` is a name, or one `group: option`"
+                self.report("MC208", message, entry.span)
+        if not any(entry.value == "_self_" for entry in entries.value):
+            yield "_self_"
+
+    def _report_no_list(self, entries: Node) -> None:
+        is_name = isinstance(entries.value, str) and PLAIN.fullmatch(entries.value)
+        fixes = rewritten(entries, f"[{entries.value}]") if is_name else ()
+        help = "write `- base` below it, one entry a line"
+        self.report("MC208", "`defaults` must be a list", entries.span, help, fixes)
+
+    def _valid_include(self, name: str, entry: Node) -> Iterator[str]:
+        """Yields an include such as `base`, `./grpo` or `/common/cluster@_global_` if its config exists."""
+        text = str(entry.value)
+        if text == "_self_" or "${" in text:
+            yield from [text] if self._is_known_early(text, entry.span) else []
+            return
+        path, at, package = text.partition("@")
+        if path.startswith("."):
+            path, at, package = posixpath.normpath(path), "@", package or "_global_"
+        for suffix in SUFFIXES:
+            path = path.removesuffix(suffix)
+        full = _full_name(name, path)
+        if not self._exists(full, entry.span):
+            others = [option for option in self.store.options("") if option != self.store.recipe.stem]
+            fixes = renamed(entry.span, text, others) if text == full else ()
+            message = f"there is no config `{path}`"
+            self.report("MC201", message, entry.span, self._searched(full), fixes)
+        elif self._includes_itself(name, full):
+            self.report("MC205", f"`{path}` includes this file again", entry.span)
+        else:
+            yield f"{path}{at}{package}"
+
+    def _valid_choice(self, name: str, key: str, option: Node) -> Iterator[Mapping[str, Any]]:
+        """Yields `layout@components.actor.parallel: hsdp` if the group and the option exist; `override` or
+        `optional` can precede the group."""
+        *words, target = key.split(" ")
+        group, _, package = target.partition("@")
+        span = option.key or option.span
+        full = _full_name(name, group)
+        if group.strip("/").split("/")[0] == "hydra":
+            self.report("MC216", "a recipe does not configure Hydra itself", span, "remove this entry")
+        elif not package and full == LAYOUT:
+            help = f"say whose: {LAYOUT}@components.NAME.parallel"
+            self.report("MC208", "a layout is mounted in a component", span, help)
+        elif not self.store.is_group(full) and "optional" not in words:
+            groups = self.store.groups()
+            fixes = renamed(span, group, groups, after=target[len(group) :]) if key == target else ()
+            message = f"there is no config group `{group}`"
+            self.report("MC202", message, span, did_you_mean(group, groups), fixes)
+        elif option.value == MISSING and target not in self.chosen:
+            options = did_you_mean("", self.store.options(full))
+            help = f"say `{target}=OPTION` on the command line; {options}"
+            self.report("MC211", f"no option of `{group}` was chosen", option.span, help)
+        elif option.value is None:
+            yield {key: None}
+        elif not (is_layout(package) and target in self.chosen):
+            yield from self._valid_options(name, key, full, option)
+
+    def _valid_options(self, name: str, key: str, group: str, option: Node) -> Iterator[Mapping[str, Any]]:
+        """Yields one option, or the list of those that exist."""
+        is_optional = "optional" in key.split(" ")[:-1]
+        valid = []
+        for node in option.value if option.is_list else [option]:
+            text = node.written or str(node.value)
+            if self._is_option(name, group, text, node.span, is_optional):
+                valid.append(text)
+        if valid:
+            yield {key: valid if option.is_list else valid[0]}
+
+    def _is_option(self, name: str, group: str, option: str, span: Span, is_optional: bool = False) -> bool:
+        if "${" in option:
+            return self._is_known_early(option, span)
+        if option == MISSING:
+            return True
+        if not self._exists(f"{group}/{option}", span):
+            if not is_optional:
+                options = self.store.options(group)
+                help, fixes = did_you_mean(option, options), renamed(span, option, options)
+                self.report("MC201", f"`{option}` is not a {group}", span, help, fixes)
+            return False
+        if self._includes_itself(name, f"{group}/{option}"):
+            self.report("MC205", f"`{option}` includes this file again", span)
+            return False
+        return True
+
+    def _is_known_early(self, text: str, span: Span) -> bool:
+        """Returns whether an interpolated entry refers to other entries only: the recipe's values are not
+        known yet when a defaults list is read."""
+        late = next((key for key in TOP if re.search(_reference(key), text)), "")
+        if late:
+            message = f"a defaults list is read before `{late}`: it can refer to its other entries only"
+            self.report("MC208", message, span, "name the option, or choose it on the command line")
+        return not late
+
+    def _exists(self, name: str, span: Span) -> bool:
+        """Returns whether a config exists; warns where it hides another one."""
+        paths = [f"`{self.store.display_name(path)}`" for path in self.store.files(name)]
+        if len(paths) > 1:
+            message = f"`{name}` is {paths[0]}, which hides {', '.join(paths[1:])}"
+            self.report("MC210", message, span)
+        return bool(paths)
+
+    def _searched(self, name: str) -> str:
+        """Returns the help for a config that does not exist."""
+        group, _, short = name.rpartition("/")
+        if meant := nearest(short, self.store.options(group)):
+            return f"did you mean `{posixpath.join(group, meant)}`?"
+        folders = [f"`{self.store.display_name(folder)}`" for folder in self.store.folders if is_dir(folder)]
+        return f"looked in {', '.join(folders)}"
+
+    def _includes_itself(self, name: str, included: str) -> bool:
+        """Returns whether `included` leads back to `name`; if not, records that `name` includes it."""
+        file = self.store.file(included)
+        if file is not None and real(file) == real(self.store.recipe):
+            included = PRIMARY
+        reached, open = set(), [included]
+        while open:
+            here = open.pop()
+            if here == name:
+                return True
+            if here not in reached:
+                reached.add(here)
+                open += self._includes.get(here, ())
+        self._includes.setdefault(name, set()).add(included)
+        return False
+
+    # Overrides
+
+    def sort(self, overrides: Iterable[Override]) -> tuple[list[Override], list[Override]]:
+        """Returns the overrides that choose options which exist, and those that set values."""
+        choices, values = list[Override](), list[Override]()
+        for override in overrides:
+            if self._is_choice(override):
+                choices += [override] if self._has_options(override) else []
+            else:
+                values += [override] if self._sets_value(override) else []
+        return choices, values
+
+    def _is_choice(self, override: Override) -> bool:
+        """Returns whether an override chooses options of a config group, and does not set a value."""
+        if not self.store.is_group(override.group):
+            return False
+        if override.is_deletion:
+            return override.group not in TOP or override.parsed.package is not None
+        value = override.parsed.value()
+        if override.group in TOP and override.parsed.package is None:
+            return isinstance(value, str) or (
+                isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+            )
+        return not isinstance(value, dict)
+
+    def _has_options(self, override: Override) -> bool:
+        """Returns whether the options that an override chooses exist."""
+        if override.is_deletion:
+            return True
+        value, group = override.parsed.value(), override.group
+        options = value if isinstance(value, list) else [value]
+        if group == LAYOUT and override.parsed.package is None:
+            help = f"say whose: {LAYOUT}@components.NAME.parallel={override.value_text}"
+            self.report("MC208", "a layout is mounted in a component", override.key_span, help)
+            return False
+        if MISSING in options:
+            help = did_you_mean("", self.store.options(group))
+            self.report("MC211", f"no option of `{group}` was chosen", override.value_span, help)
+            return False
+        named = [str(option) for option in options if option is not None]
+        return all(self._is_option(CHOICE, group, option, override.value_span) for option in named)
+
+    def _sets_value(self, override: Override) -> bool:
+        """Returns whether an override that chooses no option has the form of one that sets a value."""
+        name, package = override.group, override.parsed.package
+        if package is None and "/" not in name:
+            return True
+        if self.store.is_group(name):
+            help = f"to set values, name their place: {package or 'KEY'}={override.value_text}"
+            message = f"an option of `{name}` is a name, this is a mapping"
+            self.report("MC206", message, override.value_span, help)
+            return False
+        groups = self.store.groups()
+        fixes = renamed(override.key_span, name, groups, after=override.target[len(name) :])
+        message = f"there is no config group `{name}`"
+        self.report("MC202", message, override.key_span, did_you_mean(name, groups), fixes)
+        return False
+
+
+def _full_name(name: str, path: str) -> str:
+    """Returns the full name of a config or group that the defaults list of config `name` calls `path`."""
+    base = "" if name in (PRIMARY, CHOICE) else posixpath.dirname(name)
+    return posixpath.normpath(path.lstrip("/") if path.startswith("/") else posixpath.join(base, path))
+
+
+def _reference(key: str) -> str:
+    """Returns the pattern of an interpolation that refers to a value below a key of recipes."""
+    before_value = r"(?!@)" if key in NOT_GROUPS else r"(?=\.)"
+    return rf"\$\{{ *{key}\b{before_value}"

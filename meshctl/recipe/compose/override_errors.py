@@ -1,0 +1,226 @@
+"""Explains what Hydra's grammar refuses as an override, and locates the parts of a value that it accepts.
+
+The grammar reports only where its lexer gave up; `explain` looks at what is written there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose.yaml_tree import Node
+
+FORM = "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"
+QUOTE = "quote a value that is not plain: key='a value'"
+CLOSING = {"(": ")", "[": "]", "{": "}"}
+CASTS = "`int`, `float`, `bool`, `str` and `json_str`"
+
+
+@dataclass(frozen=True)
+class _Cause:
+    start: int
+    """The first wrong character, counted from 0."""
+    width: int
+    reason: str
+    help: str
+
+
+def explain(text: str, file: str, error: BaseException | None = None) -> Diagnostic:
+    """Returns the diagnostic for a text that is no override; `file` is its name in diagnostics."""
+    cause = next(_causes(text, error))
+    span = Span(file, 1, cause.start + 1, max(1, cause.width))
+    message = f"this is no override: {cause.reason}" if cause.reason else "this is no override"
+    return Diagnostic("MC206", message, span, help=cause.help, fixes=tuple(_fixes(text, file)))
+
+
+def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
+    """Yields possible causes, the most specific first; the last one always applies."""
+    key, equals, _ = text.partition("=")
+    yield from _in_whole(text)
+    if not equals:
+        yield from _in_key(key)
+        yield _Cause(0, len(text), "it has no `=`", FORM)
+    if sign := re.match(r"[+~]*[\w.@/-]+?\s*(:=|!=|==|\+=|-=|\*=)", text):
+        written = f"{text[: sign.start(1)].rstrip()}={text[sign.end() :]}"
+        yield _Cause(sign.start(1), 2, f"`{sign[1]}` is no sign of overrides", f"write {written}")
+    if "[" in key:
+        yield _Cause(key.index("["), 1, "", "items of a list are numbered with dots: key.0=value")
+    bare = key.lstrip("+~ ")
+    if gap := re.search(r"\s+", bare.rstrip("\n")):
+        start = len(key) - len(bare) + gap.start()
+        help = f"write {''.join(key.split())}={text[len(key) + 1 :]}"
+        yield _Cause(start, len(gap[0]), "a key has no spaces in it, nor before its `=`", help)
+    yield from _in_key(key)
+    yield from _in_value(text, len(key) + 1, error)
+    column = _lexer_stop(text, error)
+    if column is not None:
+        yield _Cause(column, 1, f"`{text[column]}` cannot stand here", QUOTE)
+    yield _Cause(0, len(text), "", QUOTE)
+
+
+def _in_whole(text: str) -> Iterator[_Cause]:
+    if not text.strip():
+        yield _Cause(0, len(text), "it is empty", FORM)
+    if text[:1] in "'\"" and text[-1:] == text[:1] and "=" in text:
+        key, _, value = text[1:-1].partition("=")
+        written = f"{key}={value}" if re.fullmatch(r"[\w./:-]+", value) else f"{key}='{value}'"
+        yield _Cause(0, 1, "it is quoted as a whole", f"quote the value alone: {written}")
+    if dashes := re.match(r"-+", text):
+        yield _Cause(0, dashes.end(), "", f"overrides have no dashes: {text[dashes.end() :]}")
+    if "=" not in text and (colon := re.match(r"[\w.@/-]+ *(: *)\S", text)):
+        written = f"{text[: colon.start(1)].rstrip()}={text[colon.end(1) :]}"
+        yield _Cause(colon.start(1), 1, "a `:` is YAML's, here it is a `=`", f"write {written}")
+
+
+def _in_key(key: str) -> Iterator[_Cause]:
+    bare = key.lstrip("+~ ")
+    if not bare.strip():
+        yield _Cause(0, max(1, len(key)), "it names no key", FORM)
+    elif dot := re.search(r"^\.|\.(?=\.)|\.$", bare.rstrip()):
+        start = len(key) - len(bare) + dot.start()
+        yield _Cause(start, 1, "a part of the key is empty", "parts are joined by one dot: run.steps=3")
+
+
+def _in_value(text: str, start: int, error: BaseException | None) -> Iterator[_Cause]:
+    if (shell := text.find("$(", start)) >= 0:
+        help = 'in double quotes the shell computes it: "key=$((...))"; another value of the recipe is ${key}'
+        yield _Cause(shell, 2, "it has a `$(` that no shell has seen", help)
+    if function := re.search(r"Unknown function '(\w+)'", str(error)):
+        column = max(start, text.find(f"{function[1]}(", start))
+        reason, help = f"there is no function `{function[1]}`", f"there are {CASTS}; {QUOTE}"
+        yield _Cause(column, len(function[1]), reason, help)
+    open, position = list[int](), start
+    while position < len(text):
+        character, here = text[position], position
+        position = _past(text, position)
+        if character in "'\"" and not _is_closed(text, here, position):
+            help = "close it; a quote that belongs to the value is written \\'"
+            yield _Cause(here, 1, f"this {character} is not closed", help)
+        elif character in CLOSING:
+            open.append(here)
+        elif character in CLOSING.values() and (not open or CLOSING[text[open.pop()]] != character):
+            yield _Cause(here, 1, f"this `{character}` closes nothing", QUOTE)
+            return
+    if open:
+        help = "close it, or quote the value: key='a value'"
+        yield _Cause(open[-1], 1, f"this `{text[open[-1]]}` is not closed", help)
+
+
+def _lexer_stop(text: str, error: BaseException | None) -> int | None:
+    """Returns the position at which Hydra's grammar gave up, if it reports one."""
+    cause = getattr(error, "__cause__", None)
+    token = getattr(cause, "offendingToken", None)
+    column = token.column if token is not None else getattr(cause, "startIndex", None)
+    return column if isinstance(column, int) and 0 <= column < len(text) else None
+
+
+def _fixes(text: str, file: str) -> Iterator[Fix]:
+    """Yields the edits of `--key=value` and `key[0]=value`, which have one meaning."""
+    key = text.partition("=")[0]
+    if dashes := re.match(r"--+(?=[A-Za-z_][\w.@/-]*=)", text):
+        yield Fix(Span(file, 1, 1, dashes.end()), dashes[0], "")
+    elif re.fullmatch(r"[\w.]+(\[\d+\])+(\.\w+|\[\d+\])*", key):
+        for item in re.finditer(r"\[(\d+)\]", key):
+            yield Fix(Span(file, 1, item.start() + 1, len(item[0])), item[0], f".{item[1]}")
+
+
+# The parts of a value
+
+
+def locate_value(value: Any, text: str, start: int, file: str) -> Node | None:
+    """Returns a mapping or list as a tree whose nodes have spans in `text`, where it begins at `start`.
+
+    Returns None if the text is not written as the value is: a function such as `sort([3, 1])` makes values
+    that are written nowhere.
+    """
+    try:
+        return _Locator(text, file, start).node(value)
+    except _NotWritten:
+        return None
+
+
+class _NotWritten(Exception):
+    pass
+
+
+@dataclass
+class _Locator:
+    """Follows the brackets, commas and quotes of a text while it walks through its value."""
+
+    text: str
+    file: str
+    position: int
+
+    def node(self, value: Any) -> Node:
+        self.skip_space()
+        start = self.position
+        if isinstance(value, dict):
+            items = self.items("{", value, "}")
+            return Node(items, self.span(start, self.position))
+        if isinstance(value, list):
+            items = self.items("[", dict(enumerate(value)), "]")
+            return Node(list(items.values()), self.span(start, self.position))
+        self.position = self.scalar_end(",]}")
+        return Node(value, self.span(start, self.position), written=self.text[start : self.position])
+
+    def items(self, opening: str, values: dict[Any, Any], closing: str) -> dict[str, Node]:
+        items: dict[str, Node] = {}
+        self.expect(opening)
+        for key, value in values.items():
+            span = self.key(str(key)) if opening == "{" else None
+            node = self.node(value)
+            items[str(key)] = Node(node.value, node.span, span, node.written)
+            self.skip_space()
+            self.position += self.text.startswith(",", self.position)
+        self.expect(closing)
+        return items
+
+    def key(self, key: str) -> Span:
+        self.skip_space()
+        start, self.position = self.position, self.scalar_end(",]}:")
+        if self.text[start : self.position].strip("'\"") != key:
+            raise _NotWritten
+        span = self.span(start, self.position)
+        self.expect(":")
+        return span
+
+    def span(self, start: int, stop: int) -> Span:
+        return Span(self.file, 1, start + 1, max(1, stop - start))
+
+    def skip_space(self) -> None:
+        while self.text[self.position : self.position + 1].isspace():
+            self.position += 1
+
+    def expect(self, character: str) -> None:
+        self.skip_space()
+        if not self.text.startswith(character, self.position):
+            raise _NotWritten
+        self.position += 1
+
+    def scalar_end(self, ends: str) -> int:
+        """Returns where a scalar ends, without the space behind it; brackets in it belong to functions."""
+        position, depth = self.position, 0
+        while position < len(self.text) and (depth or self.text[position] not in ends):
+            depth += self.text[position] in CLOSING
+            depth -= self.text[position] in CLOSING.values()
+            position = _past(self.text, position)
+        return self.position + len(self.text[self.position : position].rstrip())
+
+
+def _past(text: str, start: int) -> int:
+    """Returns the position behind a character, an escaped character or a quoted text."""
+    if text[start] == "\\":
+        return start + 2
+    if text[start] not in "'\"":
+        return start + 1
+    position = start + 1
+    while position < len(text) and text[position] != text[start]:
+        position += 2 if text[position] == "\\" else 1
+    return position + 1
+
+
+def _is_closed(text: str, start: int, stop: int) -> bool:
+    return stop - start > 1 and stop <= len(text) and text[stop - 1] == text[start]
