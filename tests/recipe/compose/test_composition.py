@@ -197,7 +197,70 @@ def test_files_are_named_as_the_user_would(tmp_path: Path) -> None:
     assert outside is not None and outside.span.file == str(tmp_path / "far away/near.yaml")
 
 
-def test_a_folder_called_like_a_key_is_no_group(tmp_path: Path) -> None:
+KEY_GROUPS = {
+    "recipe.yaml": "defaults: [groups: split, run: short, _self_]\nrun: {steps: 7}\n",
+    "conf/groups/split.yaml": "a: {ranks: 1}\nb: {ranks: 1}\n",
+    "conf/groups/one.yaml": "a: {ranks: 2}\n",
+    "conf/components/own.yaml": "c: {group: a}\n",
+    "conf/pipeline/own.yaml": "s: {call: c.f}\n",
+    "conf/cluster/own.yaml": "nodes: 3\n",
+    "conf/run/mine.yaml": "{steps: 5, grace: 1}\n",
+    "conf/run/nightly/deep.yaml": "steps: 6\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "expected"),
+    [
+        ([], "groups", {"a": {"ranks": 1}, "b": {"ranks": 1}}),
+        ([], "run", {"steps": 7, "checkpoint": {"every": 50, "keep": 1}}),
+        (["groups=one"], "groups", {"a": {"ranks": 2}}),
+        (["groups=one", "groups.a.ranks=3"], "groups", {"a": {"ranks": 3}}),
+        (["groups={a: {ranks: 4}}"], "groups", {"a": {"ranks": 4}, "b": {"ranks": 1}}),
+        (["+components=own"], "components", {"c": {"group": "a"}}),
+        (["+pipeline=own"], "pipeline", {"s": {"call": "c.f"}}),
+        (["+cluster=own"], "cluster", {"nodes": 3}),
+        (["run=mine"], "run", {"steps": 7, "grace": 1}),
+        (["+run@vars.x=mine"], "vars", {"x": {"steps": 5, "grace": 1}}),
+        (["+run/nightly@run=deep"], "run", {"steps": 6, "checkpoint": {"every": 50, "keep": 1}}),
+        (["cluster={nodes: 2}"], "cluster", {"nodes": 2}),
+        (["run=null"], "run", None),
+        (["run=[]"], "run", []),
+    ],
+)
+def test_a_group_can_be_called_like_a_key_that_holds_a_mapping(
+    tmp_path: Path, overrides: list[str], key: str, expected: object
+) -> None:
+    result = composed(write(tmp_path, KEY_GROUPS), *overrides)
+    assert not result.found
+    assert plain(result.tree)[key] == expected
+
+
+def test_the_values_of_a_group_called_like_a_key_are_deleted(tmp_path: Path) -> None:
+    result = composed(write(tmp_path, KEY_GROUPS), "~run", "~groups.b")
+    assert not result.found
+    assert plain(result.tree) == {"groups": {"a": {"ranks": 1}}}
+
+
+def test_an_absent_option_of_a_group_called_like_a_key(tmp_path: Path) -> None:
+    result = composed(write(tmp_path, KEY_GROUPS), "groups=splt", "cluster=own")
+    assert [(found.code, found.help) for found in result.found] == [
+        ("MC201", "did you mean `split`?"),
+        ("MC203", "to add it, say +cluster=own"),
+    ]
+
+
+def test_a_defaults_list_refers_to_its_other_choices_and_not_to_values(tmp_path: Path) -> None:
+    files = {"conf/run/mine.yaml": "steps: 1\n", "conf/cluster/mine.yaml": "nodes: 1\n"}
+    choices = {"recipe.yaml": "defaults: [run: mine, cluster: '${run}', _self_]\n"}
+    result = composed(write(tmp_path, choices | files))
+    assert not result.found
+    assert plain(result.tree) == {"run": {"steps": 1}, "cluster": {"nodes": 1}}
+    values = {"recipe.yaml": "defaults: [run: '${run.steps}', _self_]\nrun: {steps: mine}\n"}
+    assert [found.code for found in composed(write(tmp_path, values | files)).found] == ["MC208"]
+
+
+def test_a_folder_called_like_a_key_that_holds_one_value_is_no_group(tmp_path: Path) -> None:
     recipe = write(
         tmp_path, {"recipe.yaml": "name: x\nseed: 1\n", "seed/a.yaml": "x: 1\n", "name/b.yaml": "y: 1\n"}
     )
