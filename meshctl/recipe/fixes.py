@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.compose.yaml_tree import Node
-from meshctl.recipe.suggestions import ELSEWHERE, nearest_key
+from meshctl.recipe.suggestions import ALIASES, nearest_key
 
 LOOSE = {
     *(
@@ -58,7 +58,7 @@ def meant(word: str, options: Iterable[str]) -> str:
     other = word.lower().replace("-", "_")
     if other in LOOSE or word in options:
         return ""
-    if (known := ELSEWHERE.get(other, "")) in options:
+    if (known := ALIASES.get(other, "")) in options:
         return known
     if same := [option for option in options if option.lower().replace("-", "_") == other]:
         return same[0] if len(same) == 1 else ""

@@ -1,8 +1,8 @@
-"""What the user wrote, with its types checked: `Recipe` and its parts, and the keys that recipes have.
+"""What the user wrote, with its types checked: `Recipe` and its parts.
 
-Nothing here knows where a value was written: spans stand in a table of their own (`written.py`), so two
-recipes that say the same are equal. A number that was wrong or left out is 0, a text empty: what reported it
-silences the rules that need it.
+The keys, their defaults and their documentation stand in `fields.py`. Nothing here knows where a value was written:
+spans stand in a table of their own (`spans.py`), so two recipes with the same values are equal. A number that was
+wrong or left out is 0, a text is empty; the diagnostic about it silences the rules that need it.
 """
 
 from __future__ import annotations
@@ -11,61 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meshctl.recipe.compose.yaml_tree import Node, Path
-from meshctl.topology.cluster import ACCELERATORS as ACCELERATORS
-from meshctl.topology.cluster import DEVICE_ALIASES as DEVICE_ALIASES
-from meshctl.topology.cluster import DEVICE_TYPES as DEVICE_TYPES
+from meshctl.recipe.fields import CHECKPOINT, GROUP, RECIPE, RUN, STAGE
 from meshctl.topology.modes import Dispatch
-from meshctl.topology.sizes import SIZES
-
-TOP = ("defaults", "name", "seed", "cluster", "groups", "components", "pipeline", "run", "vars")
-CLUSTER = ("nodes", "devices_per_node")
-GROUP = (
-    "ranks",
-    "device_type",
-    "visible_devices",
-    "gpus_per_worker",
-    "env",
-    "colocate",
-    "program",
-    "args",
-    "cwd",
-    "python",
-    "service",
-)
-COMPONENT = ("_target_", "group", "parallel", "args", "frozen", "model")
-PARALLEL = (*SIZES, "sequence_parallel", "order")
-MODEL_SIZES = (
-    "num_heads",
-    "num_kv_heads",
-    "hidden_size",
-    "vocab_size",
-    "num_layers",
-    "num_experts",
-    "sequence_length",
-)
-MODEL = ("config", *MODEL_SIZES)
-CALL = ("call", "in", "samples", "sample_bytes", "dispatch", "execute", "collect", "every", "when", "after")
-SYNC = ("sync", "to", "every", "max_staleness", "checksum", "when", "after")
-STAGE = tuple(dict.fromkeys((*CALL, *SYNC)))
-DISPATCH = ("mode", "balance", "home", "allow_empty", "split_groups", "equal_counts")
-RUN = ("steps", "epochs", "dir", "checkpoint", "grace", "patience", "show", "record")
-CHECKPOINT = ("every", "keep")
-LATER = {
-    ("pipeline", "repeat"): "a loop inside a step",
-    ("pipeline", "stages"): "a loop inside a step",
-    ("run", "restarts"): "starting again after a fault",
-    ("run", "log"): "trackers beside metrics.jsonl",
-}
-"""(mapping, key) of the design that this version does not know yet, and what it is."""
-
-WHEN = ("start", "end", "checkpoint")
-MAX_COUNT = 10_000_000
-MAX_SEED = 2**63 - 1
-MAX_STEPS = 10**12
-MAX_BYTES = 10**15
-MAX_NAME = 100
-"""Letters of a name: it is part of the names of files."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +54,7 @@ class DeviceGroup:
     ranks: int | tuple[int, ...] = 0
     """A count of devices (on cpu: of processes), or exactly these devices of the cluster."""
     device_type: str = ""
-    gpus_per_worker: int = 1
+    gpus_per_worker: int = GROUP.default("gpus_per_worker")
     visible_devices: tuple[str, ...] = ()
     env: tuple[tuple[str, str | None], ...] = ()
     """Values, or none for what is passed through."""
@@ -206,7 +153,7 @@ class Stage:
     execute: str = ""
     """Empty where the decorator's word holds."""
     collect: str = ""
-    every: int = 1
+    every: int = STAGE.default("every")
     when: str = ""
     after: tuple[str, ...] = ()
     to: str = ""
@@ -243,25 +190,25 @@ class Stage:
 @dataclass(frozen=True)
 class Checkpoint:
     every: int = 0
-    keep: int = 3
+    keep: int = CHECKPOINT.default("keep")
 
 
 @dataclass(frozen=True)
 class Run:
     steps: int = 0
     epochs: int = 0
-    dir: str = "runs"
+    dir: str = RUN.default("dir")
     checkpoint: Checkpoint | None = None
-    grace: float = 30.0
+    grace: float = RUN.default("grace")
     show: tuple[str, ...] = ()
     record: tuple[str, ...] = ()
-    patience: float = 3600.0
+    patience: float = RUN.default("patience")
 
 
 @dataclass(frozen=True)
 class Recipe:
     name: str = ""
-    seed: int = 0
+    seed: int = RECIPE.default("seed")
     cluster: Cluster = Cluster()
     groups: Mapping[str, DeviceGroup] = field(default_factory=dict)
     """In written order, as all that follow."""
@@ -276,37 +223,3 @@ class Recipe:
 def route_name(source: str, target: str, parameter: str) -> str:
     """`SOURCE -> TARGET`, with `.PARAMETER` where the target has several inputs."""
     return f"{source} -> {target}{'.' if parameter else ''}{parameter}"
-
-
-def is_key(path: Path, root: Node) -> bool:
-    """Whether an override may set this key although the recipe does not say it: it belongs to recipes, below
-    what is there."""
-    if path[:-1] == ("cluster", "devices_per_node"):
-        return DEVICE_ALIASES.get(path[-1].lower(), path[-1].lower()) in ACCELERATORS
-    return path[-1] in keys_below(path[:-1], root)
-
-
-def keys_below(path: Path, root: Node) -> tuple[str, ...]:
-    """The keys that recipes have there; none where users name them, and below a name that the recipe has not."""
-    fixed: dict[str, tuple[str, ...]] = {"cluster": CLUSTER, "run": RUN}
-    named: dict[str, tuple[str, ...]] = {"groups": GROUP, "components": COMPONENT, "pipeline": STAGE}
-    if len(path) > 1 and path[0] in named and root.at(path[:2]) is None:
-        return ()
-    match path:
-        case ():
-            return TOP[1:]
-        case ("cluster", "devices_per_node"):
-            return ACCELERATORS
-        case ("run", "checkpoint"):
-            return CHECKPOINT
-        case (top,):
-            return fixed.get(top, ())
-        case (top, _):
-            return named.get(top, ())
-        case ("components", _, "parallel"):
-            return PARALLEL
-        case ("components", _, "model"):
-            return MODEL
-        case ("pipeline", _, "dispatch"):
-            return DISPATCH
-    return ()

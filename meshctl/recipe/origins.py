@@ -24,6 +24,7 @@ from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.interpolation import references
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves, plain, replaced
+from meshctl.recipe.fields import CALL, CHECKPOINT, GROUP, RECIPE, RUN, SYNC, Section
 from meshctl.recipe.load import Loaded
 from meshctl.recipe.model import Recipe, Stage
 from meshctl.recipe.rules import Facts
@@ -206,25 +207,29 @@ def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
 
 
 def _in_force(facts: Facts, tree: Node, cwd: File) -> Iterator[Origin]:
-    """Defaults that have an effect, and what is inferred. What is off or empty unless it is said is not
-    listed."""
+    """Yields the defaults of the field table that have an effect, the words of decorators, and what is inferred.
+    What is off or empty unless it is written is left out."""
     recipe = facts.recipe
-    yield _default(("seed",), recipe.seed)
+    yield from _defaults((), RECIPE)
     yield from _of_cluster(facts, recipe, tree)
     for group in recipe.groups.values():
         if group.device_type != "cpu" and group.program is None:
-            yield _default(("groups", group.name, "gpus_per_worker"), group.gpus_per_worker)
+            yield from _defaults(("groups", group.name), GROUP)
     for component in recipe.components.values():
         mesh = facts.meshes.get(component.name)
         if mesh is not None and not isinstance(component.parallel, str):
             yield from _of_mesh(component.name, mesh, dict(component.parallel.given))
     for stage in recipe.pipeline.values():
         yield from _of_stage(facts, stage, tree, cwd)
-    yield _default(("run", "dir"), recipe.run.dir)
+    yield from _defaults(("run",), RUN)
     if recipe.run.checkpoint is not None:
-        yield _default(("run", "checkpoint", "keep"), recipe.run.checkpoint.keep)
-    for key, seconds in (("grace", recipe.run.grace), ("patience", recipe.run.patience)):
-        yield _default(("run", key), int(seconds) if seconds == int(seconds) else seconds)
+        yield from _defaults(("run", "checkpoint"), CHECKPOINT)
+
+
+def _defaults(path: Path, section: Section) -> Iterator[Origin]:
+    for field in section.defaults():
+        is_integral = isinstance(field.default, float) and field.default.is_integer()
+        yield _default((*path, field.key), int(field.default) if is_integral else field.default)
 
 
 def _default(path: Path, value: Any) -> Origin:
@@ -259,7 +264,7 @@ def _of_mesh(component: str, mesh: DeviceMesh, given: dict[str, int | str]) -> I
 def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Origin]:
     path = ("pipeline", stage.name)
     if stage.kind == "sync":
-        yield _default((*path, "every"), stage.every)
+        yield from _defaults(path, SYNC)
         yield Origin((*path, "max_staleness"), stage.every - 1, "default", note="`every` - 1")
         return
     endpoint = facts.endpoint(stage)
@@ -280,7 +285,7 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Ori
             )
         elif word != endpoint.unread:
             yield _default(where.get(word, (*path, word)), value)
-    yield _default((*path, "every"), stage.every)
+    yield from _defaults(path, CALL)
 
 
 def _near(file: str, cwd: File) -> str:

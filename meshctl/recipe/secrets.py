@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshctl.diagnostics import Diagnostic, Report, Span
-from meshctl.recipe import model
+from meshctl.recipe import fields
 from meshctl.recipe.compose.interpolation import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves
+from meshctl.recipe.fields import RECIPE
 from meshctl.text.redaction import (
     HIDDEN,
     PLACEHOLDERS,
@@ -30,19 +31,19 @@ from meshctl.text.redaction import (
     starred,
     stretches,
 )
-from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
+from meshctl.topology.cluster import DEVICE_ALIASES, DEVICE_TYPES
 from meshctl.topology.sizes import SIZES
 
 OURS = {
-    *model.DEVICE_TYPES,
-    *model.DEVICE_ALIASES,
-    *model.WHEN,
-    *COLLECT,
-    *DISPATCH,
-    *EXECUTE,
+    *DEVICE_TYPES,
+    *DEVICE_ALIASES,
+    *fields.TIMES,
+    *fields.COLLECT_MODES,
+    *fields.DISPATCH_MODES,
+    *fields.EXECUTE_MODES,
+    *fields.BALANCE,
     *SIZES,
-    *model.TOP,
-    "tokens",
+    *RECIPE.keys,
     "auto",
 }
 """Words of meshctl itself, which a message needs and which tell nothing."""
@@ -155,7 +156,7 @@ def _has_text(node: Node) -> bool:
 
 def _is_free(path: Path) -> bool:
     """Whether a recipe may say anything there: `run.dir` is no secret because a secret's text refers to it."""
-    return path[0] == "vars" or path[0] not in model.TOP or (len(path) > 2 and path[2] in ("args", "env"))
+    return path[0] == "vars" or path[0] not in RECIPE.keys or (len(path) > 2 and path[2] in ("args", "env"))
 
 
 def _keys(node: Node) -> Iterator[tuple[str, Node]]:

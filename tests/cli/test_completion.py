@@ -373,7 +373,7 @@ def test_the_cursor_may_stand_inside(place: Path) -> None:
 
 
 def test_each_shell_is_answered_in_its_terms(place: Path) -> None:
-    said = "It ends after so many steps. Left out: with the data."
+    said = "Number of steps after which the run ends. Default: it ends with the data."
     assert list(answer("zsh", ["launch", "grpo.yaml", "run.st"], {})) == [f"run.steps=\t{said}\t0"]
     assert list(answer("fish", ["launch", "grpo.yaml", "run.st"], {})) == [f"run.steps=\t{said}"]
     assert list(answer("fish", ["launch", "grpo"], {})) == ["grpo.yaml"]

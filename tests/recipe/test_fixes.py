@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.compose.errors import spaces_for_tabs
+from meshctl.recipe.fields import CALL, GROUP, PARALLEL
 from meshctl.recipe.fixes import certain, chosen, fixed, meant
 from meshctl.recipe.load import Loaded, load
-from meshctl.recipe.model import CALL, DEVICE_TYPES, GROUP, PARALLEL
+from meshctl.topology.cluster import DEVICE_TYPES
 
 HERE = Path(__file__).parent / "golden"
 NAME = str(HERE / "r.yaml")
@@ -45,16 +46,16 @@ def mended(text: str) -> str:
 @pytest.mark.parametrize(
     ("word", "options", "right"),
     [
-        ("tensor_model_parallel_size", PARALLEL, "tp_size"),
-        ("Tensor-Parallel-Size", PARALLEL, "tp_size"),
-        ("rank", GROUP, "ranks"),
+        ("tensor_model_parallel_size", PARALLEL.keys, "tp_size"),
+        ("Tensor-Parallel-Size", PARALLEL.keys, "tp_size"),
+        ("rank", GROUP.keys, "ranks"),
         ("parralel", ("parallel", "args"), "parallel"),
-        ("Ranks", GROUP, "ranks"),
-        ("world_size", GROUP, "ranks"),
-        ("nproc_per_node", GROUP, ""),  # of one node, and ranks are of all
-        ("batch_size", CALL, ""),  # often of one rank
+        ("Ranks", GROUP.keys, "ranks"),
+        ("world_size", GROUP.keys, "ranks"),
+        ("nproc_per_node", GROUP.keys, ""),  # of one node, and ranks are of all
+        ("batch_size", CALL.keys, ""),  # often of one rank
         ("tpu", DEVICE_TYPES, ""),  # npu, or cpu
-        ("xp_size", PARALLEL, ""),
+        ("xp_size", PARALLEL.keys, ""),
         ("train2", ("train", "judge"), ""),
         ("train1", ("train2",), ""),
         ("slice_tp", ("slice_dp", "slice"), ""),
@@ -62,8 +63,8 @@ def mended(text: str) -> str:
         ("acter", ("actor", "acted"), ""),
         ("acter", ("actor", "critic"), "actor"),
         ("hspd", ("hsdp", "fsdp"), "hsdp"),
-        ("ranks", GROUP, ""),
-        ("", GROUP, ""),
+        ("ranks", GROUP.keys, ""),
+        ("", GROUP.keys, ""),
     ],
 )
 def test_a_word_means_one_option_or_none(word: str, options: tuple[str, ...], right: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshctl.diagnostics import Span
-from meshctl.recipe import model
+from meshctl.recipe import fields, model
 from meshctl.recipe.compose.yaml_reader import dump
 from meshctl.recipe.compose.yaml_reader import read as read_text
 from meshctl.recipe.compose.yaml_tree import of_plain
@@ -156,7 +156,7 @@ ANY = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from([*model.GROUP, *model.COMPONENT, *model.STAGE, *model.PARALLEL, *model.TOP, "x"]),
+            st.sampled_from([*(key for section in fields.SECTIONS for key in section.keys), "x"]),
             inner,
             max_size=4,
         ),
@@ -186,13 +186,19 @@ def mutations(draw: st.DrawFn) -> dict[str, Any]:
 
     recipe = copied(BASE)
     for _ in range(draw(st.integers(1, 3))):
-        node, key = recipe, draw(st.sampled_from(sorted(model.TOP)))
+        node, key = recipe, draw(st.sampled_from(sorted(fields.RECIPE.keys)))
         while isinstance(node.get(key), dict) and draw(st.integers(0, 3)):
             node = node[key]
             key = draw(
                 st.sampled_from(
                     sorted(
-                        [*node, "extra", *draw(st.sampled_from([model.GROUP, model.COMPONENT, model.STAGE]))]
+                        [
+                            *node,
+                            "extra",
+                            *draw(
+                                st.sampled_from([fields.GROUP.keys, fields.COMPONENT.keys, fields.STAGE.keys])
+                            ),
+                        ]
                     )
                 )
             )

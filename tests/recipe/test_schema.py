@@ -9,14 +9,16 @@ import jsonschema
 import pytest
 
 from meshctl.diagnostics import Span
-from meshctl.recipe import meanings, model
+from meshctl.recipe import fields
 from meshctl.recipe.compose.composition import compose
 from meshctl.recipe.compose.folders import config_folders
 from meshctl.recipe.compose.yaml_reader import read as read_text
 from meshctl.recipe.compose.yaml_tree import MISSING, Node, of_plain, plain
+from meshctl.recipe.fields import SECTIONS
 from meshctl.recipe.reader import Read, read
-from meshctl.recipe.schema import PARTS, layouts, schema
+from meshctl.recipe.schema import layouts, schema
 from meshctl.recipe.templates import KINDS, Choice, files
+from meshctl.topology.cluster import DEVICE_TYPES
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
 from tests.paths import ROOT
 
@@ -56,25 +58,9 @@ def test_it_is_a_schema() -> None:
     CHECKER.check_schema(SCHEMA)
 
 
-def test_every_key_has_a_meaning_and_a_kind_and_nothing_else_has() -> None:
-    for name, part in PARTS.items():
-        stage = set(model.STAGE) if name in ("call", "sync") else set(part.keys)
-        assert set(meanings.MEANS[name]) == stage, name
-        assert set(part.values()) == stage, name
-    assert set(meanings.MEANS) == set(PARTS)
-
-
-def test_every_word_has_a_meaning() -> None:
-    tables = {
-        "DISPATCH": DISPATCH,
-        "COLLECT": COLLECT,
-        "EXECUTE": EXECUTE,
-        "WHEN": model.WHEN,
-        "DEVICE_TYPES": model.DEVICE_TYPES,
-    }
-    assert {name: sorted(getattr(meanings, name)) for name in tables} == {
-        name: sorted(table) for name, table in tables.items()
-    }
+def test_every_word_of_a_mode_has_a_meaning() -> None:
+    assert {*fields.DISPATCH_MODES} == {*DISPATCH} and {*fields.COLLECT_MODES} == {*COLLECT}
+    assert {*fields.EXECUTE_MODES} == {*EXECUTE} and {*fields.DEVICE_TYPES} == {*DEVICE_TYPES}
     assert all(means for _, means in layouts())
 
 
@@ -238,8 +224,9 @@ def nested(path: tuple[str, ...], value: Any) -> Any:
 
 
 def pieces() -> Iterator[tuple[str, str]]:
-    for part in BASES:
-        yield from ((part, key) for key in [*PARTS[part].keys, "nonsense"])
+    for section in SECTIONS:
+        if section.name in BASES:
+            yield from ((section.name, key) for key in [*section.keys, "nonsense"])
 
 
 def recipe_with(part: str, key: str, value: Any) -> Any:

@@ -13,20 +13,30 @@ layout@             layout@components.actor.parallel=
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from meshctl.cli.completion.candidate import Candidate
 from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.compose.yaml_tree import Path as Keys
-from meshctl.recipe.meanings import MEANS
-from meshctl.recipe.model import keys_below
+from meshctl.recipe.field_types import (
+    Boolean,
+    DeviceType,
+    DimOrder,
+    Endpoint,
+    Nested,
+    Size,
+    Text,
+    Texts,
+    Word,
+)
+from meshctl.recipe.fields import AUTO, CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, RECIPE, RUN, STAGE, SYNC
+from meshctl.recipe.key_paths import field_at, keys_below, section_at
 from meshctl.recipe.quick_parse import Outline, is_plain
-from meshctl.recipe.schema import PARTS, Schema, part_at
-from meshctl.topology.sizes import SIZES, divisors
+from meshctl.topology.sizes import DIMS, divisors
 
-MAPPINGS = {"recipe", "cluster", "group", "component", "call", "sync", "stage", "run"}
-"""Parts of a recipe that are nothing but mappings."""
+MAPPINGS = (RECIPE, CLUSTER, GROUP, COMPONENT, CALL, SYNC, STAGE, RUN)
+"""Sections that have no shorter form."""
 NAMED = ("groups", "components", "pipeline", "vars")
 TELLS = ("_target_", "call", "sync", "device_type")
 """What says most of a named thing."""
@@ -49,12 +59,16 @@ def overrides(of: Outline, word: str) -> Iterator[Candidate]:
 def _keys(of: Outline, sign: str, begun: str) -> Iterator[Candidate]:
     parent, dot, _ = begun.rpartition(".")
     path = tuple(parent.split(".")) if dot else ()
-    there, part = _there(of, path), part_at(path, of.root)
-    known = PARTS[part].keys if part and "+" in sign else keys_below(path, of.root) if sign != "~" else ()
-    means = MEANS.get(part, {})
+    there, section = _there(of, path), section_at(path, of.root)
+    known = section.keys if section and "+" in sign else keys_below(path, of.root) if sign != "~" else ()
     for key in dict.fromkeys((*there, *known)):
-        if is_plain(key) and not (part == "recipe" and key == "defaults"):
-            says = means.get(key) or next((text for tell in TELLS if (text := of.text(*path, key, tell))), "")
+        if is_plain(key) and not (section is RECIPE and key == "defaults"):
+            field = section.by_key.get(key) if section else None
+            says = (
+                field.doc
+                if field
+                else next((text for tell in TELLS if (text := of.text(*path, key, tell))), "")
+            )
             yield from _key(of, sign, (*path, key), says)
 
 
@@ -69,14 +83,14 @@ def _there(of: Outline, path: Keys) -> list[str]:
 
 def _key(of: Outline, sign: str, path: Keys, says: str) -> Iterator[Candidate]:
     """The key as far as it goes: with a dot where more may follow, with `=` where a value may."""
-    text, node, part = ".".join(path), of.root.at(path), part_at(path, of.root)
+    text, node, section = ".".join(path), of.root.at(path), section_at(path, of.root)
     holds_names = len(path) == 1 and path[0] in NAMED
     if sign == "~":
         yield Candidate(f"{text}.", says, whole=False) if holds_names else Candidate(text, says)
         return
-    if part or holds_names or _there(of, path) or keys_below(path, of.root):
+    if section or holds_names or _there(of, path) or keys_below(path, of.root):
         yield Candidate(f"{text}.", says, whole=False)
-    if not holds_names and part not in MAPPINGS and not (sign == "+" and node is not None):
+    if not holds_names and section not in MAPPINGS and not (sign == "+" and node is not None):
         yield Candidate(f"{text}=", says, whole=False)
 
 
@@ -136,65 +150,45 @@ def _values(of: Outline, key: str, value: str) -> Iterator[Candidate]:
 
 
 def _of(of: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
-    yield from _named(of, path, begun)
-    if path[-1] in SIZES and path[0] == "components":
-        yield from (
-            Candidate(str(size)) for size in divisors(_workers(of, of.text("components", path[1], "group")))
-        )
-    part = part_at(path[:-1], of.root)
-    yield from _words(PARTS[part].values().get(path[-1], {})) if part else ()
-
-
-def _words(schema: Schema) -> Iterator[Candidate]:
-    kinds = schema.get("type", ())
-    if "boolean" in kinds:
-        yield from (Candidate("true"), Candidate("false"))
-    if "const" in schema:
-        yield Candidate(schema["const"], schema.get("description", ""))
-    for one in schema.get("anyOf", ()):
-        yield from _words(one)
-    if "array" in kinds and "integer" not in kinds:
-        yield from _words(schema.get("items", {}))
-
-
-def _named(of: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
-    """What a key names: groups, components, stages, endpoints."""
-    match path:
-        case ("components", _, "group"):
-            yield from _names(of, "groups")
-        case ("groups", name, "colocate"):
-            yield from _names(of, "groups", other_than=name)
-        case ("components", name, "parallel"):
-            group = of.text("components", name, "group")
-            yield from _names(
-                of, "components", name, lambda other: of.text("components", other, "group") == group
-            )
-        case ("pipeline", _, "sync" | "to"):
-            yield from _names(of, "components")
-        case ("pipeline", _, "call"):
+    """Yields the values that the type of a field proposes."""
+    is_parameter = path[0] == "pipeline" and path[2:3] == ("in",)
+    field = field_at(path, of.root)
+    type_ = Texts("pipeline") if is_parameter and len(path) < 5 else field.type if field else None
+    match type_:
+        case Endpoint():
             component, dot, _ = begun.partition(".")
             yield from _endpoints(of, component) if dot else _begun(_names(of, "components"))
-        case (
-            ("pipeline", name, "after")
-            | ("pipeline", name, "in", *_)
-            | ("pipeline", name, "dispatch", "home")
-        ):
-            yield from _names(of, "pipeline", other_than=name) if path[-1] not in ("dispatch", "mode") else ()
-        case ("run", "show"):
-            yield from _begun(_names(of, "pipeline"))
-        case ("run", "record"):
-            yield from _names(of, "pipeline")
+        case Nested(section=section, shorthand=Text()) if section is PARALLEL:
+            group = of.text("components", path[1], "group")
+            for one in _names(of, "components", other_than=path[1]):
+                if of.text("components", one.text, "group") == group:
+                    yield one
+        case Text(names=names) if names:
+            yield from _names(of, names, other_than=path[1])
+        case Texts(names=names, is_prefix=is_prefix) if names:
+            own = path[1] if path[0] == names else ""
+            yield from _begun(_names(of, names)) if is_prefix else _names(of, names, own)
+        case Size(may_be_auto=may_be_auto):
+            workers = _workers(of, of.text("components", path[1], "group"))
+            yield from (Candidate(str(size)) for size in divisors(workers))
+            yield from (Candidate("auto", AUTO),) if may_be_auto else ()
+        case Boolean():
+            yield from (Candidate("true"), Candidate("false"))
+        case Nested(shorthand=Word(words=words)) | Word(words=words) | DeviceType(words=words):
+            yield from (Candidate(word, meaning) for word, meaning in words.items())
+        case DimOrder():
+            yield from map(Candidate, DIMS)
+        case Nested(may_be_off=True):
+            yield Candidate("false")
 
 
 def _begun(names: Iterable[Candidate]) -> Iterator[Candidate]:
     return (Candidate(f"{one.text}.", one.says, whole=False) for one in names)
 
 
-def _names(
-    of: Outline, top: str, other_than: str = "", fits: Callable[[str], bool] = lambda name: True
-) -> Iterator[Candidate]:
+def _names(of: Outline, top: str, other_than: str = "") -> Iterator[Candidate]:
     for name in of.names(top):
-        if name != other_than and fits(name):
+        if name != other_than:
             yield Candidate(name, next((text for tell in TELLS if (text := of.text(top, name, tell))), ""))
 
 

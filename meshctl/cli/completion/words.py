@@ -208,7 +208,7 @@ def kinds(asked: Asked) -> Iterator[Candidate]:
 
 
 def devices(asked: Asked) -> Iterator[Candidate]:
-    from meshctl.recipe.meanings import DEVICE_TYPES
+    from meshctl.recipe.fields import DEVICE_TYPES
 
     return (Candidate(name, says) for name, says in DEVICE_TYPES.items())
 

@@ -17,8 +17,8 @@ from meshctl.recipe.compose.config_store import PRIMARY, ConfigStore
 from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, is_dir, real
 from meshctl.recipe.compose.overrides import LAYOUT, Override, is_layout
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node
+from meshctl.recipe.fields import RECIPE
 from meshctl.recipe.fixes import PLAIN, renamed, rewritten
-from meshctl.recipe.model import TOP
 from meshctl.text.english import did_you_mean, nearest
 
 CHOICE = "__choice__"
@@ -161,7 +161,7 @@ class DefaultsLists:
     def _is_known_early(self, text: str, span: Span) -> bool:
         """Returns whether an interpolated entry refers to other entries only: the recipe's values are not
         known yet when a defaults list is read."""
-        late = next((key for key in TOP if re.search(_reference(key), text)), "")
+        late = next((key for key in RECIPE.keys if re.search(_reference(key), text)), "")
         if late:
             message = f"a defaults list is read before `{late}`: it can refer to its other entries only"
             self.report("MC208", message, span, "name the option, or choose it on the command line")
@@ -216,9 +216,9 @@ class DefaultsLists:
         if not self.store.is_group(override.group):
             return False
         if override.is_deletion:
-            return override.group not in TOP or override.parsed.package is not None
+            return override.group not in RECIPE.keys or override.parsed.package is not None
         value = override.parsed.value()
-        if override.group in TOP and override.parsed.package is None:
+        if override.group in RECIPE.keys and override.parsed.package is None:
             return isinstance(value, str) or (
                 isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
             )

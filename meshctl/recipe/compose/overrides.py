@@ -22,7 +22,7 @@ from meshctl.recipe.compose import yaml_tree
 from meshctl.recipe.compose.override_errors import explain, locate_value
 from meshctl.recipe.compose.yaml_tree import MISSING, Node
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.model import is_key, keys_below
+from meshctl.recipe.key_paths import is_key, keys_below
 from meshctl.recipe.suggestions import nearest_key
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.model import DEVICE_ALIASES, DeviceGroup
+from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts, node_counts
 from meshctl.text.english import counted, did_you_mean, listed, nearest
 from meshctl.topology.allocation import (
@@ -22,6 +22,7 @@ from meshctl.topology.allocation import (
     least_per_node,
     most_per_node,
 )
+from meshctl.topology.cluster import DEVICE_ALIASES
 
 SHOWN = 8
 """So many numbers are listed."""

@@ -1,0 +1,61 @@
+"""Which section or field of the table stands at a key path: `("run", "grace")` is the field `grace` of `RUN`."""
+
+from __future__ import annotations
+
+from meshctl.recipe.compose.yaml_tree import Node, Path
+from meshctl.recipe.field_types import Inputs, Named, Nested
+from meshctl.recipe.fields import CALL, RECIPE, STAGE, SYNC, Field, Section
+from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES
+
+
+def section_at(path: Path, root: Node) -> Section | None:
+    """Returns the section at a path; None for a single value and for a mapping whose keys users name."""
+    section, keys = RECIPE, iter(path)
+    for key in keys:
+        field = section.by_key.get(key)
+        if field is None or not isinstance(field.type, (Nested, Named, Inputs)):
+            return None
+        section = field.type.section
+        has_names = not isinstance(field.type, Nested)
+        if has_names and next(keys, None) is None:
+            return None
+    return stage_kind(root.at(path)) if section is STAGE else section
+
+
+def stage_kind(stage: Node | None) -> Section:
+    """Returns `CALL` or `SYNC` for a stage that has one of these keys, and else `STAGE`."""
+    kinds = (CALL, SYNC) if stage is not None else ()
+    return next((kind for kind in kinds if stage and stage.get(kind.name) is not None), STAGE)
+
+
+def field_at(path: Path, root: Node) -> Field | None:
+    """Returns the field whose value stands at a path."""
+    section = section_at(path[:-1], root) if path else None
+    return section.by_key.get(path[-1]) if section else None
+
+
+def is_key(path: Path, root: Node) -> bool:
+    """Returns whether an override may set this key although the recipe does not have it."""
+    if path[:-1] == ("cluster", "devices_per_node"):
+        device_type = path[-1].lower()
+        return DEVICE_ALIASES.get(device_type, device_type) in ACCELERATORS
+    return path[-1] in keys_below(path[:-1], root)
+
+
+def keys_below(path: Path, root: Node) -> tuple[str, ...]:
+    """Returns the keys that an override may set below a path; none where users name them, below a name that the
+    recipe does not have, and among the parameters of a call."""
+    if path == ():
+        return RECIPE.keys[1:]
+    if path == ("cluster", "devices_per_node"):
+        return ACCELERATORS
+    if path[0] in ("groups", "components", "pipeline") and root.at(path[:2]) is None:
+        return ()
+    if path[0] == "pipeline":
+        return STAGE.keys if len(path) == 2 else () if "in" in path[2:3] else _keys(path, root)
+    return _keys(path, root)
+
+
+def _keys(path: Path, root: Node) -> tuple[str, ...]:
+    section = section_at(path, root)
+    return section.keys if section else ()

@@ -1,0 +1,153 @@
+"""One table of keys: whatever deals with keys knows every field of it, and a field that is added is known
+everywhere."""
+
+from dataclasses import fields as attributes
+
+import pytest
+
+from meshctl.cli.completion.overrides import overrides
+from meshctl.diagnostics import Span
+from meshctl.recipe import field_types, model, reader, schema
+from meshctl.recipe.compose.yaml_tree import Node, of_plain
+from meshctl.recipe.field_reader import FieldReader
+from meshctl.recipe.fields import (
+    CHECKPOINT,
+    COMPONENT,
+    DISPATCH,
+    GROUP,
+    INPUT,
+    PARALLEL,
+    RECIPE,
+    RUN,
+    SECTIONS,
+    STAGE,
+    Field,
+    Section,
+)
+from meshctl.recipe.key_paths import field_at, section_at
+from meshctl.recipe.quick_parse import Outline
+from meshctl.recipe.suggestions import ALIASES, RELATED, nearest_key
+
+HERE = Span("recipe.yaml", 1, 1)
+PATHS: dict[str, tuple[str, ...]] = {
+    "recipe": (),
+    "cluster": ("cluster",),
+    "group": ("groups", "g"),
+    "component": ("components", "c"),
+    "parallel": ("components", "c", "parallel"),
+    "model": ("components", "c", "model"),
+    "call": ("pipeline", "called"),
+    "sync": ("pipeline", "synced"),
+    "stage": ("pipeline", "s"),
+    "dispatch": ("pipeline", "called", "dispatch"),
+    "input": ("pipeline", "called", "in", "x"),
+    "run": ("run",),
+    "checkpoint": ("run", "checkpoint"),
+}
+TREE = of_plain(
+    {
+        "groups": {"g": {}},
+        "components": {"c": {"parallel": {}, "model": {}}},
+        "pipeline": {
+            "called": {"call": "c.m", "in": {"x": {}}, "dispatch": {}},
+            "synced": {"sync": "c"},
+            "s": {},
+        },
+        "run": {"checkpoint": {}},
+        "cluster": {},
+    },
+    HERE,
+)
+EVERY = [
+    pytest.param(section, field, id=f"{section.name}.{field.key}")
+    for section in SECTIONS
+    for field in section.fields
+]
+
+
+@pytest.mark.parametrize(("section", "field"), EVERY)
+def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) -> None:
+    path = (*PATHS[section.name], field.key)
+    assert field_at(path, TREE) == field
+    assert schema.section_schema(section)["properties"][field.key]["description"] == field.doc
+    assert field.doc and len(field.doc) <= 220
+    values = FieldReader(TREE, readers=reader._READERS).section(Node({}, HERE), PATHS[section.name], section)
+    assert values[field.key] == field.value_if_absent
+    if field is not RECIPE.by_key["defaults"]:
+        proposed = {one.text: one.says for one in overrides(Outline(TREE), "++" + ".".join(path))}
+        described = [says for text, says in proposed.items() if text.strip("+=.") == ".".join(path)]
+        assert described and {*described} == {field.doc}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(field_types).values() if isinstance(kind, type)])
+def test_every_type_is_read_and_described(kind: type) -> None:
+    if issubclass(kind, field_types.Type) and kind is not field_types.Type:
+        assert kind in reader._READERS and kind in schema.SCHEMAS
+
+
+def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that is added to a section is read, checked, described, completed and proposed."""
+    new = Field(
+        "cool_down", field_types.Seconds(), "Seconds of rest between steps.", default=2.5, aliases="rest"
+    )
+    section = Section("run", "`run`", (*RUN.fields, new))
+    nested = Field("run", field_types.Nested(section), "")
+    monkeypatch.setitem(RECIPE.by_key, "run", nested)
+    monkeypatch.setitem(ALIASES, "rest", "cool_down")
+    own = FieldReader(TREE)
+    assert own.section(of_plain({}, HERE), ("run",), section)["cool_down"] == 2.5
+    assert own.section(of_plain({"cool_down": 4}, HERE), ("run",), section)["cool_down"] == 4.0
+    own.section(of_plain({"cool_down": -1, "rest": 1}, HERE), ("run",), section)
+    assert [found.message for found in own.found] == [
+        "`run` has no key `rest`",
+        "`cool_down` must be a number from 0, it is -1",
+    ]
+    assert own.found[0].help == "did you mean `cool_down`?"
+    described = schema.section_schema(section)["properties"]["cool_down"]
+    assert (described["description"], described["default"]) == ("Seconds of rest between steps.", 2.5)
+    assert [one.says for one in overrides(Outline(TREE), "run.cool") if one.text == "run.cool_down="] == [
+        new.doc
+    ]
+    assert [field.key for field in section.defaults()][-1] == "cool_down"
+
+
+def test_defaults_of_the_model_are_those_of_the_table() -> None:
+    classes = {
+        GROUP: (model.DeviceGroup, model.Program),
+        COMPONENT: (model.Component,),
+        STAGE: (model.Stage,),
+        RUN: (model.Run,),
+        CHECKPOINT: (model.Checkpoint,),
+        PARALLEL: (model.Sizes,),
+        DISPATCH: (model.DispatchWords,),
+    }
+    for section, kinds in classes.items():
+        defaults = {one.name: one.default for kind in kinds for one in attributes(kind)}
+        for field in section.defaults():
+            assert defaults[field.key] == field.default
+
+
+def test_sections_stand_where_the_table_says() -> None:
+    assert section_at(("pipeline", "called", "in", "x", "dispatch"), TREE) is DISPATCH
+    assert section_at(("pipeline", "called", "in", "x"), TREE) is INPUT
+    assert section_at(("components", "nobody"), TREE) is COMPONENT
+    for path in (
+        ("groups",),
+        ("vars",),
+        ("vars", "x"),
+        ("run", "steps"),
+        ("run", "x", "y"),
+        ("pipeline", "s", "in"),
+    ):
+        assert section_at(path, TREE) is None
+
+
+def test_no_alias_is_a_key_of_its_own_section() -> None:
+    for section in SECTIONS:
+        for field in section.fields:
+            assert not {*field.aliases.split(), *field.related.split()} & {*section.keys}
+
+
+def test_words_of_other_systems() -> None:
+    assert nearest_key("Tensor-Model-Parallel-Size", PARALLEL.keys) == "tp_size"
+    assert nearest_key("devices", GROUP.keys) == "ranks" and [*RELATED["from"]] == ["in", "sync"]
