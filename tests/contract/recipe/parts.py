@@ -1,8 +1,8 @@
 """Components of the runs that the contract test launches and resumes.
 
-A saved run depends on this file, so it changes only by addition. Two files beside this module steer a run. While `hold`
-exists, the trainer waits in step 2. If `fail` exists, rank 0 of the trainer raises an exception in step 5; the file names
-the class of the exception.
+A saved run depends on this file, so it changes only by addition. Two files beside this module steer a run:
+while `hold` exists, the trainer waits in step 2; if `fail` exists, rank 0 of the trainer raises an exception
+in step 5. The file names the class of the exception.
 """
 
 from __future__ import annotations
@@ -31,7 +31,15 @@ class Source(Component):
         number = torch.tensor(list(samples), dtype=torch.float64)
         tokens = Ragged.of([torch.arange(1 + sample % 3) for sample in samples])
         text = [f"sample {sample}" for sample in samples]
-        return Batch({"x": number + torch.rand(len(samples), dtype=torch.float64), "tokens": tokens, "text": text})
+        x = number + torch.rand(len(samples), dtype=torch.float64)
+        return Batch({"x": x, "tokens": tokens, "text": text})
+
+
+class Examples(Source):
+    """A source that knows its length."""
+
+    def __len__(self) -> int:
+        return 640
 
 
 class Sampler(Component):
