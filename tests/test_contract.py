@@ -131,7 +131,13 @@ for line in sys.stdin:
         os.environ.update(call["variables"])
         sys.argv[:] = ["meshctl", *call["words"]]
         exec(call["program"])
-        sys.exit(main())
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     print(code, flush=True)
 """
@@ -724,7 +730,7 @@ def events(found: Found) -> Json:
 
 
 def metrics(found: Found) -> Json:
-    return sorted(found.runs["SIGINT"].metrics[-1])
+    return sorted({key for row in found.runs["SIGINT"].metrics for key in row})
 
 
 def shape(value: Json, path: str = "") -> set[str]:
