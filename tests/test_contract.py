@@ -363,23 +363,21 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Json]]:
-        lines = [
-            line
-            for file in sorted((self.path / "events").glob("*.jsonl"))
-            for line in file.read_text().splitlines()
-        ]
-        return [json.loads(line) for line in lines]
+        return [event for file in sorted(self.path.glob("events/*.jsonl")) for event in json_lines(file)]
 
     @property
     def metrics(self) -> list[dict[str, Json]]:
-        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+        return json_lines(self.path / "metrics.jsonl")
+
+
+def json_lines(path: Path) -> list[dict[str, Json]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def runs_of(folder: Path) -> dict[str, Run]:
-    """Launches the recipe of the contract: interrupted in two ways, with a failure, resumed, and replayed."""
+    """Launches the recipe of the contract: interrupted, with a failure, replayed, and resumed."""
     calls: dict[str, Callable[[], Run]] = {
-        "SIGINT": partial(interrupted, prepared(folder / "interrupted"), signal.SIGINT),
-        "SIGTERM": partial(interrupted, prepared(folder / "terminated"), signal.SIGTERM),
+        "SIGINT": partial(interrupted, prepared(folder / "interrupted"), signal.SIGINT, workers=3),
         "failed": partial(failed, prepared(folder / "failed")),
         "replayed": partial(replayed, prepared(folder / "replayed")),
     }
@@ -398,7 +396,8 @@ def ended(folder: Path, done: Done, path: Path | None = None) -> Run:
 
 
 def run_directory_of(folder: Path) -> Path:
-    return next((folder / "runs" / "contract").iterdir())
+    """Returns the only run directory. Where a launch made none, the path does not exist."""
+    return next(folder.glob("runs/contract/*"), folder / "runs" / "contract" / "none")
 
 
 def failed(folder: Path) -> Run:
@@ -412,10 +411,10 @@ def failed(folder: Path) -> Run:
 
 
 def replayed(folder: Path) -> Run:
-    """Runs one group alone, on what an old run has recorded."""
+    """Runs one group alone, on what an old run has recorded, and ends it early with SIGTERM."""
     source = DATA / "runs" / old_runs()[0]
-    words = ("run.yaml", "--only", "train", "--replay", f"rollouts={source}")
-    return ended(folder, launch(folder, *words))
+    words = ("--only", "train", "--replay", f"rollouts={source}")
+    return interrupted(folder, signal.SIGTERM, *words, workers=2)
 
 
 def resumed(folder: Path, version: str) -> Run:
@@ -427,18 +426,21 @@ def resumed(folder: Path, version: str) -> Run:
     return ended(folder, launch(folder, "run"), path)
 
 
-def interrupted(folder: Path, number: signal.Signals) -> Run:
+def interrupted(folder: Path, number: signal.Signals, *words: str, workers: int) -> Run:
     """Holds a run in step 2, reads the process titles, sends a signal, and lets the run reach its end."""
     (folder / "hold").touch()
     output = {name: (folder / name).open("w+") for name in ("stdout", "stderr")}
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "meshctl", "launch", "run.yaml"], cwd=folder, env=environment(), **output
+        [sys.executable, "-m", "meshctl", "launch", "run.yaml", *words],
+        cwd=folder,
+        env=environment(),
+        **output,
     )
     seen: set[str] = set()
 
     def is_held() -> bool:
         seen.update(titles_below(launcher.pid))
-        return len(events_of(folder, "step")) >= 3  # one of each worker, for step 1
+        return len(events_of(folder, "step")) >= workers  # each worker has ended step 1
 
     try:
         wait_for(is_held, launcher)
@@ -583,7 +585,7 @@ def exit_codes(found: Found) -> Json:
         "the run failed": runs["failed"].code,
         "a bug in meshctl": answers["bug"].returncode,
         "interrupted by SIGINT": runs["SIGINT"].code,
-        "interrupted by SIGTERM": runs["SIGTERM"].code,
+        "interrupted by SIGTERM": runs["replayed"].code,
     }
 
 
@@ -614,6 +616,8 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     "Ragged": lambda: meshctl.Ragged.of([]),
 }
 INTERNAL_PARAMETERS = ("Batch.concat(cat)", "Batch(most)")
+INTERNAL_CONSTRUCTORS = ("DeviceMesh",)
+"""Users make a mesh with `DeviceMesh.from_sizes`."""
 
 
 def public_names(_: Found) -> Json:
@@ -641,7 +645,8 @@ def keywords(_: Found) -> Json:
     callables: dict[str, Any] = {"endpoint": meshctl.endpoint}
     for name in EXAMPLES:
         cls = getattr(meshctl, name)
-        callables[name] = cls
+        if name not in INTERNAL_CONSTRUCTORS:
+            callables[name] = cls
         members = [
             member for member in dir(cls) if not member.startswith("_") and callable(getattr(cls, member))
         ]
@@ -678,7 +683,7 @@ def variables(found: Found) -> Json:
 def process_titles(found: Found) -> Json:
     forms = {
         rf"mesh ({GROUPS})/\d+": "mesh GROUP/NODE",
-        rf"({GROUPS}):\d+": "GROUP:RANK",
+        r"(rollout|train):\d+": "GROUP:RANK",
         "meshctl-fork": "meshctl-fork",
     }
     titles = found.runs["SIGINT"].titles
@@ -886,16 +891,19 @@ def test_all_events_have_the_same_fields(found: Found) -> None:
 
 @pytest.mark.parametrize("version", old_runs())
 def test_an_old_run_is_resumed_exactly_or_refused_in_one_line(version: str, found: Found) -> None:
-    resumed, expected = found.runs[f"resumed {version}"], DATA / "runs" / f"{version}.expected.jsonl"
+    resumed = found.runs[f"resumed {version}"]
     if CONTRACT["old runs"][version] == "refused":
         (line,) = resumed.stderr.splitlines()
         assert resumed.code == 4 and line.startswith("error: ") and re.search(rf"0\.1\.0|{version}", line)
         return
     assert resumed.code == 0, resumed.stderr
-    assert without_time(resumed.metrics) == without_time(
-        [json.loads(line) for line in expected.read_text().splitlines()]
-    )
+    assert without_time(resumed.metrics) == without_time(expected_metrics(version))
     assert [event["step"] for event in resumed.events if event["name"] == "resumed"] == [3]
+
+
+def expected_metrics(version: str) -> list[dict[str, Json]]:
+    """Returns the metrics of the same run by the same version, without an interruption."""
+    return json_lines(DATA / "runs" / f"{version}.expected.jsonl")
 
 
 def without_time(rows: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
@@ -903,12 +911,9 @@ def without_time(rows: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
 
 
 def test_a_recording_of_an_old_run_is_replayed(found: Found) -> None:
-    replayed = found.runs["replayed"]
-    assert replayed.code == 0, replayed.stderr
-    momentum = [row["metrics.momentum"] for row in replayed.metrics]
-    expected = DATA / "runs" / f"{old_runs()[0]}.expected.jsonl"
-    known = [json.loads(line)["metrics.momentum"] for line in expected.read_text().splitlines()]
-    assert momentum == known[: len(momentum)] and len(momentum) == 5
+    momentum = [row["metrics.momentum"] for row in found.runs["replayed"].metrics]
+    known = [row["metrics.momentum"] for row in expected_metrics(old_runs()[0])]
+    assert 2 <= len(momentum) <= 5 and momentum == known[: len(momentum)], found.runs["replayed"].stderr
 
 
 # New entries
