@@ -360,10 +360,13 @@ class Run:
     stderr: str
     titles: frozenset[str] = frozenset()
     """The process titles seen while the run was held."""
+    since: float = 0.0
+    """When it was launched, in seconds since the epoch; earlier events are those of an old version."""
 
     @property
     def events(self) -> list[dict[str, Json]]:
-        return [event for file in sorted(self.path.glob("events/*.jsonl")) for event in json_lines(file)]
+        every = [event for file in sorted(self.path.glob("events/*.jsonl")) for event in json_lines(file)]
+        return [event for event in every if event.get("time", self.since) >= self.since]
 
     @property
     def metrics(self) -> list[dict[str, Json]]:
@@ -391,8 +394,8 @@ def old_runs() -> list[str]:
     return sorted(path.name for path in (DATA / "runs").iterdir() if path.is_dir())
 
 
-def ended(folder: Path, done: Done, path: Path | None = None) -> Run:
-    return Run(path or run_directory_of(folder), done.returncode, done.stdout, done.stderr)
+def ended(path: Path, done: Done, since: float = 0.0) -> Run:
+    return Run(path, done.returncode, done.stdout, done.stderr, since=since)
 
 
 def run_directory_of(folder: Path) -> Path:
@@ -407,7 +410,8 @@ def failed(folder: Path) -> Run:
     other group has the time to report that it lost the trainer.
     """
     (folder / "fail").write_text("ConnectionResetError")
-    return ended(folder, launch(folder, "run.yaml", MESHCTL_TRANSPORT="tcp", MESHCTL_DEVICES="cpu"))
+    done = launch(folder, "run.yaml", MESHCTL_TRANSPORT="tcp", MESHCTL_DEVICES="cpu")
+    return ended(run_directory_of(folder), done)
 
 
 def replayed(folder: Path) -> Run:
@@ -423,7 +427,8 @@ def resumed(folder: Path, version: str) -> Run:
     shutil.copytree(DATA / "runs" / version, path, symlinks=True)
     start = path / "start.json"
     start.write_text(start.read_text().replace("/tmp/meshctl-contract", str(folder)))
-    return ended(folder, launch(folder, "run"), path)
+    since = time.time()
+    return ended(path, launch(folder, "run"), since)
 
 
 def interrupted(folder: Path, number: signal.Signals, *words: str, workers: int) -> Run:
