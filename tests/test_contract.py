@@ -757,7 +757,9 @@ def shape(value: Json, path: str = "") -> set[str]:
 
 
 def json_keys(found: Found) -> Json:
-    return {name: sorted(shape(json.loads(found.answers[name].stdout))) for name in JSON_COMMANDS}
+    """Lists the keys of the commands that print JSON. A command that prints none is left out."""
+    texts = {name: found.answers[name].stdout for name in JSON_COMMANDS}
+    return {name: sorted(shape(json.loads(text))) for name, text in texts.items() if text.startswith("{")}
 
 
 BENCHMARKS: dict[str, str] = {
