@@ -42,7 +42,6 @@ class Whole(Type):
     empty: ClassVar[Any] = 0
 
 
-@dataclass(frozen=True)
 class OptionalWhole(Type):
     """A whole number of which 0 and "left out" mean different things."""
 
@@ -55,14 +54,12 @@ class Size(Type):
     empty: ClassVar[Any] = 0
 
 
-@dataclass(frozen=True)
 class Seconds(Type):
     """A finite number from 0."""
 
     empty: ClassVar[Any] = 0.0
 
 
-@dataclass(frozen=True)
 class Boolean(Type):
     empty: ClassVar[Any] = False
 
@@ -74,17 +71,14 @@ class Text(Type):
     empty: ClassVar[Any] = ""
 
 
-@dataclass(frozen=True)
 class RunName(Text):
     """A text that can name a folder of runs."""
 
 
-@dataclass(frozen=True)
 class ClassPath(Text):
     """The dotted path of a class."""
 
 
-@dataclass(frozen=True)
 class Endpoint(Text):
     """COMPONENT.METHOD."""
 
@@ -123,14 +117,12 @@ class Texts(Type):
     empty: ClassVar[Any] = ()
 
 
-@dataclass(frozen=True)
 class Arguments(Type):
     """A list of texts and numbers; numbers stay as they are written."""
 
     empty: ClassVar[Any] = ()
 
 
-@dataclass(frozen=True)
 class DimOrder(Texts):
     """All dims of a mesh, outermost first."""
 
@@ -138,28 +130,24 @@ class DimOrder(Texts):
 # Values of several forms, each the type of one key
 
 
-@dataclass(frozen=True)
 class Ranks(Type):
     """A count of devices, or a list of devices."""
 
     empty: ClassVar[Any] = 0
 
 
-@dataclass(frozen=True)
 class DeviceCounts(Type):
     """A count for all nodes, a list with one for each node, or a mapping of device types to either."""
 
     empty: ClassVar[Any] = 0
 
 
-@dataclass(frozen=True)
 class VisibleDevices(Type):
     """Text as in CUDA_VISIBLE_DEVICES, one number, or a list."""
 
     empty: ClassVar[Any] = ()
 
 
-@dataclass(frozen=True)
 class Environment(Type):
     """A mapping of environment variables to values, or a list of variables to pass through."""
 
@@ -182,17 +170,14 @@ class Inputs(Type):
     empty: ClassVar[Any] = ()
 
 
-@dataclass(frozen=True)
 class PlainData(Type):
     """A mapping of plain data to any depth; null is an empty one."""
 
 
-@dataclass(frozen=True)
 class FreeMapping(Type):
     """A mapping of anything."""
 
 
-@dataclass(frozen=True)
 class Defaults(Type):
     """Hydra's defaults list, which composition has consumed before a recipe is read."""
 

@@ -2,10 +2,10 @@
 
     Field("grace", Seconds(), default=30.0, doc="Seconds that ...", aliases="grace_period")
 
-All that deals with keys derives from this table: the reader, the JSON Schema, the documentation of keys, shell
-completion, the defaults in `config --origins`, and the proposals for a key that is misspelled, misplaced or
-another system's. A new key is one `Field` here, one attribute of the class in `model.py`, and the code that uses
-it. Rules between several fields are code, in `reader.py` and `rules/`.
+All that deals with keys derives from this table: the reader, the JSON Schema, the documentation of keys,
+shell completion, the defaults in `config --origins`, and the proposals for a key that is misspelled,
+misplaced or another system's. A new key is one `Field` here, one attribute of the class in `model.py`, and
+the code that uses it. Rules between several fields are code, in `reader.py` and `rules/`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Field:
     aliases: str = ""
     """Other systems' names for the key, separated by spaces."""
     related: str = ""
-    """Names of about the same in other systems, or of what may be meant as well: proposed and never replaced."""
+    """Names of about the same in other systems, which are proposed and never replaced."""
 
     @property
     def value_if_absent(self) -> Any:
@@ -92,7 +92,7 @@ DEVICE_TYPES = {
     "cpu": "processes without a device",
 }
 DISPATCH_MODES = {
-    "slice_dp": "each data rank receives its share; its tp, cp, ulysses and pp peers receive the same samples",
+    "slice_dp": "each data rank receives its share; its tp, cp, ulysses and pp peers receive the same",
     "slice": "each worker receives its own share",
     "all": "every worker receives everything",
 }
@@ -132,597 +132,348 @@ def _size(key: str, doc: str, aliases: str, related: str = "") -> Field:
     return Field(key, Size(key in MAY_BE_AUTO), doc, aliases=aliases, related=related)
 
 
-PARALLEL = Section(
-    "parallel",
-    "`parallel`",
-    (
-        _size(
-            "pp_size",
-            "Pipeline-parallel size: number of stages into which the layers are split.",
-            "pipeline_model_parallel_size pipeline_parallel_size pipeline_parallel_degree pp_degree "
-            "num_pipeline_stages pp",
-            "pipeline_parallel",
-        ),
-        _size(
-            "dp_size",
-            "Data-parallel size: number of model replicas, whose gradients are averaged (outside of fsdp: HSDP). "
-            "Default: the ranks that the other sizes leave.",
-            "data_parallel_size data_parallel_degree dp ddp ddp_size dp_replicate dp_replicate_size "
-            "data_parallel_replicate_degree num_replicas",
-            "data_parallel hsdp",
-        ),
-        _size(
-            "fsdp_size",
-            "Number of ranks that shard parameters, gradients and optimizer state.",
-            "dp_shard dp_shard_size data_parallel_shard_degree fsdp",
-            "zero_size num_shards",
-        ),
-        _size(
-            "cp_size",
-            "Context-parallel size: number of ranks that split each sequence.",
-            "context_parallel_size context_parallel_degree cp_degree cp",
-            "context_parallel",
-        ),
-        _size(
-            "tp_size",
-            "Tensor-parallel size: number of ranks that split each layer.",
-            "tensor_model_parallel_size tensor_parallel_size tensor_parallel_degree tp_degree tp",
-            "tensor_parallel",
-        ),
-        _size(
-            "ulysses_size",
-            "Number of ranks that split each sequence by heads (Ulysses); carved out of dp x fsdp.",
-            "sp_size sp ulysses ulysses_degree ulysses_sp_size ulysses_parallel_size "
-            "ulysses_sequence_parallel_size sequence_parallel_size",
-        ),
-        _size(
-            "ep_size",
-            "Expert-parallel size: number of ranks that share the experts; carved out of a pipeline stage.",
-            "expert_model_parallel_size expert_parallel_size expert_parallel_degree ep_degree ep",
-            "expert_parallel",
-        ),
-        _size(
-            "etp_size",
-            "Number of ranks that split each expert.",
-            "expert_tensor_parallel_size expert_tensor_parallel_degree etp",
-        ),
-        _size(
-            "ep_fsdp_size",
-            "Number of ranks that shard the parameters of experts. Default: the ranks that ep and etp leave.",
-            "ep_fsdp expert_data_parallel_size",
-        ),
-        _size(
-            "vpp_size",
-            "Number of virtual pipeline stages of each pp rank; needs `pp_size`.",
-            "virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size num_virtual_stages vpp",
-        ),
-        Field(
-            "sequence_parallel",
-            Boolean(),
-            "Whether activations between layers are split along tp; needs `tp_size`.",
-        ),
-        Field(
-            "order",
-            types.DimOrder(),
-            "All dims, outermost first, in place of [pp, dp, fsdp, cp, tp].",
-            aliases="dim_order mesh_dim_names",
-        ),
-    ),
-)
+# A table is easier to read with each field in a few lines.
+# fmt: off
+PARALLEL = Section("parallel", "`parallel`", (
+    _size("pp_size",
+        doc="Pipeline-parallel size: number of stages into which the layers are split.",
+        aliases="pipeline_model_parallel_size pipeline_parallel_size pipeline_parallel_degree "
+            "pp_degree num_pipeline_stages pp",
+        related="pipeline_parallel"),
+    _size("dp_size",
+        doc="Data-parallel size: number of model replicas, whose gradients are averaged (outside of "
+            "fsdp: HSDP). Default: the ranks that the other sizes leave.",
+        aliases="data_parallel_size data_parallel_degree dp ddp ddp_size dp_replicate "
+            "dp_replicate_size data_parallel_replicate_degree num_replicas",
+        related="data_parallel hsdp"),
+    _size("fsdp_size",
+        doc="Number of ranks that shard parameters, gradients and optimizer state.",
+        aliases="dp_shard dp_shard_size data_parallel_shard_degree fsdp",
+        related="zero_size num_shards"),
+    _size("cp_size",
+        doc="Context-parallel size: number of ranks that split each sequence.",
+        aliases="context_parallel_size context_parallel_degree cp_degree cp",
+        related="context_parallel"),
+    _size("tp_size",
+        doc="Tensor-parallel size: number of ranks that split each layer.",
+        aliases="tensor_model_parallel_size tensor_parallel_size tensor_parallel_degree tp_degree tp",
+        related="tensor_parallel"),
+    _size("ulysses_size",
+        doc="Number of ranks that split each sequence by heads (Ulysses); carved out of dp x fsdp.",
+        aliases="sp_size sp ulysses ulysses_degree ulysses_sp_size ulysses_parallel_size "
+            "ulysses_sequence_parallel_size sequence_parallel_size"),
+    _size("ep_size",
+        doc="Expert-parallel size: number of ranks that share the experts; carved out of a pipeline "
+            "stage.",
+        aliases="expert_model_parallel_size expert_parallel_size expert_parallel_degree ep_degree ep",
+        related="expert_parallel"),
+    _size("etp_size",
+        doc="Number of ranks that split each expert.",
+        aliases="expert_tensor_parallel_size expert_tensor_parallel_degree etp"),
+    _size("ep_fsdp_size",
+        doc="Number of ranks that shard the parameters of experts. Default: the ranks that ep and etp "
+            "leave.",
+        aliases="ep_fsdp expert_data_parallel_size"),
+    _size("vpp_size",
+        doc="Number of virtual pipeline stages of each pp rank; needs `pp_size`.",
+        aliases="virtual_pipeline_model_parallel_size virtual_pipeline_parallel_size "
+            "num_virtual_stages vpp"),
+    Field("sequence_parallel", Boolean(),
+        doc="Whether activations between layers are split along tp; needs `tp_size`."),
+    Field("order", types.DimOrder(),
+        doc="All dims, outermost first, in place of [pp, dp, fsdp, cp, tp].",
+        aliases="dim_order mesh_dim_names"),
+))
 
-MODEL = Section(
-    "model",
-    "`model`",
-    (
-        Field(
-            "config",
-            Text(),
-            "Path of a config.json, or of the folder that contains one, as Hugging Face writes it; read as data.",
-            related="config_path model_path",
-        ),
-        Field(
-            "num_heads",
-            Whole(1, MAX_STEPS),
-            "Number of attention heads, which tp and ulysses split.",
-            aliases="num_attention_heads n_heads n_head",
-            related="heads",
-        ),
-        Field(
-            "num_kv_heads",
-            Whole(1, MAX_STEPS),
-            "Number of heads of keys and values, if there are fewer.",
-            aliases="num_key_value_heads num_query_groups n_kv_heads kv_heads",
-        ),
-        Field(
-            "hidden_size",
-            Whole(1, MAX_STEPS),
-            "Width of a layer, which tp splits.",
-            aliases="n_embd d_model",
-            related="dim",
-        ),
-        Field(
-            "vocab_size",
-            Whole(1, MAX_STEPS),
-            "Number of rows of the embedding, which tp splits.",
-            aliases="n_vocab padded_vocab_size",
-        ),
-        Field(
-            "num_layers",
-            Whole(1, MAX_STEPS),
-            "Number of layers, which pp and vpp split.",
-            aliases="num_hidden_layers n_layers n_layer",
-            related="layers",
-        ),
-        Field(
-            "num_experts",
-            Whole(1, MAX_STEPS),
-            "Number of experts of a layer, which ep splits.",
-            aliases="num_local_experts n_routed_experts num_moe_experts",
-            related="experts",
-        ),
-        Field(
-            "sequence_length",
-            Whole(1, MAX_STEPS),
-            "Length of the longest sequence in tokens, which cp, ulysses and sequence_parallel split.",
-            aliases="seq_len seq_length max_seq_len",
-            related="max_length max_model_len max_position_embeddings",
-        ),
-    ),
-)
+MODEL = Section("model", "`model`", (
+    Field("config", Text(),
+        doc="Path of a config.json, or of the folder that contains one, as Hugging Face writes it; "
+            "read as data.",
+        related="config_path model_path"),
+    Field("num_heads", Whole(1, MAX_STEPS),
+        doc="Number of attention heads, which tp and ulysses split.",
+        aliases="num_attention_heads n_heads n_head",
+        related="heads"),
+    Field("num_kv_heads", Whole(1, MAX_STEPS),
+        doc="Number of heads of keys and values, if there are fewer.",
+        aliases="num_key_value_heads num_query_groups n_kv_heads kv_heads"),
+    Field("hidden_size", Whole(1, MAX_STEPS),
+        doc="Width of a layer, which tp splits.",
+        aliases="n_embd d_model",
+        related="dim"),
+    Field("vocab_size", Whole(1, MAX_STEPS),
+        doc="Number of rows of the embedding, which tp splits.",
+        aliases="n_vocab padded_vocab_size"),
+    Field("num_layers", Whole(1, MAX_STEPS),
+        doc="Number of layers, which pp and vpp split.",
+        aliases="num_hidden_layers n_layers n_layer",
+        related="layers"),
+    Field("num_experts", Whole(1, MAX_STEPS),
+        doc="Number of experts of a layer, which ep splits.",
+        aliases="num_local_experts n_routed_experts num_moe_experts",
+        related="experts"),
+    Field("sequence_length", Whole(1, MAX_STEPS),
+        doc="Length of the longest sequence in tokens, which cp, ulysses and sequence_parallel split.",
+        aliases="seq_len seq_length max_seq_len",
+        related="max_length max_model_len max_position_embeddings"),
+))
 MODEL_SIZES = MODEL.keys[1:]
 
-PROGRAM = Section(
-    "program", "`program`", (Field("module", Text(), "A module, started as `python -m MODULE`."),)
-)
+PROGRAM = Section("program", "`program`", (
+    Field("module", Text(), doc="A module, started as `python -m MODULE`."),
+))
 
-GROUP = Section(
-    "group",
-    "a group",
-    (
-        Field(
-            "ranks",
-            types.Ranks(),
-            "Number of devices (on cpu: of processes), which are the next free ones; or a list of devices, numbered "
-            "over the whole cluster.",
-            required="group `{name}` must say its `ranks`",
-            required_help="a count, or a list of devices",
-            aliases="world_size num_gpus n_gpus ngpus num_devices n_devices num_workers num_processes n_procs gpus "
-            "nproc nproc_per_node",
-            related="devices device",
-        ),
-        Field(
-            "device_type",
-            types.DeviceType(DEVICE_TYPES),
-            "cuda, npu, mps or cpu. Default: the type of this machine.",
-            aliases="device accelerator",
-            related="backend_type type",
-        ),
-        Field(
-            "visible_devices",
-            types.VisibleDevices(),
-            'Devices of a node that the group may use, as in CUDA_VISIBLE_DEVICES: "4,5", a list, or UUIDs.',
-            aliases="cuda_visible_devices ascend_rt_visible_devices",
-            related="device_ids gpu_ids devices",
-        ),
-        Field(
-            "gpus_per_worker",
-            Whole(1),
-            "Number of neighbouring devices of one node that each process drives.",
-            default=1,
-            aliases="gpus_per_process gpus_per_rank num_gpus_per_worker",
-        ),
-        Field(
-            "env",
-            types.Environment(),
-            "Environment variables of the workers: a mapping with values, or a list of names to pass through.",
-            aliases="envs env_vars environment runtime_env",
-        ),
-        Field(
-            "colocate",
-            Text("groups"),
-            "Another group whose devices this one shares, as a world of its own.",
-            aliases="colocated_with",
-        ),
-        Field(
-            "program",
-            types.Script(PROGRAM),
-            "A script in place of components, or {module: NAME}; it receives torchrun's environment.",
-            aliases="script entrypoint",
-            related="command",
-        ),
-        Field(
-            "args",
-            types.Arguments(),
-            "Arguments of `program`; {run_dir} in them is the run's folder.",
-            aliases="kwargs params init_args arguments",
-        ),
-        Field("cwd", Text(), "Working directory of `program`.", aliases="workdir working_dir"),
-        Field("python", Text(), "Python interpreter of `program`.", aliases="interpreter"),
-        Field(
-            "service",
-            Boolean(),
-            "`program` serves the other groups: it is terminated when all of them are done, and the run fails if it "
-            "ends earlier.",
-        ),
-    ),
-)
+GROUP = Section("group", "a group", (
+    Field("ranks", types.Ranks(),
+        doc="Number of devices (on cpu: of processes), which are the next free ones; or a list of "
+            "devices, numbered over the whole cluster.",
+        required="group `{name}` must say its `ranks`",
+        required_help="a count, or a list of devices",
+        aliases="world_size num_gpus n_gpus ngpus num_devices n_devices num_workers num_processes "
+            "n_procs gpus nproc nproc_per_node",
+        related="devices device"),
+    Field("device_type", types.DeviceType(DEVICE_TYPES),
+        doc="cuda, npu, mps or cpu. Default: the type of this machine.",
+        aliases="device accelerator",
+        related="backend_type type"),
+    Field("visible_devices", types.VisibleDevices(),
+        doc='Devices of a node that the group may use, as in CUDA_VISIBLE_DEVICES: "4,5", a list, or '
+            'UUIDs.',
+        aliases="cuda_visible_devices ascend_rt_visible_devices",
+        related="device_ids gpu_ids devices"),
+    Field("gpus_per_worker", Whole(1), default=1,
+        doc="Number of neighbouring devices of one node that each process drives.",
+        aliases="gpus_per_process gpus_per_rank num_gpus_per_worker"),
+    Field("env", types.Environment(),
+        doc="Environment variables of the workers: a mapping with values, or a list of names to pass "
+            "through.",
+        aliases="envs env_vars environment runtime_env"),
+    Field("colocate", Text("groups"),
+        doc="Another group whose devices this one shares, as a world of its own.",
+        aliases="colocated_with"),
+    Field("program", types.Script(PROGRAM),
+        doc="A script in place of components, or {module: NAME}; it receives torchrun's environment.",
+        aliases="script entrypoint",
+        related="command"),
+    Field("args", types.Arguments(),
+        doc="Arguments of `program`; {run_dir} in them is the run's folder.",
+        aliases="kwargs params init_args arguments"),
+    Field("cwd", Text(), doc="Working directory of `program`.", aliases="workdir working_dir"),
+    Field("python", Text(), doc="Python interpreter of `program`.", aliases="interpreter"),
+    Field("service", Boolean(),
+        doc="`program` serves the other groups: it is terminated when all of them are done, and the "
+            "run fails if it ends earlier."),
+))
 PROGRAM_KEYS = ("args", "cwd", "python", "service")
 """Keys that a group may have only with `program`."""
 
-COMPONENT = Section(
-    "component",
-    "a component",
-    (
-        Field(
-            "_target_",
-            types.ClassPath(),
-            "Dotted path of the class, which derives from meshctl.Component: found beside the recipe, in the "
-            "working directory, then among installed packages.",
-            required="component `{name}` must say `_target_`, the dotted path of its class",
-            aliases="class cls class_path class_name target",
-            related="type",
-        ),
-        Field(
-            "group",
-            Text("groups"),
-            "Device group that the component runs on, over all of its workers.",
-            required="component `{name}` must say `group`, the device group that it runs on",
-            aliases="device_group remote_group",
-            related="resource_pool placement",
-        ),
-        Field(
-            "parallel",
-            Nested(PARALLEL, Text("components"), "sizes, or the name of a component"),
-            "Parallel layout: sizes that multiply to the workers of the group, or the name of a component of the "
-            "same group whose mesh is shared. Default: dp over all workers.",
-            aliases="parallelism parallel_config parallel_dims device_mesh",
-            related="mesh layout",
-        ),
-        Field("args", types.PlainData(), "Keyword arguments of the constructor, plain data."),
-        Field(
-            "frozen",
-            Boolean(),
-            "Whether the component has no state to checkpoint and is no target of a sync: a reference, a teacher.",
-            aliases="freeze",
-        ),
-        Field(
-            "model",
-            Nested(MODEL, Text(), "the path of a config.json, or a mapping of its sizes"),
-            "Sizes of the model, compared with the layout: the path of a config.json (or of its folder), or "
-            "numbers. Nothing is fetched, and nothing else reads it.",
-        ),
-    ),
-)
+COMPONENT = Section("component", "a component", (
+    Field("_target_", types.ClassPath(),
+        doc="Dotted path of the class, which derives from meshctl.Component: found beside the recipe, "
+            "in the working directory, then among installed packages.",
+        required="component `{name}` must say `_target_`, the dotted path of its class",
+        aliases="class cls class_path class_name target",
+        related="type"),
+    Field("group", Text("groups"),
+        doc="Device group that the component runs on, over all of its workers.",
+        required="component `{name}` must say `group`, the device group that it runs on",
+        aliases="device_group remote_group",
+        related="resource_pool placement"),
+    Field("parallel", Nested(PARALLEL, Text("components"), "sizes, or the name of a component"),
+        doc="Parallel layout: sizes that multiply to the workers of the group, or the name of a "
+            "component of the same group whose mesh is shared. Default: dp over all workers.",
+        aliases="parallelism parallel_config parallel_dims device_mesh",
+        related="mesh layout"),
+    Field("args", types.PlainData(), doc="Keyword arguments of the constructor, plain data."),
+    Field("frozen", Boolean(),
+        doc="Whether the component has no state to checkpoint and is no target of a sync: a "
+            "reference, a teacher.",
+        aliases="freeze"),
+    Field("model", Nested(MODEL, Text(), "the path of a config.json, or a mapping of its sizes"),
+        doc="Sizes of the model, compared with the layout: the path of a config.json (or of its "
+            "folder), or numbers. Nothing is fetched, and nothing else reads it."),
+))
 
-DISPATCH = Section(
-    "dispatch",
-    "`dispatch`",
-    (
-        Field(
-            "mode",
-            DISPATCH_MODE,
-            "How the input is partitioned. Default: the decorator's mode.",
-            related="strategy",
-        ),
-        Field(
-            "balance",
-            Word(BALANCE, "something to balance", "MC520"),
-            "`tokens`: even out tokens in place of sample counts.",
-            aliases="balance_tokens balance_batch",
-        ),
-        Field(
-            "home",
-            Text("pipeline"),
-            "An earlier stage of the same group: each sample goes to the data rank that produced it there.",
-        ),
-        Field(
-            "allow_empty",
-            Boolean(),
-            "Whether workers receive an empty batch if there are fewer samples than shares; otherwise an error.",
-            aliases="allow_padding",
-        ),
-        Field("split_groups", Boolean(), "Whether samples of one `group_id` may go to different workers."),
-        Field(
-            "equal_counts",
-            Boolean(),
-            "With `balance: tokens`: whether the shares also have equal sample (or group) counts, within one.",
-            aliases="equal_size",
-        ),
-    ),
-)
+DISPATCH = Section("dispatch", "`dispatch`", (
+    Field("mode", DISPATCH_MODE,
+        doc="How the input is partitioned. Default: the decorator's mode.",
+        related="strategy"),
+    Field("balance", Word(BALANCE, "something to balance", "MC520"),
+        doc="`tokens`: even out tokens in place of sample counts.",
+        aliases="balance_tokens balance_batch"),
+    Field("home", Text("pipeline"),
+        doc="An earlier stage of the same group: each sample goes to the data rank that produced it "
+            "there."),
+    Field("allow_empty", Boolean(),
+        doc="Whether workers receive an empty batch if there are fewer samples than shares; otherwise "
+            "an error.",
+        aliases="allow_padding"),
+    Field("split_groups", Boolean(),
+        doc="Whether samples of one `group_id` may go to different workers."),
+    Field("equal_counts", Boolean(),
+        doc="With `balance: tokens`: whether the shares also have equal sample (or group) counts, "
+            "within one.",
+        aliases="equal_size"),
+))
 DISPATCHED = Nested(DISPATCH, DISPATCH_MODE)
 
-INPUT = Section(
-    "input",
-    "an input",
-    (
-        Field(
-            "from",
-            Texts("pipeline"),
-            "The stage, or the list of stages, whose values the parameter receives.",
-            required="input `{name}` must say `from` which stage",
-        ),
-        Field(
-            "dispatch",
-            DISPATCHED,
-            "How this input reaches the workers, if it differs from the stage's `dispatch`.",
-        ),
-    ),
-)
+INPUT = Section("input", "an input", (
+    Field("from", Texts("pipeline"),
+        doc="The stage, or the list of stages, whose values the parameter receives.",
+        required="input `{name}` must say `from` which stage"),
+    Field("dispatch", DISPATCHED,
+        doc="How this input reaches the workers, if it differs from the stage's `dispatch`."),
+))
 
-EVERY = Field(
-    "every",
-    Whole(1),
-    "The stage runs in steps n, 2n, ...; steps count from 1.",
-    default=1,
+EVERY = Field("every", Whole(1), default=1,
+    doc="The stage runs in steps n, 2n, ...; steps count from 1.",
     aliases="interval freq frequency period every_n_steps every_n_train_steps",
-    related="save_every save_interval save_period save_freq save_steps",
-)
-WHEN = Field(
-    "when", Word(TIMES, "a time", "MC523"), "The time at which the stage runs, in place of every step."
-)
-AFTER = Field(
-    "after",
-    Texts("pipeline"),
-    "Stages that run before this one in a step, although it takes no value from them.",
-    aliases="depends_on",
-)
+    related="save_every save_interval save_period save_freq save_steps")
+WHEN = Field("when", Word(TIMES, "a time", "MC523"),
+    doc="The time at which the stage runs, in place of every step.")
+AFTER = Field("after", Texts("pipeline"),
+    doc="Stages that run before this one in a step, although it takes no value from them.",
+    aliases="depends_on")
 
-CALL = Section(
-    "call",
-    "a stage that calls",
-    (
-        Field(
-            "call",
-            types.Endpoint(),
-            "COMPONENT.METHOD: the endpoint that computes the stage's value.",
-            related="method endpoint function component",
-        ),
-        Field(
-            "in",
-            types.Inputs(INPUT),
-            "Stages whose values the endpoint receives: one; a list, joined by sample id; or a mapping of "
-            "parameters, PARAMETER: STAGE or PARAMETER: {from: STAGE, dispatch: MODE}. A stage without it is a source.",
-            aliases="input inputs",
-            related="from source",
-        ),
-        Field(
-            "samples",
-            Whole(1),
-            "Number of samples of the stage's value in a step, over all workers, if known. Required for a source.",
-            aliases="batch_size num_samples n_samples",
-            related="global_batch_size train_batch_size train_global_batch_size rollout_batch_size "
-            "num_prompts_per_step",
-        ),
-        Field(
-            "sample_bytes",
-            Whole(1, MAX_BYTES),
-            "Approximate size in bytes of one sample of the stage's value; used by `show-topology`.",
-        ),
-        Field(
-            "dispatch",
-            DISPATCHED,
-            "How the input reaches the workers: a mode, or {mode: MODE, balance: tokens, ...}. Default: the "
-            "decorator's.",
-        ),
-        Field(
-            "execute",
-            Word(EXECUTE_MODES, "an execute mode", "MC522"),
-            "Which workers are called. Default: the decorator's mode.",
-        ),
-        Field(
-            "collect",
-            Word(COLLECT_MODES, "a collect mode", "MC521"),
-            "What the stage's value is for the stages that take it. Default: the decorator's mode.",
-        ),
-        EVERY,
-        WHEN,
-        AFTER,
-    ),
-)
+CALL = Section("call", "a stage that calls", (
+    Field("call", types.Endpoint(),
+        doc="COMPONENT.METHOD: the endpoint that computes the stage's value.",
+        related="method endpoint function component"),
+    Field("in", types.Inputs(INPUT),
+        doc="Stages whose values the endpoint receives: one; a list, joined by sample id; or a "
+            "mapping of parameters, PARAMETER: STAGE or PARAMETER: {from: STAGE, dispatch: MODE}. A "
+            "stage without it is a source.",
+        aliases="input inputs",
+        related="from source"),
+    Field("samples", Whole(1),
+        doc="Number of samples of the stage's value in a step, over all workers, if known. Required "
+            "for a source.",
+        aliases="batch_size num_samples n_samples",
+        related="global_batch_size train_batch_size train_global_batch_size rollout_batch_size "
+            "num_prompts_per_step"),
+    Field("sample_bytes", Whole(1, MAX_BYTES),
+        doc="Approximate size in bytes of one sample of the stage's value; used by `show-topology`."),
+    Field("dispatch", DISPATCHED,
+        doc="How the input reaches the workers: a mode, or {mode: MODE, balance: tokens, ...}. "
+            "Default: the decorator's."),
+    Field("execute", Word(EXECUTE_MODES, "an execute mode", "MC522"),
+        doc="Which workers are called. Default: the decorator's mode."),
+    Field("collect", Word(COLLECT_MODES, "a collect mode", "MC521"),
+        doc="What the stage's value is for the stages that take it. Default: the decorator's mode."),
+    EVERY,
+    WHEN,
+    AFTER,
+))
 
-SYNC = Section(
-    "sync",
-    "a sync",
-    (
-        Field(
-            "sync",
-            Text("components"),
-            "COMPONENT whose weights are sent; COMPONENT.PART calls its method PART in place of `weights`.",
-            related="from source",
-        ),
-        Field(
-            "to",
-            Text("components"),
-            "COMPONENT that loads the weights; COMPONENT.METHOD calls METHOD in place of `load_weights`.",
-            required="sync `{name}` must say `to` which component",
-            related="target",
-        ),
-        EVERY,
-        Field(
-            "max_staleness",
-            OptionalWhole(),
-            "How many steps old the weights may be. Default: `every` - 1, which is strictly on-policy for "
-            "`every: 1`.",
-            aliases="staleness max_policy_age staleness_threshold",
-        ),
-        Field(
-            "checksum",
-            Boolean(),
-            "Whether each received part is compared with a checksum of what was sent: safer, and slower.",
-        ),
-        WHEN,
-        AFTER,
-    ),
-)
-STAGE = Section(
-    "stage", "a stage", tuple({field.key: field for field in (*CALL.fields, *SYNC.fields)}.values())
-)
+SYNC = Section("sync", "a sync", (
+    Field("sync", Text("components"),
+        doc="COMPONENT whose weights are sent; COMPONENT.PART calls its method PART in place of "
+            "`weights`.",
+        related="from source"),
+    Field("to", Text("components"),
+        doc="COMPONENT that loads the weights; COMPONENT.METHOD calls METHOD in place of "
+            "`load_weights`.",
+        required="sync `{name}` must say `to` which component",
+        related="target"),
+    EVERY,
+    Field("max_staleness", OptionalWhole(),
+        doc="How many steps old the weights may be. Default: `every` - 1, which is strictly on-policy "
+            "for `every: 1`.",
+        aliases="staleness max_policy_age staleness_threshold"),
+    Field("checksum", Boolean(),
+        doc="Whether each received part is compared with a checksum of what was sent: safer, and "
+            "slower."),
+    WHEN,
+    AFTER,
+))
+_BY_KEY = {field.key: field for field in (*CALL.fields, *SYNC.fields)}
+STAGE = Section("stage", "a stage", tuple(_BY_KEY.values()))
 """A stage that has neither `call` nor `sync` yet."""
 
-CHECKPOINT = Section(
-    "checkpoint",
-    "`run.checkpoint`",
-    (
-        Field("every", Whole(), "Steps between two checkpoints; 0: only at the end."),
-        Field(
-            "keep",
-            Whole(1),
-            "Number of checkpoints to keep, the newest.",
-            default=3,
-            aliases="keep_last keep_top_k max_to_keep max_ckpt_to_keep max_actor_ckpt_to_keep save_total_limit "
-            "save_top_k",
-        ),
-    ),
-)
+CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
+    Field("every", Whole(), doc="Steps between two checkpoints; 0: only at the end."),
+    Field("keep", Whole(1), default=3,
+        doc="Number of checkpoints to keep, the newest.",
+        aliases="keep_last keep_top_k max_to_keep max_ckpt_to_keep max_actor_ckpt_to_keep "
+            "save_total_limit save_top_k"),
+))
 
-RUN = Section(
-    "run",
-    "`run`",
-    (
-        Field(
-            "steps",
-            Whole(0, MAX_STEPS),
-            "Number of steps after which the run ends. Default: it ends with the data.",
-            aliases="total_steps max_steps max_num_steps num_steps train_steps training_steps "
-            "total_training_steps train_iters max_iters",
-        ),
-        Field(
-            "epochs",
-            Whole(),
-            "Number of passes over the data.",
-            aliases="num_epochs total_epochs max_epochs max_num_epochs num_train_epochs",
-        ),
-        Field(
-            "dir",
-            Text(),
-            "Folder of all runs; each run writes to NAME/TIME below it.",
-            default="runs",
-            aliases="output_dir default_local_dir",
-            related="log_dir save_path save_dir",
-        ),
-        Field(
-            "checkpoint",
-            Nested(CHECKPOINT, may_be_off=True),
-            "When checkpoints are written; false for never.",
-            aliases="checkpointing ckpt",
-            related="checkpoint_interval",
-        ),
-        Field(
-            "grace",
-            Seconds(),
-            "Seconds in which workers may end by themselves when the run stops.",
-            default=30.0,
-            aliases="grace_period",
-        ),
-        Field(
-            "patience",
-            Seconds(),
-            "Seconds that a worker waits for another one before the run ends with an error that names it; 0: no "
-            "limit.",
-            default=3600.0,
-            aliases="timeout timeout_seconds",
-        ),
-        Field("show", Texts("pipeline", is_prefix=True), "Metrics that the display shows, as STAGE.NAME."),
-        Field(
-            "record",
-            Texts("pipeline"),
-            "Routes whose values are recorded for a replay, as SOURCE -> TARGET, or SOURCE for all routes of a "
-            "stage.",
-        ),
-    ),
-)
+RUN = Section("run", "`run`", (
+    Field("steps", Whole(0, MAX_STEPS),
+        doc="Number of steps after which the run ends. Default: it ends with the data.",
+        aliases="total_steps max_steps max_num_steps num_steps train_steps training_steps "
+            "total_training_steps train_iters max_iters"),
+    Field("epochs", Whole(),
+        doc="Number of passes over the data.",
+        aliases="num_epochs total_epochs max_epochs max_num_epochs num_train_epochs"),
+    Field("dir", Text(), default="runs",
+        doc="Folder of all runs; each run writes to NAME/TIME below it.",
+        aliases="output_dir default_local_dir",
+        related="log_dir save_path save_dir"),
+    Field("checkpoint", Nested(CHECKPOINT, may_be_off=True),
+        doc="When checkpoints are written; false for never.",
+        aliases="checkpointing ckpt",
+        related="checkpoint_interval"),
+    Field("grace", Seconds(), default=30.0,
+        doc="Seconds in which workers may end by themselves when the run stops.",
+        aliases="grace_period"),
+    Field("patience", Seconds(), default=3600.0,
+        doc="Seconds that a worker waits for another one before the run ends with an error that names "
+            "it; 0: no limit.",
+        aliases="timeout timeout_seconds"),
+    Field("show", Texts("pipeline", is_prefix=True),
+        doc="Metrics that the display shows, as STAGE.NAME."),
+    Field("record", Texts("pipeline"),
+        doc="Routes whose values are recorded for a replay, as SOURCE -> TARGET, or SOURCE for all "
+            "routes of a stage."),
+))
 
-CLUSTER = Section(
-    "cluster",
-    "`cluster`",
-    (
-        Field(
-            "nodes",
-            Whole(1),
-            "Number of nodes. Default: as many as `devices_per_node` lists, or the least that hold the groups.",
-            aliases="num_nodes nnodes n_nodes num_machines",
-        ),
-        Field(
-            "devices_per_node",
-            types.DeviceCounts(),
-            "Number of devices of each node: a count, a list with a count for each node, or a mapping of device "
-            "types to either, {cuda: 8, npu: [4, 4]}.",
-            aliases="gpus_per_node n_gpus_per_node num_gpus_per_node ngpus_per_node n_devices_per_node "
+CLUSTER = Section("cluster", "`cluster`", (
+    Field("nodes", Whole(1),
+        doc="Number of nodes. Default: as many as `devices_per_node` lists, or the least that hold "
+            "the groups.",
+        aliases="num_nodes nnodes n_nodes num_machines"),
+    Field("devices_per_node", types.DeviceCounts(),
+        doc="Number of devices of each node: a count, a list with a count for each node, or a mapping "
+            "of device types to either, {cuda: 8, npu: [4, 4]}.",
+        aliases="gpus_per_node n_gpus_per_node num_gpus_per_node ngpus_per_node n_devices_per_node "
             "accelerators_per_node",
-            related="nproc_per_node devices",
-        ),
-    ),
-)
+        related="nproc_per_node devices"),
+))
 
-RECIPE = Section(
-    "recipe",
-    "a recipe",
-    (
-        Field(
-            "defaults",
-            types.Defaults(),
-            "Files that the recipe is composed of, in the order of merging: `base`, `./neighbour`, "
-            "`layout@components.NAME.parallel: fsdp`; `_self_` is this file.",
-        ),
-        Field(
-            "name",
-            types.RunName(),
-            "Name of the folder of the recipe's runs. Default: the name of the file.",
-            aliases="run_name experiment_name",
-        ),
-        Field(
-            "seed",
-            Whole(0, MAX_SEED),
-            "Seed of every generator, together with component, data rank and step.",
-            default=0,
-            aliases="random_seed",
-        ),
-        Field(
-            "cluster",
-            Nested(CLUSTER),
-            "Devices that the job may use. Default: the least that hold the groups.",
-            related="nodes",
-        ),
-        Field(
-            "groups",
-            types.Named(GROUP),
-            "Device groups by name: where components run. Each is one torchrun world.",
-            related="resources device_groups",
-        ),
-        Field(
-            "components",
-            types.Named(COMPONENT),
-            "Components by name: what runs, on which group, in which layout.",
-            related="workers models roles",
-        ),
-        Field(
-            "pipeline",
-            types.Named(STAGE),
-            "Stages by name, in the order of a step: the data flow. A stage's name is also the name of its value.",
-            related="stages flow",
-        ),
-        Field("run", Nested(RUN), "How long the recipe runs, and what it writes.", related="trainer"),
-        Field(
-            "vars", types.FreeMapping(), "Values written once and used as ${vars.NAME}.", aliases="variables"
-        ),
-    ),
-)
+RECIPE = Section("recipe", "a recipe", (
+    Field("defaults", types.Defaults(),
+        doc="Files that the recipe is composed of, in the order of merging: `base`, `./neighbour`, "
+            "`layout@components.NAME.parallel: fsdp`; `_self_` is this file."),
+    Field("name", types.RunName(),
+        doc="Name of the folder of the recipe's runs. Default: the name of the file.",
+        aliases="run_name experiment_name"),
+    Field("seed", Whole(0, MAX_SEED), default=0,
+        doc="Seed of every generator, together with component, data rank and step.",
+        aliases="random_seed"),
+    Field("cluster", Nested(CLUSTER),
+        doc="Devices that the job may use. Default: the least that hold the groups.",
+        related="nodes"),
+    Field("groups", types.Named(GROUP),
+        doc="Device groups by name: where components run. Each is one torchrun world.",
+        related="resources device_groups"),
+    Field("components", types.Named(COMPONENT),
+        doc="Components by name: what runs, on which group, in which layout.",
+        related="workers models roles"),
+    Field("pipeline", types.Named(STAGE),
+        doc="Stages by name, in the order of a step: the data flow. A stage's name is also the name "
+            "of its value.",
+        related="stages flow"),
+    Field("run", Nested(RUN), doc="How long the recipe runs, and what it writes.", related="trainer"),
+    Field("vars", types.FreeMapping(),
+        doc="Values written once and used as ${vars.NAME}.",
+        aliases="variables"),
+))
+# fmt: on
 
 SECTIONS = (
-    PARALLEL,
-    MODEL,
-    GROUP,
-    COMPONENT,
-    CHECKPOINT,
-    RUN,
-    CLUSTER,
-    CALL,
-    SYNC,
-    STAGE,
-    DISPATCH,
-    INPUT,
-    RECIPE,
+    *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER),
+    *(CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE),
 )
 """Every section. The first that has a key is the one to which a misplaced key is assigned."""
 PLANNED = {
