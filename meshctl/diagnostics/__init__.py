@@ -1,8 +1,8 @@
-"""What is wrong with a recipe, as data.
+"""Diagnostics: what is wrong with a recipe, as data.
 
-A `Diagnostic` says one root cause: a stable code, a message, the smallest wrong piece of text, a second piece
-that it contradicts, and what would work. Rules yield diagnostics and never raise on what a user wrote; a
-`Report` holds all of one pass. How one looks is the business of `view/reports`.
+A `Diagnostic` describes one root cause: a stable code, a message, the smallest wrong piece of text, the pieces
+that it contradicts, and what would work. Rules yield diagnostics and never raise on a user's input. A `Report`
+holds the diagnostics of one pass. `view/reports` draws them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Literal
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """A piece of one line of a recipe, of a config-group file, or of an override on the command line."""
+    """A piece of one line of a recipe, of a config group's file, or of an override on the command line."""
 
     file: str
-    """As the user would name it; an override is a file of one line, called `override 2`."""
+    """The name by which the user knows it; an override is a file of one line named `override 2`."""
     line: int
-    """From 1, as editors count."""
+    """Line number, from 1."""
     column: int
-    """From 1, in characters."""
+    """Column in characters, from 1."""
     width: int = 1
-    """In characters of that line."""
+    """Width in characters of that line."""
     says: str = ""
-    """The word beside the mark, e.g. "`train` has 8 ranks"."""
+    """The note beside the mark, such as "`train` has 8 ranks"."""
 
     def with_word(self, says: str) -> Span:
         return Span(self.file, self.line, self.column, self.width, says)
@@ -33,34 +33,36 @@ class Span:
 
 @dataclass(frozen=True)
 class Fix:
-    """An edit of the text that has one safe answer."""
+    """An edit of the text that is safe because only one answer is possible."""
 
     span: Span
     was: str
-    """What stands there, without its quotes; where something else does (an interpolation, an anchor), nothing
-    is changed."""
+    """The present text without its quotes. Where the file has something else there (an interpolation, an
+    anchor), nothing is changed."""
     text: str
-    """What should. The same as before means: without the quotes."""
+    """The new text. If it equals `was`, only the quotes are removed."""
 
 
 @dataclass(frozen=True)
 class Diagnostic:
     code: str
-    """MC410: the first digit is the subject (design, section 5); it never changes its meaning."""
+    """A stable code such as MC410; its first digit is the subject. A code never changes its meaning."""
     message: str
     primary: Span | None = None
-    """What the user must change; none where no text can be blamed (a missing file)."""
+    """The text to change; None where no text is wrong (a missing file)."""
     seconds: tuple[Span, ...] = ()
-    """What the primary contradicts."""
+    """The texts that the primary contradicts."""
     help: str = ""
     severity: Literal["error", "warning", "note"] = "error"
     fixes: tuple[Fix, ...] = ()
-    """The edits that make it right, all together, where exactly one answer is safe (`recipe/fixes.py` makes
-    them)."""
+    """The edits that together correct it, where exactly one answer is safe (`recipe/fixes.py` makes them)."""
+    missing: bool = False
+    """Whether something does not exist that a file might define which could not be included. Such a diagnostic
+    is not reported where a file is missing."""
 
 
 class RecipeError(Exception):
-    """Carries a report with errors to the one place that draws it and chooses the exit code."""
+    """Carries a report with errors to the command, which draws it and chooses the exit code."""
 
     def __init__(self, report: Report) -> None:
         super().__init__("; ".join(diagnostic.message for diagnostic in report.diagnostics))
@@ -69,11 +71,11 @@ class RecipeError(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one pass over a recipe found, and the lines it talks about."""
+    """The diagnostics of one pass over a recipe, with the lines that they name."""
 
     diagnostics: tuple[Diagnostic, ...] = ()
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """(file, its lines) for each file that a span may name; one that could not be read is absent."""
+    """(file, its lines) of each file that a span may name, without files that could not be read."""
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:

@@ -37,22 +37,8 @@ Endpoints = Mapping[str, Mapping[str, "Endpoint"]]
 """Component -> method -> its decorator's words; those that could not be read are absent."""
 NOT_INCLUDED = {"MC201", "MC202", "MC205", "MC208", "MC211"}
 """A file of the recipe could not be included."""
-ABSENT = {
-    "MC103",
-    "MC212",
-    "MC300",
-    "MC305",
-    "MC311",
-    "MC402",
-    "MC500",
-    "MC510",
-    "MC512",
-    "MC530",
-    "MC534",
-    "MC540",
-    "MC560",
-}
-"""Something is missing, which may be in such a file."""
+MISSING = {"MC103", "MC212"}
+"""Codes of the reader and of interpolation that report something missing."""
 
 
 DEV = Path("/dev")
@@ -184,7 +170,7 @@ def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[
     partial = any(
         one.code in NOT_INCLUDED and one.primary and not is_override(one.primary.file) for one in found
     )
-    return (one for one in more if not (partial and one.code in ABSENT))
+    return (one for one in more if not (partial and (one.missing or one.code in MISSING)))
 
 
 def _in_order(report: Report) -> Report:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshctl.recipe.load import Loaded, load
-from meshctl.recipe.rules import batches, components, costs, groups, hardware
+from meshctl.recipe.rules import batches, components, costs, devices, groups
 from meshctl.recipe.rules.facts import Facts
 
 CODE = """
@@ -85,7 +85,7 @@ def test_groups_are_looked_at_once_each(tmp_path: Path) -> None:
     facts = loaded(tmp_path, f"groups:\n{some}").facts
     assert facts is not None and facts.allocation
     pairs = 60 * 59 // 2
-    assert calls_of((hardware.same_hardware,), facts) < 20 * pairs
+    assert calls_of((devices.hardware_is_disjoint,), facts) < 20 * pairs
 
 
 def test_a_long_chain_is_no_deep_one(tmp_path: Path) -> None:

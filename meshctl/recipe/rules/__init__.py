@@ -1,8 +1,8 @@
-"""The rules that hold between values of a recipe: each a function from the facts to diagnostics, all of them
-run in one pass.
+"""The rules between values of a recipe: functions from facts to diagnostics, which all run in one pass.
 
-A rule that needs a value about which something was said already stays silent: one root cause gives one
-diagnostic.
+A rule is named after the good case (`group_exists`). A rule that needs a value which is already reported as wrong
+stays silent, so that one root cause gives one diagnostic. A new rule is a function in the file of its subject
+and a name in the `RULES` of that file.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ from meshctl.recipe.rules import (
     calls,
     components,
     costs,
+    devices,
     groups,
-    hardware,
     home,
     meshes,
-    metrics,
     models,
     pipeline,
-    record,
+    run,
     schedule,
 )
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(groups, hardware, meshes, models, components, arguments),
-    *(pipeline, calls, home, batches, schedule, metrics, record, costs),
+    *(groups, devices, meshes, models, components, arguments),
+    *(pipeline, calls, home, batches, schedule, run, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
-    """All that is wrong."""
+    """Yields the diagnostics of all rules."""
     for rule in RULES:
         yield from rule(facts)
 

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DispatchWords, Input, Sizes, Stage
-from meshctl.recipe.rules.calls import REDUCED
-from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.facts import LISTS, REDUCED, Facts, input_path
 from meshctl.recipe.rules.models import proposals
-from meshctl.recipe.rules.pipeline import input_path
-from meshctl.recipe.rules.schedule import Times, times_of
+from meshctl.recipe.stages import Times
 from meshctl.text.english import counted, listed
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch, heard_by, peer_span, shares, voices
@@ -25,8 +23,6 @@ from meshctl.topology.partition import Table, shares_for
 
 FEW = 64
 """So many workers are looked at one by one."""
-LISTS = ("none", "last_pp")
-"""What these collect are lists of values."""
 
 
 def collect_of(facts: Facts, stage: Stage) -> str:
@@ -46,7 +42,8 @@ def _calls(facts: Facts) -> Iterator[Stage]:
     """The stages that call, as far as nothing is wrong with how they take and give."""
     for name, stage in facts.recipe.pipeline.items():
         right = all(
-            facts.right("pipeline", name, key) for key in ("in", "samples", "dispatch", "execute", "collect")
+            facts.is_valid("pipeline", name, key)
+            for key in ("in", "samples", "dispatch", "execute", "collect")
         )
         modes = collect_of(facts, stage) in COLLECT and facts.endpoint(stage).dispatch in DISPATCH
         if stage.kind == "call" and right and modes:
@@ -58,7 +55,7 @@ def _takers(facts: Facts) -> dict[str, list[Stage]]:
     stages."""
     takers: dict[str, list[Stage]] = {}
     for stage in _calls(facts):
-        lead = facts.leading(stage)
+        lead = facts.lead_input(stage)
         for name in lead.stages[:1] if lead else ():
             takers.setdefault(name, []).append(stage)
     return takers
@@ -66,13 +63,13 @@ def _takers(facts: Facts) -> dict[str, list[Stage]]:
 
 def _before(facts: Facts, stage: Stage) -> Stage | None:
     """The stage whose samples another one hands on."""
-    lead = facts.leading(stage)
+    lead = facts.lead_input(stage)
     return facts.recipe.pipeline.get(lead.stages[0]) if lead and lead.stages else None
 
 
 def _lead_of(facts: Facts, stage: Stage) -> Dispatch:
     """How the input that gives order and shares reaches a stage that has one."""
-    lead = facts.leading(stage)
+    lead = facts.lead_input(stage)
     return dispatch_of(facts, stage, lead) if lead else Dispatch()
 
 
@@ -147,7 +144,7 @@ def together(facts: Facts) -> Iterator[Diagnostic]:
     for source in _calls(facts):
         groups = _groups(facts, source, known) if source.name in takers else 0
         for stage in takers[source.name] if groups else ():
-            mesh, given = facts.meshes.get(stage.component), facts.leading(stage)
+            mesh, given = facts.meshes.get(stage.component), facts.lead_input(stage)
             if mesh is None or given is None or execute_of(facts, stage) != "all":
                 continue
             dispatch = dispatch_of(facts, stage, given)
@@ -260,7 +257,7 @@ def _joined(facts: Facts, stage: Stage, given: Input, index: int, name: str) -> 
     """A list joins batches."""
     other = facts.recipe.pipeline.get(name)
     collect = collect_of(facts, other) if other and other.kind == "call" else ""
-    if other is None or collect not in (*REDUCED, *LISTS) or not facts.right("pipeline", name):
+    if other is None or collect not in (*REDUCED, *LISTS) or not facts.is_valid("pipeline", name):
         return
     gives = "numbers" if collect in REDUCED else "a list of its workers' values"
     span = facts.value("pipeline", stage.name, *input_path(given, index))
@@ -274,7 +271,7 @@ def _is_batch(facts: Facts, name: str) -> bool:
     return (
         stage is not None
         and stage.kind == "call"
-        and facts.right("pipeline", name)
+        and facts.is_valid("pipeline", name)
         and collect_of(facts, stage) == "flatten"
     )
 
@@ -356,7 +353,7 @@ def _origin(facts: Facts, stage: Stage) -> Origin | None:
             return None
         seen.add(before.name)
         stage = before
-    return Origin(stage, times_of(facts, stage.name))
+    return Origin(stage, facts.times[stage.name])
 
 
 def somebody_takes(facts: Facts) -> Iterator[Diagnostic]:
@@ -364,7 +361,7 @@ def somebody_takes(facts: Facts) -> Iterator[Diagnostic]:
     is a metric."""
     pipeline = facts.recipe.pipeline
     taken = {name for stage in pipeline.values() for name in stage.takes}
-    if not taken or not facts.right("pipeline") or not all(name in pipeline for name in taken):
+    if not taken or not facts.is_valid("pipeline") or not all(name in pipeline for name in taken):
         return
     for name, stage in pipeline.items():
         if stage.is_source and name not in taken:
@@ -402,7 +399,7 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
             span = facts.value(
                 "pipeline",
                 stage.name,
-                "collect" if facts.names("pipeline", stage.name, "collect") else "call",
+                "collect" if facts.is_named("pipeline", stage.name, "collect") else "call",
             )
             yield Diagnostic("MC538", message, span, help="say `collect: flatten`", severity="warning")
         if facts.join(stage) != "samples":
@@ -412,7 +409,7 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
             why = _lost_by_peers(mesh, mode, producers, stage.component)
         if why:
             spans = [("pipeline", stage.name, key) for key in ("dispatch", "execute", "call")]
-            span = facts.value(*next(path for path in spans if facts.names(*path)))
+            span = facts.value(*next(path for path in spans if facts.is_named(*path)))
             how = f"`dispatch: {mode}`{' under `execute: peer`' if execute == 'peer' else ''}"
             message = f"{how} and `collect: {collect_of(facts, stage)}` of stage `{stage.name}`: {why}"
             help = "say `dispatch: slice_dp`" if execute == "all" else "say `execute: all`"

@@ -15,12 +15,10 @@ from meshctl.recipe.code.classes import WORDS, Class, Endpoint
 from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Input, Stage
-from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.facts import REDUCED, Facts
 from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
 
-REDUCED = ("mean", "sum")
-"""What these collect are numbers."""
 SCALARS = {"int", "float", "text", "bool"}
 
 
@@ -126,7 +124,7 @@ def _modes(endpoint: Endpoint) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 def known_parameters(facts: Facts) -> Iterator[Diagnostic]:
     """What a stage takes fits the method's parameters: named ones by name, the only one by position."""
     for call in calls(facts):
-        if facts.right("pipeline", call.stage.name, "in"):
+        if facts.is_valid("pipeline", call.stage.name, "in"):
             named = [given.parameter for given in call.stage.inputs if given.parameter]
             yield from _named(facts, call, named) if named else _only(facts, call)
 
@@ -192,7 +190,7 @@ def listed_stages(inputs: tuple[Input, ...]) -> str:
 def right_values(facts: Facts) -> Iterator[Diagnostic]:
     """A parameter that is a `Batch` gets one, and one that is a number does not."""
     for call in calls(facts):
-        if not facts.right("pipeline", call.stage.name, "in"):
+        if not facts.is_valid("pipeline", call.stage.name, "in"):
             continue
         if call.stage.is_source:
             yield from _source(facts, call)
@@ -255,7 +253,7 @@ def _given(facts: Facts, call: Call, given: Input, hint: Hint) -> Iterator[Diagn
 
 def collected(facts: Facts, stage: Stage) -> str:
     """A stage's `collect`, or nothing where it is not known."""
-    if stage.kind != "call" or not facts.right("pipeline", stage.name, "collect"):
+    if stage.kind != "call" or not facts.is_valid("pipeline", stage.name, "collect"):
         return ""
     if stage.collect:
         return stage.collect
@@ -284,7 +282,7 @@ def right_results(facts: Facts) -> Iterator[Diagnostic]:
     taken = {name for stage in facts.recipe.pipeline.values() for name in stage.takes}
     for call in calls(facts):
         collect, gives, name = collected(facts, call.stage), call.takes.gives, call.stage.name
-        if gives is None or not collect or not facts.right("pipeline", name):
+        if gives is None or not collect or not facts.is_valid("pipeline", name):
             continue
         span = facts.value("pipeline", name, "collect") if call.stage.collect else call.span
         if _averages_batches(facts, call.stage):

@@ -13,7 +13,6 @@ from typing import Any
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.rules.groups import cluster_value
 from meshctl.text.english import counted
 from meshctl.topology.allocation import Allocation, DeviceRanges, allocate, device_count, first_split_worker
 from meshctl.topology.cluster import Cluster
@@ -45,7 +44,7 @@ def idle_devices(facts: Facts) -> Iterator[Diagnostic]:
         says = tuple(_takes(facts, group) for group in groups[:SHOWN])
         are = "is" if device_count(idle) == 1 else "are"
         message = f"{device_count(idle)} of {total} {kind} devices {are} used by no group: {_where(idle, placed.cluster, kind)}"
-        span = cluster_value(facts, "devices_per_node", *_named(facts.recipe, kind))
+        span = facts.cluster_value("devices_per_node", *_named(facts.recipe, kind))
         yield Diagnostic("MC320", message, span, says, _help(facts.recipe, kind, placed), "warning")
 
 

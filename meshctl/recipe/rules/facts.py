@@ -1,12 +1,14 @@
-"""What rules know: the recipe, where it was written, which values were said to be wrong, and its components'
-source."""
+"""What rules know: the recipe, where each value was written, which values are already reported as wrong, the source
+of the components' classes, and what follows from these.
+
+Every look-up that several rules share stands here and is made once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
@@ -15,9 +17,16 @@ from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage
 from meshctl.recipe.reader import Read
 from meshctl.recipe.spans import Written
-from meshctl.topology.allocation import Allocation, allocate
+from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
+from meshctl.topology.allocation import Allocation, allocate, most_per_node
+from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT
+from meshctl.topology.modes import COLLECT, Dispatch, voices
+
+REDUCED = ("mean", "sum")
+"""Collect modes whose value is numbers."""
+LISTS = ("none", "last_pp")
+"""Collect modes whose value is a list of the workers' values."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +35,20 @@ class Facts:
     written: Written
     code: Code
     configs: dict[str, Config] = field(default_factory=dict)
-    """By the path that the recipe says; filled on use."""
-    noted: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What rules found out of stages and need again, by subject and stage."""
+    """The config files that were read, by the path in the recipe."""
+
+    # What was written
 
     @property
     def recipe(self) -> Recipe:
         return self.read.recipe
 
-    def right(self, *path: str) -> bool:
+    def is_valid(self, *path: str) -> bool:
+        """Whether nothing is reported about a value or about anything inside it."""
         return self.read.right(*path)
 
-    def names(self, *path: str) -> bool:
-        """Whether something of this name was written, however wrong, or could have been: nobody knows what a
-        wrong mapping names."""
+    def is_named(self, *path: str) -> bool:
+        """Whether a key exists, or may exist because the mapping around it could not be read."""
         return self.written.node(*path) is not None or not self.read.stands(*path[:-1])
 
     def value(self, *path: str) -> Span:
@@ -48,60 +57,84 @@ class Facts:
     def key(self, *path: str) -> Span:
         return self.written.key(*path)
 
+    def item(self, *path: str, index: int) -> Span:
+        """Returns the span of an item of a list; a single value may stand in place of the list."""
+        node = self.written.node(*path)
+        return self.value(*path, str(index)) if node is not None and node.is_list else self.value(*path)
+
+    def cluster_value(self, *path: str) -> Span:
+        """Returns the span of a value of `cluster`; the key of a device type may be an alias (`gpu`)."""
+        node = self.written.node("cluster", *path[:-1])
+        keys = [key for key, _ in node.items()] if node else []
+        written = [key for key in keys if DEVICE_ALIASES.get(key.lower(), key.lower()) == path[-1]]
+        return self.value("cluster", *path[:-1], *(written[:1] or path[-1:]))
+
+    # Devices and meshes
+
     @cached_property
     def allocation(self) -> Allocation | None:
-        """None where a group's size or kind is not known."""
-        groups = self.recipe.groups.values()
-        sized = all(group.devices and group.device_type for group in groups)
-        right = all(
-            self.right("groups", group.name, key)
-            for group in groups
-            for key in ("gpus_per_worker", "colocate")
-        )
-        right = right and len(set(node_counts(self.recipe.cluster).values())) < 2
-        return (
-            allocate(self.recipe.groups, self.recipe.cluster)
-            if sized and right and self.right("cluster")
-            else None
-        )
+        """The devices of all groups; None where a count or a device type is not known."""
+        groups = self.recipe.groups
+        for name, group in groups.items():
+            is_sized = group.devices and group.device_type
+            if not is_sized or not all(
+                self.is_valid("groups", name, key) for key in ("gpus_per_worker", "colocate")
+            ):
+                return None
+        is_consistent = len(set(node_counts(self.recipe.cluster).values())) < 2
+        return allocate(groups, self.recipe.cluster) if is_consistent and self.is_valid("cluster") else None
+
+    def devices_beyond_visible(self, group: DeviceGroup) -> int:
+        """Returns the number of devices that a group uses on one node where `visible_devices` names fewer, else
+        0."""
+        if self.allocation is None or not group.visible_devices:
+            return 0
+        devices = self.allocation.devices[group.name]
+        most = most_per_node(devices, self.allocation.cluster, group.device_type)
+        return most if len(group.visible_devices) < most else 0
+
+    def group_of(self, component: Component) -> DeviceGroup | None:
+        return self.recipe.groups.get(component.group)
+
+    @cached_property
+    def meshes(self) -> dict[str, DeviceMesh]:
+        """The meshes of the components whose sizes are right."""
+        meshes = {}
+        for name, component in self.recipe.components.items():
+            try:
+                if self.is_valid("components", name, "parallel"):
+                    meshes[name] = mesh_of(self.recipe, component)
+            except NoMesh:
+                continue
+        return meshes
+
+    # Source code
 
     @cached_property
     def classes(self) -> dict[str, Found]:
-        """What each component's `_target_` leads to."""
-        return {
-            name: self.code.find(component.target)
-            for name, component in self.recipe.components.items()
-            if component.target
-        }
+        """What `_target_` of each component names."""
+        components = self.recipe.components.items()
+        return {name: self.code.find(component.target) for name, component in components if component.target}
 
     def class_of(self, component: str) -> Class | None:
         found = self.classes.get(component)
         return found if isinstance(found, Class) else None
 
     def endpoints(self) -> dict[str, dict[str, Endpoint]]:
+        """Returns the endpoints of each component whose class was read, by method."""
         return {name: found.endpoints for name, found in self.classes.items() if isinstance(found, Class)}
 
+    def known_endpoint(self, stage: Stage) -> Endpoint | None:
+        """Returns the endpoint that a stage calls; None where its source was not read."""
+        found = self.class_of(stage.component) if stage.kind == "call" else None
+        return found.endpoints.get(stage.method) if found else None
+
     def endpoint(self, stage: Stage) -> Endpoint:
-        """The defaults that hold for a stage: its method's, or the design's where that cannot be read."""
-        found = self.class_of(stage.component)
-        return (found.endpoints.get(stage.method) if found else None) or Endpoint()
-
-    def leading(self, stage: Stage) -> Input | None:
-        """The input that gives order and shares to all others: the first that is a batch; one that nobody
-        knows may be one."""
-        for given in stage.inputs:
-            sources = [self.recipe.pipeline.get(name) for name in given.stages]
-            if any(source is None or self.join(source) in ("", "samples", "first") for source in sources):
-                return given
-        return None
-
-    def join(self, stage: Stage) -> str:
-        """How what a stage gives is joined; nothing where that is not known, or it is a sync."""
-        mode = COLLECT.get(stage.collect or self.endpoint(stage).collect)
-        return mode.join if mode and stage.kind == "call" else ""
+        """Returns the endpoint that a stage calls, with default modes where its source was not read."""
+        return self.known_endpoint(stage) or Endpoint()
 
     def config(self, path: str) -> Config:
-        """A model's config file, read once."""
+        """Returns a model's config file; each is read once."""
         if path not in self.configs:
             self.configs[path] = config(path, self.code.own)
         return self.configs[path]
@@ -111,20 +144,59 @@ class Facts:
         """(file, its lines) of the config files that were read."""
         return tuple((found.name, found.lines) for found in self.configs.values() if found.lines)
 
-    def group_of(self, component: Component) -> DeviceGroup | None:
-        return self.recipe.groups.get(component.group)
+    # Stages
 
     @cached_property
-    def meshes(self) -> dict[str, DeviceMesh]:
-        """Of the components that have one."""
-        meshes = {}
-        for name, component in self.recipe.components.items():
-            try:
-                if self.right("components", name, "parallel"):
-                    meshes[name] = mesh_of(self.recipe, component)
-            except NoMesh:
-                continue
-        return meshes
+    def modes(self) -> dict[str, StageModes]:
+        """The modes of every stage."""
+        return {name: modes_of(stage, self.endpoint(stage)) for name, stage in self.recipe.pipeline.items()}
+
+    @cached_property
+    def times(self) -> dict[str, Times]:
+        return times_by_stage(self.recipe.pipeline)
+
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The stages whose value some stage takes."""
+        return frozenset(name for stage in self.recipe.pipeline.values() for name in stage.takes)
+
+    def join(self, stage: Stage) -> str:
+        """Returns how the parts of a stage's value are joined; empty for a sync and an unknown mode."""
+        mode = COLLECT.get(self.modes[stage.name].collect)
+        return mode.join if mode and stage.kind == "call" else ""
+
+    def producers(self, stage: Stage) -> int:
+        """Returns the number of producer ranks of a stage's value; 0 where its mesh is not known."""
+        mesh, modes = self.meshes.get(stage.component), self.modes[stage.name]
+        return voices(modes.collect, modes.execute).count(mesh) if mesh else 0
+
+    def lead_input(self, stage: Stage) -> Input | None:
+        """Returns the input that determines order and shares of the others: the first that is, or may be, a
+        batch."""
+        for given in stage.inputs:
+            sources = [self.recipe.pipeline.get(name) for name in given.stages]
+            if any(source is None or self.join(source) in ("", "samples", "first") for source in sources):
+                return given
+        return None
+
+    def lead_stage(self, stage: Stage) -> Stage | None:
+        """Returns the stage whose samples the lead input of a stage brings."""
+        lead = self.lead_input(stage)
+        return self.recipe.pipeline.get(lead.stages[0]) if lead and lead.stages else None
+
+    def lead_dispatch(self, stage: Stage) -> Dispatch:
+        lead = self.lead_input(stage)
+        return self.dispatch(stage, lead) if lead else Dispatch()
+
+    def dispatch(self, stage: Stage, given: Input) -> Dispatch:
+        """Returns how an input of a stage is dispatched."""
+        return self.modes[stage.name].inputs[stage.inputs.index(given)]
+
+
+def input_path(given: Input, index: int) -> tuple[str, ...]:
+    """Returns the path, below its stage, of one of the stages that an input names."""
+    path = ("in", given.parameter) if given.parameter else ("in",)
+    return (*path, str(index)) if len(given.stages) > 1 else path
 
 
 def node_counts(cluster: Cluster) -> dict[tuple[str, ...], int]:

@@ -36,7 +36,7 @@ def known_layout(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span = facts.value("components", name, "parallel")
         other = components.get(component.parallel)
-        if other is None and facts.names("components", component.parallel):
+        if other is None and facts.is_named("components", component.parallel):
             continue
         if other is None:
             same = [
@@ -46,9 +46,11 @@ def known_layout(facts: Facts) -> Iterator[Diagnostic]:
             ]
             help = did_you_mean(component.parallel, same) or "write sizes: {dp_size: 2}"
             message = f"there is no component `{component.parallel}` whose mesh `{name}` could take"
-            yield Diagnostic("MC402", message, span, help=help, fixes=renamed(span, component.parallel, same))
+            yield Diagnostic(
+                "MC402", message, span, help=help, fixes=renamed(span, component.parallel, same), missing=True
+            )
         elif _leads_back(facts, component):
-            yield Diagnostic("MC402", f"component `{name}` takes its own mesh", span)
+            yield Diagnostic("MC402", f"component `{name}` takes its own mesh", span, missing=True)
         elif (
             other.group != component.group
             and other.group in facts.recipe.groups
@@ -75,7 +77,7 @@ def _leads_back(facts: Facts, component: Component) -> bool:
 def known_order(facts: Facts) -> Iterator[Diagnostic]:
     for name, component in facts.recipe.components.items():
         order = component.parallel.order if isinstance(component.parallel, Sizes) else ()
-        if order and sorted(order) != sorted(DIMS) and facts.right("components", name, "parallel"):
+        if order and sorted(order) != sorted(DIMS) and facts.is_valid("components", name, "parallel"):
             message = f"`order` must name {', '.join(DIMS)}, each once"
             yield Diagnostic("MC404", message, facts.value("components", name, "parallel", "order"))
 
@@ -89,7 +91,7 @@ def fits(facts: Facts) -> Iterator[Diagnostic]:
             group is None
             or not group.workers
             or not isinstance(sizes, Sizes)
-            or not facts.right("components", name, "parallel")
+            or not facts.is_valid("components", name, "parallel")
         ):
             continue
         if sizes.order and sorted(sizes.order) != sorted(DIMS):

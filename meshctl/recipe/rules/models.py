@@ -52,7 +52,7 @@ ENDLESS = 1 << 40
 def known(facts: Facts, name: str) -> Known:
     """What a component says of its model, before what its config file does."""
     model = facts.recipe.components[name].model
-    if not facts.right("components", name, "model"):
+    if not facts.is_valid("components", name, "model"):
         return NOTHING
     sizes, spans = (
         dict(model.given),
@@ -69,9 +69,9 @@ def readable(facts: Facts) -> Iterator[Diagnostic]:
     """The file is there, and is one."""
     for name, component in facts.recipe.components.items():
         path = component.model.config
-        if path and (found := facts.config(path)).wrong and facts.right("components", name, "model"):
+        if path and (found := facts.config(path)).wrong and facts.is_valid("components", name, "model"):
             where = ("components", name, "model", "config")
-            span = facts.value(*(where if facts.names(*where) else where[:-1]))
+            span = facts.value(*(where if facts.is_named(*where) else where[:-1]))
             help = "nothing is fetched: name a config.json, or its folder, beside the recipe, or say the numbers: {num_heads: 32}"
             yield Diagnostic("MC430", found.wrong, span, (found.at,) if found.at else (), help)
 
@@ -199,7 +199,7 @@ def _most_shares(facts: Facts, components: Collection[str]) -> int:
         if (
             stage.component not in components
             or stage.kind != "call"
-            or not facts.right("pipeline", stage.name)
+            or not facts.is_valid("pipeline", stage.name)
         ):
             continue
         given = stage.inputs[0] if stage.inputs else None

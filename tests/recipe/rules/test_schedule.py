@@ -51,7 +51,7 @@ def takes(stage: dict[str, Any]) -> list[str]:
 
 def said_of(facts: Facts, code: str) -> dict[str, str]:
     """Stage -> what one of these rules says of it."""
-    rules = (schedule.some_step, schedule.as_often_as_said)
+    rules = (schedule.stage_runs, schedule.every_is_kept)
     found = [one for rule in rules for one in rule(facts) if one.code == code]
     return {re.findall(r"stage `(\w+)`", one.message)[0]: one.message for one in found}
 
@@ -142,4 +142,4 @@ def test_weights_that_never_arrive_are_said(every: int, lag: int, steps: int, sa
             sent.append(step)
         arrived += any(given <= step - lag for given in sent)
         arrived += bool(saves and step % saves == 0 and step < steps and sent)
-    assert bool(list(schedule.fresh_enough(facts))) == bool(sent and not arrived)
+    assert bool(list(schedule.weights_arrive(facts))) == bool(sent and not arrived)

@@ -1,0 +1,351 @@
+"""MC303 to MC321: the devices that groups get, their names, and the cluster that has them.
+
+`visible_devices` names the hardware of a node. Without it a device is called by its number on the node, unless
+the environment of the launcher narrows and renumbers the devices; so a conflict with such a group is a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.model import DeviceGroup
+from meshctl.recipe.rules.facts import Facts, node_counts
+from meshctl.text.english import counted
+from meshctl.topology.allocation import (
+    Allocation,
+    DeviceRanges,
+    first_common_device,
+    first_split_worker,
+    host_of,
+    least_per_node,
+)
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.sizes import divisors
+
+MAX_LISTED = 8
+"""How many numbers a message lists."""
+NAME_PATTERNS = {"cuda": r"\d+|(GPU|MIG)-[\w./-]+", "npu": r"\d+"}
+"""The names that a driver gives its devices, by device type."""
+SET_BY_TORCHRUN = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+}
+"""Variables that torchrun sets for each worker, after the group's `env`."""
+SET_BY_MESHCTL = {
+    "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
+}
+"""By device type: the variables with which meshctl assigns devices to workers; the group's `env` would override
+them."""
+
+
+# Counts
+
+
+def workers_divide_devices(facts: Facts) -> Iterator[Diagnostic]:
+    for name, group in facts.recipe.groups.items():
+        each, devices = group.gpus_per_worker, group.devices
+        if group.device_type == "cpu" or not devices or devices % each == 0:
+            continue
+        has = f"`{name}` has {counted(devices, 'device')}"
+        says = (facts.value("groups", name, "ranks").with_word(has),)
+        message = f"`gpus_per_worker` {each} does not divide the {devices} devices of group `{name}`"
+        help = f"these do: {', '.join(map(str, divisors(devices)[:MAX_LISTED]))}"
+        yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), says, help)
+
+
+def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
+    """A list of devices per node has a number for each node of the cluster."""
+    counts = node_counts(facts.recipe.cluster)
+    if not counts or not facts.is_valid("cluster"):
+        return
+    (first, count), *others = counts.items()
+    is_number = first == ("nodes",)
+    for key, nodes in others:
+        if nodes != count:
+            stated = f"`{'.'.join(first)}` {'is' if is_number else 'lists'} {count}"
+            says = (facts.cluster_value(*first).with_word(stated),)
+            message = f"`{'.'.join(key)}` lists {counted(nodes, 'node')}, the cluster has {count}"
+            help = "give a number for each node" + (", or leave `nodes` out" if is_number else "")
+            yield Diagnostic("MC315", message, facts.cluster_value(*key), says, help)
+
+
+def workers_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
+    """The devices of a worker are neighbours on one node."""
+    for group, devices, allocation in _allocated(facts):
+        each = group.gpus_per_worker
+        if each == 1 or group.devices % each:
+            continue
+        worker = first_split_worker(devices, each, allocation.cluster, group.device_type)
+        if worker is None:
+            continue
+        numbers = _devices_of_worker(devices, worker, each)
+        would_have = f"worker {worker} would have the devices {numbers}"
+        says = (facts.value("groups", group.name, "ranks").with_word(would_have),)
+        sizes = {size for _, size in allocation.cluster.devices_per_node[group.device_type] if size}
+        nodes = " or ".join(map(str, sorted(sizes, reverse=True)[:MAX_LISTED]))
+        rule = f"a worker's devices must be neighbours on one node of {nodes}"
+        span = facts.value("groups", group.name, "gpus_per_worker")
+        yield Diagnostic("MC304", f"`gpus_per_worker` {each}: {rule}", span, says)
+
+
+def _allocated(facts: Facts) -> Iterator[tuple[DeviceGroup, DeviceRanges, Allocation]]:
+    """Yields the groups on devices that the cluster has, with their devices."""
+    allocation = facts.allocation
+    for name, group in facts.recipe.groups.items() if allocation else ():
+        if allocation and group.device_type != "cpu" and name not in allocation.beyond:
+            yield group, allocation.devices[name], allocation
+
+
+def _devices_of_worker(devices: DeviceRanges, worker: int, each: int) -> str:
+    """Returns the numbers of a worker's first devices as text."""
+    skip, found = worker * each, list[int]()
+    for start, stop in devices:
+        first = min(start + skip, stop)
+        wanted = min(each, MAX_LISTED + 1) - len(found)
+        found += range(first, min(first + wanted, stop))
+        skip -= first - start
+    return ", ".join(map(str, found[:MAX_LISTED])) + (", ..." if each > MAX_LISTED else "")
+
+
+def devices_are_disjoint(facts: Facts) -> Iterator[Diagnostic]:
+    """Groups that share a device state it with `colocate`. Cuda 0 and npu 0 are two devices."""
+    groups, allocation = facts.recipe.groups, facts.allocation
+    if allocation is None:
+        return
+    on_devices = [group for group in groups.values() if group.device_type != "cpu"]
+    own = [group for group in on_devices if not (group.colocate and isinstance(group.ranks, int))]
+    for one, other in combinations(own, 2):
+        if one.device_type != other.device_type or host_of(groups, one.name) == host_of(groups, other.name):
+            continue
+        device = first_common_device(allocation.devices[one.name], allocation.devices[other.name])
+        if device is not None:
+            says = (facts.value("groups", one.name, "ranks").with_word(f"`{one.name}` has it too"),)
+            message = f"device {device} is in both `{one.name}` and `{other.name}`"
+            help = f"give them different devices, or say `colocate: {one.name}` in `{other.name}`"
+            span = facts.value("groups", other.name, "ranks")
+            yield Diagnostic("MC307", message, span, says, help)
+
+
+def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
+    """The cluster has the devices of all groups."""
+    allocation = facts.allocation
+    for name, device in allocation.beyond.items() if allocation else ():
+        group = facts.recipe.groups[name]
+        total = facts.allocation.cluster.total(group.device_type) if facts.allocation else 0
+        wants = f"device {device}" if isinstance(group.ranks, tuple) else counted(group.ranks, "device")
+        has = f"{total} of {group.device_type}" if _has_several_types(facts) else str(total)
+        message = f"group `{name}` wants {wants}, the cluster has {has}"
+        says, help = _hardware(facts, group.device_type)
+        yield Diagnostic("MC309", message, facts.value("groups", name, "ranks"), (says,), help)
+
+
+def _has_several_types(facts: Facts) -> bool:
+    return len({group.device_type for group in facts.recipe.groups.values()} - {"cpu"}) > 1
+
+
+def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
+    """Returns the devices of a type in `cluster` with their sum, and what would be enough."""
+    allocation, recipe = facts.allocation, facts.recipe
+    assert allocation is not None
+    cluster, each = allocation.cluster, recipe.cluster.devices_of(kind)
+    total, nodes = counted(cluster.total(kind), "device"), counted(cluster.nodes, "node")
+    said = (
+        f"{nodes} x {each} = {total}" if isinstance(each, int) else f"{counted(len(each), 'node')}: {total}"
+    )
+    key = ("devices_per_node", kind) if kind in recipe.cluster.named else ("devices_per_node",)
+    of_type = [
+        ranges for name, ranges in allocation.devices.items() if recipe.groups[name].device_type == kind
+    ]
+    needed = max(stop for ranges in of_type for _, stop in ranges)
+    enough = f"`cluster.{'.'.join(key)}: {least_per_node(recipe.groups, kind, cluster.nodes)}`"
+    who = f"all groups on {kind}" if _has_several_types(facts) else "all groups"
+    left_out = "it" if len(key) > 1 else "`cluster`"
+    help = f"{who} together need {needed}: say {enough}, or leave {left_out} out"
+    return facts.cluster_value(*key).with_word(said), help
+
+
+def one_mps_device_per_node(facts: Facts) -> Iterator[Diagnostic]:
+    """No machine has a second mps device, whatever `cluster` states."""
+    for group, devices, allocation in _allocated(facts):
+        if group.device_type != "mps":
+            continue
+        pieces = (piece for run in devices for piece in allocation.cluster.pieces("mps", *run))
+        if any(piece.number + piece.each > 1 for piece in pieces):
+            message = f"group `{group.name}` wants a second mps device of a machine, and a machine has one"
+            help = "say `cluster: {nodes: N, devices_per_node: {mps: 1}}`, or `device_type: cpu`"
+            yield Diagnostic("MC309", message, facts.value("groups", group.name, "ranks"), help=help)
+
+
+# Names
+
+
+def enough_devices_are_visible(facts: Facts) -> Iterator[Diagnostic]:
+    """`visible_devices` names as many devices as the group uses on a node."""
+    for group, _, _ in _allocated(facts):
+        visible, name = group.visible_devices, group.name
+        pattern = NAME_PATTERNS.get(group.device_type, ".*")
+        are_names = all(re.fullmatch(pattern, device) for device in visible)
+        if not are_names or not (needed := facts.devices_beyond_visible(group)):
+            continue
+        takes = f"`{name}` takes {counted(needed, 'device')} of a node"
+        says = (facts.value("groups", name, "ranks").with_word(takes),)
+        named = f"`visible_devices` names {counted(len(visible), 'device')}"
+        message = f"{named}, group `{name}` takes {needed} of a node"
+        yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), says)
+
+
+def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
+    """`visible_devices` are names that the driver knows, each once. A driver ignores others silently."""
+    for name, group in facts.recipe.groups.items():
+        visible, kind = group.visible_devices, group.device_type
+        if kind not in NAME_PATTERNS or not facts.is_valid("groups", name, "visible_devices"):
+            continue
+        for index, device in enumerate(visible):
+            path = ("groups", name, "visible_devices", str(index))
+            span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
+            if not re.fullmatch(NAME_PATTERNS[kind], device):
+                help = 'write indices, "0,1"' + (", or UUIDs: GPU-..., MIG-..." if kind == "cuda" else "")
+                yield Diagnostic("MC316", f"`{device}` names no {kind} device", span, help=help)
+            elif device in visible[:index]:
+                message = f"`visible_devices` of group `{name}` names device {device} twice"
+                yield Diagnostic("MC316", message, span)
+
+
+@dataclass(frozen=True)
+class NodeNames:
+    """The names of a group's devices on consecutive nodes."""
+
+    first_node: int
+    nodes: int
+    names: tuple[str, ...]
+
+    def common(self, other: NodeNames) -> tuple[int, str] | None:
+        """Returns (node, name) of the first device that is in both."""
+        node = max(self.first_node, other.first_node)
+        if node >= min(self.first_node + self.nodes, other.first_node + other.nodes):
+            return None
+        for name in self.names:
+            if any(_is_same_device(name, theirs) for theirs in other.names):
+                return node, name
+        return None
+
+
+def _is_same_device(one: str, other: str) -> bool:
+    """Whether two names are equal; a UUID may be abbreviated to its beginning."""
+    are_uuids = not one.isdigit() and not other.isdigit()
+    return one == other or (are_uuids and (one.startswith(other) or other.startswith(one)))
+
+
+def device_names(group: DeviceGroup, devices: DeviceRanges, cluster: Cluster) -> list[NodeNames]:
+    """Returns, by node, the first visible devices of a group, or else the numbers of its devices."""
+    on_one_node: dict[int, list[str]] = {}
+    found: list[NodeNames] = []
+    for start, stop in devices:
+        for piece in cluster.pieces(group.device_type, start, stop):
+            numbers = [str(number) for number in range(piece.number, piece.number + piece.each)]
+            if piece.nodes == 1:
+                on_one_node.setdefault(piece.first_node, []).extend(numbers)
+            else:
+                found.append(NodeNames(piece.first_node, piece.nodes, tuple(numbers)))
+    found += [NodeNames(node, 1, tuple(numbers)) for node, numbers in on_one_node.items()]
+    if group.visible_devices:
+        visible = group.visible_devices
+        found = [NodeNames(some.first_node, some.nodes, visible[: len(some.names)]) for some in found]
+    return found
+
+
+@dataclass(frozen=True)
+class NamedGroup:
+    """A group whose devices have known names."""
+
+    group: DeviceGroup
+    host: str
+    devices: DeviceRanges
+    names: tuple[NodeNames, ...]
+
+    def common(self, other: NamedGroup) -> tuple[int, str] | None:
+        """Returns (node, name) of a device that both groups see although their numbers differ and neither shares
+        devices with the other."""
+        one, two = self.group, other.group
+        if one.device_type != two.device_type or self.host == other.host:
+            return None
+        if not (one.visible_devices or two.visible_devices):
+            return None
+        if first_common_device(self.devices, other.devices) is not None:
+            return None
+        for names in self.names:
+            for others in other.names:
+                if found := names.common(others):
+                    return found
+        return None
+
+
+def _named_groups(facts: Facts) -> Iterator[NamedGroup]:
+    for group, devices, allocation in _allocated(facts):
+        is_known = group.device_type in SET_BY_MESHCTL and not facts.devices_beyond_visible(group)
+        if is_known and facts.is_valid("groups", group.name, "visible_devices"):
+            names = tuple(device_names(group, devices, allocation.cluster))
+            yield NamedGroup(group, host_of(facts.recipe.groups, group.name), devices, names)
+
+
+def hardware_is_disjoint(facts: Facts) -> Iterator[Diagnostic]:
+    """Groups that do not share devices do not see the same hardware."""
+    for one, other in combinations(_named_groups(facts), 2):
+        if common := one.common(other):
+            yield _seen_twice(facts, one.group, other.group, *common)
+
+
+def _seen_twice(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, device: str) -> Diagnostic:
+    kind = one.device_type
+    if one.visible_devices and other.visible_devices:
+        says = facts.value("groups", one.name, "visible_devices").with_word(f"`{one.name}` sees it too")
+        message = f"`{one.name}` and `{other.name}` both see the {kind} device {device} of node {node}"
+        span = facts.value("groups", other.name, "visible_devices")
+        help = f"name other devices, or say `colocate: {one.name}` in `{other.name}`"
+        return Diagnostic("MC317", message, span, (says,), help)
+    named, numbered = (one, other) if one.visible_devices else (other, one)
+    has = f"`{numbered.name}` has number {device} of node {node}"
+    says = facts.value("groups", numbered.name, "ranks").with_word(has)
+    sees = f"`{named.name}` sees the {kind} device {device} of node {node}"
+    message = f"{sees}, which `{numbered.name}` has too unless it is renumbered"
+    span = facts.value("groups", named.name, "visible_devices")
+    help = "say `visible_devices` in both groups, or in none"
+    return Diagnostic("MC318", message, span, (says,), help, "warning")
+
+
+def environment_keeps_devices(facts: Facts) -> Iterator[Diagnostic]:
+    """`env` sets no variable that torchrun or meshctl sets for each worker."""
+    for name, group in facts.recipe.groups.items():
+        for variable, value in group.env:
+            if value is None:
+                continue
+            span = facts.key("groups", name, "env", variable)
+            if variable in SET_BY_TORCHRUN:
+                message = f"`{variable}` is told to each worker by torchrun, what `env` says of it is lost"
+                yield Diagnostic("MC321", message, span, help="remove it", severity="warning")
+            elif variable in SET_BY_MESHCTL.get(group.device_type, ()):
+                has = f"`{name}` has {counted(group.devices, f'{group.device_type} device')}"
+                says = (facts.value("groups", name, "ranks").with_word(has),)
+                takes_place = f"`{variable}` in `env` takes the place of the devices"
+                message = f"{takes_place} that each worker of `{name}` is given"
+                help = "remove it, or say it as `visible_devices`"
+                yield Diagnostic("MC321", message, span, says, help, "warning")
+
+
+RULES = (
+    workers_divide_devices,
+    node_counts_agree,
+    workers_stay_on_node,
+    devices_are_disjoint,
+    cluster_has_devices,
+    one_mps_device_per_node,
+    enough_devices_are_visible,
+    device_names_are_known,
+    hardware_is_disjoint,
+    environment_keeps_devices,
+)

@@ -1,0 +1,83 @@
+"""MC560, MC562 and MC563: the metrics that `run.show` names and the routes that `run.record` names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.rules.facts import Facts
+from meshctl.text.english import did_you_mean, nearest
+
+
+def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
+    """Metrics are STAGE.NAME of an existing stage that gives numbers."""
+    pipeline = facts.recipe.pipeline
+    if not pipeline or not facts.is_valid("run", "show"):
+        return
+    for index, metric in enumerate(facts.recipe.run.show):
+        stage, dot, name = metric.partition(".")
+        span = facts.item("run", "show", index=index)
+        if not facts.is_named("pipeline", stage):
+            message = f"`{metric}` is no metric, there is no stage `{stage}`"
+            fixes = renamed(span, stage, pipeline, metric[len(stage) :])
+            help = did_you_mean(stage, pipeline)
+            yield Diagnostic("MC560", message, span, help=help, fixes=fixes, missing=True)
+        elif not name:
+            message = f"`{metric}` is {'no metric' if dot else 'a stage'}, metrics are STAGE.NAME"
+            options = [f"{stage}.{option}" for option in _metrics_of(facts, stage)]
+            help = did_you_mean("", options) or f"write {stage}.NAME"
+            yield Diagnostic("MC560", message, span, help=help, missing=True)
+        elif stage in pipeline and pipeline[stage].kind == "sync":
+            message = f"`{metric}` is no metric, `{stage}` is a sync"
+            says = (facts.key("pipeline", stage).with_word("a sync gives no numbers"),)
+            yield Diagnostic("MC560", message, span, says, missing=True)
+
+
+def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
+    """A name that nearly equals a metric in the stage's source is a misspelling; other names may exist."""
+    for index, metric in enumerate(facts.recipe.run.show):
+        stage, _, name = metric.partition(".")
+        options = _metrics_of(facts, stage)
+        if not name or name in options or not facts.is_valid("run", "show"):
+            continue
+        if near := nearest(name, options):
+            span = facts.item("run", "show", index=index)
+            message = f"stage `{stage}` gives no metric `{name}`, as far as its source says"
+            fixes = renamed(span, name, options, before=f"{stage}.")
+            help = f"did you mean `{stage}.{near}`?"
+            yield Diagnostic("MC562", message, span, help=help, severity="warning", fixes=fixes)
+
+
+def _metrics_of(facts: Facts, name: str) -> tuple[str, ...]:
+    """Returns the names of the metrics that the source of a stage's endpoint states."""
+    stage = facts.recipe.pipeline.get(name)
+    endpoint = facts.known_endpoint(stage) if stage else None
+    return endpoint.metrics if endpoint else ()
+
+
+def route_exists(facts: Facts) -> Iterator[Diagnostic]:
+    """Recorded routes are SOURCE -> TARGET, or SOURCE for all routes of a stage whose value is taken."""
+    pipeline = facts.recipe.pipeline
+    is_readable = facts.is_valid("run", "record") and all(
+        facts.is_valid("pipeline", name) for name in pipeline
+    )
+    if not pipeline or not is_readable:
+        return
+    routes = [route for stage in pipeline.values() for route in stage.routes]
+    sources = list(dict.fromkeys(source for stage in pipeline.values() for source in stage.takes))
+    for index, word in enumerate(facts.recipe.run.record):
+        if word in routes or word in sources:
+            continue
+        span = facts.item("run", "record", index=index)
+        if word not in pipeline:
+            help, fixes = did_you_mean(word, [*routes, *sources]), renamed(span, word, sources)
+            yield Diagnostic("MC563", f"there is no route `{word}`", span, help=help, fixes=fixes)
+            continue
+        is_sync = pipeline[word].kind == "sync"
+        why = "a sync moves weights, which are not recorded" if is_sync else "no stage takes it"
+        says = (facts.key("pipeline", word).with_word(why),)
+        yield Diagnostic("MC563", f"`{word}` has no route to record", span, says, did_you_mean("", routes))
+
+
+RULES = (metric_exists, metric_is_given, route_exists)

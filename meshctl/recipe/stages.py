@@ -1,0 +1,85 @@
+"""What holds for the stages of a pipeline after the recipe and the endpoints' decorators are combined: their modes,
+and the steps in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm
+from typing import Protocol
+
+from meshctl.recipe.model import Stage
+from meshctl.topology.modes import Dispatch
+
+
+class DeclaredModes(Protocol):
+    """The modes in the decorator of an endpoint."""
+
+    @property
+    def dispatch(self) -> str: ...
+    @property
+    def collect(self) -> str: ...
+    @property
+    def execute(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class StageModes:
+    """The modes of a stage: those in the recipe, else those in the decorator of the called endpoint."""
+
+    execute: str
+    collect: str
+    inputs: tuple[Dispatch, ...]
+    """The dispatch of each input, in the order of the stage's inputs."""
+
+
+def modes_of(stage: Stage, declared: DeclaredModes) -> StageModes:
+    return StageModes(
+        execute=stage.execute or declared.execute,
+        collect=stage.collect or declared.collect,
+        inputs=tuple(
+            (given.dispatch or stage.dispatch).with_default(declared.dispatch) for given in stage.inputs
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Times:
+    """The steps in which a stage and every stage whose value it takes run."""
+
+    period: int = 1
+    """The stage runs in multiples of this step only."""
+    at: frozenset[str] = frozenset()
+    """The stage runs at these times only (`start`, `end`, `checkpoint`)."""
+
+    def with_stage(self, stage: Stage) -> Times:
+        if stage.when:
+            return Times(self.period, self.at | {stage.when})
+        return Times(lcm(self.period, stage.every), self.at)
+
+    def __and__(self, other: Times) -> Times:
+        return Times(lcm(self.period, other.period), self.at | other.at)
+
+    def __str__(self) -> str:
+        if self.at:
+            return f"at the {' and the '.join(sorted(self.at))}"
+        return "in every step" if self.period == 1 else f"every {self.period} steps"
+
+
+def times_by_stage(pipeline: Mapping[str, Stage]) -> dict[str, Times]:
+    """Returns the times of every stage. Circles and unknown inputs are passed over; rules report them."""
+    known: dict[str, Times] = {}
+    for name in pipeline:
+        times, pending, seen = Times(), [name], set[str]()
+        while pending:
+            stage = pipeline.get(pending.pop())
+            if stage is None or stage.name in seen:
+                continue
+            seen.add(stage.name)
+            if stage.name in known:
+                times = times & known[stage.name]
+            else:
+                times = times.with_stage(stage)
+                pending += stage.takes
+        known[name] = times
+    return known
