@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import speakers
+from meshctl.topology.modes import COLLECT
 
 GOAL = 5.0
 """Milliseconds."""
@@ -26,7 +26,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     print(f"{'dp 4096 x tp 8 x pp 16':<24} {'milliseconds':>12} {'goal':>6}")
-    cases = {"collect_ranks": DeviceMesh.collect_ranks, "speakers": lambda mesh: speakers(mesh, "flatten")}
+    cases = {
+        "collect_ranks": DeviceMesh.collect_ranks,
+        "speakers": lambda mesh: COLLECT["flatten"].producers.ranks(mesh),
+    }
     took = {
         name: statistics.median(milliseconds(find) for _ in range(rounds)) for name, find in cases.items()
     }

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
-from meshctl.topology.flows import Links
+from meshctl.topology.flows import EvenFlow
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT
 
@@ -217,7 +217,7 @@ def questions() -> Iterator[tuple[str, Callable[[int], object]]]:
             lambda rank, collect=collect: COLLECT[collect].speakers.number(mesh, rank),
         )
     for execute in ("all", "peer"):
-        links = Links(mesh, mesh, 1 << 20, execute=execute)
+        links = EvenFlow(mesh, mesh, 1 << 20, execute=execute)
         yield f"whom it hears, execute {execute}", links.hears
         yield f"which samples, execute {execute}", links.span_of
 

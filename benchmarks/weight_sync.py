@@ -39,7 +39,7 @@ from meshctl.plan.model import Cluster, Component, Group, Plan, Run, Stage
 from meshctl.runtime.routes.sync_plan import BUCKET, Box
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.world import reach_all
-from meshctl.topology.mesh import DeviceMesh, share
+from meshctl.topology.mesh import DeviceMesh, even_split
 from meshctl.topology.modes import Route
 
 MIB = 1 << 20
@@ -131,8 +131,8 @@ def weights(mesh: DeviceMesh, rank: int, mib: int, *, fill: bool) -> dict[str, A
     for number, (name, shape, dim) in enumerate(model(mib)):
         ranges = [range(size) for size in shape]
         if dim is not None:
-            ranges[dim] = share(shape[dim], mesh.size("tp"), mesh.dim_rank(rank, "tp"))
-        rows = share(len(ranges[0]), mesh.size("fsdp"), mesh.dim_rank(rank, "fsdp"))
+            ranges[dim] = even_split(shape[dim], mesh.size("tp"), mesh.dim_rank(rank, "tp"))
+        rows = even_split(len(ranges[0]), mesh.size("fsdp"), mesh.dim_rank(rank, "fsdp"))
         ranges[0] = ranges[0][rows.start : rows.stop]
         box = Box(tuple(part.start for part in ranges), tuple(map(len, ranges)))
         held[name] = Shard(

@@ -31,7 +31,7 @@ HOMES = {
     "rich": {"view"},
     "typer": {"cli"},
     "torch": {"runtime", "components", "engines"},
-    "numpy": {"runtime", "components"},
+    "numpy": {"topology", "runtime", "components"},
     "msgpack": {"runtime"},
 }
 INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshctl.runtime.transports.buffers.frames import FrameError, pack, unpack
-from meshctl.topology.mesh import share, shown
+from meshctl.topology.mesh import even_split, shown
 from meshctl.topology.sizes import whole
 
 RUNNING = timedelta(days=30)
@@ -151,14 +151,14 @@ class Collective:
         if self._group is None:
             return data.clone()
         total, shape = len(data), data.shape[1:]
-        mine = len(share(total, self.size, self.rank))
-        most = len(share(total, self.size, 0))
+        mine = len(even_split(total, self.size, self.rank))
+        most = len(even_split(total, self.size, 0))
         if not data.numel():
             return data.new_empty((mine, *shape))
         if total % self.size:
             padded = data.new_zeros((self.size, most, *shape))
             for rank in range(self.size):
-                part = share(total, self.size, rank)
+                part = even_split(total, self.size, rank)
                 padded[rank, : len(part)] = data[part.start : part.stop]
             data = padded
         rows = self._reducible(data).view(self.size, -1)

@@ -35,9 +35,10 @@ from meshctl.runtime.routes.record import Recorder, Replayed
 from meshctl.runtime.routes.weights import WeightChannel, weights_of
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.data_plane import Dropped, Full, Transport
-from meshctl.topology.mesh import share
-from meshctl.topology.modes import COLLECT, DISPATCH, RouteError, voices
-from meshctl.topology.partition import Grid
+from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
+from meshctl.topology.mesh import even_split
+from meshctl.topology.modes import producer_set
+from meshctl.topology.samples import Grid, RouteError
 
 _MENDABLE = (RouteError, BatchError, FrameError, Full)
 """What is wrong with a user's values, or too much of them: told in one line."""
@@ -202,8 +203,14 @@ class Loop:
             return
         for route in self._plan.routes:
             target = self._plan.stage(route.target)
-            if route.source == stage.name and target.execute == "all" and not route.dispatch.allow_empty:
-                shares = DISPATCH[route.dispatch.mode].shares(self._plan.component(target.component).mesh)
+            if (
+                route.source == stage.name
+                and execute_mode(target.execute).is_joint
+                and not route.dispatch.allow_empty
+            ):
+                shares = dispatch_mode(route.dispatch.mode).share_count(
+                    self._plan.component(target.component).mesh
+                )
                 if 0 < tail < shares:
                     raise StageError(
                         f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` shares it among {shares}: "
@@ -291,7 +298,7 @@ class Loop:
         self.at = (stage.name, step)
         if stage.kind == "sync":
             self._sync(stage, step)
-        elif stage.execute != "first" or not self._rank:
+        elif execute_mode(stage.execute).is_called(self._plan.component(stage.component).mesh, self._rank):
             self._call(stage, step)
 
     # A call
@@ -333,7 +340,7 @@ class Loop:
 
     def _source(self, stage: Stage, seat: Seat, number: int, step: int, numbers: range) -> Any:
         """Of a source's next samples, those that are this data rank's; their ids are their numbers."""
-        part = share(len(numbers), seat.speakers, number)
+        part = even_split(len(numbers), seat.speakers, number)
         mine = numbers[part.start : part.stop]
         value = self._called(stage, seat, step, [("", mine)])
         if value is None and (total := self._total(stage)) is not None:
@@ -355,7 +362,10 @@ class Loop:
         return self._marked(stage, seat, Batch(value.columns, ids=ids, most=most))
 
     def _seat(self, stage: Stage) -> Seat:
-        placed, who = self._plan.component(stage.component), voices(stage.collect, stage.execute)
+        placed, who = (
+            self._plan.component(stage.component),
+            producer_set(collect_mode(stage.collect), execute_mode(stage.execute)),
+        )
         takes = tuple(
             tuple(self._data[source, stage.name, part.parameter] for source in part.stages)
             for part in stage.inputs
@@ -363,7 +373,7 @@ class Loop:
         gives = tuple(channel for (source, _, _), channel in self._data.items() if source == stage.name)
         mesh = placed.mesh
         return Seat(
-            placed, mesh.data_rank(self._rank), who.number(mesh, self._rank), who.count(mesh), takes, gives
+            placed, mesh.data_rank(self._rank), who.index_of(mesh, self._rank), who.count(mesh), takes, gives
         )
 
     def _numbers(self, stage: Stage) -> range:
@@ -440,7 +450,7 @@ class Loop:
         if lead is None or taken is lead[1] or not isinstance(taken.value, Batch):
             return taken.value
         first, leading = lead
-        if channel.route.dispatch.mode == "all" != first.route.dispatch.mode:
+        if first.cuts_samples and not channel.cuts_samples:
             return taken.value
         try:
             batch = channel.aligned(taken, first.wanted(leading), self._rank)
@@ -455,7 +465,7 @@ class Loop:
 
     def _metric(self, stage: Stage, value: Any, weight: float) -> None:
         """A value that no stage takes moves nowhere: the launcher folds it into the step's metrics."""
-        collect = COLLECT[stage.collect].join
+        collect = collect_mode(stage.collect).join
         values = scalars(value)
         if values:
             self._note(stage, values, weight, collect if collect in ("sum", "first") else "mean")

@@ -1,12 +1,12 @@
-"""The links of a route where a batch is even: which rank hears whom, and with which samples, as arithmetic.
+"""The data flow of a route where a batch is even, as arithmetic: which rank receives which samples from whom.
 
-    speaker i of S holds the samples share(n, S, i)          in sample order, of a batch of n
-    a share is cut out of all of them, or for `peer` out of one speaker's
-    so a rank hears neighbouring speakers, and a speaker is heard by neighbouring shares
+    producer i of P holds the samples even_split(n, P, i)          in sample order, of a batch of n
+    a share is cut out of all of them, or per producer out of one producer's
 
-It is what `shares.shares_for` gives for such a batch, without a table of its samples and without a list of
-the ranks, so that the answer for one rank of a million costs what it costs for one of eight. Samples that a
-`dispatch` balances or sends home are not even.
+So a rank receives from neighbouring producers, and a producer supplies neighbouring shares. The answers are
+those of `consumers.samples_by_rank` for such a batch, without a table of samples and without a list of ranks:
+the answer for one rank of a million costs what it costs for one of eight. A batch whose samples a dispatch
+balances, sends home or partitions by a user's mode is not even.
 """
 
 from __future__ import annotations
@@ -16,32 +16,46 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from meshctl.topology.mesh import DeviceMesh, share, share_of
-from meshctl.topology.modes import DISPATCH, DispatchMode, Speakers, heard_by, peer_span, voices
+from meshctl.topology.mesh import DeviceMesh, even_split, split_index
+from meshctl.topology.modes import (
+    COLLECT,
+    DISPATCH,
+    EXECUTE,
+    CollectMode,
+    DispatchMode,
+    ExecuteMode,
+    RankSet,
+    producer_set,
+    producers_of,
+    workers_of,
+)
 from meshctl.topology.strides import join, offset, size_of
 
-SHOWN = 8
-"""So many ranks are named."""
+MAX_LISTED = 8
+"""The largest number of ranks that are listed one by one."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Some ranks of a group: all of them where they are few, else the first ones and the last."""
+    """Some ranks of a group: all of them where they are few, otherwise the first ones and the last."""
 
     count: int
     first: tuple[int, ...]
-    """In order; all of them where there are eight or less, else seven."""
+    """In order: all of them where there are at most `MAX_LISTED`, otherwise one less."""
     last: int
     stride: int | None = None
-    """Between neighbours; none where it is not even, or there are none."""
+    """Between neighbours; None where it is not even, or there is one rank."""
 
     @classmethod
     def of(cls, count: int, at: Callable[[int], int], stride: int | None = None) -> Ranks:
-        """Of a function that knows the i-th."""
-        first = tuple(at(index) for index in range(count if count <= SHOWN else SHOWN - 1))
-        last = first[-1] if count <= SHOWN else at(count - 1)
-        steps = {other - one for one, other in pairwise(first)} if count <= SHOWN else set()
-        return cls(count, first, last, steps.pop() if len(steps) == 1 else stride if count > 1 else None)
+        """Made of a function that gives the rank at an index."""
+        is_listed = count <= MAX_LISTED
+        first = tuple(at(index) for index in range(count if is_listed else MAX_LISTED - 1))
+        last = first[-1] if is_listed else at(count - 1)
+        steps = {other - one for one, other in pairwise(first)} if is_listed else set()
+        if len(steps) == 1:
+            stride = steps.pop()
+        return cls(count, first, last, stride if count > 1 else None)
 
     @classmethod
     def run(cls, ranks: range) -> Ranks:
@@ -52,165 +66,159 @@ class Ranks:
         return cls(1, (rank,), rank)
 
     @property
-    def whole(self) -> bool:
-        """Whether all of them are named."""
+    def is_whole(self) -> bool:
+        """Whether all of them are listed."""
         return len(self.first) == self.count
 
 
 def along(mesh: DeviceMesh, dims: tuple[str, ...], rank: int) -> Ranks:
-    """The ranks that share all coordinates with one but those of some dims, as `mesh.ranks_along`."""
+    """The ranks that share all coordinates with `rank` except those of some dims, as `mesh.ranks_along`."""
     layout = mesh.at(rank)[dims].layout
     flat = join(layout.dims)
-    even = not layout.table and len(flat) == 1
+    is_even = not layout.table and len(flat) == 1
     return Ranks.of(
         size_of(flat),
         lambda index: layout.at(layout.start + offset(flat, index)),
-        flat[0][1] if even else None,
+        flat[0][1] if is_even else None,
     )
 
 
 @dataclass(frozen=True)
 class Part:
-    """Samples that go from one speaker to one share."""
+    """Samples that move from one producer to one share."""
 
-    speaker: int
-    """Its number among the speakers."""
+    producer: int
+    """Its index among the producers."""
     share: int
     samples: range
-    """Of the batch; several ranks that have a share get the same."""
+    """Of the batch. All ranks that receive the share get the same."""
 
 
 @dataclass(frozen=True)
-class Links:
+class EvenFlow:
     """Both ends of a route, and an even batch of `total` samples on it."""
 
-    giver: DeviceMesh
-    taker: DeviceMesh
+    source: DeviceMesh
+    """Of the producing component."""
+    target: DeviceMesh
+    """Of the consuming component."""
     total: int
-    collect: str = "flatten"
-    called: str = "all"
-    """`execute` of the stage that gives."""
-    mode: str = "slice_dp"
-    execute: str = "all"
-    """Of the stage that takes."""
+    collect: CollectMode = COLLECT["flatten"]
+    called: ExecuteMode = EXECUTE["all"]
+    """`execute` of the producing stage."""
+    mode: DispatchMode = DISPATCH["slice_dp"]
+    execute: ExecuteMode = EXECUTE["all"]
+    """Of the consuming stage."""
 
     @cached_property
-    def voices(self) -> Speakers:
-        return voices(self.collect, self.called)
+    def producer_set(self) -> RankSet:
+        return producer_set(self.collect, self.called)
 
     @cached_property
-    def speakers(self) -> int:
-        """How many."""
-        return self.voices.count(self.giver)
+    def producers(self) -> int:
+        """The number of producers."""
+        return self.producer_set.count(self.source)
 
-    def rank_of(self, speaker: int) -> int:
-        """Of the giving component."""
-        return self.voices.rank(self.giver, speaker)
-
-    @cached_property
-    def _dispatch(self) -> DispatchMode:
-        return DISPATCH[self.mode]
+    def producer_rank(self, producer: int) -> int:
+        """The rank of a producer in the producing component."""
+        return self.producer_set.rank_at(self.source, producer)
 
     @cached_property
     def shares(self) -> int:
-        """Into how many a batch is cut, where all speakers' samples are cut together."""
-        return 1 if self.execute == "first" else self._dispatch.shares(self.taker)
+        """The number of shares of a batch whose samples are partitioned together."""
+        return 1 if self.execute.is_single else self.mode.share_count(self.target)
 
-    def held(self, speaker: int) -> range:
-        """The samples of a speaker."""
-        return share(self.total, self.speakers, speaker)
+    def held(self, producer: int) -> range:
+        """The samples of a producer."""
+        return even_split(self.total, self.producers, producer)
 
-    # What a rank hears
+    # A consumer's side
 
     def share_of(self, rank: int) -> int:
-        return 0 if self.execute == "first" else self._dispatch.share_of(self.taker, rank)
+        return 0 if self.execute.is_single else self.mode.share_of(self.target, rank)
 
-    def hears(self, rank: int) -> range:
-        """The speakers, by number, that have samples for a rank."""
-        heard = heard_by(self.taker, self.execute, self.speakers, rank)
-        if self.execute == "peer" or not heard:
-            return heard
-        return _touched(share(self.total, self.shares, self.share_of(rank)), self.total, self.speakers)
+    def producers_of(self, rank: int) -> range:
+        """The producers, by index, that have samples for a rank."""
+        possible = producers_of(self.target, self.execute, self.producers, rank)
+        if self.execute.is_per_producer or not possible:
+            return possible
+        return _touched(even_split(self.total, self.shares, self.share_of(rank)), self.total, self.producers)
 
-    def part_of(self, rank: int, speaker: int) -> Part:
-        """What a rank gets of a speaker that it hears."""
-        mine = self.share_of(rank)
-        return Part(speaker, mine, self._cut(speaker, mine))
+    def part_of(self, rank: int, producer: int) -> Part:
+        """What a rank receives from one of its producers."""
+        share = self.share_of(rank)
+        return Part(producer, share, self._samples(producer, share))
 
     def samples_of(self, rank: int) -> int:
-        """How many samples a rank gets."""
-        heard = self.hears(rank)
-        if self.execute != "peer" or len(heard) < 2:
+        """The number of samples that a rank receives."""
+        producers = self.producers_of(rank)
+        if not self.execute.is_per_producer or len(producers) < 2:
             return len(self.span_of(rank))
-        each, more = divmod(self.total, self.speakers)
-        return len(heard) * each + len(range(heard.start, min(heard.stop, more), heard.step))
+        each, more = divmod(self.total, self.producers)
+        return len(producers) * each + len(range(producers.start, min(producers.stop, more), producers.step))
 
     def span_of(self, rank: int) -> range:
-        """All that a rank gets, where it is one run of samples; nothing where `peer` gives it parts of
-        several speakers."""
-        heard = self.hears(rank)
-        if not heard or (self.execute == "peer" and len(heard) > 1):
+        """All samples of a rank, where they are one run; empty where they are parts of several producers."""
+        producers = self.producers_of(rank)
+        if not producers or (self.execute.is_per_producer and len(producers) > 1):
             return range(0)
-        if self.execute == "peer":
-            return self._cut(heard[0], self.share_of(rank))
-        return share(self.total, self.shares, self.share_of(rank))
+        if self.execute.is_per_producer:
+            return self._samples(producers[0], self.share_of(rank))
+        return even_split(self.total, self.shares, self.share_of(rank))
 
-    # Who hears a speaker
+    # A producer's side
 
-    def heard_with(self, speaker: int) -> tuple[range, ...]:
-        """The shares that get samples of a speaker, in runs."""
-        if self.execute == "peer":
-            return self._dispatch.among(self.taker, self.hearing(speaker))
-        return (_touched(self.held(speaker), self.total, self.shares),)
+    def shares_of(self, producer: int) -> tuple[range, ...]:
+        """The shares that hold samples of a producer, as runs."""
+        if self.execute.is_per_producer:
+            return self.mode.shares_of(self.target, self.workers_of(producer))
+        return (_touched(self.held(producer), self.total, self.shares),)
 
-    def part_for(self, speaker: int, share: int) -> Part:
-        return Part(speaker, share, self._cut(speaker, share))
+    def part_for(self, producer: int, share: int) -> Part:
+        return Part(producer, share, self._samples(producer, share))
 
-    def ranks_of(self, speaker: int, share: int) -> Ranks:
-        """The ranks that get a share of what a speaker gives."""
-        if self.execute == "first":
-            return Ranks.one(0)
-        span = self.hearing(speaker)
-        step, shares = self._dispatch.step(self.taker), self._dispatch.shares(self.taker)
+    def ranks_of(self, producer: int, share: int) -> Ranks:
+        """The ranks that receive a share of a producer's samples."""
+        workers = self.workers_of(producer)
+        if self.execute.is_single:
+            return Ranks.run(workers)
+        step, shares = self.mode.ranks_per_share(self.target), self.mode.share_count(self.target)
         if step is not None:
-            return _in_ring(step, shares, share, span)
-        if len(span) == self.taker.world_size:
-            others = tuple(dim for dim in self.taker.view("data").mesh_dim_names if dim != "data")
-            return along(self.taker, others, self._dispatch.holder(self.taker, 0, share))
-        ranks = [rank for rank in span if self._dispatch.share_of(self.taker, rank) == share]
+            return _periodic(step, shares, share, workers)
+        if len(workers) == self.target.world_size:
+            others = tuple(dim for dim in self.target.view("data").mesh_dim_names if dim != "data")
+            return along(self.target, others, self.mode.counterpart(self.target, 0, share))
+        ranks = [rank for rank in workers if self.mode.share_of(self.target, rank) == share]
         return Ranks.of(len(ranks), ranks.__getitem__)
 
-    def hearing(self, speaker: int) -> range:
-        """The ranks that may hear a speaker."""
-        if self.execute == "peer":
-            return peer_span(self.taker.world_size, speaker, self.speakers)
-        return range(1 if self.execute == "first" else self.taker.world_size)
+    def workers_of(self, producer: int) -> range:
+        """The ranks that may receive samples of a producer."""
+        return workers_of(self.target, self.execute, producer, self.producers)
 
-    def _cut(self, speaker: int, mine: int) -> range:
-        """The samples of a speaker that are in a share."""
-        held = self.held(speaker)
-        if self.execute != "peer":
-            wanted = share(self.total, self.shares, mine)
+    def _samples(self, producer: int, share: int) -> range:
+        """The samples of a producer that are in a share."""
+        held = self.held(producer)
+        if not self.execute.is_per_producer:
+            wanted = even_split(self.total, self.shares, share)
             start, stop = max(held.start, wanted.start), min(held.stop, wanted.stop)
             return range(start, max(start, stop))
-        present = self._dispatch.among(self.taker, self.hearing(speaker))
-        before = sum(len(run) if run.stop <= mine else max(0, mine - run.start) for run in present)
-        part = share(len(held), sum(map(len, present)), before)
+        present = self.mode.shares_of(self.target, self.workers_of(producer))
+        before = sum(len(run) if run.stop <= share else max(0, share - run.start) for run in present)
+        part = even_split(len(held), sum(map(len, present)), before)
         return range(held.start + part.start, held.start + part.stop)
 
 
 def _touched(samples: range, total: int, parts: int) -> range:
-    """Of even parts of a batch, those that have a sample of a run."""
-    return (
-        range(share_of(total, parts, samples.start), share_of(total, parts, samples.stop - 1) + 1)
-        if samples
-        else range(0)
-    )
+    """The parts of an even split that have a sample of a run."""
+    if not samples:
+        return range(0)
+    first, last = split_index(total, parts, samples.start), split_index(total, parts, samples.stop - 1)
+    return range(first, last + 1)
 
 
-def _in_ring(step: int, shares: int, share: int, span: range) -> Ranks:
-    """The ranks of a span that get a share, where `step` neighbours get one, the next `step` the next, and so
-    on round."""
+def _periodic(step: int, shares: int, share: int, span: range) -> Ranks:
+    """The ranks of a span that receive a share, where `step` neighbours receive one share, the next `step`
+    the next, and so on in a cycle."""
     period, first = step * shares, share * step
 
     def below(rank: int) -> int:
@@ -222,5 +230,5 @@ def _in_ring(step: int, shares: int, share: int, span: range) -> Ranks:
 
     start, count = below(span.start), below(span.stop) - below(span.start)
     stride = at(start + 1) - at(start)
-    even = step == 1 or count <= step - start % step
-    return Ranks.of(count, lambda index: at(start + index), stride if even or shares == 1 else None)
+    is_even = step == 1 or count <= step - start % step
+    return Ranks.of(count, lambda index: at(start + index), stride if is_even or shares == 1 else None)

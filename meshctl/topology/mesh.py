@@ -31,7 +31,7 @@ from meshctl.topology.strides import Dim, Layout, join, offset, offsets, row_maj
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-__all__ = ["DIMS", "SIZES", "DeviceMesh", "MeshError", "share", "share_of", "shown"]
+__all__ = ["DIMS", "SIZES", "DeviceMesh", "MeshError", "even_split", "shown", "split_index"]
 
 SHOWN = 8
 """So many ranks are named."""
@@ -243,7 +243,7 @@ class DeviceMesh:
         samples = whole(total)
         if samples is None or samples < 0:
             raise MeshError(f"a number of samples is a whole number from 0, it is {total!r}")
-        return share(samples, self.data_size, self.data_rank(rank))
+        return even_split(samples, self.data_size, self.data_rank(rank))
 
     def ranks_along(self, dims: str | Iterable[str], rank: int) -> tuple[int, ...]:
         """The ranks that share all coordinates with `rank` but those of `dims`, in the order of `dims`."""
@@ -678,16 +678,16 @@ def shown(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:SHOWN])) + ", ..." * (len(ranks) > SHOWN)
 
 
-def share(total: int, parts: int, part: int) -> range:
-    """The `part`-th of `parts` even, contiguous shares of 0 .. total - 1; the first `total mod parts` have
-    one more."""
+def even_split(total: int, parts: int, part: int) -> range:
+    """One of `parts` contiguous, even parts of 0 .. total - 1. The first `total mod parts` of them have one
+    element more."""
     each, more = divmod(total, parts)
     start = part * each + min(part, more)
     return range(start, start + each + (part < more))
 
 
-def share_of(total: int, parts: int, index: int) -> int:
-    """The part whose share holds `index`."""
+def split_index(total: int, parts: int, index: int) -> int:
+    """The part of an even split that holds `index`."""
     each, more = divmod(total, parts)
     if index < more * (each + 1):
         return index // (each + 1)

@@ -1,74 +1,131 @@
-"""Who speaks, who hears, which samples: dispatch, execute and collect as functions of two meshes and the
-counts.
+"""Collect, dispatch and execute: how the value of one stage becomes the input of another.
 
     producers' mesh --collect--> one batch in sample order --dispatch--> shares --execute--> consumers' mesh
 
-A `Route` is what the plan stores: from a stage's value to a parameter of the stage that takes it. Its `Link`s
-are derived, by every rank alone and with the same result, from the route, the two meshes and the `Table` of
-what each speaker holds.
+A mode is one object with two halves. The half for meshes says which ranks take part; it answers for one rank
+or one producer at a time, so that no list of the world is made. The half for batches says which samples each
+share holds, or how parts join. Rules and pictures query a mode's properties and never compare its name. A new
+mode is one entry in `DISPATCH`, `COLLECT` or `EXECUTE`, or an object in a user's module that a decorator names
+(`@endpoint(dispatch="mymodes:INTERLEAVED")`).
 
-Sample order is the order of ids. A sample's id is a tuple of numbers: 17, and (17, 3) for the fourth sample
-made from it. A new mode is one entry in `DISPATCH` or `COLLECT`, with its half for meshes and its half for
-batches; the half for meshes answers for one rank or one speaker at a time, so that nothing lists the world
-that need not be a list.
+A `Route` is what the plan stores: from a stage's value to a parameter of the stage that takes it. Which
+samples move between which ranks is derived, by every rank alone and with the same result, from the route, the
+two meshes and the `SampleTable` of what each producer holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import gcd
-from typing import Literal
+from typing import Any, Literal
 
-from meshctl.topology.mesh import DeviceMesh, share, share_of
+from meshctl.topology.mesh import DeviceMesh, even_split, split_index
+from meshctl.topology.partition import Dispatch as Dispatch
+from meshctl.topology.partition import partition
+from meshctl.topology.samples import Run, SampleTable
 
-Id = tuple[int, ...]
 Join = Literal["samples", "mean", "sum", "first", "list"]
 
 
-class RouteError(ValueError):
-    """Samples that cannot be shared out as the recipe says; the message names numbers, the caller adds route
-    and step."""
-
-
-# Dispatch: who hears, and how a batch splits
-
-
 @dataclass(frozen=True)
-class Dispatch:
-    """How an input reaches the ranks of the called component."""
+class RankSet:
+    """Some ranks of a mesh in an order of their own, by arithmetic instead of a list."""
 
-    mode: str = "slice_dp"
-    balance: Literal["", "tokens"] = ""
-    """Even out token counts instead of sample counts."""
-    home: str = ""
-    """Send each sample to the data rank that made it in this earlier stage."""
-    allow_empty: bool = False
-    """Fewer samples than shares: empty batches instead of an error."""
-    split_groups: bool = False
-    """Shares may part samples of one `group_id`."""
-    equal_counts: bool = field(default=False, metadata={"sparse": True})
-    """Where tokens are balanced: counts of what stays together differ by one at most."""
+    count: Callable[[DeviceMesh], int]
+    rank_at: Callable[[DeviceMesh, int], int]
+    """The rank at an index of the set."""
+    index_of: Callable[[DeviceMesh, int], int | None]
+    """The index of a rank; None for a rank that is not in the set."""
+
+    @classmethod
+    def only(cls, rank: Callable[[DeviceMesh], int]) -> RankSet:
+        """The set of one rank."""
+        return cls(
+            lambda mesh: 1,
+            lambda mesh, index: rank(mesh),
+            lambda mesh, other: 0 if other == rank(mesh) else None,
+        )
+
+    def ranks(self, mesh: DeviceMesh) -> tuple[int, ...]:
+        """All ranks of the set, as a list."""
+        return tuple(self.rank_at(mesh, index) for index in range(self.count(mesh)))
+
+
+def is_user_mode(name: str) -> bool:
+    """Whether a mode's name is `module:NAME`, which only workers resolve."""
+    return ":" in name
+
+
+# Dispatch: which consumers receive which samples
+
+
+def _data_size(mesh: DeviceMesh) -> int:
+    return mesh.data_size
+
+
+def _data_peer(mesh: DeviceMesh, rank: int, data_rank: int) -> int:
+    """The rank of another data rank with the same coordinates otherwise."""
+    fsdp = mesh.size("fsdp")
+    flat = mesh.dim_rank(rank, "dp") * fsdp + mesh.dim_rank(rank, "fsdp")
+    row, column = divmod(data_rank * mesh.ulysses_size + flat % mesh.ulysses_size, fsdp)
+    return mesh.rank({**mesh.coordinate(rank), "dp": row, "fsdp": column})
+
+
+def _data_stride(mesh: DeviceMesh) -> int | None:
+    return mesh.stride("data")
 
 
 @dataclass(frozen=True)
 class DispatchMode:
-    shares: Callable[[DeviceMesh], int]
-    """How many different shares there are."""
-    share_of: Callable[[DeviceMesh, int], int]
-    """Which of them a rank gets."""
-    holder: Callable[[DeviceMesh, int, int], int]
-    """Of the ranks that get a share, the one that stands to it as a given rank stands to its own: (mesh,
-    rank, share) -> rank."""
-    step: Callable[[DeviceMesh], int | None]
-    """So many neighbouring ranks get share 0, as many the next, and after the last share 0 again; none where
-    it is not so even."""
+    """How an input reaches the ranks of the called component.
 
-    def among(self, mesh: DeviceMesh, ranks: range) -> tuple[range, ...]:
-        """The shares that neighbouring ranks get, rising, in runs."""
-        step, shares = self.step(mesh), self.shares(mesh)
+    A batch is partitioned into shares, and each rank receives one of them. The defaults are those of
+    `slice_dp`: one share per data rank, contiguous and even. A mode of a user's usually replaces `partition`
+    alone:
+
+        def interleaved(table: SampleTable, parts: int, options: Dispatch) -> list[list[Run]]:
+            return [table.select(range(part, table.total, parts)) for part in range(parts)]
+
+        INTERLEAVED = DispatchMode(partition=interleaved)
+    """
+
+    share_count: Callable[[DeviceMesh], int] = _data_size
+    """The number of shares: (mesh) -> count."""
+    share_of: Callable[[DeviceMesh, int], int] = DeviceMesh.data_rank
+    """The share that a rank receives: (mesh, rank) -> share."""
+    partition: Callable[[SampleTable, int, Dispatch], Sequence[Sequence[Run]]] = partition
+    """The samples of each share, in sample order: (table, shares, options) -> runs per share. It is a pure
+    function, because every producer and consumer calls it and must get the same result."""
+    counterpart: Callable[[DeviceMesh, int, int], int] = _data_peer
+    """(mesh, rank, share) -> the rank with this share that has the same position among the ranks of its share
+    as `rank` has among those of its own."""
+    ranks_per_share: Callable[[DeviceMesh], int | None] = _data_stride
+    """The number n of neighbouring ranks that receive the same share: the first n receive share 0, the next n
+    share 1, and after the last share it begins again. None where it is not as regular."""
+    cuts_samples: bool = True
+    """Whether different ranks may receive different samples."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether shares are contiguous and equal in counts, unless options balance them or send them home."""
+        return self.partition is partition
+
+    @property
+    def is_by_data_rank(self) -> bool:
+        """Whether the ranks of one data rank, its tp, cp, ulysses and pp peers, receive the same samples, and
+        each data rank its own."""
+        return self.share_of is DeviceMesh.data_rank
+
+    def counts(self, total: int, parts: int) -> tuple[int, ...]:
+        """The number of samples in each share of an even batch of `total`."""
+        return tuple(len(even_split(total, parts, part)) for part in range(parts))
+
+    def shares_of(self, mesh: DeviceMesh, ranks: range) -> tuple[range, ...]:
+        """The shares that neighbouring ranks receive, as rising runs."""
+        step, shares = self.ranks_per_share(mesh), self.share_count(mesh)
         if step is None:
-            return _runs(sorted({self.share_of(mesh, rank) for rank in ranks}))
+            return _number_runs(sorted({self.share_of(mesh, rank) for rank in ranks}))
         first, last = ranks.start // step, (ranks.stop - 1) // step
         if last - first >= shares - 1:
             return (range(shares),)
@@ -76,7 +133,7 @@ class DispatchMode:
         return (range(first, last + 1),) if first <= last else (range(last + 1), range(first, shares))
 
 
-def _runs(numbers: Sequence[int]) -> tuple[range, ...]:
+def _number_runs(numbers: Sequence[int]) -> tuple[range, ...]:
     runs: list[range] = []
     for number in numbers:
         if runs and runs[-1].stop == number:
@@ -86,151 +143,226 @@ def _runs(numbers: Sequence[int]) -> tuple[range, ...]:
     return tuple(runs)
 
 
-def _data_peer(mesh: DeviceMesh, rank: int, data_rank: int) -> int:
-    """The rank of another data rank with the same coordinates otherwise."""
-    flat = mesh.dim_rank(rank, "dp") * mesh.size("fsdp") + mesh.dim_rank(rank, "fsdp")
-    dp, fsdp = divmod(data_rank * mesh.ulysses_size + flat % mesh.ulysses_size, mesh.size("fsdp"))
-    return mesh.rank({**mesh.coordinate(rank), "dp": dp, "fsdp": fsdp})
-
-
 DISPATCH: Mapping[str, DispatchMode] = {
-    "slice_dp": DispatchMode(
-        lambda mesh: mesh.data_size, DeviceMesh.data_rank, _data_peer, lambda mesh: mesh.stride("data")
-    ),
+    "slice_dp": DispatchMode(),
     "slice": DispatchMode(
-        lambda mesh: mesh.world_size, lambda mesh, rank: rank, lambda mesh, rank, share: share, lambda mesh: 1
+        share_count=lambda mesh: mesh.world_size,
+        share_of=lambda mesh, rank: rank,
+        counterpart=lambda mesh, rank, share: share,
+        ranks_per_share=lambda mesh: 1,
     ),
-    "all": DispatchMode(lambda mesh: 1, lambda mesh, rank: 0, lambda mesh, rank, share: rank, lambda mesh: 1),
+    "all": DispatchMode(
+        share_count=lambda mesh: 1,
+        share_of=lambda mesh, rank: 0,
+        counterpart=lambda mesh, rank, share: rank,
+        ranks_per_share=lambda mesh: 1,
+        cuts_samples=False,
+    ),
 }
-EXECUTE = ("all", "first", "peer")
 
 
-# Collect: who speaks, and how the parts join
+# Collect: which ranks produce a stage's value, and how their parts join
 
 
-@dataclass(frozen=True)
-class Speakers:
-    """The ranks whose values count, in the order in which they join: how many, which, and which number a rank
-    is. Nothing lists them."""
-
-    count: Callable[[DeviceMesh], int]
-    rank: Callable[[DeviceMesh, int], int]
-    """The rank of the i-th."""
-    number: Callable[[DeviceMesh, int], int | None]
-    """Which of them a rank is; none where it does not speak."""
-
-
-@dataclass(frozen=True)
-class CollectMode:
-    speakers: Speakers
-    join: Join
-    """`samples`: one batch in sample order; `mean`, `sum`: numbers, by data rank; `first`: the only value;
-    `list`: all of them."""
-
-
-def _number_of_representative(mesh: DeviceMesh, rank: int) -> int | None:
+def _index_of_representative(mesh: DeviceMesh, rank: int) -> int | None:
     data_rank = mesh.data_rank(rank)
     return data_rank if mesh.representative(data_rank) == rank else None
 
 
-def _inner(mesh: DeviceMesh) -> tuple[str, ...]:
+def _stage_dims(mesh: DeviceMesh) -> tuple[str, ...]:
     """The dims within a pipeline stage, outermost first."""
     return tuple(dim for dim in mesh.mesh_dim_names if dim != "pp")
 
 
-def _of_last_stage(mesh: DeviceMesh, number: int) -> int:
-    """The number-th rank of the last pipeline stage, row-major."""
-    at = {"pp": mesh.size("pp") - 1}
-    for dim in reversed(_inner(mesh)):
-        number, at[dim] = divmod(number, mesh.size(dim))
-    return mesh.rank(at)
+def _last_stage_rank(mesh: DeviceMesh, index: int) -> int:
+    """The rank at an index of the last pipeline stage, row-major."""
+    coordinate = {"pp": mesh.size("pp") - 1}
+    for dim in reversed(_stage_dims(mesh)):
+        index, coordinate[dim] = divmod(index, mesh.size(dim))
+    return mesh.rank(coordinate)
 
 
-def _number_in_last_stage(mesh: DeviceMesh, rank: int) -> int | None:
-    at, number = mesh.coordinate(rank), 0
-    for dim in _inner(mesh):
-        number = number * mesh.size(dim) + at[dim]
-    return number if mesh.is_last(rank, "pp") else None
+def _last_stage_index(mesh: DeviceMesh, rank: int) -> int | None:
+    if not mesh.is_last(rank, "pp"):
+        return None
+    coordinate, index = mesh.coordinate(rank), 0
+    for dim in _stage_dims(mesh):
+        index = index * mesh.size(dim) + coordinate[dim]
+    return index
 
 
-def _only(speaker: Callable[[DeviceMesh], int]) -> Speakers:
-    return Speakers(
-        lambda mesh: 1,
-        lambda mesh, number: speaker(mesh),
-        lambda mesh, rank: 0 if rank == speaker(mesh) else None,
-    )
+REPRESENTATIVES = RankSet(_data_size, DeviceMesh.representative, _index_of_representative)
+EVERY_RANK = RankSet(lambda mesh: mesh.world_size, lambda mesh, index: index, lambda mesh, rank: rank)
+LAST_STAGE = RankSet(lambda mesh: mesh.world_size // mesh.size("pp"), _last_stage_rank, _last_stage_index)
 
 
-REPRESENTATIVES = Speakers(lambda mesh: mesh.data_size, DeviceMesh.representative, _number_of_representative)
-EVERYBODY = Speakers(lambda mesh: mesh.world_size, lambda mesh, number: number, lambda mesh, rank: rank)
-LAST_STAGE = Speakers(lambda mesh: mesh.world_size // mesh.size("pp"), _of_last_stage, _number_in_last_stage)
-WORKER_0 = _only(lambda mesh: 0)
+@dataclass(frozen=True)
+class CollectMode:
+    """Which ranks produce a stage's value, and how their parts join into one.
+
+    def largest(parts: Sequence[tuple[Any, float]]) -> Any:
+        return max(value for value, weight in parts)
+
+    LARGEST = CollectMode(join=largest)
+    """
+
+    producers: RankSet = REPRESENTATIVES
+    """One representative per data rank where it is left out."""
+    join: Join | Callable[[Sequence[tuple[Any, float]]], Any] = "samples"
+    """`samples`: one batch in sample order. `mean`, `sum`: numbers, by data rank. `first`: the only value.
+    `list`: all values. A function receives the producers' values in order, each with its weight (its number
+    of samples), and returns the joined value; it is pure, because every consumer calls it."""
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether parts join into one batch in sample order."""
+        return self.join == "samples"
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether parts are numbers that are averaged or added."""
+        return self.join in ("mean", "sum")
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the value is the list of all parts."""
+        return self.join == "list"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether one rank alone produces the value, which may be a batch."""
+        return self.join == "first"
+
+
 COLLECT: Mapping[str, CollectMode] = {
-    "flatten": CollectMode(REPRESENTATIVES, "samples"),
-    "mean": CollectMode(REPRESENTATIVES, "mean"),
-    "sum": CollectMode(REPRESENTATIVES, "sum"),
-    "first": CollectMode(_only(lambda mesh: mesh.representative(0)), "first"),
-    "last_pp_first": CollectMode(_only(lambda mesh: _of_last_stage(mesh, 0)), "first"),
-    "none": CollectMode(EVERYBODY, "list"),
+    "flatten": CollectMode(),
+    "mean": CollectMode(join="mean"),
+    "sum": CollectMode(join="sum"),
+    "first": CollectMode(RankSet.only(lambda mesh: mesh.representative(0)), "first"),
+    "last_pp_first": CollectMode(RankSet.only(lambda mesh: _last_stage_rank(mesh, 0)), "first"),
+    "none": CollectMode(EVERY_RANK, "list"),
     "last_pp": CollectMode(LAST_STAGE, "list"),
 }
 
 
-def voices(collect: str, execute: str = "all") -> Speakers:
-    """Who speaks for a stage's value; with `execute: first` only worker 0 has one."""
-    return WORKER_0 if execute == "first" else COLLECT[collect].speakers
+# Execute: which workers are called, and with whose samples
 
 
-def speakers(mesh: DeviceMesh, collect: str, execute: str = "all") -> tuple[int, ...]:
-    """The ranks that give a stage's value."""
-    who = voices(collect, execute)
-    return tuple(who.rank(mesh, number) for number in range(who.count(mesh)))
-
-
-# Execute: whose samples a worker gets
-
-
-def peer_span(workers: int, producer: int, producers: int) -> range:
-    """`execute: peer`: the workers that belong to a producer: its even share of them, or number `producer mod
-    workers`."""
+def peer_workers(workers: int, producer: int, producers: int) -> range:
+    """`execute: peer`: the workers that belong to a producer. They are its even share of all workers, or
+    worker `producer mod workers` where there are fewer workers than producers."""
     if workers >= producers:
-        return share(workers, producers, producer)
+        return even_split(workers, producers, producer)
     return range(producer % workers, producer % workers + 1)
 
 
-def hearers(mesh: DeviceMesh, execute: str) -> int:
-    """How many ranks of the called component hear anybody."""
-    return 1 if execute == "first" else mesh.world_size
+def _producers_of_peer(workers: int, producers: int, rank: int) -> range:
+    """The inverse of `peer_workers`: the producers that a worker belongs to."""
+    if workers < producers:
+        return range(rank, producers, workers)
+    producer = split_index(workers, producers, rank)
+    return range(producer, producer + 1)
 
 
-def shares(mesh: DeviceMesh, execute: str, dispatch: str, speakers: int) -> int:
-    """Into how many different shares a batch is cut; for `peer`, the parts of all speakers together."""
-    mode = DISPATCH[dispatch]
-    if execute != "peer":
-        return 1 if execute == "first" else mode.shares(mesh)
-    each, more = divmod(mesh.world_size, speakers)
+@dataclass(frozen=True)
+class ExecuteMode:
+    """Which workers of a component a stage calls, and which producers supply each of them. The default calls
+    all workers and dispatches one batch over them."""
+
+    only: RankSet | None = None
+    """The one worker that is called. It receives the whole batch, whatever `dispatch` says. None where all
+    workers are called."""
+    workers_of: Callable[[int, int, int], range] | None = None
+    """(workers, producer, producers) -> the workers over which this producer's samples are dispatched alone.
+    None where all producers' samples form one batch."""
+    producers_of: Callable[[int, int, int], range] | None = None
+    """(workers, producers, rank) -> the producers that supply a worker: the inverse of `workers_of`."""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one worker alone is called."""
+        return self.only is not None
+
+    @property
+    def is_per_producer(self) -> bool:
+        """Whether each producer's samples are dispatched over workers of its own."""
+        return self.workers_of is not None
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether all workers are called with shares of one batch."""
+        return self.only is None and self.workers_of is None
+
+    @property
+    def workers(self) -> RankSet:
+        """The workers that are called."""
+        return self.only or EVERY_RANK
+
+    def is_called(self, mesh: DeviceMesh, rank: int) -> bool:
+        return self.workers.index_of(mesh, rank) is not None
+
+
+EXECUTE: Mapping[str, ExecuteMode] = {
+    "all": ExecuteMode(),
+    "first": ExecuteMode(only=RankSet.only(lambda mesh: 0)),
+    "peer": ExecuteMode(workers_of=peer_workers, producers_of=_producers_of_peer),
+}
+
+
+# Both ends of a route
+
+
+def producer_set(collect: CollectMode, execute: ExecuteMode) -> RankSet:
+    """The ranks that produce a stage's value. Where one worker alone is called, only that one has a value."""
+    return execute.only or collect.producers
+
+
+def workers_of(mesh: DeviceMesh, execute: ExecuteMode, producer: int, producers: int) -> range:
+    """The ranks that may receive samples of a producer."""
+    if execute.only is not None:
+        rank = execute.only.rank_at(mesh, 0)
+        return range(rank, rank + 1)
+    if execute.workers_of is not None:
+        return execute.workers_of(mesh.world_size, producer, producers)
+    return range(mesh.world_size)
+
+
+def producers_of(mesh: DeviceMesh, execute: ExecuteMode, producers: int, rank: int) -> range:
+    """The producers, by index, that may supply a rank; none for a rank that is not called."""
+    if not execute.is_called(mesh, rank):
+        return range(0)
+    if execute.producers_of is not None:
+        return execute.producers_of(mesh.world_size, producers, rank)
+    return range(producers)
+
+
+def part_count(mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, producers: int) -> int:
+    """The number of different parts of a batch that workers receive. Where the execute mode is per producer,
+    these are the parts of all producers together."""
+    if execute.is_single:
+        return 1
+    if execute.is_joint:
+        return mode.share_count(mesh)
+    each, more = divmod(mesh.world_size, producers)
     if not each:
-        return speakers
-    return _parts(mode, mesh, speakers, range(more)) + _parts(mode, mesh, speakers, range(more, speakers))
+        return producers
+    larger, smaller = range(more), range(more, producers)
+    return sum(_parts_of(mode, mesh, execute, producers, some) for some in (larger, smaller) if some)
 
 
-def _parts(mode: DispatchMode, mesh: DeviceMesh, speakers: int, some: range) -> int:
-    """Of neighbouring speakers with equal spans: spans that begin at the same place of a `step` are cut
-    alike."""
+def _parts_of(mode: DispatchMode, mesh: DeviceMesh, execute: ExecuteMode, producers: int, some: range) -> int:
+    """The number of parts of neighbouring producers with equally many workers each. Producers whose workers
+    begin at the same position of `ranks_per_share` have the same number, so one period is counted."""
 
-    def of(numbers: range) -> int:
-        return sum(
-            len(run)
-            for number in numbers
-            for run in mode.among(mesh, peer_span(mesh.world_size, number, speakers))
-        )
+    def count(numbers: range) -> int:
+        workers = (workers_of(mesh, execute, number, producers) for number in numbers)
+        return sum(len(run) for ranks in workers for run in mode.shares_of(mesh, ranks))
 
-    if not some:
-        return 0
-    step, size = mode.step(mesh), len(peer_span(mesh.world_size, some.start, speakers))
+    step = mode.ranks_per_share(mesh)
+    size = len(workers_of(mesh, execute, some.start, producers))
     period = step // gcd(step, size) if step else len(some)
     times, rest = divmod(len(some), period)
-    return (times * of(some[:period]) if times else 0) + of(some[:rest])
+    return (times * count(some[:period]) if times else 0) + count(some[:rest])
 
 
 # Routes
@@ -238,31 +370,19 @@ def _parts(mode: DispatchMode, mesh: DeviceMesh, speakers: int, some: range) -> 
 
 @dataclass(frozen=True)
 class Route:
-    """From a stage's value to a parameter of the stage that takes it; a weight route goes from a sync stage
-    to itself."""
+    """From a stage's value to a parameter of the stage that takes it. A weight route goes from a sync stage to
+    itself."""
 
     name: str
     """`SOURCE -> TARGET`, with `.PARAMETER` where the target has several inputs."""
     source: str
-    """The stage that gives."""
+    """The producing stage."""
     target: str
-    """The stage that takes."""
+    """The consuming stage."""
     parameter: str = ""
     """Of the called method; empty for the only, or joined, input."""
     kind: Literal["data", "weights"] = "data"
     collect: str = "flatten"
     dispatch: Dispatch = Dispatch()
     slots: int = 2
-    """How many values may be on their way per link before a send waits."""
-
-
-def heard_by(mesh: DeviceMesh, execute: str, speakers: int, rank: int) -> range:
-    """Which speakers, by index, a rank of the called component hears; none where it is not called."""
-    if execute == "first" and rank:
-        return range(0)
-    if execute == "peer" and mesh.world_size < speakers:
-        return range(rank, speakers, mesh.world_size)
-    if execute == "peer":
-        speaker = share_of(mesh.world_size, speakers, rank)
-        return range(speaker, speaker + 1)
-    return range(speakers)
+    """The number of values in flight per connection before a send waits."""

@@ -19,7 +19,7 @@ from meshctl.plan.model import Cluster
 from meshctl.runtime.collective import Collective, CollectiveError, Op
 from meshctl.runtime.component import Place
 from meshctl.runtime.world import ranks_by_node
-from meshctl.topology.mesh import share
+from meshctl.topology.mesh import even_split
 from tests.paths import ROOT
 from tests.runtime import worlds
 from tests.runtime.plans import plan
@@ -158,7 +158,7 @@ def reduce_scatter(rank: int) -> None:
         for it, dtype in cases(rank, dtypes):
             for shape in ((12, 2), (5,), (2, 3), (0, 2), (7, 0)):
                 whole = reduced([given(other, dtype, shape) for other in it.ranks], op)
-                mine = share(shape[0], it.size, it.rank)
+                mine = even_split(shape[0], it.size, it.rank)
                 same(it.reduce_scatter(given(rank, dtype, shape), op), whole[mine.start : mine.stop])
 
 
@@ -245,7 +245,7 @@ def tensors_of_any_kind(rank: int) -> None:
         same(it.all_gather(base.t()[::2])[it.rank], base.t()[::2])
         same(
             it.reduce_scatter(base.t(), "max"),
-            base.t()[share(6, it.size, it.rank).start : share(6, it.size, it.rank).stop],
+            base.t()[even_split(6, it.size, it.rank).start : even_split(6, it.size, it.rank).stop],
         )
         parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
         assert it.all_reduce(parameter, "mean") is parameter and parameter.is_leaf
@@ -502,7 +502,7 @@ def every_operation(it: Collective, device: torch.device) -> None:
         same(it.all_reduce(mine.clone(), "max"), most)
         same(
             it.reduce_scatter(mine, "max"),
-            most[share(4, it.size, it.rank).start : share(4, it.size, it.rank).stop],
+            most[even_split(4, it.size, it.rank).start : even_split(4, it.size, it.rank).stop],
         )
     same(
         it.all_reduce(brought(it.rank), "mean"),

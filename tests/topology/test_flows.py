@@ -1,4 +1,4 @@
-"""Links of an even batch are what the table of such a batch gives, for every pair of meshes and of modes."""
+"""EvenFlow of an even batch are what the table of such a batch gives, for every pair of meshes and of modes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.topology.flows import Links, Part, Ranks, along
-from meshctl.topology.mesh import DIMS, DeviceMesh, share
-from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, hearers, shares, speakers, voices
-from meshctl.topology.partition import Table, shares_for
+from meshctl.topology.consumers import samples_by_rank
+from meshctl.topology.flows import EvenFlow, Part, Ranks, along
+from meshctl.topology.mesh import DIMS, DeviceMesh, even_split
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, part_count
+from meshctl.topology.samples import SampleTable
 
 SIZES = st.sampled_from([1, 1, 2, 3, 4])
 ORDERS = [
@@ -30,28 +31,28 @@ def meshes(draw: st.DrawFn) -> DeviceMesh:
 
 
 @st.composite
-def routes(draw: st.DrawFn) -> Links:
+def routes(draw: st.DrawFn) -> EvenFlow:
     joins = [name for name, mode in COLLECT.items() if mode.join in ("samples", "first", "list")]
-    modes, executes = st.sampled_from(sorted(DISPATCH)), st.sampled_from(EXECUTE)
+    modes, executes = st.sampled_from(sorted(DISPATCH)), st.sampled_from(sorted(EXECUTE))
     giver, taker = draw(meshes()), draw(meshes())
-    return Links(
+    return EvenFlow(
         giver,
         taker,
         draw(st.integers(0, 300)),
-        draw(st.sampled_from(joins)),
-        draw(executes),
-        draw(modes),
-        draw(executes),
+        COLLECT[draw(st.sampled_from(joins))],
+        EXECUTE[draw(executes)],
+        DISPATCH[draw(modes)],
+        EXECUTE[draw(executes)],
     )
 
 
-def listed(links: Links) -> dict[int, dict[int, list[int]]]:
+def listed(links: EvenFlow) -> dict[int, dict[int, list[int]]]:
     """rank -> speaker -> samples, by the table."""
-    held = [share(links.total, links.speakers, speaker) for speaker in range(links.speakers)]
-    table = Table(tuple(tuple((n,) for n in mine) for mine in held))
+    held = [even_split(links.total, links.producers, speaker) for speaker in range(links.producers)]
+    table = SampleTable(tuple(tuple((n,) for n in mine) for mine in held))
     heard: dict[int, dict[int, list[int]]] = {}
-    for rank, samples in shares_for(
-        links.execute, Dispatch(links.mode, allow_empty=True), links.taker, table
+    for rank, samples in samples_by_rank(
+        links.execute, links.mode, Dispatch(allow_empty=True), links.target, table
     ).items():
         for speaker, index in samples:
             heard.setdefault(rank, {}).setdefault(speaker, []).append(held[speaker][index])
@@ -64,58 +65,55 @@ def members(ranks: Ranks, of: set[int]) -> bool:
     return (
         ranks.count == len(whole)
         and set(ranks.first) | {ranks.last} <= of
-        and (not ranks.whole or sorted(ranks.first) == whole)
+        and (not ranks.is_whole or sorted(ranks.first) == whole)
     )
 
 
 @settings(max_examples=150)
 @given(routes())
-def test_links_are_those_of_an_even_table(links: Links) -> None:
+def test_links_are_those_of_an_even_table(links: EvenFlow) -> None:
     heard = listed(links)
-    for rank in range(links.taker.world_size):
+    for rank in range(links.target.world_size):
         mine = heard.get(rank, {})
-        parts = {speaker: links.part_of(rank, speaker) for speaker in links.hears(rank)}
+        parts = {speaker: links.part_of(rank, speaker) for speaker in links.producers_of(rank)}
         assert {speaker: list(part.samples) for speaker, part in parts.items() if part.samples} == mine
         assert links.samples_of(rank) == sum(map(len, mine.values()))
         if span := links.span_of(rank):
             assert list(span) == sorted(n for samples in mine.values() for n in samples)
-    for speaker in range(links.speakers):
-        for part in (links.part_for(speaker, each) for run in links.heard_with(speaker) for each in run):
+    for speaker in range(links.producers):
+        for part in (links.part_for(speaker, each) for run in links.shares_of(speaker) for each in run):
             ranks = {
                 rank for rank in heard if part.samples and heard[rank].get(speaker) == list(part.samples)
             }
             among = {rank for rank in ranks if links.share_of(rank) == part.share}
             assert not part.samples or members(links.ranks_of(speaker, part.share), among)
-        parts = [links.part_for(speaker, each) for run in links.heard_with(speaker) for each in run]
+        parts = [links.part_for(speaker, each) for run in links.shares_of(speaker) for each in run]
         given = {n for mine in heard.values() for n in mine.get(speaker, ())}
         assert {n for part in parts for n in part.samples} == given == set(links.held(speaker))
 
 
 @settings(max_examples=100)
 @given(routes())
-def test_how_many_speak_and_hear_and_get_different_shares(links: Links) -> None:
-    assert voices(links.collect, links.called).count(links.giver) == len(
-        speakers(links.giver, links.collect, links.called)
-    )
-    who = speakers(links.giver, links.collect, links.called)
-    numbers = [
-        voices(links.collect, links.called).number(links.giver, rank)
-        for rank in range(links.giver.world_size)
-    ]
+def test_how_many_speak_and_hear_and_get_different_shares(links: EvenFlow) -> None:
+    assert links.producer_set.count(links.source) == len(links.producer_set.ranks(links.source))
+    who = links.producer_set.ranks(links.source)
+    numbers = [links.producer_set.index_of(links.source, rank) for rank in range(links.source.world_size)]
     assert [numbers[rank] for rank in who] == list(range(len(who)))
     assert sum(number is not None for number in numbers) == len(who)
-    many = Links(links.giver, links.taker, 10_000, links.collect, links.called, links.mode, links.execute)
+    many = EvenFlow(
+        links.source, links.target, 10_000, links.collect, links.called, links.mode, links.execute
+    )
     heard = listed(many)
-    assert len(heard) == hearers(many.taker, many.execute)
+    assert len(heard) == many.execute.workers.count(many.target)
     cuts = {(speaker, tuple(samples)) for mine in heard.values() for speaker, samples in mine.items()}
-    if many.execute == "peer":
-        assert len(cuts) == shares(many.taker, "peer", many.mode, many.speakers)
+    if many.execute.is_per_producer:
+        assert len(cuts) == part_count(many.target, many.execute, many.mode, many.producers)
     else:
         different = {
             tuple((speaker, tuple(samples)) for speaker, samples in sorted(mine.items()))
             for mine in heard.values()
         }
-        assert len(different) == shares(many.taker, many.execute, many.mode, many.speakers)
+        assert len(different) == part_count(many.target, many.execute, many.mode, many.producers)
 
 
 @pytest.mark.parametrize("dims", [("tp",), ("dp", "tp"), ("pp", "ulysses"), ("ep",), ("etp", "pp"), ("cp",)])
@@ -137,7 +135,7 @@ def test_a_million_ranks_are_as_quick_as_eight() -> None:
     """Nothing lists them: it would take minutes."""
     mesh = DeviceMesh.from_sizes(pp_size=16, dp_size=256, fsdp_size=32, tp_size=8)
     for execute in EXECUTE:
-        links = Links(mesh, mesh, 1 << 30, execute=execute)
-        heard = links.hears(0)
+        links = EvenFlow(mesh, mesh, 1 << 30, execute=EXECUTE[execute])
+        heard = links.producers_of(0)
         assert links.samples_of(0) == links.part_of(0, heard[-1]).samples.stop
         assert links.part_for(0, 0) == Part(0, 0, links.part_of(0, 0).samples)

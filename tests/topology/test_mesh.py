@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError, share, share_of
+from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError, even_split, split_index
 from meshctl.topology.sizes import divisors
 
 
@@ -76,13 +76,13 @@ def nested(ranks: list[Any], shape: tuple[int, ...]) -> Any:
 
 
 def test_the_first_shares_have_one_more() -> None:
-    assert [len(share(5, 3, part)) for part in range(3)] == [2, 2, 1]
+    assert [len(even_split(5, 3, part)) for part in range(3)] == [2, 2, 1]
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.data())
 def test_the_share_of_an_index(total: int, parts: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, total - 1))
-    assert index in share(total, parts, share_of(total, parts, index))
+    assert index in even_split(total, parts, split_index(total, parts, index))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
-from meshctl.topology.modes import COLLECT, EXECUTE, hearers, peer_span, speakers
+from meshctl.topology.modes import COLLECT, EXECUTE, peer_workers
+from tests.topology.meshes import consumer_ranks, producer_ranks
 
 FOLDER = Path(__file__).parent / "conformance"
 TWINKLE = json.loads((FOLDER / "twinkle_mesh.json").read_text())
@@ -188,7 +189,9 @@ def test_twinkle_who_is_called(case: dict[str, Any]) -> None:
         return
     mesh = DeviceMesh.from_sizes(dp_size=case["n"])
     called = (
-        peer_span(case["n"], 0, 1) if case["execute"] == "peer" else range(hearers(mesh, case["execute"]))
+        peer_workers(case["n"], 0, 1)
+        if case["execute"] == "peer"
+        else range(len(consumer_ranks(mesh, case["execute"])))
     )
     assert [*called] == case["result"]
 
@@ -204,7 +207,7 @@ def test_twinkle_who_speaks(case: dict[str, Any]) -> None:
         with pytest.raises(MeshError, match=f"and there are {len(values)} ranks"):
             DeviceMesh.from_sizes(world_size=len(values), **case["mesh"])
         return
-    spoken = [values[rank] for rank in speakers(mesh, how)]
+    spoken = [values[rank] for rank in producer_ranks(mesh, how)]
     if COLLECT[how].join in ("list", "first"):
         assert (spoken if COLLECT[how].join == "list" else spoken[0]) == case["result"]
     else:

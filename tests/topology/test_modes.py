@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.topology.modes import COLLECT, peer_span, speakers
-from tests.topology.meshes import MESHES
+from meshctl.topology.modes import COLLECT, peer_workers
+from tests.topology.meshes import MESHES, producer_ranks
 
 
 def test_one_representative_per_data_rank_speaks() -> None:
     for mesh in MESHES:
-        who = speakers(mesh, "flatten")
+        who = producer_ranks(mesh, "flatten")
         assert [mesh.data_rank(rank) for rank in who] == list(range(mesh.data_size))
         assert all(mesh.dim_rank(rank, "pp") == mesh.size("pp") - 1 for rank in who)
-        assert speakers(mesh, "first") == who[:1]
-        assert len(speakers(mesh, "none")) == mesh.world_size
-        assert len(speakers(mesh, "last_pp")) * mesh.size("pp") == mesh.world_size
-        assert all(speakers(mesh, collect, "first") == (0,) for collect in COLLECT)
+        assert producer_ranks(mesh, "first") == who[:1]
+        assert len(producer_ranks(mesh, "none")) == mesh.world_size
+        assert len(producer_ranks(mesh, "last_pp")) * mesh.size("pp") == mesh.world_size
+        assert all(producer_ranks(mesh, collect, "first") == (0,) for collect in COLLECT)
 
 
 @given(st.integers(1, 20), st.integers(1, 20))
 def test_peers_share_the_workers_out(workers: int, producers: int) -> None:
-    spans = [peer_span(workers, producer, producers) for producer in range(producers)]
+    spans = [peer_workers(workers, producer, producers) for producer in range(producers)]
     assert all(len(span) for span in spans)
     heard = sorted(rank for span in spans for rank in span)
     assert set(heard) == set(range(workers))
@@ -39,4 +39,4 @@ RECORDED = json.loads((Path(__file__).parent / "conformance" / "twinkle_infra.js
 
 @pytest.mark.parametrize("case", RECORDED["get_peer_index"], ids=str)
 def test_peers_are_those_that_users_of_twinkle_know(case: dict[str, Any]) -> None:
-    assert [*peer_span(case["target_size"], case["rank"], case["world_size"])] == [*range(*case["slice"])]
+    assert [*peer_workers(case["target_size"], case["rank"], case["world_size"])] == [*range(*case["slice"])]

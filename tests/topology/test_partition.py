@@ -18,26 +18,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Id, RouteError, heard_by, speakers
-from meshctl.topology.partition import (
-    Grid,
-    Run,
-    Table,
-    align,
-    cut,
-    hearing,
-    order,
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch
+from meshctl.topology.partition import partition
+from meshctl.topology.samples import Grid, Id, RouteError, Run, SampleTable, align, merge_runs, sample_order
+from tests.topology.meshes import (
+    MESHES,
+    consumer_parts,
     parts_for,
-    runs,
-    shares_for,
+    producer_ranks,
+    producers_of,
+    samples_by_rank,
 )
-from tests.topology.meshes import MESHES
 
 
-def table(mesh: DeviceMesh, total: int, collect: str = "flatten", **more: Any) -> Table:
+def table(mesh: DeviceMesh, total: int, collect: str = "flatten", **more: Any) -> SampleTable:
     """What the speakers of a mesh hold of 0 .. total - 1."""
-    who = speakers(mesh, collect)
-    return Table(tuple(tuple((n,) for n in mesh.get_slice(total, rank)) for rank in who), **more)
+    who = producer_ranks(mesh, collect)
+    return SampleTable(tuple(tuple((n,) for n in mesh.get_slice(total, rank)) for rank in who), **more)
 
 
 @pytest.mark.parametrize("mode", sorted(DISPATCH))
@@ -56,7 +53,7 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
                 tuple(1 + n % 7 for n in giver.get_slice(total, rank)) for rank in giver.collect_ranks()
             ),
         )
-        shares = shares_for("all", dispatch, taker, held)
+        shares = samples_by_rank("all", dispatch, taker, held)
         assert set(shares) == set(range(taker.world_size))
         ids = {rank: [held.ids[s][i][0] for s, i in mine] for rank, mine in shares.items()}
         assert all(mine == sorted(mine) for mine in ids.values())
@@ -69,9 +66,9 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
         )  # each sample in one share
         if mode == "slice_dp" and not balance:
             assert all(mine == list(taker.get_slice(total, rank)) for rank, mine in ids.items())
-        back = Table(tuple(tuple((n,) for n in ids[rank]) for rank in taker.collect_ranks()))
+        back = SampleTable(tuple(tuple((n,) for n in ids[rank]) for rank in taker.collect_ranks()))
         if mode == "slice_dp":
-            assert [back.ids[s][i][0] for s, i in order(back)] == list(range(total))
+            assert [back.ids[s][i][0] for s, i in sample_order(back)] == list(range(total))
 
 
 @settings(max_examples=400)
@@ -81,27 +78,27 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
     st.integers(0, 40),
     st.sampled_from([name for name, mode in COLLECT.items() if mode.join in ("samples", "first")]),
     st.sampled_from(sorted(DISPATCH)),
-    st.sampled_from(EXECUTE),
-    st.sampled_from(EXECUTE),
+    st.sampled_from(sorted(EXECUTE)),
+    st.sampled_from(sorted(EXECUTE)),
 )
 def test_all_pairs_of_modes(
     giver: DeviceMesh, taker: DeviceMesh, total: int, collect: str, mode: str, called: str, execute: str
 ) -> None:
     """What the speakers hold is heard once per share, by exactly those that are called, in sample order."""
-    who = speakers(giver, collect, called)
+    who = producer_ranks(giver, collect, called)
     ids = [
         tuple((n,) for n in (range(total) if called == "first" else giver.get_slice(total, rank)))
         for rank in who
     ]
-    held = Table(tuple(ids))
-    shares = shares_for(execute, Dispatch(mode, allow_empty=True), taker, held)
+    held = SampleTable(tuple(ids))
+    shares = samples_by_rank(execute, Dispatch(mode, allow_empty=True), taker, held)
     heard = {rank: [(s, i) for s, i in mine] for rank, mine in shares.items()}
     everything = {(s, i) for s, mine in enumerate(ids) for i in range(len(mine))}
     assert {at for mine in heard.values() for at in mine} == everything
     for rank, mine in heard.items():
         assert len(set(mine)) == len(mine)
         assert [ids[s][i] for s, i in mine] == sorted(ids[s][i] for s, i in mine)
-        assert {s for s, _ in mine} <= set(heard_by(taker, execute, len(who), rank))
+        assert {s for s, _ in mine} <= set(producers_of(taker, execute, len(who), rank))
     if execute == "first":
         assert set(heard) == {0}
     if execute == "all":
@@ -117,9 +114,9 @@ def test_peer_gives_each_producers_samples_to_its_own_workers(
 ) -> None:
     giver = DeviceMesh.from_sizes(dp_size=producers)
     held = table(giver, total)
-    shares = shares_for("peer", Dispatch(mode, allow_empty=True), mesh, held)
+    shares = samples_by_rank("peer", Dispatch(mode, allow_empty=True), mesh, held)
     for rank, mine in shares.items():
-        assert {s for s, _ in mine} <= set(heard_by(mesh, "peer", producers, rank))
+        assert {s for s, _ in mine} <= set(producers_of(mesh, "peer", producers, rank))
     assert {at for mine in shares.values() for at in mine} == {
         (s, i) for s, ids in enumerate(held.ids) for i in range(len(ids))
     }
@@ -128,9 +125,11 @@ def test_peer_gives_each_producers_samples_to_its_own_workers(
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(1, 4), st.booleans())
 def test_groups_are_never_split(sizes: list[int], parts: int, balance: bool) -> None:
     ids = tuple((group, place) for group, size in enumerate(sizes) for place in range(size))
-    held = Table((ids,), (tuple(1 + (g * 7 + p) % 5 for g, p in ids),), group_depth=1)
+    held = SampleTable((ids,), (tuple(1 + (g * 7 + p) % 5 for g, p in ids),), group_depth=1)
     mesh = DeviceMesh.from_sizes(dp_size=parts)
-    shares = shares_for("all", Dispatch(balance="tokens" if balance else "", allow_empty=True), mesh, held)
+    shares = samples_by_rank(
+        "all", Dispatch(balance="tokens" if balance else "", allow_empty=True), mesh, held
+    )
     owners = {(held.ids[s][i][0], rank) for rank, mine in shares.items() for s, i in mine}
     assert len(owners) == len(sizes)
 
@@ -138,8 +137,8 @@ def test_groups_are_never_split(sizes: list[int], parts: int, balance: bool) -> 
 @given(st.lists(st.integers(1, 1000), min_size=64, max_size=200))
 @settings(max_examples=30)
 def test_balancing_evens_out_tokens(lengths: list[int]) -> None:
-    held = Table((tuple((n,) for n in range(len(lengths))),), (tuple(lengths),))
-    shares = shares_for("all", Dispatch(balance="tokens"), DeviceMesh.from_sizes(dp_size=4), held)
+    held = SampleTable((tuple((n,) for n in range(len(lengths))),), (tuple(lengths),))
+    shares = samples_by_rank("all", Dispatch(balance="tokens"), DeviceMesh.from_sizes(dp_size=4), held)
     loads = [sum(lengths[i] for _, i in mine) for mine in shares.values()]
     assert max(loads) - min(loads) <= max(lengths)
 
@@ -154,23 +153,25 @@ def test_tokens_are_balanced_with_equal_counts(
 ) -> None:
     """What stays together counts as one; each of it is in one share, and whoever asks gets the same."""
     ids = tuple((group, place) for group, (size, _) in enumerate(groups) for place in range(size))
-    held = Table((ids,), (tuple(groups[group][1] // (1 + place) for group, place in ids),), group_depth=1)
+    held = SampleTable(
+        (ids,), (tuple(groups[group][1] // (1 + place) for group, place in ids),), group_depth=1
+    )
     dispatch = Dispatch(balance="tokens", allow_empty=True, split_groups=split, equal_counts=True)
-    shares = cut(held, parts, dispatch)
+    shares = partition(held, parts, dispatch)
     units = [{id if split else id[:1] for id in held.ids_of(part)} for part in shares]
     counts = [len(mine) for mine in units]
     assert max(counts) - min(counts) <= 1 and sum(counts) == len(set.union(*units))
     assert sorted(id for part in shares for id in held.ids_of(part)) == list(ids)
     assert all(held.ids_of(part) == sorted(held.ids_of(part)) for part in shares)
-    assert cut(Table(held.ids, held.lengths, group_depth=1), parts, dispatch) == shares
+    assert partition(SampleTable(held.ids, held.lengths, group_depth=1), parts, dispatch) == shares
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_equal_counts_of_real_lengths_have_even_tokens(seed: int) -> None:
     drawn = random.Random(seed)
     lengths = tuple(1 + int(drawn.lognormvariate(6, 0.8)) for _ in range(256))
-    held = Table((tuple((n,) for n in range(256)),), (lengths,))
-    shares = [held.ids_of(part) for part in cut(held, 4, Dispatch(balance="tokens", equal_counts=True))]
+    held = SampleTable((tuple((n,) for n in range(256)),), (lengths,))
+    shares = [held.ids_of(part) for part in partition(held, 4, Dispatch(balance="tokens", equal_counts=True))]
     assert [len(mine) for mine in shares] == [64] * 4
     assert max(sum(lengths[n] for (n,) in mine) for mine in shares) <= 1.01 * sum(lengths) / 4
 
@@ -190,26 +191,28 @@ def comparable(case: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("case", [*filter(comparable, RECORDED["dispatch"])], ids=str)
 def test_dispatch_is_what_users_of_twinkle_know(case: dict[str, Any]) -> None:
     mesh, total = meshed(case), case["list_len"]
-    held = Table((tuple((n,) for n in range(total)),))
+    held = SampleTable((tuple((n,) for n in range(total)),))
     dispatch = Dispatch(case["dispatch"], allow_empty=True)
-    shares = {rank: [i for _, i in mine] for rank, mine in shares_for("all", dispatch, mesh, held).items()}
+    shares = {
+        rank: [i for _, i in mine] for rank, mine in samples_by_rank("all", dispatch, mesh, held).items()
+    }
     if isinstance(case["result"], list):
         assert [[rank, [mine]] for rank, mine in shares.items()] == case["result"]
     else:  # too few for the data ranks: an error there and, without allow_empty, here
         with pytest.raises(RouteError):
-            shares_for("all", Dispatch(case["dispatch"]), mesh, held)
+            samples_by_rank("all", Dispatch(case["dispatch"]), mesh, held)
 
 
 def test_errors_name_the_numbers() -> None:
     two = DeviceMesh.from_sizes(dp_size=2)
     with pytest.raises(RouteError, match="1 samples for 2 shares: 1 of them would be empty"):
-        shares_for("all", Dispatch(), two, Table((((0,),),)))
+        samples_by_rank("all", Dispatch(), two, SampleTable((((0,),),)))
     with pytest.raises(RouteError, match="1 groups for 2 shares"):
-        shares_for("all", Dispatch(), two, Table((((0, 0), (0, 1)),), group_depth=1))
+        samples_by_rank("all", Dispatch(), two, SampleTable((((0, 0), (0, 1)),), group_depth=1))
     with pytest.raises(RouteError, match=r"sample 3\.1 is there twice"):
-        order(Table((((3, 1),), ((3, 1),))))
+        sample_order(SampleTable((((3, 1),), ((3, 1),))))
     with pytest.raises(RouteError, match="sample 5 is missing"):
-        align([(5,)], Table((((4,),),)))
+        align([(5,)], SampleTable((((4,),),)))
 
 
 # Grids
@@ -218,13 +221,13 @@ small = st.integers(1, 4)
 grids = st.builds(Grid, st.integers(0, 20), st.lists(small, min_size=1, max_size=3).map(tuple))
 
 
-def listed(table: Table) -> Table:
+def listed(table: SampleTable) -> SampleTable:
     """The same without grids."""
-    return Table(tuple(tuple(ids) for ids in table.ids), table.lengths, table.homes, table.group_depth)
+    return SampleTable(tuple(tuple(ids) for ids in table.ids), table.lengths, table.homes, table.group_depth)
 
 
 @st.composite
-def tables(draw: st.DrawFn, homes: int = 4) -> Table:
+def tables(draw: st.DrawFn, homes: int = 4) -> SampleTable:
     """Of some speakers: most hold a grid after those before, some nothing, some samples of their own in any
     order."""
     inner = tuple(draw(st.lists(small, max_size=2)))
@@ -257,7 +260,7 @@ def tables(draw: st.DrawFn, homes: int = 4) -> Table:
         if draw(st.booleans())
         else None
     )
-    return Table(tuple(said), lengths, home, draw(st.integers(0, len(inner))))
+    return SampleTable(tuple(said), lengths, home, draw(st.integers(0, len(inner))))
 
 
 modes, balances, homes = (
@@ -268,7 +271,7 @@ modes, balances, homes = (
 dispatches = st.builds(Dispatch, modes, balances, homes, st.booleans(), st.booleans())
 
 
-def outcome(execute: str, dispatch: Dispatch, mesh: DeviceMesh, table: Table) -> Any:
+def outcome(execute: str, dispatch: Dispatch, mesh: DeviceMesh, table: SampleTable) -> Any:
     """The parts, or the error."""
     try:
         return parts_for(execute, dispatch, mesh, table)
@@ -293,23 +296,23 @@ def test_a_grid_is_its_list(grid: Grid, data: st.DataObject) -> None:
 
 
 @settings(max_examples=600)
-@given(tables(), dispatches, st.sampled_from(EXECUTE), st.sampled_from(MESHES))
+@given(tables(), dispatches, st.sampled_from(sorted(EXECUTE)), st.sampled_from(MESHES))
 def test_parts_of_grids_are_those_of_the_listed_ids(
-    table: Table, dispatch: Dispatch, execute: str, mesh: DeviceMesh
+    table: SampleTable, dispatch: Dispatch, execute: str, mesh: DeviceMesh
 ) -> None:
     found = outcome(execute, dispatch, mesh, table)
     assert found == outcome(execute, dispatch, mesh, listed(table))
     if isinstance(found, str):
         return
-    heard = hearing(mesh, execute, dispatch.mode, len(table.ids))
-    assert len(found) == len(heard.ranks) == len(heard.speakers)
-    for part, may in zip(found, heard.speakers, strict=True):
-        assert {run.speaker for run in part} <= set(may)
+    heard = consumer_parts(mesh, execute, dispatch.mode, len(table.ids))
+    assert len(found) == len(heard.ranks) == len(heard.producers)
+    for part, may in zip(found, heard.producers, strict=True):
+        assert {run.producer for run in part} <= set(may)
         ids = table.ids_of(part)
         assert ids == sorted(set(ids)) and sum(map(len, part)) == len(ids)
-        assert all(0 <= run.start < run.stop <= len(table.ids[run.speaker]) for run in part)
+        assert all(0 <= run.start < run.stop <= len(table.ids[run.producer]) for run in part)
         assert not [
-            1 for one, other in pairwise(part) if (one.speaker, one.stop) == (other.speaker, other.start)
+            1 for one, other in pairwise(part) if (one.producer, one.stop) == (other.producer, other.start)
         ]
     everything = sorted(id for ids in table.ids for id in ids)
     held = [id for part in found for id in table.ids_of(part)]
@@ -319,15 +322,15 @@ def test_parts_of_grids_are_those_of_the_listed_ids(
 
 
 @given(tables(), st.data())
-def test_order_is_that_of_ids(table: Table, data: st.DataObject) -> None:
+def test_order_is_that_of_ids(table: SampleTable, data: st.DataObject) -> None:
     everything = sorted(id for ids in table.ids for id in ids)
     if len(set(everything)) < len(everything):
         with pytest.raises(RouteError, match="there twice"):
             _ = table.in_order
         return
     assert table.ids_of(table.in_order) == everything and table.total == len(everything)
-    assert order(table) == [
-        (run.speaker, index) for run in table.in_order for index in range(run.start, run.stop)
+    assert sample_order(table) == [
+        (run.producer, index) for run in table.in_order for index in range(run.start, run.stop)
     ]
     wanted = data.draw(st.permutations(everything))
     assert [table.ids[speaker][index] for speaker, index in align(wanted, table)] == wanted
@@ -335,13 +338,13 @@ def test_order_is_that_of_ids(table: Table, data: st.DataObject) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9))))
 def test_runs_cover_exactly(samples: list[tuple[int, int]]) -> None:
-    joined = runs(samples)
-    assert [(run.speaker, index) for run in joined for index in range(run.start, run.stop)] == samples
+    joined = merge_runs(samples)
+    assert [(run.producer, index) for run in joined for index in range(run.start, run.stop)] == samples
     assert all(run.start < run.stop for run in joined)
 
 
 @st.composite
-def parts(draw: st.DrawFn, table: Table) -> list[Run]:
+def parts(draw: st.DrawFn, table: SampleTable) -> list[Run]:
     """Some runs of a table, in any order."""
     found = []
     for speaker in draw(st.lists(st.integers(0, len(table.ids) - 1), max_size=4)):
@@ -353,7 +356,9 @@ def parts(draw: st.DrawFn, table: Table) -> list[Run]:
 
 @settings(max_examples=300)
 @given(tables(), tables(), st.data())
-def test_parts_of_one_key_have_the_same_ids(one: Table, other: Table, data: st.DataObject) -> None:
+def test_parts_of_one_key_have_the_same_ids(
+    one: SampleTable, other: SampleTable, data: st.DataObject
+) -> None:
     ours = data.draw(parts(one))
     theirs, table = (
         (data.draw(parts(other)), other) if data.draw(st.booleans()) else (data.draw(parts(one)), one)
@@ -369,8 +374,8 @@ counts = st.lists(small, min_size=1, max_size=5)
 def test_the_key_does_not_tell_by_whom_a_sample_is_held(
     inner: list[int], one: list[int], other: list[int], mesh: DeviceMesh
 ) -> None:
-    def table(counts: list[int]) -> Table:
-        return Table(
+    def table(counts: list[int]) -> SampleTable:
+        return SampleTable(
             tuple(Grid(sum(counts[:number]), (count, *inner)) for number, count in enumerate(counts))
         )
 
@@ -382,29 +387,32 @@ def test_the_key_does_not_tell_by_whom_a_sample_is_held(
 
 def test_ids_of_one_number_and_of_several_are_not_confused() -> None:
     """The first sample of each of two, and two samples."""
-    several, single = Table((Grid(0, (2, 2)),)), Table((Grid(0, (4,)),))
+    several, single = SampleTable((Grid(0, (2, 2)),)), SampleTable((Grid(0, (4,)),))
     assert several.key_of([Run(0, 0, 2)]) != single.key_of([Run(0, 0, 2)])
 
 
 @given(
-    st.sampled_from(MESHES), st.sampled_from(EXECUTE), st.sampled_from(sorted(DISPATCH)), st.integers(1, 20)
+    st.sampled_from(MESHES),
+    st.sampled_from(sorted(EXECUTE)),
+    st.sampled_from(sorted(DISPATCH)),
+    st.integers(1, 20),
 )
 def test_who_tells_the_table_is_heard_and_everybody_who_is_called_hears_it(
     mesh: DeviceMesh, execute: str, mode: str, count: int
 ) -> None:
-    heard = hearing(mesh, execute, mode, count)
-    assert len(heard.tellers) == len(heard.ranks) and all(
-        teller in may for teller, may in zip(heard.tellers, heard.speakers, strict=True)
+    heard = consumer_parts(mesh, execute, mode, count)
+    assert len(heard.leaders) == len(heard.ranks) and all(
+        teller in may for teller, may in zip(heard.leaders, heard.producers, strict=True)
     )
     called = [rank for ranks in heard.ranks for rank in ranks]
     assert sorted(called) == list(range(1 if execute == "first" else mesh.world_size))
-    assert {speaker for may in heard.speakers for speaker in may} == set(range(count))
+    assert {speaker for may in heard.producers for speaker in may} == set(range(count))
     for part, ranks in enumerate(heard.ranks):
         assert all(
-            heard.part_of[rank] == part and heard_by(mesh, execute, count, rank) == heard.speakers[part]
+            heard.part_of[rank] == part and producers_of(mesh, execute, count, rank) == heard.producers[part]
             for rank in ranks
         )
-    tells = [heard.tellers.count(speaker) for speaker in range(count)]
+    tells = [heard.leaders.count(speaker) for speaker in range(count)]
     if execute == "all":
         assert max(tells) - min(tells) <= 1
 
@@ -412,4 +420,4 @@ def test_who_tells_the_table_is_heard_and_everybody_who_is_called_hears_it(
 def test_an_id_reads_as_it_is_written() -> None:
     whole: list[Id] = [(3,), (3, 1)]
     with pytest.raises(RouteError, match=r"sample 3\.1 is missing"):
-        align(whole, Table((((3,),),)))
+        align(whole, SampleTable((((3,),),)))

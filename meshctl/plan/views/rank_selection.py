@@ -23,12 +23,13 @@ from meshctl.plan.views.topology import (
     ZoomError,
     carries_samples,
     ends_of,
+    even_flow,
     over,
 )
 from meshctl.text.english import did_you_mean
-from meshctl.topology.flows import SHOWN, Links, Part, Ranks, along
-from meshctl.topology.mesh import VIEWS, DeviceMesh, share
-from meshctl.topology.modes import Route, heard_by, voices
+from meshctl.topology.flows import MAX_LISTED, EvenFlow, Part, Ranks, along
+from meshctl.topology.mesh import VIEWS, DeviceMesh, even_split
+from meshctl.topology.modes import COLLECT, EXECUTE, Route, producer_set, producers_of
 from meshctl.topology.placement import GroupPlacement
 
 
@@ -278,7 +279,7 @@ def _in_stage(plan: Plan, stage: Stage, component: Component, rank: int, samples
         return RankStage(stage.name, "sync", component.name, called=True)
     if stage.is_source:
         return _in_source(stage, component, rank, samples)
-    if stage.execute == "first" and rank:
+    if not EXECUTE[stage.execute].is_called(component.mesh, rank):
         return RankStage(
             stage.name, "call", component.name, called=False, note="`execute: first` calls rank 0 alone"
         )
@@ -292,7 +293,7 @@ def _in_stage(plan: Plan, stage: Stage, component: Component, rank: int, samples
             note="its inputs are values, the same for each rank",
         )
     links = _links(plan, route, samples)
-    note, whole = _undecided(route, links), stage.execute != "peer"
+    note, whole = _undecided(route, links), not links.execute.is_per_producer
     known = links.total > 0 and not note
     return RankStage(
         stage=stage.name,
@@ -310,9 +311,9 @@ def _in_stage(plan: Plan, stage: Stage, component: Component, rank: int, samples
 
 def _in_source(stage: Stage, component: Component, rank: int, samples: int) -> RankStage:
     """The speakers of a source share out its samples."""
-    who, total = voices(stage.collect, stage.execute), stage.samples or samples
-    number, shares = who.number(component.mesh, rank), who.count(component.mesh)
-    span = range(0) if number is None else share(total, shares, number)
+    who, total = producer_set(COLLECT[stage.collect], EXECUTE[stage.execute]), stage.samples or samples
+    number, shares = who.index_of(component.mesh, rank), who.count(component.mesh)
+    span = range(0) if number is None else even_split(total, shares, number)
     return RankStage(
         stage=stage.name,
         kind="call",
@@ -334,22 +335,17 @@ def _lead(plan: Plan, stage: Stage) -> Route | None:
     return next((route for route in inputs if carries_samples(plan, route)), None)
 
 
-def _links(plan: Plan, route: Route, samples: int) -> Links:
-    source, target = plan.stage(route.source), plan.stage(route.target)
-    giver, taker = ends_of(plan, route)
-    total = source.samples or samples
-    return Links(
-        giver.mesh, taker.mesh, total, route.collect, source.execute, route.dispatch.mode, target.execute
-    )
+def _links(plan: Plan, route: Route, samples: int) -> EvenFlow:
+    return even_flow(plan, route, plan.stage(route.source).samples or samples)
 
 
-def _undecided(route: Route, links: Links) -> str:
+def _undecided(route: Route, links: EvenFlow) -> str:
     """Why it cannot be said who gets which samples."""
     if route.dispatch.home:
         return f"each sample goes home, to the data rank that made it in `{route.dispatch.home}`"
     if route.dispatch.balance:
         return "the tokens decide who gets which samples"
-    if links.execute == "all" and not route.dispatch.allow_empty and 0 < links.total < links.shares:
+    if links.execute.is_joint and not route.dispatch.allow_empty and 0 < links.total < links.shares:
         return f"{links.total} samples are too few for {links.shares} shares"
     return ""
 
@@ -382,7 +378,7 @@ class _Way:
     route: Route
     giver: Component
     taker: Component
-    links: Links
+    links: EvenFlow
     carries: bool
     """Samples, and not values."""
     note: str
@@ -396,7 +392,10 @@ class _Way:
     def sifts(self) -> bool:
         """Whether it depends on the samples who speaks to whom."""
         return (
-            self.carries and self.links.execute == "all" and self.links.shares > 1 and self.links.speakers > 1
+            self.carries
+            and self.links.execute.is_joint
+            and self.links.shares > 1
+            and self.links.producers > 1
         )
 
     def end(
@@ -439,9 +438,9 @@ def _on_routes(plan: Plan, group: str, rank: int, samples: int) -> Iterator[Rank
         way = _Way(
             plan, rank, route, giver, taker, links, carries, _undecided(route, links) if carries else ""
         )
-        if giver.group == group and (number := links.voices.number(giver.mesh, rank)) is not None:
+        if giver.group == group and (number := links.producer_set.index_of(giver.mesh, rank)) is not None:
             yield _given(way, number)
-        if taker.group == group and (heard := heard_by(taker.mesh, links.execute, links.speakers, rank)):
+        if taker.group == group and (heard := producers_of(taker.mesh, links.execute, links.producers, rank)):
             yield _taken(way, heard)
 
 
@@ -471,8 +470,8 @@ def _given(way: _Way, number: int) -> RankRoute:
     """What a speaker gives, share by share."""
     links = way.links
     if not way.known:
-        return way.end(True, 1, [(Ranks.run(links.hearing(number)), None)])
-    shares = links.heard_with(number)
+        return way.end(True, 1, [(Ranks.run(links.workers_of(number)), None)])
+    shares = links.shares_of(number)
     shown = _shown(list(chain.from_iterable(_shown(run) for run in shares)))
     parts = [(links.ranks_of(number, share), _samples(links.part_for(number, share))) for share in shown]
     return way.end(True, sum(map(len, shares)), parts, len(links.held(number)))
@@ -481,13 +480,13 @@ def _given(way: _Way, number: int) -> RankRoute:
 def _taken(way: _Way, heard: range) -> RankRoute:
     """What a rank takes, speaker by speaker."""
     links, rank = way.links, way.rank
-    teller = links.rank_of(heard[rank % len(heard)])
+    teller = links.producer_rank(heard[rank % len(heard)])
     if not way.known:
-        speakers = Ranks.of(len(heard), lambda index: links.rank_of(heard[index]))
+        speakers = Ranks.of(len(heard), lambda index: links.producer_rank(heard[index]))
         return way.end(False, 1, [(speakers, None)], teller=teller)
-    hears = links.hears(rank)
+    hears = links.producers_of(rank)
     parts = [
-        (Ranks.one(links.rank_of(speaker)), _samples(links.part_of(rank, speaker)))
+        (Ranks.one(links.producer_rank(speaker)), _samples(links.part_of(rank, speaker)))
         for speaker in _shown(hears)
     ]
     return way.end(False, len(hears), parts, links.samples_of(rank), teller)
@@ -499,4 +498,4 @@ def _samples(part: Part) -> tuple[int, int]:
 
 def _shown(numbers: Sequence[int]) -> list[int]:
     """The first ones and the last."""
-    return list(numbers) if len(numbers) <= SHOWN else [*numbers[: SHOWN - 1], numbers[-1]]
+    return list(numbers) if len(numbers) <= MAX_LISTED else [*numbers[: MAX_LISTED - 1], numbers[-1]]

@@ -15,9 +15,9 @@ from typing import Literal
 from meshctl.plan.model import SPARSE, Cluster, Component, Group, Plan, Stage
 from meshctl.text.redaction import command_line
 from meshctl.topology.cluster import DIRECT
-from meshctl.topology.flows import Links
+from meshctl.topology.flows import EvenFlow
 from meshctl.topology.mesh import VIEWS, DeviceMesh
-from meshctl.topology.modes import COLLECT, Dispatch, Route, hearers, shares, voices
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route, part_count, producer_set
 from meshctl.topology.placement import NodeRun, span_nodes
 
 FORMAT = 1
@@ -412,9 +412,24 @@ def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
 def carries_samples(plan: Plan, route: Route) -> bool:
     """Whether samples travel on it: `flatten` joins batches, and the `first` value is one where the recipe
     counts its samples."""
-    join = COLLECT[route.collect].join
+    collect = COLLECT[route.collect]
     return route.kind == "data" and (
-        join == "samples" or (join == "first" and plan.stage(route.source).samples > 0)
+        collect.is_batch or (collect.is_first and plan.stage(route.source).samples > 0)
+    )
+
+
+def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
+    """The flow of an even batch of `total` samples on a route."""
+    source, target = plan.stage(route.source), plan.stage(route.target)
+    giver, taker = ends_of(plan, route)
+    return EvenFlow(
+        giver.mesh,
+        taker.mesh,
+        total,
+        COLLECT[route.collect],
+        EXECUTE[source.execute],
+        DISPATCH[route.dispatch.mode],
+        EXECUTE[target.execute],
     )
 
 
@@ -424,10 +439,10 @@ def _flow(plan: Plan, route: Route) -> Flow:
     speak, hear, cut = giver.mesh.world_size, taker.mesh.world_size, 1
     if route.kind == "data":
         speak, hear = (
-            voices(route.collect, source.execute).count(giver.mesh),
-            hearers(taker.mesh, target.execute),
+            producer_set(COLLECT[route.collect], EXECUTE[source.execute]).count(giver.mesh),
+            EXECUTE[target.execute].workers.count(taker.mesh),
         )
-        cut = shares(taker.mesh, target.execute, route.dispatch.mode, speak)
+        cut = part_count(taker.mesh, EXECUTE[target.execute], DISPATCH[route.dispatch.mode], speak)
     samples = source.samples if carries_samples(plan, route) else 0
     return Flow(
         name=route.name,
@@ -454,16 +469,16 @@ def _stays(plan: Plan, route: Route, giver: Component, taker: Component) -> bool
     workers, dispatch = giver.mesh.world_size, route.dispatch
     if giver.group != taker.group or workers == 1 or route.kind == "weights":
         return giver.group == taker.group and (workers == 1 or giver.mesh == taker.mesh)
-    source, target = plan.stage(route.source), plan.stage(route.target)
-    links = Links(giver.mesh, taker.mesh, 0, route.collect, source.execute, dispatch.mode, target.execute)
-    if target.execute == "first":
-        return links.speakers == 1 and links.rank_of(0) == 0
-    cut = shares(taker.mesh, target.execute, dispatch.mode, links.speakers)
-    if not links.speakers == cut == workers or dispatch.balance or dispatch.home:
+    flow = even_flow(plan, route, 0)
+    if flow.execute.is_single:
+        return flow.producers == 1 and flow.ranks_of(0, 0).first == (flow.producer_rank(0),)
+    cut = part_count(taker.mesh, flow.execute, flow.mode, flow.producers)
+    if not flow.producers == cut == workers or dispatch.balance or dispatch.home:
         return False
     # Ranks count two dims at most here, dp and fsdp, in one order or the other: where rank 1 is the same at
     # both ends, all are.
-    return links.voices.number(giver.mesh, 1) == (1 if target.execute == "peer" else links.share_of(1))
+    received = 1 if flow.execute.is_per_producer else flow.share_of(1)
+    return flow.producer_set.index_of(giver.mesh, 1) == received
 
 
 def _over(plan: Plan, giver: str, taker: str) -> Over:

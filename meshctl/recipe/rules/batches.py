@@ -17,9 +17,20 @@ from meshctl.recipe.rules.facts import LISTS, REDUCED, Facts, input_path
 from meshctl.recipe.rules.models import proposals
 from meshctl.recipe.stages import Times
 from meshctl.text.english import counted, listed
+from meshctl.topology.consumers import samples_by_rank
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch, heard_by, peer_span, shares, voices
-from meshctl.topology.partition import Table, shares_for
+from meshctl.topology.modes import (
+    COLLECT,
+    DISPATCH,
+    EXECUTE,
+    Dispatch,
+    RankSet,
+    part_count,
+    producer_set,
+    producers_of,
+    workers_of,
+)
+from meshctl.topology.samples import SampleTable
 
 FEW = 64
 """So many workers are looked at one by one."""
@@ -32,6 +43,11 @@ def collect_of(facts: Facts, stage: Stage) -> str:
 
 def execute_of(facts: Facts, stage: Stage) -> str:
     return stage.execute or facts.endpoint(stage).execute
+
+
+def _producers(facts: Facts, stage: Stage) -> RankSet:
+    """The ranks that produce a stage's value."""
+    return producer_set(COLLECT[collect_of(facts, stage)], EXECUTE[execute_of(facts, stage)])
 
 
 def dispatch_of(facts: Facts, stage: Stage, given: Input) -> Dispatch:
@@ -89,20 +105,16 @@ def _shares_of(facts: Facts, source: Stage, takers: Sequence[Stage]) -> Iterator
     """Of everybody who must get a sample."""
     mesh = facts.meshes.get(source.component)
     if source.is_source and mesh is not None and not source.dispatch.allow_empty:
-        yield Shares(source, voices(collect_of(facts, source), execute_of(facts, source)).count(mesh))
+        yield Shares(source, _producers(facts, source).count(mesh))
     if COLLECT[collect_of(facts, source)].join not in ("samples", "first"):
         return
     for stage in takers:
         theirs, dispatch = facts.meshes.get(stage.component), _lead_of(facts, stage)
         if theirs is not None and not dispatch.allow_empty and not dispatch.home:
-            speakers = (
-                voices(collect_of(facts, source), execute_of(facts, source)).count(mesh)
-                if mesh is not None
-                else 0
-            )
+            speakers = _producers(facts, source).count(mesh) if mesh is not None else 0
             execute = execute_of(facts, stage)
             if execute != "peer" or speakers:
-                yield Shares(stage, shares(theirs, execute, dispatch.mode, speakers))
+                yield Shares(stage, part_count(theirs, EXECUTE[execute], DISPATCH[dispatch.mode], speakers))
 
 
 def enough_samples(facts: Facts) -> Iterator[Diagnostic]:
@@ -148,7 +160,7 @@ def together(facts: Facts) -> Iterator[Diagnostic]:
             if mesh is None or given is None or execute_of(facts, stage) != "all":
                 continue
             dispatch = dispatch_of(facts, stage, given)
-            count = DISPATCH[dispatch.mode].shares(mesh)
+            count = DISPATCH[dispatch.mode].share_count(mesh)
             if groups < count <= source.samples and not (
                 dispatch.allow_empty or dispatch.split_groups or dispatch.home
             ):
@@ -197,7 +209,7 @@ def filled_pipelines(facts: Facts) -> Iterator[Diagnostic]:
             or not source.samples
         ):
             continue
-        if _lead_of(facts, stage).mode != "slice_dp":
+        if not DISPATCH[_lead_of(facts, stage).mode].is_by_data_rank:
             continue
         each = -(-source.samples // mesh.data_size)
         if mesh.data_size <= source.samples and each < mesh.size("pp"):
@@ -319,9 +331,7 @@ def _unlike(facts: Facts, stage: Stage, one: str, other: str) -> tuple[str, tupl
     stages = [facts.recipe.pipeline[name] for name in (one, other)]
     meshes = [facts.meshes.get(stage.component) for stage in stages]
     counts = [
-        voices(collect_of(facts, stage), execute_of(facts, stage)).count(mesh)
-        for stage, mesh in zip(stages, meshes, strict=True)
-        if mesh
+        _producers(facts, stage).count(mesh) for stage, mesh in zip(stages, meshes, strict=True) if mesh
     ]
     if len(counts) == 2 and counts[0] != counts[1]:
         spans = [
@@ -385,11 +395,7 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
             continue
         mode, source = _lead_of(facts, stage).mode, _before(facts, stage)
         givers = facts.meshes.get(source.component) if source else None
-        producers = (
-            voices(collect_of(facts, source), execute_of(facts, source)).count(givers)
-            if source and givers
-            else 0
-        )
+        producers = _producers(facts, source).count(givers) if source and givers else 0
         if (
             facts.join(stage) == "first"
             and _gives_batch(facts, stage)
@@ -420,13 +426,13 @@ def _alone(facts: Facts, stage: Stage, mesh: DeviceMesh, mode: str, producers: i
     """Whose samples a stage hands on that collects one worker's, where others get samples, too; empty where
     that worker gets them all."""
     execute = execute_of(facts, stage)
-    if execute == "all" and DISPATCH[mode].shares(mesh) > 1:
+    if execute == "all" and DISPATCH[mode].share_count(mesh) > 1:
         return "data rank 0" if mode == "slice_dp" else "one worker"
     if execute == "peer" and producers:
-        one = voices(collect_of(facts, stage)).rank(mesh, 0)
-        heard = heard_by(mesh, execute, producers, one)
-        span = peer_span(mesh.world_size, heard[0], producers) if heard else range(0)
-        several = sum(map(len, DISPATCH[mode].among(mesh, span))) > 1 if span else False
+        one = _producers(facts, stage).rank_at(mesh, 0)
+        heard = producers_of(mesh, EXECUTE[execute], producers, one)
+        span = workers_of(mesh, EXECUTE[execute], heard[0], producers) if heard else range(0)
+        several = sum(map(len, DISPATCH[mode].shares_of(mesh, span))) > 1 if span else False
         return "one worker" if len(heard) < producers or several else ""
     return ""
 
@@ -451,8 +457,8 @@ def _lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: str) 
     if mesh.world_size > FEW or producers > FEW:
         return ""
     each = range(mesh.world_size)
-    table = Table(tuple(tuple((producer, number) for number in each) for producer in range(producers)))
-    heard = shares_for("peer", Dispatch(mode, allow_empty=True), mesh, table)
+    table = SampleTable(tuple(tuple((producer, number) for number in each) for producer in range(producers)))
+    heard = samples_by_rank(EXECUTE["peer"], DISPATCH[mode], Dispatch(mode, allow_empty=True), mesh, table)
     times = Counter(
         sample
         for data_rank in range(mesh.data_size)

@@ -118,7 +118,7 @@ def readable_words(facts: Facts) -> Iterator[Diagnostic]:
 def _modes(endpoint: Endpoint) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     yield "dispatch", endpoint.dispatch, tuple(DISPATCH)
     yield "collect", endpoint.collect, tuple(COLLECT)
-    yield "execute", endpoint.execute, EXECUTE
+    yield "execute", endpoint.execute, tuple(EXECUTE)
 
 
 def known_parameters(facts: Facts) -> Iterator[Diagnostic]:

@@ -21,7 +21,7 @@ from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
 from meshctl.topology.allocation import Allocation, allocate, most_per_node
 from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT, Dispatch, voices
+from meshctl.topology.modes import COLLECT, EXECUTE, Dispatch, producer_set
 
 REDUCED = ("mean", "sum")
 """Collect modes whose value is numbers."""
@@ -163,12 +163,13 @@ class Facts:
     def join(self, stage: Stage) -> str:
         """Returns how the parts of a stage's value are joined; empty for a sync and an unknown mode."""
         mode = COLLECT.get(self.modes[stage.name].collect)
-        return mode.join if mode and stage.kind == "call" else ""
+        join = mode.join if mode and stage.kind == "call" else ""
+        return join if isinstance(join, str) else ""
 
     def producers(self, stage: Stage) -> int:
         """Returns the number of producer ranks of a stage's value; 0 where its mesh is not known."""
         mesh, modes = self.meshes.get(stage.component), self.modes[stage.name]
-        return voices(modes.collect, modes.execute).count(mesh) if mesh else 0
+        return producer_set(COLLECT[modes.collect], EXECUTE[modes.execute]).count(mesh) if mesh else 0
 
     def lead_input(self, stage: Stage) -> Input | None:
         """Returns the input that determines order and shares of the others: the first that is, or may be, a

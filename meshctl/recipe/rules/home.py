@@ -103,7 +103,7 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
     if mesh is None or home_mesh is None or mode is None or execute == "first":
         return
     is_spread = facts.join(made) == "samples" and facts.modes[made.name].execute != "first"
-    ranks, shares = home_mesh.data_size if is_spread else 1, mode.shares(mesh)
+    ranks, shares = home_mesh.data_size if is_spread else 1, mode.share_count(mesh)
     says = facts.key("components", maker).with_word(f"`{maker}` has {counted(ranks, 'data rank')}")
     if ranks < home_mesh.data_size:
         says = facts.key("pipeline", made.name).with_word("one worker gives its samples")

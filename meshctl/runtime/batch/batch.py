@@ -23,7 +23,7 @@ from torch import Tensor
 
 from meshctl.runtime.batch import tensordict
 from meshctl.runtime.batch.ids import grid_of, ids_of
-from meshctl.topology.partition import Grid
+from meshctl.topology.samples import Grid
 
 
 class BatchError(ValueError):

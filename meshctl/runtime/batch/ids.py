@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from meshctl.topology.partition import Grid
+from meshctl.topology.samples import Grid
 
 
 def grid_of(ids: Tensor) -> Grid | None:

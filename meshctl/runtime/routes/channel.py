@@ -45,9 +45,11 @@ from meshctl.runtime.routes.rows import Piece, fill, picked, room
 from meshctl.runtime.transports.allgather import exchange
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.data_plane import Held, PeerLost, Transport, flat, tensor_of
+from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
+from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT, DISPATCH, Id, Route, RouteError, speakers
-from meshctl.topology.partition import Hearing, Run, align, hearing, name_of, parts_for
+from meshctl.topology.modes import Route, producer_set
+from meshctl.topology.samples import Id, RouteError, Run, align, sample_name
 
 VALUES, TABLES, HOPS, WRITTEN, PASSED = range(5)
 """The lanes of a route: values; tables within a side; a hop beside the values (an alignment's second, layouts
@@ -97,8 +99,10 @@ class Channel:
         self._giver, self._taker = giver, taker
         self._transport = transport
         self._lane = lane
-        self._speakers = speakers(giver.mesh, route.collect, giver.execute)
-        self._join = COLLECT[route.collect].join
+        collect = collect_mode(route.collect)
+        self._dispatch, self._execute = dispatch_mode(route.dispatch.mode), execute_mode(taker.execute)
+        self._speakers = producer_set(collect, execute_mode(giver.execute)).ranks(giver.mesh)
+        self._join = collect.join
         self._places = tuple(giver.first_place + speaker for speaker in self._speakers)
         """Of the speakers."""
         self._number = {rank: number for number, rank in enumerate(self._speakers)}
@@ -113,9 +117,14 @@ class Channel:
         self._last: tuple[tuple[Form | None, ...], Cut] | None = None
         """The outline of the last table, and its parts: those of the next one are mostly the same."""
 
+    @property
+    def cuts_samples(self) -> bool:
+        """Whether different ranks may receive different samples."""
+        return self._dispatch.cuts_samples
+
     @cached_property
-    def _hearing(self) -> Hearing:
-        return hearing(self._taker.mesh, self._taker.execute, self.route.dispatch.mode, len(self._speakers))
+    def _hearing(self) -> ConsumerParts:
+        return consumer_parts(self._taker.mesh, self._execute, self._dispatch, len(self._speakers))
 
     def _speaking(self, speaker: int) -> int:
         """The place of a speaker."""
@@ -161,7 +170,7 @@ class Channel:
         layout = layout_of(self._seed, table)
         said = self._said(rows, layout)
         try:
-            for part, teller in enumerate(self._hearing.tellers):
+            for part, teller in enumerate(self._hearing.leaders):
                 head = {"layout": layout, "table": table} if teller == me else {"layout": layout}
                 if said is not None:
                     self._give_part(said, head, part, value, me)
@@ -192,7 +201,7 @@ class Channel:
             raise RouteError(
                 f"`{self.route.source}` gave {'None' if value is None else f'a {type(value).__name__}'}; {how}"
             )
-        if not isinstance(value, Batch) or self._join == "list":
+        if not isinstance(value, Batch) or self._join == "list" or callable(self._join):
             return Row(value=value, weight=weight)
         if self._join in ("mean", "sum"):
             raise RouteError(
@@ -246,7 +255,7 @@ class Channel:
     def _together(self, said: Said, part: int) -> Mapping[str, Sequence[Any]] | None:
         """The columns of a part that several speakers write into one frame: where all, and all who get it,
         share memory, and these could not map them as they lie."""
-        teller, has = self._hearing.tellers[part], said.cut.speakers[part]
+        teller, has = self._hearing.leaders[part], said.cut.speakers[part]
         if len(has) < 2 or said.rows[teller].form is None or not self._share_memory(part, has):
             return None
         schema = said.schema_of(part)
@@ -257,7 +266,7 @@ class Channel:
         the same frame."""
         found = self._near.get((part, has))
         if found is None:
-            speakers, hearers = (self._hearing.tellers[part], *has), self._hearing.ranks[part]
+            speakers, hearers = (self._hearing.leaders[part], *has), self._hearing.ranks[part]
             nodes = {self._giver.node_of(self._speakers[speaker]) for speaker in speakers} | set(
                 map(self._taker.node_of, hearers)
             )
@@ -278,7 +287,7 @@ class Channel:
         me: int,
         schema: Mapping[str, Sequence[Any]],
     ) -> None:
-        teller, has = self._hearing.tellers[part], said.cut.speakers[part]
+        teller, has = self._hearing.leaders[part], said.cut.speakers[part]
         hearers = [self._taker.first_place + rank for rank in self._hearing.ranks[part]]
         pieces = said.cut.share(part, me).pieces
         if me == teller:
@@ -314,7 +323,7 @@ class Channel:
     def take(self, rank: int) -> Taken:
         """This rank's share of the next value; for a batch, in sample order."""
         part = self._hearing.part_of[rank]
-        teller = self._hearing.tellers[part]
+        teller = self._hearing.leaders[part]
         heard = self._receive(rank, part, teller)
         table: Any = heard.get("table") if isinstance(heard, dict) else None
         rows = rows_in(table, len(self._speakers))
@@ -324,7 +333,7 @@ class Channel:
         self._check(heard, layout, teller)
         said = self._said(rows, layout)
         if said is None:
-            kept = [rows[speaker] for speaker in self._hearing.speakers[part]]
+            kept = [rows[speaker] for speaker in self._hearing.producers[part]]
             return Taken(
                 END
                 if kept[0].ended
@@ -406,7 +415,11 @@ class Channel:
         if outline is not None and self._last and self._last[0] == outline:
             return Said(rows, self._last[1], layout)
         try:
-            cut = Cut(parts_for(self._taker.execute, self.route.dispatch, self._taker.mesh, table_of(rows)))
+            cut = Cut(
+                parts_for(
+                    self._execute, self._dispatch, self.route.dispatch, self._taker.mesh, table_of(rows)
+                )
+            )
         except RouteError as error:
             raise RouteError(f"`{self.route.source}` gives stage `{self.route.target}` {error}") from None
         if outline is not None:
@@ -440,10 +453,10 @@ class Channel:
         everybody = {id for ids in wanted.values() for id in ids}
         align(sorted(everybody), said.table)  # says which one is missing
         if extra := {id for ids in held.values() for id in ids} - everybody:
-            raise RouteError(f"sample {name_of(min(extra))} is missing in the first input")
+            raise RouteError(f"sample {sample_name(min(extra))} is missing in the first input")
         if all(set(held[r]) == set(wanted[r]) for r in wanted):
             return _ordered(batch, held[rank], wanted[rank])
-        if self._taker.execute == "peer":
+        if self._execute.is_per_producer:
             raise RouteError("inputs of a stage with `execute: peer` must come from the same ranks")
         return self._second_hop(batch, said, held, wanted, rank)
 
@@ -455,8 +468,8 @@ class Channel:
         wanted: Mapping[int, Sequence[Id]],
         rank: int,
     ) -> Batch:
-        mode, mesh = DISPATCH[self.route.dispatch.mode], self._taker.mesh
-        peers = [mode.holder(mesh, rank, share) for share in range(mode.shares(mesh))]
+        mode, mesh = self._dispatch, self._taker.mesh
+        peers = [mode.counterpart(mesh, rank, share) for share in range(mode.share_count(mesh))]
         for peer in peers:
             asked = set(wanted[peer])
             if peer != rank and (rows := [index for index, id in enumerate(held[rank]) if id in asked]):
@@ -490,7 +503,7 @@ class Channel:
 class Wanted:
     """Which samples every rank of a component has of one input."""
 
-    hearing: Hearing
+    hearing: ConsumerParts
     said: Said
 
     @cached_property
@@ -524,8 +537,8 @@ def _assembled(
         starts[speaker], at = at, at + len(parts[speaker])
     rows = list[int]()
     for run in samples:
-        rows += range(starts[run.speaker], starts[run.speaker] + len(run))
-        starts[run.speaker] += len(run)
+        rows += range(starts[run.producer], starts[run.producer] + len(run))
+        starts[run.producer] += len(run)
     return whole if rows == list(range(len(rows))) else whole.take(rows)
 
 
@@ -536,9 +549,13 @@ def _ordered(batch: Batch, held: Sequence[Id], wanted: Sequence[Id]) -> Batch:
     return batch.take([where[id] for id in wanted])
 
 
-def join(how: str, parts: Sequence[tuple[Any, float]], route: Route) -> Any:
+def join(
+    how: str | Callable[[Sequence[tuple[Any, float]]], Any], parts: Sequence[tuple[Any, float]], route: Route
+) -> Any:
     """The value of a stage from its speakers' (value, weight), in their order."""
     values = [value for value, _ in parts]
+    if callable(how):
+        return how(parts)
     if how == "first":
         return values[0]
     if how == "list":

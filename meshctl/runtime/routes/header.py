@@ -28,8 +28,8 @@ from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.rows import Piece, dtype_of, kind_of, packed, pieces_of
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, fits, not_sent, unpack
 from meshctl.runtime.transports.buffers.memcpy import is_mappable
-from meshctl.topology.modes import Dispatch, Id
-from meshctl.topology.partition import Grid, Run, Table
+from meshctl.topology.modes import Dispatch
+from meshctl.topology.samples import Grid, Id, Run, SampleTable
 
 FORMS = 64
 """How many forms are kept."""
@@ -323,12 +323,14 @@ def outline_of(rows: Sequence[Row]) -> tuple[Form | None, ...] | None:
     return tuple([row.form for row in rows])
 
 
-def table_of(rows: Sequence[Row]) -> Table:
+def table_of(rows: Sequence[Row]) -> SampleTable:
     """The table of a batch. A speaker whose stream ended has no samples."""
     forms = [row.form for row in rows if row.form]
     lengths = None if forms[0].lengths is None else tuple([_numbers(row, "lengths") for row in rows])
     homes = None if forms[0].homes is None else tuple([_numbers(row, "homes") for row in rows])
-    return Table(tuple([_ids(row) for row in rows]), lengths, homes, max([form.groups for form in forms]))
+    return SampleTable(
+        tuple([_ids(row) for row in rows]), lengths, homes, max([form.groups for form in forms])
+    )
 
 
 def _ids(row: Row) -> Sequence[Id]:
@@ -360,7 +362,7 @@ class Cut:
     @cached_property
     def speakers(self) -> list[tuple[int, ...]]:
         """Per part, who has some of it."""
-        return [tuple(sorted({run.speaker for run in part})) for part in self.parts]
+        return [tuple(sorted({run.producer for run in part})) for part in self.parts]
 
     @cached_property
     def counts(self) -> list[int]:
@@ -396,7 +398,7 @@ class Said:
     """The digest that every frame of this step has."""
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> SampleTable:
         return table_of(self.rows)
 
     @property
@@ -439,7 +441,7 @@ class Said:
     def _rows_of(self, part: int, tensors: Sequence[Tensor]) -> Tensor:
         """The rows of a part, in its order, of a tensor that each speaker has."""
         if len(self.parts[part]) <= FEW:
-            return torch.cat([tensors[run.speaker][run.start : run.stop] for run in self.parts[part]])
+            return torch.cat([tensors[run.producer][run.start : run.stop] for run in self.parts[part]])
         return torch.cat([tensors[speaker] for speaker in self.cut.speakers[part]])[self._index(part)]
 
     def _index(self, part: int) -> Tensor:

@@ -41,7 +41,8 @@ from meshctl.runtime.routes.header import Said
 from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, pack, ragged, unpack
 from meshctl.runtime.transports.data_plane import Transport
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Id, Route, RouteError
+from meshctl.topology.modes import Route
+from meshctl.topology.samples import Id, RouteError
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -246,9 +247,9 @@ class Replayed(Channel):
         said = self._said([self._row(value, weight) for value, weight in self._given], 0)
         part = self._hearing.part_of[rank]
         if said is None:
-            heard = [self._given[speaker] for speaker in self._hearing.speakers[part]]
+            heard = [self._given[speaker] for speaker in self._hearing.producers[part]]
             return Taken(END if heard[0][0] is END else join(self._join, heard, self.route))
-        runs = [self._given[run.speaker][0].take(range(run.start, run.stop)) for run in said.parts[part]]
+        runs = [self._given[run.producer][0].take(range(run.start, run.stop)) for run in said.parts[part]]
         batch = Batch.concat(runs or [self._batches()[0].take([])])
         batch.most = said.cut.most
         return Taken(batch, said)

@@ -20,7 +20,7 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.transports.buffers.frames import FrameError, on_device
 from meshctl.runtime.transports.buffers.memcpy import by_libc, is_plain
-from meshctl.topology.partition import Run
+from meshctl.topology.samples import Run
 
 SMALL = 1 << 10
 """Bytes of a row below which many of them are picked by an index."""
@@ -41,7 +41,7 @@ def pieces_of(part: Sequence[Run], speaker: int) -> list[Piece]:
     """What a speaker has of a part."""
     found, at = [], 0
     for run in part:
-        if run.speaker == speaker:
+        if run.producer == speaker:
             found.append(Piece(at, run.start, run.stop))
         at += len(run)
     return found

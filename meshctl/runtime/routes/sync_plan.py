@@ -22,7 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from meshctl.topology.modes import RouteError
+from meshctl.topology.samples import RouteError
 
 BUCKET = 128 << 20
 """Bytes of a bucket at most: a box that is larger is cut, and who takes it puts it together."""

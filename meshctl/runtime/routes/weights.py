@@ -47,7 +47,8 @@ from meshctl.runtime.transports.buffers.caching_allocator import Warm
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, on_device, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.data_plane import UNBOUND, Delivery, Held, Loan, Transport
-from meshctl.topology.modes import Route, RouteError
+from meshctl.topology.modes import Route
+from meshctl.topology.samples import RouteError
 
 Arrived = list[tuple[Box, Tensor]]
 """What came of one item: parts, or the whole."""

@@ -18,11 +18,12 @@ from meshctl.plan.views.rank_selection import RankRoute, RankZoom
 from meshctl.plan.views.selection import of_component, of_dim, of_node, of_rank
 from meshctl.plan.views.topology import ZoomError, topology
 from meshctl.topology.flows import Ranks
-from meshctl.topology.mesh import DIMS, DeviceMesh, share
-from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route, speakers, voices
-from meshctl.topology.partition import Table, shares_for
+from meshctl.topology.mesh import DIMS, DeviceMesh, even_split
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route
+from meshctl.topology.samples import SampleTable
 from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
 from tests.plan.views.test_topology import plan_of
+from tests.topology.meshes import producer_ranks, samples_by_rank
 
 JOINING = [name for name, mode in COLLECT.items() if mode.join in ("samples", "first")]
 ORDERS = [DIMS, DIMS, ("fsdp", "pp", "dp", "cp", "tp"), ("tp", "dp", "pp", "fsdp", "cp")]
@@ -42,8 +43,8 @@ def routed(draw: st.DrawFn) -> Plan:
     giver, taker = draw(meshes()), draw(meshes())
     collect, called, execute = (
         draw(st.sampled_from(JOINING)),
-        draw(st.sampled_from(EXECUTE)),
-        draw(st.sampled_from(EXECUTE)),
+        draw(st.sampled_from(sorted(EXECUTE))),
+        draw(st.sampled_from(sorted(EXECUTE))),
     )
     dispatch = Dispatch(draw(st.sampled_from(sorted(DISPATCH))), allow_empty=True)
     groups = (Group("a", "cpu", giver.world_size, 0), Group("b", "cpu", taker.world_size, giver.world_size))
@@ -71,11 +72,11 @@ def runs(numbers: list[int]) -> set[tuple[int, int]]:
 def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
     (route,), source, target = plan.routes, plan.stage("s"), plan.stage("t")
     giver, taker = plan.component("x").mesh, plan.component("y").mesh
-    who = speakers(giver, source.collect, source.execute)
-    held = [share(source.samples, len(who), number) for number in range(len(who))]
-    table = Table(tuple(tuple((n,) for n in mine) for mine in held))
+    who = producer_ranks(giver, source.collect, source.execute)
+    held = [even_split(source.samples, len(who), number) for number in range(len(who))]
+    table = SampleTable(tuple(tuple((n,) for n in mine) for mine in held))
     heard: dict[int, dict[int, list[int]]] = {rank: {} for rank in range(taker.world_size)}
-    for rank, samples in shares_for(target.execute, route.dispatch, taker, table).items():
+    for rank, samples in samples_by_rank(target.execute, route.dispatch, taker, table).items():
         for speaker, index in samples:
             heard[rank].setdefault(who[speaker], []).append(held[speaker][index])
     drawn = topology(plan)
@@ -116,7 +117,7 @@ def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(
         for group in each.groups:
             for rank in range(group.workers):
                 for route in of_rank(each, drawn, group.name, rank).routes:
-                    for exchange in (one for one in route.exchanges if one.ranks.whole):
+                    for exchange in (one for one in route.exchanges if one.ranks.is_whole):
                         others = {(route.other_group, other) for other in exchange.ranks.first}
                         nodes = {each.node_of(*other) for other in others} | {each.node_of(group.name, rank)}
                         direct = {group.device_type, each.group(route.other_group).device_type} == {"cuda"}
@@ -268,7 +269,11 @@ def test_its_groups_and_neighbours_are_those_of_its_meshes(mesh: DeviceMesh, dat
         mesh.data_rank(rank),
         mesh.data_size,
     )
-    assert mine.speaks == (rank in mesh.collect_ranks()) == (voices("flatten").number(mesh, rank) is not None)
+    assert (
+        mine.speaks
+        == (rank in mesh.collect_ranks())
+        == (COLLECT["flatten"].producers.index_of(mesh, rank) is not None)
+    )
     for peers in mine.peers:
         members = mesh.ranks_along(peers.dim, rank)
         assert (

@@ -17,9 +17,9 @@ from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stag
 from meshctl.plan.resolve import resolve
 from meshctl.plan.views.topology import NodeKind, Topology, Warning, topology
 from meshctl.recipe.load import load
-from meshctl.topology.flows import Links
+from meshctl.topology.flows import EvenFlow
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Dispatch, Route
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route
 from meshctl.view.pictures.json import draw
 from tests.paths import PLAN_GOLDEN, RECIPE_GOLDEN
 from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
@@ -282,8 +282,12 @@ def test_a_route_stays_in_its_processes_where_every_link_leads_from_a_rank_to_it
         flow, weights = topology(
             replace(across, groups=(Group("a", "cpu", 6, 0),), components=components)
         ).routes
-        links = Links(giver, taker, 36, collect, "all", mode, execute)
-        pairs = {(links.rank_of(speaker), rank) for rank in range(6) for speaker in links.hears(rank)}
+        links = EvenFlow(giver, taker, 36, COLLECT[collect], EXECUTE["all"], DISPATCH[mode], EXECUTE[execute])
+        pairs = {
+            (links.producer_rank(producer), rank)
+            for rank in range(6)
+            for producer in links.producers_of(rank)
+        }
         assert (flow.over == "process") == all(source == target for source, target in pairs), (giver, taker)
         assert (weights.over == "process") == (giver == taker)
 

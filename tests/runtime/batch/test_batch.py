@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged, identify
-from meshctl.topology.partition import Grid
+from meshctl.topology.samples import Grid
 
 
 def batch(count: int = 4) -> Batch:

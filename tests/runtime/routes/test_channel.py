@@ -23,9 +23,10 @@ from meshctl.runtime.routes.channel import Channel, Party
 from meshctl.runtime.transports.data_plane import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import DISPATCH, EXECUTE, Dispatch, Id, Route, RouteError
-from meshctl.topology.partition import Table, parts_for, shares_for
+from meshctl.topology.modes import DISPATCH, EXECUTE, Dispatch, Route
+from meshctl.topology.samples import Id, RouteError, SampleTable
 from tests.runtime.routes.test_rows import DTYPES, alike
+from tests.topology.meshes import parts_for, samples_by_rank
 
 Work = Callable[[Channel, int], Any]
 
@@ -133,7 +134,7 @@ CASES = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     st.sampled_from(MESHES),
     st.sampled_from(MESHES),
     st.sampled_from(sorted(DISPATCH)),
-    st.sampled_from(EXECUTE),
+    st.sampled_from(sorted(EXECUTE)),
     st.sampled_from(["", "tokens"]),
     st.sampled_from([0, 1, 1 << 16]),
     st.sampled_from([1, 2]),
@@ -160,10 +161,10 @@ def test_every_taker_gets_its_samples_as_they_were(
     batches = [batch_of(ids, kinds, dtype, depth) for ids in held]
     dispatch = Dispatch(mode, balance, allow_empty=True)
     lengths = tuple(tuple(batch.lengths.tolist()) for batch in batches) if balance else None
-    table = Table(tuple(map(tuple, held)), lengths)
+    table = SampleTable(tuple(map(tuple, held)), lengths)
     wanted = {
         rank: [held[speaker][row] for speaker, row in mine]
-        for rank, mine in shares_for(execute, dispatch, takers, table).items()
+        for rank, mine in samples_by_rank(execute, dispatch, takers, table).items()
     }
     most = max(sum(map(len, part)) for part in parts_for(execute, dispatch, takers, table))
 

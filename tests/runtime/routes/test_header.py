@@ -32,8 +32,9 @@ from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.data_plane import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Dispatch, Route, RouteError
-from meshctl.topology.partition import Grid, Run, parts_for
+from meshctl.topology.modes import Dispatch, Route
+from meshctl.topology.samples import Grid, RouteError, Run
+from tests.topology.meshes import parts_for
 
 BATCH = Batch(
     {"x": torch.arange(4.0), "r": Ragged.of([torch.ones(n) for n in range(4)]), "t": list("abcd")},

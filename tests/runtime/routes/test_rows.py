@@ -25,7 +25,7 @@ from meshctl.runtime.routes.rows import (
     schema_of,
 )
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
-from meshctl.topology.partition import Grid, Run
+from meshctl.topology.samples import Grid, Run
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -132,7 +132,7 @@ def test_what_several_write_into_one_frame_is_their_rows_in_order(
         order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed)).tolist()
         held.append(model.take(order))
     whole = Batch.concat(held)
-    expected = whole.take([run.speaker * ROWS + row for run in part for row in range(run.start, run.stop)])
+    expected = whole.take([run.producer * ROWS + row for run in part for row in range(run.start, run.stop)])
     schema, lengths = schema_of(model), lengths_of(expected)
     frame = Frame(room(schema, len(expected), lengths, expected.ids, 1))
     memory = frame.write(torch.full((frame.nbytes,), 0x55, dtype=torch.uint8))

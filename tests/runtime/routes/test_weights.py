@@ -22,8 +22,9 @@ from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.data_plane import Loan, PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
-from meshctl.topology.mesh import DeviceMesh, share
-from meshctl.topology.modes import Route, RouteError
+from meshctl.topology.mesh import DeviceMesh, even_split
+from meshctl.topology.modes import Route
+from meshctl.topology.samples import RouteError
 
 SHAPES = {
     "embedding": (7, 5),
@@ -94,8 +95,8 @@ class Layout:
             return whole
         ranges = [range(size) for size in whole.shape]
         if ranges:
-            ranges[-1] = share(len(ranges[-1]), self.tp, tp)
-            part = share(len(ranges[0]), self.fsdp, fsdp)
+            ranges[-1] = even_split(len(ranges[-1]), self.tp, tp)
+            part = even_split(len(ranges[0]), self.fsdp, fsdp)
             ranges[0] = ranges[0][part.start : part.stop]
         return Shard(whole, Box(tuple(r.start for r in ranges), tuple(map(len, ranges))))
 

@@ -20,11 +20,12 @@ import pytest
 from meshctl.plan.model import Plan
 from meshctl.plan.views.topology import Topology, carries_samples, topology
 from meshctl.topology.cluster import Cluster
-from meshctl.topology.mesh import DeviceMesh, share
-from meshctl.topology.modes import Route, heard_by, speakers
-from meshctl.topology.partition import Table, shares_for
+from meshctl.topology.mesh import DeviceMesh, even_split
+from meshctl.topology.modes import Route
+from meshctl.topology.samples import SampleTable
 from meshctl.view.pictures import html, svg
 from tests.plan.jobs import DeviceType, of_types
+from tests.topology.meshes import producer_ranks, producers_of, samples_by_rank
 from tests.view.pictures.jobs import sixteen
 from tests.view.pictures.plans import (
     ODD,
@@ -230,22 +231,24 @@ def exchanged(plan: Plan, route: Route, total: int) -> tuple[Partners, Partners]
     if route.kind == "weights":
         pairs = set(product(range(giver.world_size), range(taker.world_size)))
     else:
-        said = speakers(giver, route.collect, source.execute)
+        said = producer_ranks(giver, route.collect, source.execute)
         carries = carries_samples(plan, route)
         if carries and not (route.dispatch.balance or route.dispatch.home):
-            table = Table(
-                tuple(tuple((id,) for id in share(total, len(said), number)) for number in range(len(said)))
+            table = SampleTable(
+                tuple(
+                    tuple((id,) for id in even_split(total, len(said), number)) for number in range(len(said))
+                )
             )
             dispatch = type(route.dispatch)(route.dispatch.mode, allow_empty=True)
-            cut = shares_for(target.execute, dispatch, taker, table)
+            cut = samples_by_rank(target.execute, dispatch, taker, table)
             pairs = {(said[speaker], rank) for rank, mine in cut.items() for speaker, _ in mine}
         else:
-            held = [share(total, len(said), number) for number in range(len(said))]
+            held = [even_split(total, len(said), number) for number in range(len(said))]
             silent = {number for number, mine in enumerate(held) if not mine} if carries else set()
             pairs = {
                 (said[speaker], rank)
                 for rank in range(taker.world_size)
-                for speaker in heard_by(taker, target.execute, len(said), rank)
+                for speaker in producers_of(taker, target.execute, len(said), rank)
                 if speaker not in silent
             }
     for gave, took in pairs:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
 from meshctl.runtime.transports.buffers.memcpy import by_libc, is_plain
-from meshctl.topology.partition import Grid
+from meshctl.topology.samples import Grid
 
 MAGIC = b"MSH2"
 ALIGN = 64

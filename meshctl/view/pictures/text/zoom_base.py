@@ -40,7 +40,7 @@ def ranks_of(ranks: Ranks) -> str:
     if ranks.count > MANY and ranks.stride == 1:
         return f"{ranks.first[0]}-{ranks.last}"
     named = " ".join(map(str, ranks.first))
-    return named if ranks.whole else f"{named} {ELLIPSIS} {ranks.last}"
+    return named if ranks.is_whole else f"{named} {ELLIPSIS} {ranks.last}"
 
 
 def run_of(numbers: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of, pack, unpack
-from meshctl.topology.partition import Grid
+from meshctl.topology.samples import Grid
 from tests.runtime.hostile import ext, framed, frames, inside, real, tensors_in
 
 plain = st.recursive(

@@ -1,0 +1,117 @@
+"""Which ranks of a called component receive which part of a batch, and from which producers.
+
+Ranks that receive the same samples form one part. `consumer_parts` is what does not depend on the samples;
+`parts_for` are the samples of each part in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, DispatchMode, ExecuteMode, producers_of, workers_of
+from meshctl.topology.samples import RouteError, Run, SampleTable, in_sample_order
+
+
+@dataclass(frozen=True)
+class ConsumerParts:
+    """The parts of a route as far as they do not depend on the samples."""
+
+    ranks: tuple[tuple[int, ...], ...]
+    """Per part, the ranks of the called component that receive it."""
+    producers: tuple[range, ...]
+    """Per part, the producers, by index, whose samples it may hold."""
+
+    @cached_property
+    def part_of(self) -> Mapping[int, int]:
+        """Rank -> its part. Ranks that are not called are absent."""
+        return {rank: part for part, ranks in enumerate(self.ranks) for rank in ranks}
+
+    @cached_property
+    def leaders(self) -> tuple[int, ...]:
+        """Per part, the producer that sends the sample table to the consumers. Parts are spread over their
+        producers as samples are."""
+        parts_with: dict[range, list[int]] = {}
+        for part, producers in enumerate(self.producers):
+            parts_with.setdefault(producers, []).append(part)
+        leader = {
+            part: producers[index * len(producers) // len(parts)]
+            for producers, parts in parts_with.items()
+            for index, part in enumerate(parts)
+        }
+        return tuple(leader[part] for part in range(len(self.ranks)))
+
+
+@cache
+def consumer_parts(
+    mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, producers: int
+) -> ConsumerParts:
+    """Groups the called ranks of a component: ranks of one part have the same producers and receive the same
+    share of their samples."""
+    found: dict[tuple[int, range], list[int]] = {}
+    for rank in execute.workers.ranks(mesh):
+        share = 0 if execute.is_single else mode.share_of(mesh, rank)
+        found.setdefault((share, producers_of(mesh, execute, producers, rank)), []).append(rank)
+    ordered = sorted(found, key=lambda key: (key[0], key[1].start))
+    return ConsumerParts(tuple(tuple(found[key]) for key in ordered), tuple(range for _, range in ordered))
+
+
+def parts_for(
+    execute: ExecuteMode, mode: DispatchMode, options: Dispatch, mesh: DeviceMesh, table: SampleTable
+) -> Sequence[Sequence[Run]]:
+    """The samples of each part of `consumer_parts`, in sample order."""
+    if execute.is_single:
+        return [table.in_order]
+    if execute.is_per_producer:
+        return _parts_per_producer(execute, mode, options, mesh, table)
+    return _partitioned(mode, table, mode.share_count(mesh), options)
+
+
+def _partitioned(
+    mode: DispatchMode, table: SampleTable, parts: int, options: Dispatch
+) -> Sequence[Sequence[Run]]:
+    """`mode.partition`, checked: a user may have written it."""
+    shares = mode.partition(table, parts, options)
+    if len(shares) != parts:
+        raise RouteError(f"the dispatch mode `{options.mode}` gave {len(shares)} shares instead of {parts}")
+    if not mode.is_even:
+        for producer, start, stop in (run for share in shares for run in share):
+            if not (0 <= producer < len(table.ids) and 0 <= start < stop <= len(table.ids[producer])):
+                wrong = f"samples {start} to {stop} of producer {producer}"
+                raise RouteError(f"the dispatch mode `{options.mode}` gave {wrong}, which do not exist")
+        if not options.allow_empty and not all(shares):
+            raise RouteError(
+                f"the dispatch mode `{options.mode}` left a share of {table.total} samples empty"
+            )
+    return shares
+
+
+def _parts_per_producer(
+    execute: ExecuteMode, mode: DispatchMode, options: Dispatch, mesh: DeviceMesh, table: SampleTable
+) -> list[list[Run]]:
+    """Each producer's samples, dispatched over its own workers."""
+    consumers = consumer_parts(mesh, execute, mode, len(table.ids))
+    found: list[list[Run]] = [[] for _ in consumers.ranks]
+    for producer in range(len(table.ids)):
+        ranks = workers_of(mesh, execute, producer, len(table.ids))
+        alone = replace(table, ids=tuple(ids if i == producer else () for i, ids in enumerate(table.ids)))
+        present = [share for run in mode.shares_of(mesh, ranks) for share in run]
+        shares = _partitioned(mode, alone, len(present), options)
+        for part in sorted({consumers.part_of[rank] for rank in ranks}):
+            found[part] += shares[present.index(mode.share_of(mesh, consumers.ranks[part][0]))]
+    return [in_sample_order(part, table) for part in found]
+
+
+def samples_by_rank(
+    execute: ExecuteMode, mode: DispatchMode, options: Dispatch, mesh: DeviceMesh, table: SampleTable
+) -> dict[int, list[tuple[int, int]]]:
+    """Rank of the called component -> the (producer, index) of its samples, in sample order. Ranks that are
+    not called are absent."""
+    consumers = consumer_parts(mesh, execute, mode, len(table.ids))
+    parts = [
+        [(run.producer, index) for run in part for index in range(run.start, run.stop)]
+        for part in parts_for(execute, mode, options, mesh, table)
+    ]
+    return {rank: parts[part] for rank, part in sorted(consumers.part_of.items())}

@@ -1,0 +1,216 @@
+"""The samples of one step: their ids, and which producer of a route holds which of them.
+
+A sample's id is a tuple of integers: (17,) for sample 17, and (17, 3) for the fourth sample made from it.
+Sample order is the order of ids. Neighbouring samples move together: a part of a batch is a list of `Run`s,
+and ids that are numbered evenly are a `Grid`, which is never listed. An even batch therefore costs the same
+whatever its number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple, overload
+
+Id = tuple[int, ...]
+
+
+class RouteError(ValueError):
+    """Samples that cannot be partitioned as the recipe asks. The message has the numbers; the caller adds the
+    route and the step."""
+
+
+class Run(NamedTuple):
+    """Neighbouring samples of one producer's batch."""
+
+    producer: int
+    """The producer's index among the producers of the route."""
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Grid(Sequence[Id]):
+    """Ids that count through a box, the last number fastest: `Grid(17, (2, 2))` is (17, 0) (17, 1) (18, 0)
+    (18, 1)."""
+
+    start: int
+    """The first number of the first id. Its other numbers are 0."""
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def first(self) -> Id:
+        return self.start, *(0 for _ in self.shape[1:])
+
+    @property
+    def last(self) -> Id:
+        return self.start + self.shape[0] - 1, *(size - 1 for size in self.shape[1:])
+
+    @overload
+    def __getitem__(self, index: int) -> Id: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Id, ...]: ...
+    def __getitem__(self, index: int | slice) -> Id | tuple[Id, ...]:
+        if isinstance(index, slice):
+            return tuple(self[each] for each in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        rest, digits = index % len(self), list[int]()
+        for size in reversed(self.shape):
+            rest, digit = divmod(rest, size)
+            digits.append(digit)
+        digits[-1] += self.start
+        return tuple(reversed(digits))
+
+
+@dataclass(frozen=True)
+class SampleTable:
+    """What the producers of a route hold in one step. Producers and consumers partition a batch by this table
+    alone, so every rank computes the same parts without a coordinator."""
+
+    ids: tuple[Sequence[Id], ...]
+    """Per producer, the ids of its samples in the order of its batch."""
+    lengths: tuple[Sequence[int], ...] | None = None
+    """Per producer, the number of tokens of each sample, as sequences or integer arrays. Only where the
+    dispatch balances tokens."""
+    homes: tuple[Sequence[int], ...] | None = None
+    """Per producer, the data rank that each sample returns to. Only where the dispatch has a `home`."""
+    group_depth: int = 0
+    """How many leading numbers of an id are its `group_id`. 0 where samples belong to no group."""
+
+    @property
+    def total(self) -> int:
+        return sum(map(len, self.ids))
+
+    @cached_property
+    def in_order(self) -> tuple[Run, ...]:
+        """All samples, in sample order."""
+        if self._is_even:
+            return tuple(Run(producer, 0, len(ids)) for producer, ids in enumerate(self.ids) if len(ids))
+        return tuple(merge_runs(sample_order(self)))
+
+    @cached_property
+    def _is_even(self) -> bool:
+        """Whether each producer holds a grid whose ids follow those of the producer before it."""
+        filled = [ids for ids in self.ids if len(ids)]
+        grids = [ids for ids in filled if isinstance(ids, Grid)]
+        return len(grids) == len(filled) and all(one.last < other.first for one, other in pairwise(grids))
+
+    def group_size(self, depth: int) -> int:
+        """The number of samples in each group of `depth` leading numbers, where all groups have the same
+        size. 1 for depth 0, and 0 where sizes differ or are not known."""
+        if not depth:
+            return 1
+        filled = [ids for ids in self.ids if len(ids)]
+        sizes = {prod(ids.shape[depth:]) if isinstance(ids, Grid) else 0 for ids in filled}
+        if not sizes:
+            return 1
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def ids_of(self, part: Sequence[Run]) -> list[Id]:
+        """The ids of a part, in its order."""
+        return [self.ids[run.producer][index] for run in part for index in range(run.start, run.stop)]
+
+    def key_of(self, part: Sequence[Run]) -> tuple[object, ...]:
+        """A key that is equal for parts with the same ids. Ids are listed only where they are not numbered
+        evenly."""
+        inner: set[tuple[int, ...]] = set()
+        spans: list[tuple[int, int]] = []
+        for run in part:
+            ids = self.ids[run.producer]
+            if not isinstance(ids, Grid):
+                return tuple(self.ids_of(part))
+            first = ids.start * prod(ids.shape[1:])
+            inner.add(ids.shape[1:])
+            if spans and spans[-1][1] == first + run.start:
+                spans[-1] = spans[-1][0], first + run.stop
+            else:
+                spans.append((first + run.start, first + run.stop))
+        return (tuple(inner), *spans) if len(inner) < 2 else tuple(self.ids_of(part))
+
+    def select(self, positions: Iterable[int]) -> list[Run]:
+        """The samples at these positions of the sample order: `table.select(range(0, table.total, 2))` is
+        every second sample. The result is in sample order."""
+        return self.between((position, position + 1) for position in sorted(positions))
+
+    def between(self, spans: Iterable[tuple[int, int]]) -> list[Run]:
+        """The samples in spans [start, stop) of the sample order. The spans must rise."""
+        found: list[Run] = []
+        number = at = 0
+        for start, stop in spans:
+            while start < stop:
+                producer, first, last = self.in_order[number]
+                if start >= at + last - first:
+                    at, number = at + last - first, number + 1
+                    continue
+                begin, end = first + start - at, min(last, first + stop - at)
+                if found and found[-1].producer == producer and found[-1].stop == begin:
+                    found[-1] = Run(producer, found[-1].start, end)
+                else:
+                    found.append(Run(producer, begin, end))
+                start += end - begin
+        return found
+
+
+def sample_order(table: SampleTable) -> list[tuple[int, int]]:
+    """(producer, index in its batch) of every sample, in sample order. Raises `RouteError` where a sample
+    occurs twice."""
+    flat = [(id, producer, index) for producer, ids in enumerate(table.ids) for index, id in enumerate(ids)]
+    if any(flat[i][0] >= flat[i + 1][0] for i in range(len(flat) - 1)):
+        flat.sort()
+    return _each_once(flat)
+
+
+def _each_once(samples: Sequence[tuple[Id, int, int]]) -> list[tuple[int, int]]:
+    """(producer, index) of samples that are sorted by id."""
+    for before, after in pairwise(samples):
+        if before[0] == after[0]:
+            raise RouteError(f"sample {sample_name(after[0])} is there twice")
+    return [(producer, index) for _, producer, index in samples]
+
+
+def merge_runs(samples: Sequence[tuple[int, int]]) -> list[Run]:
+    """Joins neighbours among samples, each a (producer, index)."""
+    joined: list[Run] = []
+    for producer, index in samples:
+        if joined and joined[-1].producer == producer and joined[-1].stop == index:
+            joined[-1] = Run(producer, joined[-1].start, index + 1)
+        else:
+            joined.append(Run(producer, index, index + 1))
+    return joined
+
+
+def in_sample_order(part: list[Run], table: SampleTable) -> list[Run]:
+    """Sorts the runs of a part, which may come from several producers."""
+    if len({run.producer for run in part}) < 2:
+        return part
+    samples = sorted(
+        (table.ids[run.producer][index], run.producer, index)
+        for run in part
+        for index in range(run.start, run.stop)
+    )
+    return merge_runs(_each_once(samples))
+
+
+def align(wanted: Sequence[Id], table: SampleTable) -> list[tuple[int, int]]:
+    """Finds the (producer, index) of each wanted sample. Raises `RouteError` for a sample that the table does
+    not have."""
+    where = {id: (producer, index) for producer, ids in enumerate(table.ids) for index, id in enumerate(ids)}
+    try:
+        return [where[id] for id in wanted]
+    except KeyError as missing:
+        raise RouteError(f"sample {sample_name(missing.args[0])} is missing") from None
+
+
+def sample_name(id: Id) -> str:
+    """An id as users read it: 17.3 for (17, 3)."""
+    return ".".join(map(str, id))
