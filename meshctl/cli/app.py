@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from meshctl.cli.crash import bug
+from meshctl.cli.hydra_flags import answer
 from meshctl.cli.output import no_room, open_all, refused, write
 
 app = typer.Typer(
@@ -179,12 +180,21 @@ def launch(
             show_default=False,
         ),
     ] = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Run every combination of key=1,2 one after another.")
+    ] = False,
 ) -> None:
     """Runs a recipe, or goes on from a run's checkpoint."""
-    from meshctl.cli.launch import launch
     from meshctl.cli.replay import Asked
 
-    raise typer.Exit(launch(recipe, overrides or [], dry_run, Asked(only, replay or ())))
+    asked = Asked(only, replay or ())
+    if multirun:
+        from meshctl.cli.multirun import multirun as launch_all
+
+        raise typer.Exit(launch_all(recipe, overrides or [], dry_run, asked))
+    from meshctl.cli.launch import launch
+
+    raise typer.Exit(launch(recipe, overrides or [], dry_run, asked))
 
 
 @app.command()
@@ -254,6 +264,9 @@ def main() -> None:
     open_all()
     try:
         try:
+            if line := answer(sys.argv[1:]):
+                print(f"error: {line}", file=sys.stderr)
+                sys.exit(2)
             app()
         finally:
             write("", sys.stdout)

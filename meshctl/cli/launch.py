@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -31,8 +31,14 @@ from meshctl.text.redaction import command_line
 REFUSED = 4
 
 
-def launch(recipe: str, overrides: list[str], dry_run: bool, asked: Asked = Asked()) -> int:
-    """The exit code."""
+def launch(
+    recipe: str,
+    overrides: list[str],
+    dry_run: bool,
+    asked: Asked = Asked(),
+    on_begin: Callable[[RunDir], None] | None = None,
+) -> int:
+    """Returns the exit code. `on_begin` is called with the run directory before anything is started."""
     if dry_run:
         code, ready = prepare(recipe, overrides, asked)
         if ready:
@@ -54,6 +60,8 @@ def launch(recipe: str, overrides: list[str], dry_run: bool, asked: Asked = Aske
         return refuse(error)
     except OSError as error:
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}")
+    if on_begin:
+        on_begin(held.run)
     return run(ready, held)
 
 

@@ -1,0 +1,58 @@
+"""Answers the flags of Hydra's own command line with the meshctl command that does the same."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+
+COMMANDS = ("launch", "validate", "config", "show-topology")
+CONFIG, ORIGINS, LAUNCH = "config {recipe}", "config {recipe} --origins", "launch {recipe}"
+EQUIVALENTS = {
+    **{"--cfg": CONFIG, "-c": CONFIG, "--package": CONFIG, "-p": CONFIG},
+    **{"--resolve": ORIGINS, "--info": ORIGINS, "-i": ORIGINS},
+    **{"--config-name": LAUNCH, "-cn": LAUNCH, "--config-path": LAUNCH, "-cp": LAUNCH},
+    **{"--config-dir": LAUNCH, "-cd": LAUNCH, "--run": LAUNCH, "-r": LAUNCH},
+    **{"--experimental-rerun": "launch RUN_DIRECTORY", "--hydra-help": "launch --help"},
+    **{"--shell-completion": "completion", "-sc": "completion"},
+}
+"""Flag -> the command that does the same."""
+KINDS = ("job", "hydra", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+"""The words that can follow `--cfg` and `--info`."""
+NAMES, FOLDERS = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
+TAKE_VALUE = (*NAMES, *FOLDERS, "--package", "-p", "--experimental-rerun")
+
+
+def answer(arguments: Sequence[str]) -> str:
+    """Returns the line to print for a command line with flags of Hydra, or an empty text."""
+    given = [argument.partition("=")[0] for argument in arguments]
+    flag = next((name for name in given if name in EQUIVALENTS), "")
+    if not flag or arguments[0] not in COMMANDS:
+        return ""
+    import shlex
+
+    from meshctl.text.redaction import hidden
+
+    words = _recipe(arguments[1:]) or ["RECIPE"]
+    if EQUIVALENTS[flag] == LAUNCH:
+        words += [word for word in arguments[1:] if word in ("-m", "--multirun", "--dry-run")]
+    same = EQUIVALENTS[flag].format(recipe=shlex.join(words))
+    return hidden(f"`{flag}` is a flag of Hydra; the same is: meshctl {same}")
+
+
+def _recipe(arguments: Sequence[str]) -> list[str]:
+    """Returns the recipe and the overrides of a command line, without its flags."""
+    words, flags = list[str](), dict[str, str]()
+    for index, argument in enumerate(arguments):
+        previous = arguments[index - 1] if index else ""
+        name, _, value = argument.partition("=")
+        if previous in TAKE_VALUE:
+            flags[previous] = argument
+        elif name in EQUIVALENTS:
+            flags[name] = value
+        elif not argument.startswith("-") and not (previous in EQUIVALENTS and argument in KINDS):
+            words.append(argument)
+    file = next((flags[name] for name in NAMES if flags.get(name)), "")
+    folder = next((flags[name] for name in FOLDERS if flags.get(name)), "")
+    if file:
+        words.insert(0, posixpath.join(folder, f"{file.removesuffix('.yaml')}.yaml"))
+    return words

@@ -1,0 +1,250 @@
+"""`meshctl launch -m RECIPE key=1,2`: every combination of the sweeps, one after another.
+
+All combinations are checked before the first one starts. Each job is a launch in a process of its own, with a
+run directory of its own. At the end a table on stdout has a row for each job. The first Ctrl-C ends the
+current job as it would end a single launch, and the rest is skipped. The exit code is the worst one.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from meshctl.cli import launch
+from meshctl.cli.crash import bug
+from meshctl.cli.load import Ready
+from meshctl.cli.output import write
+from meshctl.cli.replay import Asked
+from meshctl.cli.validate import USAGE
+from meshctl.engines.node.forkserver import flush
+from meshctl.engines.node.guard import die_with, name_of
+from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
+from meshctl.recipe.compose.sweeps import CannotSweep, Job, expand
+from meshctl.recipe.compose.yaml_reader import MAX_BYTES
+from meshctl.run import metrics
+from meshctl.run.directory import RunDir
+from meshctl.text.redaction import hidden
+from meshctl.view import formatting
+from meshctl.view.live.summary import table
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MAX_PATH = 4096
+"""Bytes of a run directory's path."""
+MAX_METRICS = 4
+"""Columns of metrics where `run.show` names none."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one job."""
+
+    job: Job
+    code: int | None = None
+    """None for a job that was skipped."""
+    run: RunDir | None = None
+    """None for a job that ended before it had a run directory."""
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.code is None else 128 - self.code if self.code < 0 else self.code
+
+    @property
+    def outcome(self) -> str:
+        if self.code is None:
+            return "skipped"
+        return "done" if self.code == 0 else f"failed: {name_of(self.code)}"
+
+    def metrics(self) -> dict[str, float | None]:
+        """Returns STAGE.NAME -> value of the last step."""
+        lines = metrics.read(self.run.metrics) if self.run else []
+        last = lines[-1] if lines else {}
+        return {name: value for name, value in last.items() if "." in name}
+
+
+def multirun(recipe: str, overrides: Sequence[str], dry_run: bool, asked: Asked = Asked()) -> int:
+    """Runs all jobs and returns the worst exit code."""
+    if is_dir(Path(recipe)):
+        return _misused(f"{recipe} is a folder; -m starts new runs: name a recipe")
+    folders = config_folders((Path.cwd() / recipe).parent, ())
+    try:
+        jobs = expand(overrides, lambda group: list_options(folders, group))
+    except CannotSweep as error:
+        return _misused(hidden(str(error)))
+    data = sys.stdin.buffer.read(MAX_BYTES + 1) if recipe == "-" and sys.stdin else b""
+    codes, ready = _checked(recipe, data, jobs, asked)
+    if any(codes):
+        return max(codes)
+    if dry_run:
+        for index, one in enumerate(ready):
+            write(f"{_title(jobs, index)}\n{launch.dry(one)}\n\n", sys.stdout)
+        return 0
+    results = _Runner(recipe, data, jobs, asked).run()
+    write(table_of(results, ready[0].plan.run.show), sys.stdout)
+    return max(result.exit_code for result in results)
+
+
+def _misused(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return USAGE
+
+
+def _title(jobs: Sequence[Job], index: int) -> str:
+    return f"job {index + 1} of {len(jobs)}: {_shown(jobs[index])}"
+
+
+def _shown(job: Job) -> str:
+    return " ".join(hidden(text) for text in job.swept) or "as written"
+
+
+# Checking
+
+
+class _Captured(io.StringIO):
+    """Keeps what is written to stderr, in stderr's own colours."""
+
+    def isatty(self) -> bool:
+        return sys.__stderr__ is not None and sys.__stderr__.isatty()
+
+
+def _checked(recipe: str, data: bytes, jobs: Sequence[Job], asked: Asked) -> tuple[list[int], list[Ready]]:
+    """Checks all jobs. Returns an exit code for each, and the jobs that can be launched."""
+    codes, ready = list[int](), list[Ready]()
+    reports: dict[str, int] = {}
+    for index, job in enumerate(jobs):
+        captured = _Captured()
+        with redirect_stderr(captured):
+            code, one = _with_stdin(data, partial(launch.prepare, recipe, [*job.overrides], asked))
+        codes.append(code)
+        ready += [one] if one else []
+        if report := captured.getvalue():
+            first = reports.setdefault(report, index)
+            same = f"the same as job {first + 1}\n"
+            sys.stderr.write(f"{_title(jobs, index)}\n{report if first == index else same}")
+    return codes, ready
+
+
+def _with_stdin(data: bytes, call: Callable[[], Any]) -> Any:
+    """Calls with a standard input that holds `data`: each job reads the recipe anew."""
+    if not data:
+        return call()
+    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(data))
+    try:
+        return call()
+    finally:
+        sys.stdin = before
+
+
+# Running
+
+
+@dataclass
+class _Runner:
+    recipe: str
+    data: bytes
+    """The recipe's text, where it comes from standard input."""
+    jobs: Sequence[Job]
+    asked: Asked
+    child: int = 0
+    """The process of the current job; 0 between jobs."""
+    is_stopped: bool = False
+
+    def run(self) -> list[Result]:
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number, old in before.items():
+            if old is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+        try:
+            return [self._result(index, before) for index in range(len(self.jobs))]
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        """Ends the current job. A terminal sends a Ctrl-C to the job too; the launcher counts both as one."""
+        self.is_stopped = True
+        if self.child:
+            os.kill(self.child, number)
+
+    def _result(self, index: int, handlers: Mapping[signal.Signals, Any]) -> Result:
+        job = self.jobs[index]
+        if self.is_stopped:
+            return Result(job)
+        print(_title(self.jobs, index), flush=True)
+        flush()
+        parent = os.getpid()
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until `child` is set
+        self.child = os.fork()
+        if not self.child:
+            self._launch(job, writer, parent, handlers)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.close(writer)
+        ended = os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOWAIT)
+        child, self.child = self.child, 0
+        os.waitpid(child, 0)
+        assert ended is not None
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return Result(job, code, _run_directory(reader))
+
+    def _launch(self, job: Job, writer: int, parent: int, handlers: Mapping[signal.Signals, Any]) -> NoReturn:
+        """Becomes the launcher of one job. Its run directory is sent through the pipe `writer`."""
+
+        def announce(run: RunDir) -> None:
+            os.write(writer, os.fsencode(run.path))
+            os.close(writer)
+
+        code = 70
+        try:
+            die_with(parent, signal.SIGTERM)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            overrides = [*job.overrides]
+            call = partial(launch.launch, self.recipe, overrides, False, self.asked, announce)
+            code = _with_stdin(self.data, call)
+        except KeyboardInterrupt:
+            code = 130
+        except Exception as error:  # as in `main`: whatever else gets here is a bug
+            code = bug(error)
+        finally:
+            try:
+                flush()
+            finally:
+                os._exit(code)
+
+
+def _run_directory(reader: int) -> RunDir | None:
+    try:
+        path = os.read(reader, MAX_PATH)
+    except BlockingIOError:  # a process of the job is still there, and has the other end
+        path = b""
+    finally:
+        os.close(reader)
+    return RunDir(Path(os.fsdecode(path))) if path else None
+
+
+# The table
+
+
+def table_of(results: Sequence[Result], show: Sequence[str]) -> str:
+    """Returns a row for each job: its overrides, its outcome, the last value of each metric that `run.show`
+    names, and its run directory."""
+    values = [result.metrics() for result in results]
+    names = [*show] or [*dict.fromkeys(name for one in values for name in one)][:MAX_METRICS]
+    rows = [("job", "overrides", "outcome", *names, "run directory")]
+    for index, (result, one) in enumerate(zip(results, values, strict=True), 1):
+        cells = [formatting.number(one[name]) if name in one else "-" for name in names]
+        path = os.path.relpath(result.run.path) if result.run else "-"
+        rows.append((str(index), _shown(result.job), result.outcome, *cells, path))
+    numeric = (0, *range(3, 3 + len(names)))
+    return "\n".join(["", *table(rows, right=numeric), ""])

@@ -1,0 +1,77 @@
+"""Expands Hydra's sweeps, overrides with several values, into the jobs of a multirun.
+
+    key=1,2    key=choice(a,b)    key=range(1,4)    group@package=glob(*)    each tag, sort and shuffle of these
+
+The grammar is Hydra's own. Jobs are the product of all sweeps, in Hydra's order: the last one varies fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Any
+
+from meshctl.recipe.compose.overrides import hydra_errors
+
+MAX_JOBS = 1000
+
+
+class CannotSweep(Exception):
+    """The message names the override that has no values, or the number of jobs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One combination of a multirun."""
+
+    overrides: tuple[str, ...]
+    swept: tuple[str, ...]
+    """Those of the overrides that differ between jobs."""
+
+
+def expand(texts: Sequence[str], options: Callable[[str], Sequence[str]]) -> list[Job]:
+    """Returns the jobs of a command line. `options` returns the configs of a group, for `glob`.
+
+    An override that cannot be parsed is part of every job as it is, so that checking a job reports it. Raises
+    `CannotSweep`.
+    """
+    values = [_values(text, options) for text in texts]
+    count = math.prod(len(some) for some in values)
+    if count > MAX_JOBS:
+        raise CannotSweep(f"the sweeps make more than {MAX_JOBS:,} jobs")
+    is_swept = [len(some) > 1 for some in values]
+    jobs = []
+    for overrides in product(*values):
+        swept = tuple(text for text, varies in zip(overrides, is_swept, strict=True) if varies)
+        jobs.append(Job(overrides, swept))
+    return jobs
+
+
+def _values(text: str, options: Callable[[str], Sequence[str]]) -> list[str]:
+    """Returns an override for each value of a sweep; of any other text, the text itself."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create(config_loader=_GroupOptions(options))  # type: ignore[arg-type]
+    try:
+        (parsed,) = parser.parse_overrides([text])
+        if not parsed.is_sweep_override():
+            return [text]
+        key = parsed.get_key_element()
+        values = [f"{key}={value}" for value in islice(parsed.sweep_string_iterator(), MAX_JOBS + 1)]
+    except hydra_errors():
+        return [text]
+    if not values:
+        raise CannotSweep(f"`{text}` has no value")
+    return values
+
+
+@dataclass(frozen=True)
+class _GroupOptions:
+    """What Hydra asks of a config loader when it expands a `glob`."""
+
+    options: Callable[[str], Sequence[str]]
+
+    def get_group_options(self, group_name: str, results_filter: Any = None) -> list[str]:
+        return list(self.options(group_name))

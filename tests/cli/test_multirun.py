@@ -1,0 +1,124 @@
+"""`meshctl launch -m`, as a user calls it: real runs of real processes; and the flags of Hydra."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from meshctl.cli.hydra_flags import answer
+from tests.cli.test_launch import folder, meshctl, started, steps  # noqa: F401
+
+MOOD = "components.taker.args.mood"
+
+
+def rows(said: str) -> list[list[str]]:
+    """The table at the end, without its first row; columns are two spaces apart."""
+    lines = said[said.rindex("\n  job  overrides") :].strip().splitlines()
+    return [re.split(r"  +", line.strip()) for line in lines[1:]]
+
+
+def test_every_combination_is_run_and_the_worst_code_counts(folder: Path) -> None:  # noqa: F811
+    done = meshctl(
+        folder, "launch", "-m", "recipe.yaml", f"{MOOD}=glad,raises", "run.steps=2", "groups.two.ranks=2"
+    )
+    assert done.returncode == 5, done.stderr
+    first, second = rows(done.stdout)
+    assert first[:4] == ["1", f"{MOOD}=glad", "done", "4"]
+    assert second[:4] == ["2", f"{MOOD}=raises", "failed: exit code 5", "2"]
+    assert "two:1 failed in stage sum, step 2: ValueError: boom" in done.stderr
+    runs = [folder / row[4] for row in (first, second)]
+    assert runs[0] != runs[1] and {*folder.glob("runs/small/*")} == {*runs}
+    for run, mood in zip(runs, ("glad", "raises"), strict=True):
+        plan = json.loads((run / "plan.json").read_text())
+        assert [one["args"] for one in plan["components"] if one["name"] == "taker"] == [{"mood": mood}]
+    assert steps(runs[0]) == [1, 2]
+
+
+def test_nothing_is_started_unless_every_combination_is_right(folder: Path) -> None:  # noqa: F811
+    done = meshctl(folder, "launch", "--multirun", "recipe.yaml", "run.steps=2,x", "groups.two.ranks=1,2")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("error[MC102]: `steps` must be a whole number from 0, it is the text `x`") == 1
+    assert "job 3 of 4: run.steps=x groups.two.ranks=1\nerror[MC102]" in done.stderr
+    assert done.stderr.endswith("job 4 of 4: run.steps=x groups.two.ranks=2\nthe same as job 3\n")
+    assert not (folder / "runs").exists()
+
+
+def test_ctrl_c_ends_the_current_job_and_skips_the_rest(folder: Path) -> None:  # noqa: F811
+    running = started(folder, "recipe.yaml", "-m", "seed=1,2,3", f"{MOOD}=slow", "run.steps=100000")
+    try:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if line.startswith("step "):
+                break
+        os.killpg(running.pid, signal.SIGINT)
+        said, errors = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.communicate()
+    assert running.returncode == 130, errors
+    first, *others = rows("\n" + said)
+    assert first[:3] == ["1", "seed=1", "failed: exit code 130"]
+    assert others == [["2", "seed=2", "skipped", "-", "-"], ["3", "seed=3", "skipped", "-", "-"]]
+    (run,) = folder.glob("runs/small/*")
+    assert first[-1] == f"runs/small/{run.name}" and (run / "checkpoints" / "latest").is_dir()
+
+
+def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:  # noqa: F811
+    done = meshctl(folder, "launch", "recipe.yaml", "-m", "--dry-run", "groups.two.ranks=range(1,3)")
+    assert done.returncode == 0, done.stderr
+    assert "job 1 of 2: groups.two.ranks=1\nsmall: 2 groups, 2 workers" in done.stdout
+    assert "job 2 of 2: groups.two.ranks=2\nsmall: 2 groups, 3 workers" in done.stdout
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["."], "error: . is a folder; -m starts new runs: name a recipe\n"),
+        (["recipe.yaml", "seed=range(9999)"], "error: the sweeps make more than 1,000 jobs\n"),
+        (["recipe.yaml", "run@vars.x=glob(z*)"], "error: `run@vars.x=glob(z*)` has no value\n"),
+    ],
+)
+def test_misuse_is_one_line(folder: Path, words: list[str], message: str) -> None:  # noqa: F811
+    done = meshctl(folder, "launch", "-m", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        ("launch r.yaml a=1 --cfg job", "config r.yaml a=1"),
+        ("launch r.yaml --cfg=job --resolve", "config r.yaml"),
+        ("launch --resolve r.yaml", "config r.yaml --origins"),
+        ("launch r.yaml -c job -p run", "config r.yaml"),
+        ("validate r.yaml --package run", "config r.yaml"),
+        ("launch --info r.yaml", "config r.yaml --origins"),
+        ("launch --info defaults-tree r.yaml", "config r.yaml --origins"),
+        ("launch --config-name exp --config-path conf seed=1", "launch conf/exp.yaml seed=1"),
+        ("launch --config-name=exp.yaml -m seed=1,2", "launch exp.yaml seed=1,2 -m"),
+        ("launch --config-dir x r.yaml", "launch r.yaml"),
+        ("launch --hydra-help", "launch --help"),
+        ("show-topology --cfg job", "config RECIPE"),
+    ],
+)
+def test_flags_of_hydra_are_answered(words: str, same: str) -> None:
+    assert answer(words.split()).endswith(f" is a flag of Hydra; the same is: meshctl {same}")
+
+
+@pytest.mark.parametrize(
+    "words", ["launch r.yaml -m a=1", "show-topology r.yaml -o x", "explain -c", "", "init -y"]
+)
+def test_other_flags_are_not_answered(words: str) -> None:
+    assert answer(words.split()) == ""
+
+
+def test_a_flag_of_hydra_exits_with_2_and_one_line(folder: Path) -> None:  # noqa: F811
+    done = meshctl(folder, "launch", "recipe.yaml", "components.taker.args.token=sesame123", "--cfg", "job")
+    assert (done.returncode, done.stdout) == (2, "")
+    same = "meshctl config recipe.yaml components.taker.args.token=<redacted>"
+    assert done.stderr == f"error: `--cfg` is a flag of Hydra; the same is: {same}\n"
