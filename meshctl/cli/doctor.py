@@ -1,12 +1,10 @@
-"""`meshctl doctor [RECIPE]`: what this machine lacks, each with what to do about it; with a recipe, whether
-it would start here."""
+"""`meshctl doctor [RECIPE]`: examines this machine and advises; with a recipe, checks whether it would start here."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
-from pathlib import Path
 
 from meshctl.cli.color import coloured
 from meshctl.cli.load import Ready, Unreadable, plan_of
@@ -15,7 +13,7 @@ from meshctl.cli.stdin_source import given
 from meshctl.diagnostics import RecipeError
 from meshctl.diagnostics.health import Check, as_data, tally
 from meshctl.engines import local
-from meshctl.engines.checks.options import Asked
+from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.checks.runner import examine
 from meshctl.engines.node.worker_env import CannotStart
 from meshctl.run.directory import Start
@@ -30,31 +28,32 @@ NO_TERMINAL, WIDEST = 80, 120
 
 
 def doctor(recipe: str, overrides: list[str], format: str) -> int:
-    """Prints what was found; the exit code: 4 with a failure, or what `validate` would say of the recipe."""
+    """Prints the checks. Returns the exit code: 4 with a failure, or that of `validate` for the recipe."""
     if format not in FORMATS:
         print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
         return USAGE
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
-        checks = (*examine(asked(ready)), *checks)
+        checks = (*examine(requirements(ready)), *checks)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
-    say(checks, format)
+    show(checks, format)
     return code or (REFUSED if tally(checks)["failure"] else 0)
 
 
-def asked(ready: Ready | None) -> Asked:
-    """What a recipe wants of the machine."""
+def requirements(ready: Ready | None) -> Requirements:
+    """Returns what a recipe requires of the machine; without one, what any run requires."""
     if ready is None:
-        return Asked()
+        return Requirements()
     plan = ready.plan
-    kinds = frozenset(group.device_type for group in plan.groups)
-    return Asked(ready.resume.path if ready.resume else Path(plan.run.dir), ready.path, kinds, plan.places)
+    runs = ready.resume.path if ready.resume else plan.run.dir
+    device_types = sorted({group.device_type for group in plan.groups})
+    return Requirements(str(runs), ready.path, device_types, plan.places)
 
 
 def prepared(recipe: str, overrides: list[str]) -> tuple[int, Ready | None, tuple[Check, ...]]:
-    """The exit code that the recipe alone has earned, and the checks that are about it."""
+    """Returns the exit code for the recipe alone, the recipe if it is correct, and the checks about it."""
     again = f"meshctl validate {command_line([recipe, *overrides])}"
     try:
         name, held = given(recipe)
@@ -73,7 +72,7 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Ready | None, tupl
 
 
 def preflight(ready: Ready) -> Check:
-    """What `launch` looks at before it starts anything."""
+    """Returns the result of what `launch` examines before it starts anything."""
     try:
         local.preflight(ready.plan, Start(ready.path))
     except CannotStart as refused:
@@ -87,7 +86,7 @@ def preflight(ready: Ready) -> Check:
     return Check("recipe", "start", "ok", "`launch` would start it here")
 
 
-def say(checks: tuple[Check, ...], format: str) -> None:
+def show(checks: tuple[Check, ...], format: str) -> None:
     width = (
         min(WIDEST, shutil.get_terminal_size((NO_TERMINAL, 24)).columns)
         if sys.stdout.isatty()

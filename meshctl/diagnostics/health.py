@@ -1,4 +1,4 @@
-"""What an examination of a machine found, as data: `Check`s, whose look is the business of `view/checks.py`."""
+"""The result of an examination of a machine, as data. `view/reports/health.py` prints it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from typing import Any, Literal
 
 State = Literal["ok", "warning", "failure"]
 STATES: tuple[State, ...] = ("ok", "warning", "failure")
+"""The states, from the best to the worst."""
 VERSION = 1
-"""Of the JSON form."""
+"""The version of the JSON form."""
 
 
 @dataclass(frozen=True)
 class Check:
     subject: str
-    """Where it belongs: `network`."""
+    """The topic: `network`."""
     name: str
-    """What was looked at: `localhost`; once in a subject."""
+    """The thing that was examined, unique within its subject: `loopback`."""
     state: State
-    """A failure stops a run, or makes it hang; a warning makes it slow, or stops some runs."""
+    """A failure stops a run, or makes it hang. A warning makes a run slow, or stops some runs."""
     found: str
     remedy: str = ""
-    """What to do about it; empty where nothing is to be done."""
+    """The advice. It is empty if, and only if, the state is ok."""
 
 
 def tally(checks: Sequence[Check]) -> dict[State, int]:
+    """Returns the number of checks for each state."""
     return {state: sum(check.state == state for check in checks) for state in STATES}
 
 
 def as_data(checks: Sequence[Check]) -> dict[str, Any]:
-    """Plain data, for JSON."""
+    """Returns the checks as plain data for JSON."""
     return {"version": VERSION, "counts": tally(checks), "checks": [asdict(check) for check in checks]}

@@ -1,9 +1,10 @@
-"""What `meshctl doctor` looks at: whether this machine can do what the local engine and its workers need.
+"""The checks of a machine: whether it has what the local engine and its workers need.
 
-    examine.py    all topics in one pass
-    asked.py      what a recipe wants of the machine
-    probe.py      a child that measures what may hang or crash, with a time limit
+    runner.py          the table of topics; examines all of them, each measured in a child with a time limit
+    requirements.py    what a recipe requires of the machine
+    probe.py           the child
 
-A topic is a file with three things: `Facts` that were measured, `measure`, and `judge`, which makes checks of
-facts and does nothing else; so every finding can be seen without a machine that has it.
+A topic is a module with a frozen dataclass `Facts`, a function `measure` that returns the facts as plain data, and
+a function `judge` that turns facts into findings and does nothing else. `judge` is therefore testable for machines
+that nobody here has. A new topic is a new module and one line in `runner.TOPICS`.
 """

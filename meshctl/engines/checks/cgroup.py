@@ -1,5 +1,4 @@
-"""What the container or the session is allowed: the limits of this process's control group and of all above
-it."""
+"""The limits of the container or session: those of this process's control group and of all groups above it."""
 
 from __future__ import annotations
 
@@ -8,25 +7,26 @@ from contextlib import suppress
 from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
-NONE = 1 << 60
-"""From here on a limit is none: so version 1 says it."""
+UNLIMITED = 1 << 60
+"""Version 1 writes a number from here on where there is no limit."""
 
 
-def folders(old: str = "") -> Iterator[Path]:
-    """Of this process's group and of those above it, innermost first; `old` is the controller's name in
-    version 1."""
+def folders(controller: str = "") -> Iterator[Path]:
+    """Yields the folder of this process's group and those of the groups above it, innermost first.
+
+    `controller` is the name of a controller of version 1; it is empty for version 2.
+    """
     inside = ""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if old in controllers.split(",") or not controllers:
+            if controller in controllers.split(",") or not controllers:
                 inside = path.strip("/")
                 if controllers:
                     break
-    root = MOUNT / old if old and (MOUNT / old).is_dir() else MOUNT
-    below = (
-        root / inside if (root / inside).is_dir() else root
-    )  # in a container the path may be that of the host
+    root = MOUNT / controller if controller and (MOUNT / controller).is_dir() else MOUNT
+    # In a container the path may be that of the host.
+    below = root / inside if (root / inside).is_dir() else root
     yield below
     yield from (folder for folder in below.parents if folder == root or root in folder.parents)
 
@@ -38,26 +38,28 @@ def _files(new: str, old: str) -> Iterator[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """None for `max`, and where there is no such file."""
+    """Returns None for `max`, and where there is no such file."""
     with suppress(OSError, ValueError):
         found = int(file.read_text().split()[0])
-        return found if 0 <= found < NONE else None
+        return found if 0 <= found < UNLIMITED else None
     return None
 
 
 def least(new: str, old: str) -> int:
-    """The smallest limit of all; 0 for none. `new` is the file's name in version 2, `old` is CONTROLLER/NAME
-    in version 1."""
+    """Returns the smallest limit of all groups; 0 for none.
+
+    `new` is the name of a file of version 2, `old` is CONTROLLER/NAME of version 1.
+    """
     return min((found for file in _files(new, old) if (found := _number(file)) is not None), default=0)
 
 
 def value(new: str, old: str) -> int:
-    """Of the group itself; 0 where it is not told."""
+    """Returns the number of the group itself; 0 where it is not known."""
     return next((found for file in _files(new, old) if (found := _number(file)) is not None), 0)
 
 
 def entry(file: str, key: str) -> int:
-    """A line `key number` of a file of the group itself; 0 where it is not told."""
+    """Returns the number of a line `key number` in a file of the group itself; 0 where it is not known."""
     for folder in folders():
         with suppress(OSError, ValueError):
             return int(dict(line.split() for line in (folder / file).read_text().splitlines())[key])
@@ -66,7 +68,7 @@ def entry(file: str, key: str) -> int:
 
 
 def cpus() -> float:
-    """How many the quota is worth; 0 for none."""
+    """Returns the processors that the quota is worth; 0 for no quota."""
     found = []
     for folder in folders():
         with suppress(OSError, ValueError):

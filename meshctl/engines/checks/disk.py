@@ -1,5 +1,5 @@
-"""Where runs are written: room, and what a run does with files: rename over others, link, lock, flush. In a
-child, as a disk may hang."""
+"""The folder of run directories: free space, and the file operations of a run, which are renames over a file,
+links, locks and flushes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from meshctl.diagnostics.health import Check
-from meshctl.engines.checks.options import GIB, MIB, Asked, amount
-from meshctl.engines.checks.probe import Answer, Probe, in_a_line
+from meshctl.engines.checks.probe import Probe, in_one_line
+from meshctl.engines.checks.requirements import GIB, MIB, Finding, Requirements, amount, failure, ok, warning
 
-SUBJECT = "disk"
-SECONDS, CLEANING = 20.0, 5.0
-ENOUGH, TOO_LITTLE = 5 * GIB, 100 * MIB
-FEW_FILES = 10_000
-SLOW, APART = 1.0, 2.0
-"""Seconds for a small file to be safe, and between the clock of the disk and that of the machine."""
+SECONDS, CLEAN_S = 20.0, 5.0
+MIN_FREE_BYTES, MIN_FREE_BYTES_TO_START = 5 * GIB, 100 * MIB
+MIN_FREE_FILES = 10_000
+MAX_FLUSH_S, MAX_CLOCK_SKEW_S = 1.0, 2.0
 NETWORKS = (
     "nfs",
     "lustre",
@@ -37,117 +35,111 @@ NETWORKS = (
     "glusterfs",
     "wekafs",
 )
+"""The prefixes of file systems that are on a network."""
+ELSEWHERE = "write elsewhere: run.dir=PATH"
 
 
 @dataclass(frozen=True)
 class Facts:
-    runs: str = "runs"
-    """Where run directories are made."""
     folder: str = "."
-    """That, or where it will be made."""
-    hangs: str = ""
-    """Why nothing could be found out."""
-    wrong: Mapping[str, str] = field(default_factory=dict)
-    """By what was tried, why it does not work."""
+    """The folder of run directories, or the nearest existing one above it."""
+    error: str = ""
+    """The reason why nothing could be measured."""
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """Operation -> the reason why it failed."""
     kind: str = ""
-    """Of the file system."""
+    """The type of the file system."""
     free: int = 100 * GIB
     total: int = 1000 * GIB
-    files: int = 1_000_000
-    """That may still be made; -1 where there is no limit."""
-    safe: float = 0.0
-    """Seconds for a small file to be on the disk."""
-    apart: float = 0.0
-    """Seconds by which the clock of the disk is before ours."""
-    temporary: str = ""
-    """Why there is no place for temporary files."""
-
-
-def begin(asked: Asked) -> tuple[Probe, str]:
-    """The probe, and the folder that it makes and takes away."""
-    name = f".meshctl-doctor-{os.getpid()}"
-    return Probe("meshctl.engines.checks.disk:tries", [str(asked.runs.absolute()), name], SECONDS), name
-
-
-def clean(asked: Asked, name: str) -> None:
-    """Takes away what a probe that was killed has left; in a child too, as the disk may hang still."""
-    Probe("meshctl.engines.checks.disk:remove", [str(asked.runs.absolute()), name], CLEANING).answer()
+    free_files: int = 1_000_000
+    """The number of files that may still be made; -1 where there is no limit."""
+    flush_s: float = 0.0
+    """Seconds until a small file is on the disk."""
+    skew_s: float = 0.0
+    """Seconds by which the clock of this machine is ahead of that of the disk."""
+    temporary_error: str = ""
+    """The reason why there is no folder for temporary files."""
 
 
 def nearest(runs: Path) -> Path:
-    """The folder, or the next one above that is there."""
+    """Returns the folder, or the nearest existing one above it."""
     return next((folder for folder in (runs, *runs.parents) if folder.exists()), Path("/"))
 
 
-def remove(runs: str, name: str) -> None:
-    shutil.rmtree(nearest(Path(runs)) / name, ignore_errors=True)
+def scratch(runs: str, pid: int) -> Path:
+    """Returns the folder that `measure` makes for the process that asked for it, and removes."""
+    return nearest(Requirements(runs).runs_folder) / f".meshctl-doctor-{pid}"
 
 
-def tries(runs: str, name: str) -> dict[str, object]:
-    """In a child: what works in a folder of its own there, which is taken away again."""
-    folder = nearest(Path(runs))
-    found: dict[str, object] = {"folder": str(folder), "kind": kind_of(folder), "wrong": {}}
+def clean(requirements: Requirements) -> None:
+    """Removes the folder that a killed `measure` left, in a child, since the disk may still hang."""
+    Probe("meshctl.engines.checks.disk:remove", [requirements.runs, os.getpid()], CLEAN_S).answer()
+
+
+def remove(runs: str, pid: int) -> None:
+    shutil.rmtree(scratch(runs, pid), ignore_errors=True)
+
+
+def measure(requirements: dict[str, Any]) -> dict[str, Any]:
+    folder = scratch(requirements["runs"], os.getppid())
+    found: dict[str, Any] = {"folder": str(folder.parent), "kind": kind_of(folder.parent)}
     with suppress(OSError):
-        stat = os.statvfs(folder)
-        files = stat.f_favail if stat.f_files else -1
-        found |= {
-            "free": stat.f_bavail * stat.f_frsize,
-            "total": stat.f_blocks * stat.f_frsize,
-            "files": files,
-        }
-    place = folder / name
+        stat = os.statvfs(folder.parent)
+        found["free"], found["total"] = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+        found["free_files"] = stat.f_favail if stat.f_files else -1
     try:
-        place.mkdir()
+        with tempfile.TemporaryFile() as file:
+            file.write(b"ping")
     except OSError as error:
-        return found | {"wrong": {"write": str(error.strerror)}}
+        found["temporary_error"] = str(error.strerror or error)
     try:
-        return found | attempts(place)
+        folder.mkdir()
+        return found | operations(folder)
+    except OSError as error:
+        return found | {"errors": {"write": str(error.strerror)}}
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def attempts(place: Path) -> dict[str, object]:
-    wrong: dict[str, str] = {}
-    seconds = apart = 0.0
-    try:
-        apart = time.time()
-        (place / "one").write_text("one")
-        apart -= (place / "one").stat().st_mtime
-        begin = time.monotonic()
-        with open(place / "safe", "wb") as file:
-            file.write(b"word")
-            file.flush()
-            os.fsync(file.fileno())
-        seconds = time.monotonic() - begin
-    except OSError as error:
-        return {"wrong": {"write": str(error.strerror)}}
-    for name, function in {"rename": _rename, "link": _link, "lock": _lock}.items():
+def operations(folder: Path) -> dict[str, Any]:
+    """Tries in a folder of its own what a run does with files. Raises OSError where it cannot write."""
+    before = time.time()
+    (folder / "one").write_text("one")
+    skew = before - (folder / "one").stat().st_mtime
+    begin = time.monotonic()
+    with open(folder / "flushed", "wb") as file:
+        file.write(b"ping")
+        file.flush()
+        os.fsync(file.fileno())
+    errors = dict[str, str]()
+    seconds = time.monotonic() - begin
+    for name, operation in OPERATIONS.items():
         try:
-            function(place)
+            operation(folder)
         except OSError as error:
-            wrong[name] = in_a_line(error)
-    return {"wrong": wrong, "safe": seconds, "apart": apart}
+            errors[name] = in_one_line(error)
+    return {"errors": errors, "flush_s": seconds, "skew_s": skew}
 
 
-def _rename(place: Path) -> None:
-    (place / "two").write_text("two")
-    (place / "two").rename(place / "one")
-    if (place / "one").read_text() != "two":
-        raise OSError("a file that was renamed over another did not take its place")
+def _rename(folder: Path) -> None:
+    (folder / "two").write_text("two")
+    (folder / "two").rename(folder / "one")
+    if (folder / "one").read_text() != "two":
+        raise OSError("a file that was renamed over another one did not replace it")
 
 
-def _link(place: Path) -> None:
-    """As `latest` is: a link renamed over a link."""
-    for target in ("one", "safe"):
-        (place / ".latest").symlink_to(target)
-        (place / ".latest").rename(place / "latest")
-    if os.readlink(place / "latest") != "safe":
-        raise OSError("a link that was renamed over another did not take its place")
+def _link(folder: Path) -> None:
+    """Renames a link over a link, as a run does with `latest`."""
+    for target in ("one", "flushed"):
+        (folder / ".latest").symlink_to(target)
+        (folder / ".latest").rename(folder / "latest")
+    if os.readlink(folder / "latest") != "flushed":
+        raise OSError("a link that was renamed over another one did not replace it")
 
 
-def _lock(place: Path) -> None:
-    """A run is held by a lock that a second opening of the file must not get."""
-    one, other = (os.open(place / ".lock", os.O_RDWR | os.O_CREAT, 0o600) for _ in range(2))
+def _lock(folder: Path) -> None:
+    """Locks a file twice, as two launchers of one run would; the second one must fail."""
+    one, other = (os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600) for _ in range(2))
     try:
         fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
@@ -160,94 +152,68 @@ def _lock(place: Path) -> None:
         os.close(other)
 
 
+OPERATIONS: Mapping[str, Callable[[Path], None]] = {"rename": _rename, "link": _link, "lock": _lock}
+
+
 def kind_of(folder: Path) -> str:
-    """The type of the file system, by the longest mount point above."""
-    best, kind = -1, ""
+    """Returns the type of the file system: that of the longest mount point above the folder."""
+    longest, kind = -1, ""
     with suppress(OSError):
         real = os.path.realpath(folder)
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             before, _, after = line.partition(" - ")
             point = before.split()[4].encode().decode("unicode_escape")
-            inside = real == point or real.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= best:
-                best, kind = len(point), after.split()[0]
+            is_above = real == point or real.startswith(point.rstrip("/") + "/")
+            if is_above and len(point) >= longest:
+                longest, kind = len(point), after.split()[0]
     return kind
 
 
-def measure(asked: Asked, answer: Answer) -> Facts:
-    temporary = ""
-    try:
-        with tempfile.TemporaryFile() as file:
-            file.write(b"word")
-    except OSError as error:
-        temporary = str(error.strerror or error)
-    said = answer.said or {}
-    return Facts(str(asked.runs), hangs=answer.wrong, temporary=temporary, **said)
-
-
-def judge(facts: Facts) -> Iterator[Check]:
-    if facts.hangs:
-        remedy = "look at the disk or the server behind it (df, mount), or write elsewhere: run.dir=PATH"
-        yield Check(
-            SUBJECT,
-            "run directory",
-            "failure",
-            f"writing to {facts.folder} for {facts.runs}: {facts.hangs}",
-            remedy,
-        )
-    elif why := facts.wrong.get("write"):
-        yield Check(
-            SUBJECT,
-            "run directory",
-            "failure",
-            f"{facts.folder} cannot be written to: {why}",
-            "write elsewhere: run.dir=PATH",
-        )
+def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    if facts.error:
+        remedy = f"look at the disk or the server behind it (df, mount), or {ELSEWHERE}"
+        yield failure("run directory", f"writing for {requirements.runs}: {facts.error}", remedy)
+        return
+    if error := facts.errors.get("write"):
+        yield failure("run directory", f"{facts.folder} cannot be written to: {error}", ELSEWHERE)
     else:
-        yield _room(facts)
-        yield _files(facts)
-        yield _safe(facts)
-    if facts.temporary:
-        yield Check(
-            SUBJECT, "temporary files", "failure", facts.temporary, "set TMPDIR to a folder with room"
-        )
+        yield _space(facts)
+        yield _operations(facts)
+        yield _speed(facts)
+    if facts.temporary_error:
+        yield failure("temporary files", facts.temporary_error, "set TMPDIR to a folder with space")
 
 
-def _room(facts: Facts) -> Check:
-    where = f"{facts.folder}" + (f" ({facts.kind})" if facts.kind else "")
+def _space(facts: Facts) -> Finding:
+    name, where = "run directory", f"{facts.folder}" + (f" ({facts.kind})" if facts.kind else "")
     found = f"{where}: {amount(facts.free)} free of {amount(facts.total)}"
-    remedy = "delete old runs, keep fewer checkpoints (run.checkpoint.keep), or write elsewhere: run.dir=PATH"
-    if facts.free < ENOUGH:
-        return Check(
-            SUBJECT, "run directory", "failure" if facts.free < TOO_LITTLE else "warning", found, remedy
+    remedy = f"delete old runs, keep fewer checkpoints (run.checkpoint.keep), or {ELSEWHERE}"
+    if facts.free < MIN_FREE_BYTES_TO_START:
+        return failure(name, found, remedy)
+    if facts.free < MIN_FREE_BYTES:
+        return warning(name, found, remedy)
+    if 0 <= facts.free_files < MIN_FREE_FILES:
+        return warning(name, f"{where}: only {facts.free_files:,} more files fit", remedy)
+    return ok(name, found)
+
+
+def _operations(facts: Facts) -> Finding:
+    name = "rename and lock"
+    if facts.errors:
+        found = "; ".join(f"{operation}: {error}" for operation, error in facts.errors.items())
+        return failure(name, found, "write to another file system: run.dir=PATH")
+    if abs(facts.skew_s) > MAX_CLOCK_SKEW_S:
+        direction = "behind" if facts.skew_s > 0 else "ahead of"
+        found = (
+            f"they work; the clock of the disk is {abs(facts.skew_s):.0f} s {direction} that of this machine"
         )
-    if 0 <= facts.files < FEW_FILES:
-        return Check(
-            SUBJECT, "run directory", "warning", f"{where}: only {facts.files:,} more files fit", remedy
-        )
-    return Check(SUBJECT, "run directory", "ok", found)
+        return warning(name, found, "set both clocks (timedatectl set-ntp true, on the server too)")
+    return ok(name, "a rename is atomic, a lock holds")
 
 
-def _files(facts: Facts) -> Check:
-    """What a run does with files beside writing them."""
-    name, remedy = "rename and lock", "write to another file system: run.dir=PATH"
-    broken = {what: facts.wrong[what] for what in ("rename", "link", "lock") if what in facts.wrong}
-    if broken:
-        found = "; ".join(f"{what}: {why}" for what, why in broken.items())
-        return Check(SUBJECT, name, "failure", found, remedy)
-    if abs(facts.apart) > APART:
-        way = "behind" if facts.apart > 0 else "before"
-        found = f"they work; the clock of the disk is {abs(facts.apart):.0f} s {way} that of this machine"
-        return Check(
-            SUBJECT, name, "warning", found, "set both clocks (timedatectl set-ntp true, on the server too)"
-        )
-    return Check(SUBJECT, name, "ok", "a rename is whole, a lock holds")
-
-
-def _safe(facts: Facts) -> Check:
-    found = f"a small file is safe after {1000 * facts.safe:.0f} ms"
-    if facts.safe > SLOW:
+def _speed(facts: Facts) -> Finding:
+    found = f"a small file is on the disk after {1000 * facts.flush_s:.0f} ms"
+    if facts.flush_s > MAX_FLUSH_S:
         remedy = "write checkpoints less often (run.checkpoint.every), or to a faster disk: run.dir=PATH"
-        return Check(SUBJECT, "speed", "warning", found, remedy)
-    shared = facts.kind.startswith(NETWORKS)
-    return Check(SUBJECT, "speed", "ok", found + ("; a disk on a network" if shared else ""))
+        return warning("speed", found, remedy)
+    return ok("speed", found + ("; a disk on a network" if facts.kind.startswith(NETWORKS) else ""))

@@ -1,188 +1,159 @@
-"""Limits on what processes may have: open files, other processes, locked memory, address space, processors."""
+"""Limits on processes: open files, other processes, locked memory, address space, processors."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import cgroup
-from meshctl.engines.checks.options import GIB, MIB, Asked, amount
+from meshctl.engines.checks.requirements import GIB, Finding, Requirements, amount, failure, ok, warning
 
-SUBJECT = "limits"
 NO_LIMIT = resource.RLIM_INFINITY
-FILES_AT_LEAST, FILES_A_WORKER = 1024, 16
-"""The launcher and the fork server hold a few for each worker."""
-TASKS_AT_LEAST, TASKS_A_WORKER = 512, 48
+MIN_FILES, FILES_PER_WORKER, MIN_FILES_TO_START = 1024, 16, 128
+"""The launcher and the fork server hold a few open files for each worker."""
+MIN_TASKS, TASKS_PER_WORKER, MIN_TASKS_TO_START = 512, 48, 64
 """Processes and threads: gloo, NCCL, autograd and a DataLoader have some of their own in each worker."""
-ADDRESSES = 64 * GIB
-LOCKED = 64 * MIB
+MIN_ADDRESS_BYTES, MIN_ADDRESS_BYTES_TO_START = 64 * GIB, 4 * GIB
 
 
 @dataclass(frozen=True)
 class Facts:
-    files: tuple[int, int] = (4096, 4096)
-    """(soft, hard), in open files of a process."""
+    files: Sequence[int] = (4096, 4096)
+    """The soft and the hard limit of open files of a process."""
     tasks: int = NO_LIMIT
-    """Of this user."""
-    root: bool = False
-    """For whom that limit does not hold."""
+    """The limit of processes and threads of this user."""
+    is_root: bool = False
+    """The limit of tasks does not apply to root."""
     pids: int = 0
-    """Of the container or session; 0 for no limit."""
+    """The limit of the container or session; 0 for none."""
     pids_used: int = 0
-    locked: int = NO_LIMIT
-    """Bytes."""
-    infiniband: tuple[str, ...] = ()
-    """Adapters, whose drivers lock memory."""
-    addresses: int = NO_LIMIT
-    """Bytes."""
+    locked_bytes: int = NO_LIMIT
+    infiniband: Sequence[str] = ()
+    """The adapters whose drivers lock memory."""
+    address_bytes: int = NO_LIMIT
     cpus: int = 8
-    """Of the machine."""
+    """The processors of the machine."""
     allowed: int = 8
-    """On which this process may run."""
+    """The processors that this process may use."""
     quota: float = 0.0
-    """Of the container or session, in processors; 0 for none."""
-    threads: str = ""
-    """OMP_NUM_THREADS."""
-    workers: int = 0
-    """Of the recipe."""
+    """The quota of the container or session, in processors; 0 for none."""
+    omp_num_threads: str = ""
 
 
-def measure(asked: Asked) -> Facts:
+def measure(requirements: dict[str, Any]) -> dict[str, Any]:
     adapters: list[str] = []
     with suppress(OSError):
         adapters = sorted(path.name for path in Path("/sys/class/infiniband").iterdir())
-    return Facts(
-        resource.getrlimit(resource.RLIMIT_NOFILE),
-        resource.getrlimit(resource.RLIMIT_NPROC)[0],
-        os.geteuid() == 0,
-        cgroup.least("pids.max", "pids/pids.max"),
-        cgroup.value("pids.current", "pids/pids.current"),
-        resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        tuple(adapters),
-        resource.getrlimit(resource.RLIMIT_AS)[0],
-        os.cpu_count() or 1,
-        len(os.sched_getaffinity(0)),
-        cgroup.cpus(),
-        os.environ.get("OMP_NUM_THREADS", ""),
-        asked.workers,
-    )
+    return {
+        "files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
+        "tasks": resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        "is_root": os.geteuid() == 0,
+        "pids": cgroup.least("pids.max", "pids/pids.max"),
+        "pids_used": cgroup.value("pids.current", "pids/pids.current"),
+        "locked_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        "infiniband": adapters,
+        "address_bytes": resource.getrlimit(resource.RLIMIT_AS)[0],
+        "cpus": os.cpu_count() or 1,
+        "allowed": len(os.sched_getaffinity(0)),
+        "quota": cgroup.cpus(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
+    }
 
 
-def judge(facts: Facts) -> Iterator[Check]:
-    yield _files(facts)
-    yield _tasks(facts)
+def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
+    yield _files(facts, requirements.workers)
+    yield _tasks(facts, requirements.workers)
     yield _locked(facts)
-    if facts.addresses != NO_LIMIT and facts.addresses < ADDRESSES:
-        found = f"{amount(facts.addresses)} a process (ulimit -v); torch maps more than it uses"
-        yield Check(
-            SUBJECT,
-            "address space",
-            "failure" if facts.addresses < 4 * GIB else "warning",
-            found,
-            "ulimit -v unlimited",
-        )
-    yield _cpus(facts)
-    yield _threads(facts)
+    if facts.address_bytes != NO_LIMIT and facts.address_bytes < MIN_ADDRESS_BYTES:
+        found = f"{amount(facts.address_bytes)} a process (ulimit -v); torch maps more than it uses"
+        report = failure if facts.address_bytes < MIN_ADDRESS_BYTES_TO_START else warning
+        yield report("address space", found, "ulimit -v unlimited")
+    yield _cpus(facts, requirements.workers)
+    yield _threads(facts, requirements.workers)
 
 
-def told(limit: int) -> str:
+def number(limit: int) -> str:
     return "no limit" if limit == NO_LIMIT else f"{limit:,}"
 
 
-def _files(facts: Facts) -> Check:
+def _need(workers: int, per_worker: int, minimum: int) -> tuple[int, str]:
+    """Returns a number that a run needs, and the reason why less is too little."""
+    if per_worker * workers > minimum:
+        return per_worker * workers, f"{workers} workers may need {per_worker * workers:,}"
+    return minimum, "little for a run"
+
+
+def _files(facts: Facts, workers: int) -> Finding:
     soft, hard = facts.files
-    needed = max(FILES_AT_LEAST, FILES_A_WORKER * facts.workers)
-    found = f"{told(soft)} a process" + (f", may be raised to {told(hard)}" if hard != soft else "")
-    if soft != NO_LIMIT and soft < needed:
-        why = (
-            f" {facts.workers} workers may need {needed:,}"
-            if needed > FILES_AT_LEAST
-            else " little for a run"
-        )
-        room = hard == NO_LIMIT or hard >= needed
-        remedy = (
-            f"ulimit -n {min(65536, hard) if hard != NO_LIMIT else 65536}"
-            if room
-            else "raise nofile in /etc/security/limits.conf"
-        )
-        return Check(SUBJECT, "open files", "failure" if soft < 128 else "warning", f"{found}:{why}", remedy)
-    return Check(SUBJECT, "open files", "ok", found)
+    needed, reason = _need(workers, FILES_PER_WORKER, MIN_FILES)
+    found = f"{number(soft)} a process" + (f", may be raised to {number(hard)}" if hard != soft else "")
+    if soft == NO_LIMIT or soft >= needed:
+        return ok("open files", found)
+    remedy = "raise nofile in /etc/security/limits.conf"
+    if hard == NO_LIMIT or hard >= needed:
+        remedy = f"ulimit -n {65536 if hard == NO_LIMIT else min(65536, hard)}"
+    return (failure if soft < MIN_FILES_TO_START else warning)("open files", f"{found}: {reason}", remedy)
 
 
-def _tasks(facts: Facts) -> Check:
-    """Processes and threads, by user and by container."""
-    needed = max(TASKS_AT_LEAST, TASKS_A_WORKER * facts.workers)
-    by_user = NO_LIMIT if facts.root else facts.tasks
-    left = facts.pids - facts.pids_used if facts.pids else NO_LIMIT
-    user = f"ulimit -u {4 * needed}, or raise nproc in /etc/security/limits.conf"
-    container = "raise the limit of the container: docker run --pids-limit=-1, or TasksMax= of the session"
-    for room, remedy, whose in (
-        (by_user, user, "of this user"),
-        (left, container, "left in this container or session"),
-    ):
-        if room != NO_LIMIT and room < needed:
-            why = (
-                f"{facts.workers} workers may need {needed:,}"
-                if needed > TASKS_AT_LEAST
-                else "little for a run"
-            )
-            found = f"{max(0, room):,} processes and threads {whose}: {why}"
-            return Check(SUBJECT, "processes", "failure" if room < 64 else "warning", found, remedy)
-    least = [room for room in (by_user, left) if room != NO_LIMIT]
-    return Check(SUBJECT, "processes", "ok", f"{min(least):,} and threads" if least else "no limit")
+def _tasks(facts: Facts, workers: int) -> Finding:
+    """Judges the processes and threads that this user, and this container, may still start."""
+    needed, reason = _need(workers, TASKS_PER_WORKER, MIN_TASKS)
+    of_user = NO_LIMIT if facts.is_root else facts.tasks
+    of_container = facts.pids - facts.pids_used if facts.pids else NO_LIMIT
+    raise_user = f"ulimit -u {4 * needed}, or raise nproc in /etc/security/limits.conf"
+    raise_container = (
+        "raise the limit of the container: docker run --pids-limit=-1, or TasksMax= of the session"
+    )
+    limits = (
+        (of_user, "of this user", raise_user),
+        (of_container, "left in this container or session", raise_container),
+    )
+    for left, whose, remedy in limits:
+        if left != NO_LIMIT and left < needed:
+            found = f"{max(0, left):,} processes and threads {whose}: {reason}"
+            return (failure if left < MIN_TASKS_TO_START else warning)("processes", found, remedy)
+    known = [left for left, _, _ in limits if left != NO_LIMIT]
+    return ok("processes", f"{min(known):,} and threads" if known else "no limit")
 
 
-def _locked(facts: Facts) -> Check:
-    found = "no limit" if facts.locked == NO_LIMIT else amount(facts.locked)
-    if facts.infiniband and facts.locked != NO_LIMIT:
-        found += f", and there is {', '.join(facts.infiniband[:4])}: its driver locks what it sends"
-        return Check(
-            SUBJECT, "locked memory", "warning", found, "ulimit -l unlimited; docker run --ulimit memlock=-1"
-        )
-    return Check(SUBJECT, "locked memory", "ok", found)
+def _locked(facts: Facts) -> Finding:
+    found = "no limit" if facts.locked_bytes == NO_LIMIT else amount(facts.locked_bytes)
+    if not facts.infiniband or facts.locked_bytes == NO_LIMIT:
+        return ok("locked memory", found)
+    found += f", and there is {', '.join(facts.infiniband[:4])}: its driver locks what it sends"
+    return warning("locked memory", found, "ulimit -l unlimited; docker run --ulimit memlock=-1")
 
 
-def usable(facts: Facts) -> float:
+def usable_cpus(facts: Facts) -> float:
     return min(facts.allowed, facts.quota) if facts.quota else facts.allowed
 
 
-def _cpus(facts: Facts) -> Check:
-    found = (
-        f"{usable(facts):g} usable"
-        if usable(facts) == facts.cpus
-        else f"{usable(facts):g} of {facts.cpus} usable"
-    )
+def _cpus(facts: Facts, workers: int) -> Finding:
+    usable = usable_cpus(facts)
+    found = f"{usable:g} usable" if usable == facts.cpus else f"{usable:g} of {facts.cpus} usable"
     if facts.quota and facts.quota < facts.allowed:
         found += f" (a quota of {facts.quota:g})"
-    if facts.workers > 2 * usable(facts):
-        return Check(
-            SUBJECT,
-            "processors",
-            "warning",
-            f"{found}, for {facts.workers} workers",
-            "fewer ranks on cpu, or a larger machine",
-        )
-    return Check(SUBJECT, "processors", "ok", found)
+    if workers > 2 * usable:
+        remedy = "fewer ranks on cpu, or a larger machine"
+        return warning("processors", f"{found}, for {workers} workers", remedy)
+    return ok("processors", found)
 
 
-def _threads(facts: Facts) -> Check:
-    name = "OMP_NUM_THREADS"
-    if not facts.threads:
-        return Check(SUBJECT, name, "ok", "not set: 1 in each worker")
-    first = facts.threads.split(",")[0].strip()
+def _threads(facts: Facts, workers: int) -> Finding:
+    name, text = "OMP_NUM_THREADS", facts.omp_num_threads
+    if not text:
+        return ok(name, "not set: 1 in each worker")
+    first = text.split(",")[0].strip()
     if not first.isdecimal() or not int(first):
-        return Check(
-            SUBJECT, name, "failure", f"`{facts.threads}` is no number of threads", f"export {name}=1"
-        )
-    threads, workers = int(first), max(1, facts.workers)
-    if threads * workers > usable(facts) and threads > 1:
-        times = f" x {workers} workers" if workers > 1 else ""
-        found = f"{threads}{times} on {usable(facts):g} processors"
-        each = max(1, int(usable(facts) // workers))
-        return Check(SUBJECT, name, "warning", f"{found}: they wait for one another", f"export {name}={each}")
-    return Check(SUBJECT, name, "ok", facts.threads)
+        return failure(name, f"`{text}` is not a number of threads", f"export {name}=1")
+    threads, workers, usable = int(first), max(1, workers), usable_cpus(facts)
+    if threads == 1 or threads * workers <= usable:
+        return ok(name, text)
+    per_worker = f" x {workers} workers" if workers > 1 else ""
+    found = f"{threads}{per_worker} on {usable:g} processors: they wait for each other"
+    return warning(name, found, f"export {name}={max(1, int(usable // workers))}")

@@ -1,5 +1,5 @@
-"""Memory, and how processes share it: the machine's and the container's, /dev/shm, memfd, files passed over
-unix sockets."""
+"""Memory and how processes share it: the machine's and the container's memory, /dev/shm, memfd, and files passed
+over unix sockets."""
 
 from __future__ import annotations
 
@@ -10,192 +10,141 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import cgroup
-from meshctl.engines.checks.options import GIB, MIB, amount
-from meshctl.engines.checks.probe import in_a_line
+from meshctl.engines.checks.probe import in_one_line
+from meshctl.engines.checks.requirements import GIB, MIB, Finding, Requirements, amount, failure, ok, warning
 
-SUBJECT = "memory"
-LITTLE = 2 * GIB
-SMALL_SHM = 512 * MIB
+MIN_FREE_BYTES = 2 * GIB
+MIN_SHM_BYTES = 512 * MIB
 NEVER_OVERCOMMIT = 2
 
 
 @dataclass(frozen=True)
 class Facts:
+    """Sizes are bytes."""
+
     total: int = 16 * GIB
-    """Of the machine."""
     available: int = 16 * GIB
     limit: int = 0
-    """Of the container or session; 0 for none."""
+    """The limit of the container or session; 0 for none."""
     used: int = 0
-    """Of that limit, without what can be dropped."""
+    """The part of that limit that is used and cannot be dropped."""
     shm: int = 8 * GIB
-    """The size of /dev/shm; 0 where there is none."""
+    """The size of /dev/shm."""
     shm_free: int = 8 * GIB
-    shm_wrong: str = ""
-    """Why nothing can be written there."""
-    memfd: str = ""
-    """Why memory without a name cannot be made."""
-    sockets: str = ""
-    """Why an open file cannot be passed on."""
+    shm_error: str = ""
+    """The reason why nothing can be written to /dev/shm."""
+    memfd_error: str = ""
+    socket_error: str = ""
+    """The reason why an open file cannot be passed over a unix socket."""
     overcommit: int = 0
+    """The kernel's vm.overcommit_memory."""
 
 
-def measure() -> Facts:
-    sizes = {}
+def measure(requirements: dict[str, Any]) -> dict[str, Any]:
+    sizes = dict[str, int]()
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             name, value = line.split(":")
             sizes[name] = int(value.split()[0]) << 10
-    shm, free, wrong = _shm()
-    overcommit = 0
+    found = {"total": sizes.get("MemTotal", 0), "available": sizes.get("MemAvailable", 0)}
     with suppress(OSError, ValueError):
-        overcommit = int(Path("/proc/sys/vm/overcommit_memory").read_text())
-    limit, used = cgroup.least("memory.max", "memory/memory.limit_in_bytes"), 0
+        found["overcommit"] = int(Path("/proc/sys/vm/overcommit_memory").read_text())
+    limit = cgroup.least("memory.max", "memory/memory.limit_in_bytes")
     if 0 < limit < sizes.get("MemTotal", limit + 1):
-        used = max(
-            0,
-            cgroup.value("memory.current", "memory/memory.usage_in_bytes")
-            - cgroup.entry("memory.stat", "inactive_file"),
-        )
-    else:
-        limit = 0
-    return Facts(
-        sizes.get("MemTotal", 0),
-        sizes.get("MemAvailable", 0),
-        limit,
-        used,
-        shm,
-        free,
-        wrong,
-        memfd(),
-        pass_a_file(),
-        overcommit,
-    )
+        used = cgroup.value("memory.current", "memory/memory.usage_in_bytes")
+        found |= {"limit": limit, "used": max(0, used - cgroup.entry("memory.stat", "inactive_file"))}
+    return found | shared_memory() | {"memfd_error": memfd_error(), "socket_error": socket_error()}
 
 
-def _shm() -> tuple[int, int, str]:
-    """Its size, what is free of it, and why nothing can be written there; what is written has no name and is
-    gone at once."""
+def shared_memory() -> dict[str, Any]:
+    """Returns the size of /dev/shm and the free part of it. The file that it writes there has no name."""
     try:
         stat = os.statvfs("/dev/shm")
         file = os.open("/dev/shm", os.O_RDWR | os.O_TMPFILE, 0o600)
         try:
-            os.write(file, b"word")
+            os.write(file, b"ping")
         finally:
             os.close(file)
     except OSError as error:
-        return 0, 0, str(error.strerror)
-    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, ""
+        return {"shm": 0, "shm_free": 0, "shm_error": str(error.strerror)}
+    return {"shm": stat.f_blocks * stat.f_frsize, "shm_free": stat.f_bavail * stat.f_frsize}
 
 
-def memfd() -> str:
+def memfd_error() -> str:
+    """Writes to an anonymous file through a mapping. Returns the reason of a failure, or an empty text."""
     try:
         file = os.memfd_create("meshctl-doctor", os.MFD_CLOEXEC)
         try:
             os.ftruncate(file, 1 << 16)
             with mmap.mmap(file, 1 << 16) as memory:
-                memory[:4] = b"word"
-            heard = os.pread(file, 4, 0)
+                memory[:4] = b"ping"
+            read = os.pread(file, 4, 0)
         finally:
             os.close(file)
     except (OSError, AttributeError) as error:
-        return in_a_line(error)
-    return "" if heard == b"word" else f"`word` came as {heard!r}"
+        return in_one_line(error)
+    return "" if read == b"ping" else f"`ping` was read as {read!r}"
 
 
-def pass_a_file() -> str:
-    """As the fork server and agents talk: packets over a unix socket, and an open file with one."""
-    reader = writer = -1
+def socket_error() -> str:
+    """Passes an open file over a unix socket, as the fork server does. Returns the reason of a failure."""
     try:
-        reader, writer = os.pipe()
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with one, other:
+        with one, other, open(os.memfd_create("meshctl-doctor"), "r+b") as file:
             one.settimeout(5)
             other.settimeout(5)
-            socket.send_fds(one, [b"word"], [writer])
-            heard, files, _, _ = socket.recv_fds(other, 16, 1)
-            for file in files:
-                os.write(file, b"more")
-                os.close(file)
-        passed = len(files) == 1 and os.read(reader, 16) == b"more"
-        return "" if heard == b"word" and passed else "the file did not arrive"
-    except OSError as error:
-        return in_a_line(error)
-    finally:
-        for file in (reader, writer):
-            if file >= 0:
-                os.close(file)
+            socket.send_fds(one, [b"ping"], [file.fileno()])
+            message, passed, _, _ = socket.recv_fds(other, 16, 1)
+            for descriptor in passed:
+                os.write(descriptor, b"pong")
+                os.close(descriptor)
+            arrived = message == b"ping" and os.pread(file.fileno(), 4, 0) == b"pong"
+        return "" if arrived else "the file did not arrive"
+    except (OSError, AttributeError) as error:
+        return in_one_line(error)
 
 
-def judge(facts: Facts) -> Iterator[Check]:
+def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     yield _memory(facts)
-    yield _shared(facts)
-    yield _works(
-        "memfd",
-        facts.memfd,
-        "memory without a name can be had",
-        "Linux 3.17 has it; a sandbox may forbid memfd_create",
-    )
-    yield _works(
-        "unix sockets",
-        facts.sockets,
-        "packets and open files pass",
-        "a sandbox may forbid AF_UNIX, SOCK_SEQPACKET or SCM_RIGHTS",
-    )
+    yield _shared_memory(facts)
+    if facts.memfd_error:
+        remedy = "Linux 3.17 or later has it; a sandbox may forbid memfd_create"
+        yield failure("memfd", facts.memfd_error, remedy)
+    else:
+        yield ok("memfd", "anonymous shared memory works")
+    if facts.socket_error:
+        remedy = "a sandbox may forbid AF_UNIX, SOCK_SEQPACKET or SCM_RIGHTS"
+        yield failure("unix sockets", facts.socket_error, remedy)
+    else:
+        yield ok("unix sockets", "packets and open files pass")
     if facts.overcommit == NEVER_OVERCOMMIT:
-        found = "the kernel gives no memory that it might lack: forks of a process with torch in it may fail"
-        yield Check(SUBJECT, "overcommit", "warning", found, "sysctl -w vm.overcommit_memory=0")
+        found = "the kernel never overcommits memory: forks of a process that has torch loaded may fail"
+        yield warning("overcommit", found, "sysctl -w vm.overcommit_memory=0")
 
 
-def _memory(facts: Facts) -> Check:
+def _memory(facts: Facts) -> Finding:
     left = facts.limit - facts.used if facts.limit else facts.available
-    of = f"the limit of {amount(facts.limit)}" if facts.limit else amount(facts.total)
-    found = f"{amount(max(0, left))} free of {of}" + (
-        f"; the machine has {amount(facts.total)}" if facts.limit else ""
-    )
-    if left < LITTLE:
-        raised, ended = (
-            "raise the limit of the container or session (memory.max)",
-            "end what takes it (ps aux --sort=-rss | head)",
-        )
-        remedy = raised if facts.limit else ended
-        return Check(SUBJECT, "memory", "warning", found, remedy)
-    return Check(SUBJECT, "memory", "ok", found)
+    total = f"the limit of {amount(facts.limit)}" if facts.limit else amount(facts.total)
+    machine = f"; the machine has {amount(facts.total)}" if facts.limit else ""
+    found = f"{amount(max(0, left))} free of {total}{machine}"
+    if left >= MIN_FREE_BYTES:
+        return ok("memory", found)
+    if facts.limit:
+        return warning("memory", found, "raise the limit of the container or session (memory.max)")
+    return warning("memory", found, "end what uses it (ps aux --sort=-rss | head)")
 
 
-def _shared(facts: Facts) -> Check:
+def _shared_memory(facts: Facts) -> Finding:
     container = "in a container: docker run --shm-size=8g, or an emptyDir with `medium: Memory` at /dev/shm"
-    if facts.shm_wrong:
-        return Check(
-            SUBJECT,
-            "/dev/shm",
-            "warning",
-            f"nothing can be written there: {facts.shm_wrong}; DataLoader and NCCL do",
-            container,
-        )
+    if facts.shm_error:
+        found = f"nothing can be written there: {facts.shm_error}; DataLoader and NCCL write there"
+        return warning("/dev/shm", found, container)
     found = f"{amount(facts.shm_free)} free of {amount(facts.shm)}"
-    if facts.shm < SMALL_SHM:
-        return Check(
-            SUBJECT,
-            "/dev/shm",
-            "warning",
-            f"{found}: little for the workers of a DataLoader and for NCCL",
-            container,
-        )
-    if facts.shm_free < SMALL_SHM:
-        remedy = "delete what dead processes left there (ls -l /dev/shm)"
-        return Check(
-            SUBJECT,
-            "/dev/shm",
-            "warning",
-            f"{found}: little for the workers of a DataLoader and for NCCL",
-            remedy,
-        )
-    return Check(SUBJECT, "/dev/shm", "ok", found)
-
-
-def _works(name: str, wrong: str, what: str, remedy: str) -> Check:
-    return Check(SUBJECT, name, "failure", wrong, remedy) if wrong else Check(SUBJECT, name, "ok", what)
+    if facts.shm_free >= MIN_SHM_BYTES:
+        return ok("/dev/shm", found)
+    is_small = facts.shm < MIN_SHM_BYTES
+    remedy = container if is_small else "delete what dead processes left there (ls -l /dev/shm)"
+    return warning("/dev/shm", f"{found}: little for the workers of a DataLoader and for NCCL", remedy)

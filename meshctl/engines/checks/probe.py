@@ -1,12 +1,11 @@
-"""A child that measures what may hang, crash, or take long: one function, one answer in plain data, a time
-limit.
+"""A child process that measures something that may hang, crash or take long.
 
-    probe = Probe("meshctl.engines.checks.network:resolve", ["localhost"], seconds=10)
-    ...                                   # others at the same time
-    answer = probe.answer()               # what the function gave, or a word on what went wrong
+    probe = Probe("meshctl.engines.checks.network:measure", [{}], seconds=10)
+    ...                                   # other probes run meanwhile
+    answer = probe.answer()               # the value of the function as plain data, or an error
 
-It is a fresh interpreter, in a process group of its own that is killed at the end; it dies with its parent
-too. What it prints goes nowhere: the answer has a pipe of its own.
+The child is a fresh interpreter in a process group of its own, which is killed at the end and dies with its parent.
+Its standard output is discarded: the answer has a pipe of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,61 +27,59 @@ from meshctl.engines.node import guard
 from meshctl.package import PACKAGE_DIR
 
 ROOT = str(PACKAGE_DIR.parent)
-CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from meshctl.engines.checks.probe import child; child(*sys.argv[2:])"
-LEAVING = 2.0
-"""Seconds that a killed child gets to be gone."""
-LONGEST = 1 << 20
-"""Bytes of an answer."""
+CHILD = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from meshctl.engines.checks.probe import child; child(*sys.argv[2:])"
+)
+EXIT_S = 2.0
+"""Seconds to wait for a killed child."""
+MAX_ANSWER_BYTES = 1 << 20
+MAX_ERROR_CHARS = 300
 
 
 @dataclass(frozen=True)
 class Answer:
-    said: Any = None
-    wrong: str = ""
-    """Why there is no answer; empty if there is."""
+    value: Any = None
+    error: str = ""
+    """The reason why there is no value; empty if there is one."""
 
 
 class Probe:
     def __init__(self, function: str, arguments: Sequence[Any] = (), seconds: float = 10.0) -> None:
-        """`function` is MODULE:NAME, called with `arguments`, which are plain data."""
-        self._end, self._seconds = time.monotonic() + seconds, seconds
+        """Starts the child. `function` is MODULE:NAME; `arguments` are plain data."""
+        self._deadline, self._seconds = time.monotonic() + seconds, seconds
         self._answer: Answer | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._heard, writer = os.pipe()
+        self._reader, writer = os.pipe()
         self._errors, errors = os.pipe()
-        command = [
-            sys.executable,
-            "-P",
-            "-c",
-            CHILD,
-            ROOT,
-            function,
-            json.dumps(list(arguments)),
-            str(writer),
-        ]
-        nothing = subprocess.DEVNULL
+        words = [ROOT, function, json.dumps(list(arguments)), str(writer)]
         try:
             self._process = subprocess.Popen(
-                command,
-                stdin=nothing,
-                stdout=nothing,
+                [sys.executable, "-P", "-c", CHILD, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=errors,
                 pass_fds=[writer],
                 start_new_session=True,
             )
         except OSError as error:
-            self._answer = Answer(wrong=f"no process could be started: {error.strerror}")
+            self._answer = Answer(error=f"no process could be started: {error.strerror}")
         finally:
             os.close(writer)
             os.close(errors)
 
     @property
-    def answered(self) -> bool:
-        """It came to its end, and has left nothing."""
-        return self._answer is not None and self._answer.said is not None
+    def pid(self) -> int:
+        """The pid of the child, which is also its process group; 0 if it could not be started."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the function returned a value."""
+        return self._answer is not None and self._answer.value is not None
 
     def answer(self) -> Answer:
-        """Waits for it, and ends the child."""
+        """Waits for the answer and ends the child."""
         if self._answer is None:
             try:
                 self._answer = self._read()
@@ -91,103 +88,59 @@ class Probe:
         return self._answer
 
     def _read(self) -> Answer:
-        text = {self._heard: b"", self._errors: b""}
-        open_ends = list(text)
-        while not text[self._heard].endswith(b"\n"):
-            ready = select.select(open_ends, [], [], max(0.0, self._end - time.monotonic()))[0]
+        received = {self._reader: b"", self._errors: b""}
+        open_pipes = list(received)
+        while not received[self._reader].endswith(b"\n"):
+            if not open_pipes:
+                return Answer(error=self._how_it_died(received[self._errors].decode(errors="replace")))
+            ready = select.select(open_pipes, [], [], max(0.0, self._deadline - time.monotonic()))[0]
             if not ready:
-                return Answer(wrong=f"no answer within {self._seconds:.0f} s")
-            for end in ready:
-                part = os.read(end, 1 << 16)
-                text[end] = (text[end] + part)[-LONGEST:]
-                if not part:
-                    open_ends.remove(end)
-            if not open_ends:
-                return Answer(wrong=self._died(text[self._errors].decode(errors="replace")))
-        said, wrong = json.loads(text[self._heard])
-        return Answer(said, wrong)
+                return Answer(error=f"no answer within {self._seconds:.0f} s")
+            for pipe in ready:
+                data = os.read(pipe, 1 << 16)
+                received[pipe] = (received[pipe] + data)[-MAX_ANSWER_BYTES:]
+                if not data:
+                    open_pipes.remove(pipe)
+        return Answer(*json.loads(received[self._reader]))
 
-    def _died(self, errors: str) -> str:
-        """How it ended, with its last line: of a traceback, the exception."""
+    def _how_it_died(self, errors: str) -> str:
+        """Returns the exit status and the last line of standard error, which is a traceback's exception."""
         assert self._process is not None
-        last = [line.strip() for line in errors.splitlines() if line.strip()][-1:]
+        last_line = [line.strip() for line in errors.splitlines() if line.strip()][-1:]
         with suppress(subprocess.TimeoutExpired):
-            return ": ".join([guard.name_of(self._process.wait(LEAVING)), *last])
-        return "it closed its answer and stayed"
+            return ": ".join([guard.name_of(self._process.wait(EXIT_S)), *last_line])
+        return "it closed its pipes and did not exit"
 
     def close(self) -> None:
-        """Ends the child, with all that it has started; a process that hangs in the kernel is left behind."""
-        if self._heard < 0:
+        """Kills the child and all that it started. A process that hangs in the kernel is left behind."""
+        if self._reader < 0:
             return
-        os.close(self._heard)
+        os.close(self._reader)
         os.close(self._errors)
-        self._heard = self._errors = -1
+        self._reader = self._errors = -1
         if self._process is None:
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(LEAVING)
+            self._process.wait(EXIT_S)
         if self._process.returncode is None:
-            self._process.returncode = (
-                -signal.SIGKILL
-            )  # so that nobody waits for it, or warns of it, at the end
+            self._process.returncode = -signal.SIGKILL  # Popen warns about children that nobody waited for
 
 
 def child(function: str, arguments: str, writer: str) -> NoReturn:
-    """In the child: calls, answers, ends."""
-    with suppress(Exception):  # a kernel without it is something that is to be found out
+    """Runs in the child: calls the function, writes its value or its error, and exits."""
+    with suppress(Exception):  # a kernel without this feature is examined like any other
         guard.die_with(os.getppid(), signal.SIGKILL)
     module, _, name = function.partition(":")
-    answer(int(writer), lambda: getattr(import_module(module), name)(*json.loads(arguments)))
-
-
-def answer(writer: int, function: Callable[[], Any]) -> NoReturn:
-    """Writes what a function gives, or its exception in a line, and ends the process."""
     try:
-        said: list[Any] = [function(), ""]
-    except Exception as error:  # whatever is wrong with the machine is the answer
-        said = [None, in_a_line(error)]
-    with suppress(OSError):  # nobody listens any more
-        text, sent = json.dumps(said).encode() + b"\n", 0
-        while sent < len(text):
-            sent += os.write(writer, text[sent:])
+        answer: list[Any] = [getattr(import_module(module), name)(*json.loads(arguments)), ""]
+    except Exception as error:  # any fault of the machine is the answer
+        answer = [None, in_one_line(error)]
+    with suppress(OSError), os.fdopen(int(writer), "wb") as pipe:  # the parent may have stopped reading
+        pipe.write(json.dumps(answer).encode() + b"\n")
     os._exit(0)
 
 
-def in_a_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
-
-
-def forked(functions: Sequence[Callable[[], Any]], seconds: float) -> list[Answer]:
-    """Several functions at once, each in a fork of this process, which must have no threads; what is not
-    there in time is killed."""
-    end, parent, running = time.monotonic() + seconds, os.getpid(), []
-    for function in functions:
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if not pid:
-            os.close(reader)
-            with suppress(Exception):
-                guard.die_with(parent, signal.SIGKILL)
-            answer(writer, function)
-        os.close(writer)
-        running.append((pid, reader))
-    return [_reaped(pid, reader, end, seconds) for pid, reader in running]
-
-
-def _reaped(pid: int, reader: int, end: float, seconds: float) -> Answer:
-    text, late = b"", False
-    while not (late or text.endswith(b"\n")):
-        late = not select.select([reader], [], [], max(0.0, end - time.monotonic()))[0]
-        part = b"" if late else os.read(reader, 1 << 16)
-        text += part
-        if not part:
-            break
-    os.close(reader)
-    if late:
-        os.kill(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if text.endswith(b"\n"):
-        return Answer(*json.loads(text))
-    return Answer(wrong=f"no answer within {seconds:.0f} s" if late else guard.name_of(code))
+def in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_ERROR_CHARS]}".rstrip(": ")

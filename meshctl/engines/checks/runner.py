@@ -1,89 +1,77 @@
-"""The examination: all topics, one after another; what may hang is started first, and measured in children
-meanwhile.
+"""Examines a machine: all topics at the same time, each in a child with a time limit.
 
-checks = examine(Asked(runs=Path("runs")))      # never raises, leaves nothing behind
+checks = examine(Requirements(runs="runs"))      # never raises, leaves nothing behind
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from meshctl.diagnostics.health import Check
-from meshctl.engines.checks import (
-    backends,
-    devices,
-    disk,
-    environment,
-    kernel,
-    limits,
-    memory,
-    network,
-    versions,
-    with_torch,
-)
-from meshctl.engines.checks.options import Asked
-from meshctl.engines.checks.probe import Answer, Probe, in_a_line
+from meshctl.engines.checks import clock, devices, disk, limits, memory, network, versions
+from meshctl.engines.checks.probe import Answer, Probe, in_one_line
+from meshctl.engines.checks.requirements import Finding, Requirements
 
-BUG = "this is a bug in meshctl, which says nothing of your machine"
+BUG = "this is a bug in meshctl and says nothing about your machine"
+UNKNOWN = "try again; `meshctl doctor` starts a child for each topic, which did not answer"
 
 
-class Measured:
-    """The children, and what they answer."""
-
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
-        self.torch = Probe("meshctl.engines.checks.with_torch:tell", [], with_torch.SECONDS)
-        self.kernel = kernel.begin()
-        self.names = network.begin()
-        self.smi = devices.begin()
-        self.disk, self.folder = disk.begin(asked)
-
-    def checks(self) -> Iterator[Check]:
-        """In the order in which they are shown; a topic that cannot be looked at says so, and the next one
-        comes."""
-        topics: dict[str, Callable[[], Iterable[Check]]] = {
-            versions.SUBJECT: lambda: versions.judge(versions.measure(self.asked, self._torch)),
-            devices.SUBJECT: lambda: devices.judge(devices.measure(self.asked, self._torch, self._smi)),
-            backends.SUBJECT: lambda: backends.judge(backends.measure(self.asked, self._torch)),
-            network.SUBJECT: lambda: network.judge(
-                network.measure((self.names[0].answer(), self.names[1].answer()))
-            ),
-            memory.SUBJECT: lambda: memory.judge(memory.measure()),
-            limits.SUBJECT: lambda: limits.judge(limits.measure(self.asked)),
-            kernel.SUBJECT: lambda: kernel.judge(kernel.measure(self.kernel.answer())),
-            disk.SUBJECT: lambda: disk.judge(disk.measure(self.asked, self.disk.answer())),
-            environment.SUBJECT: lambda: environment.judge(environment.measure()),
-        }
-        for subject, topic in topics.items():
-            yield from guarded(subject, topic)
+@dataclass(frozen=True)
+class Topic:
+    facts: Callable[..., Any]
+    """The dataclass of facts. `measure`, in the module of the topic's name, returns its fields as plain data."""
+    judge: Callable[[Any, Requirements], Iterator[Finding]]
+    seconds: float
+    """The time limit of `measure`."""
+    clean: Callable[[Requirements], None] = lambda requirements: None
+    """Removes what `measure` leaves behind if it is killed."""
 
     @property
-    def _torch(self) -> dict[str, object]:
-        return dict(with_torch.parse(self.torch.answer()))
-
-    @property
-    def _smi(self) -> Answer:
-        return self.smi.answer() if self.smi is not None else Answer()
-
-    def close(self) -> None:
-        for probe in (self.torch, self.kernel, *self.names, self.smi, self.disk):
-            if probe is not None:
-                probe.close()
-        if not self.disk.answered:
-            disk.clean(self.asked, self.folder)
+    def judges_errors(self) -> bool:
+        """Whether the facts have a field for the reason why `measure` gave none."""
+        return any(field.name == "error" for field in fields(self.facts))  # type: ignore[arg-type]
 
 
-def examine(asked: Asked) -> tuple[Check, ...]:
-    measured = Measured(asked)
+TOPICS: Mapping[str, Topic] = {
+    "versions": Topic(versions.Facts, versions.judge, versions.SECONDS),
+    "devices": Topic(devices.Facts, devices.judge, devices.SECONDS),
+    "network": Topic(network.Facts, network.judge, network.SECONDS),
+    "memory": Topic(memory.Facts, memory.judge, 10.0),
+    "limits": Topic(limits.Facts, limits.judge, 10.0),
+    "disk": Topic(disk.Facts, disk.judge, disk.SECONDS, disk.clean),
+    "clock": Topic(clock.Facts, clock.judge, 10.0),
+}
+"""Subject -> topic, in the order of the report."""
+
+
+def examine(requirements: Requirements) -> tuple[Check, ...]:
+    """Returns the checks of all topics in the order of the table."""
+    probes = dict[str, Probe]()
     try:
-        return tuple(measured.checks())
+        for subject, topic in TOPICS.items():
+            function = f"meshctl.engines.checks.{subject}:measure"
+            probes[subject] = Probe(function, [asdict(requirements)], topic.seconds)
+        return tuple(
+            check
+            for subject, probe in probes.items()
+            for check in checks_of(subject, TOPICS[subject], probe.answer(), requirements)
+        )
     finally:
-        measured.close()
+        for subject, probe in probes.items():
+            probe.close()
+            if not probe.has_answered:
+                TOPICS[subject].clean(requirements)
 
 
-def guarded(subject: str, topic: Callable[[], Iterable[Check]]) -> tuple[Check, ...]:
-    """A border: machines differ in ways that nobody has seen, and one odd file must not hide all the rest."""
+def checks_of(subject: str, topic: Topic, answer: Answer, requirements: Requirements) -> tuple[Check, ...]:
+    """Returns the checks of one topic. An unknown kind of machine must not hide the other topics."""
+    if answer.value is None and not topic.judges_errors:
+        return (Check(subject, "all of it", "warning", f"could not be examined: {answer.error}", UNKNOWN),)
     try:
-        return tuple(topic())
+        facts = topic.facts(error=answer.error) if answer.value is None else topic.facts(**answer.value)
+        return tuple(Check(subject, *finding) for finding in topic.judge(facts, requirements))
     except Exception as error:
-        return (Check(subject, "all of it", "warning", f"could not be looked at: {in_a_line(error)}", BUG),)
+        found = f"could not be examined: {in_one_line(error)}"
+        return (Check(subject, "all of it", "warning", found, BUG),)

@@ -1,5 +1,5 @@
-"""What is installed: Python and the libraries against the ranges that meshctl promises, meshctl's own parts,
-files that hide modules."""
+"""The installation: Python and the libraries against the ranges that meshctl requires, meshctl's own files, and
+files of the user that hide modules."""
 
 from __future__ import annotations
 
@@ -8,205 +8,173 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from meshctl.diagnostics.health import Check
-from meshctl.engines.checks.options import Asked
+from meshctl.engines.checks import torch_build
+from meshctl.engines.checks.requirements import Finding, Requirements, failure, ok, warning
 from meshctl.package import PACKAGE_DIR
 
-SUBJECT = "versions"
-PARTS = ("conf/base.yaml", "conf/layout/fsdp.yaml", "components/starters/train.yaml")
-"""Some of the files that come with the package and are no Python."""
-HIDING = 8
-"""Files that are listed."""
+SECONDS = 90.0
+"""The import of torch may come from a slow disk."""
+SLOW_IMPORT_S = 20.0
+DATA_FILES = ("conf/base.yaml", "conf/layout/fsdp.yaml", "components/starters/train.yaml")
+"""Some of the files of the package that are not Python."""
+MAX_LISTED_FILES = 8
+IMPORT_NAMES = {"hydra-core": "hydra", "pyyaml": "yaml"}
+"""Distribution -> module, where they differ."""
 
 
 @dataclass(frozen=True)
 class Facts:
     version: str = ""
-    """Of meshctl; empty where it is not installed."""
+    """The version of meshctl; empty where it is not installed."""
     ranges: Mapping[str, str] = field(default_factory=dict)
-    """What it wants of each, Python among them: `>=1.3.8,<1.4`."""
+    """Library (or `python`) -> the required range: `>=1.3.8,<1.4`."""
     installed: Mapping[str, str] = field(default_factory=dict)
-    """What there is; empty where there is none."""
+    """Library -> its installed version; empty where it is not installed."""
     command: str = ""
-    """The `meshctl` that a shell would find."""
+    """The `meshctl` that a shell finds."""
     prefix: str = ""
-    """Of the Python that this is."""
+    """The environment of the running Python."""
     folder: str = ""
-    """Of meshctl's package."""
-    lost: tuple[str, ...] = ()
-    """Its parts that are not there."""
+    """The folder of meshctl's package."""
+    lost: Sequence[str] = ()
+    """Files of the package that do not exist."""
     torch: Mapping[str, Any] = field(default_factory=dict)
-    """What the imported torch says; `wrong` where it cannot be imported."""
-    hiding: tuple[str, ...] = ()
-    """Files that come first on the path and are called like something that is needed."""
+    """The facts of `torch_build.build`."""
+    hiding: Sequence[str] = ()
+    """Files on the import path that are named like a required module."""
 
 
-def measure(asked: Asked, torch: Mapping[str, Any]) -> Facts:
-    package = PACKAGE_DIR
+def measure(requirements: dict[str, Any]) -> dict[str, Any]:
     try:
-        own = metadata.metadata("meshctl")
-        wanted = {
-            "python": str(own.json.get("requires_python", "")),
-            **requirements(metadata.requires("meshctl") or []),
-        }
-        version = own["Version"]
+        distribution = metadata.metadata("meshctl")
+        version = distribution["Version"]
+        ranges = {"python": str(distribution.json.get("requires_python", ""))}
+        ranges |= required_ranges(metadata.requires("meshctl") or [])
     except metadata.PackageNotFoundError:
-        version, wanted = "", {}
-    installed = {
-        name: platform.python_version() if name == "python" else installed_version(name) for name in wanted
+        version, ranges = "", {}
+    homes = (PACKAGE_DIR, PACKAGE_DIR.parent)
+    return {
+        "version": version,
+        "ranges": ranges,
+        "installed": {name: installed_version(name) for name in ranges},
+        "command": shutil.which("meshctl") or "",
+        "prefix": sys.prefix,
+        "folder": str(PACKAGE_DIR),
+        "lost": [file for file in DATA_FILES if not any((home / file).is_file() for home in homes)],
+        "torch": torch_build.build(),
+        "hiding": hiding_files(requirements["path"] or (os.getcwd(),), set(ranges)),
     }
-    lost = tuple(
-        part for part in PARTS if not (package / part).is_file() and not (package.parent / part).is_file()
-    )
-    command = shutil.which("meshctl") or ""
-    return Facts(
-        version, wanted, installed, command, sys.prefix, str(package), lost, torch, hiding(asked, set(wanted))
-    )
 
 
-def requirements(lines: list[str]) -> dict[str, str]:
-    """`hydra-core<1.4,>=1.3.8` by name; those of extras are left out."""
+def required_ranges(lines: Sequence[str]) -> dict[str, str]:
+    """Returns library -> range from the lines of the metadata, without those of extras."""
     found = {}
     for line in lines:
         text, _, marker = line.partition(";")
-        if "extra" not in marker and (
-            parts := re.fullmatch(r"\s*([\w.-]+)\s*(?:\[[^]]*])?\s*\(?([^)]*)\)?\s*", text)
-        ):
+        parts = re.fullmatch(r"\s*([\w.-]+)\s*(?:\[[^]]*])?\s*\(?([^)]*)\)?\s*", text)
+        if parts and "extra" not in marker:
             found[parts[1]] = parts[2].strip()
     return found
 
 
 def installed_version(name: str) -> str:
+    if name == "python":
+        return platform.python_version()
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
 
 
-def hiding(asked: Asked, libraries: set[str]) -> tuple[str, ...]:
-    """The recipe's folders come first when a worker imports something: `random.py` there is taken for
-    Python's own."""
-    modules = {"hydra-core": "hydra", "pyyaml": "yaml"}
-    names = (
-        {modules.get(name, name) for name in libraries - {"python"}} | sys.stdlib_module_names | {"meshctl"}
-    )
+def hiding_files(folders: Sequence[str], libraries: set[str]) -> list[str]:
+    """Returns the modules in these folders that are named like a required one.
+
+    The folders come first on the import path of workers, which would import such a `random.py` in place of
+    Python's own.
+    """
+    required = {IMPORT_NAMES.get(name, name) for name in libraries - {"python"}}
+    names = required | sys.stdlib_module_names | {"meshctl"}
     found = []
-    for folder in asked.path or (os.getcwd(),):
+    for folder in folders:
         try:
             entries = sorted(os.listdir(folder))
         except OSError:
             continue
-        for entry in entries:
-            path = Path(folder, entry)
-            is_module = entry.endswith(".py") or (path / "__init__.py").is_file()
-            if is_module and path.stem in names and not same(path, PACKAGE_DIR):
+        for path in (Path(folder, entry) for entry in entries):
+            is_module = path.suffix == ".py" or (path / "__init__.py").is_file()
+            is_meshctl = os.path.realpath(path) == os.path.realpath(PACKAGE_DIR)
+            if is_module and path.stem in names and not is_meshctl:
                 found.append(str(path))
-    return tuple(found)
+    return found
 
 
-def same(one: Path, other: Path) -> bool:
-    """A checkout of meshctl is not in its own way."""
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-def judge(facts: Facts) -> Iterator[Check]:
+def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     yield _meshctl(facts)
     yield _command(facts)
-    for name, wanted in facts.ranges.items():
-        if name == "torch":
-            yield _torch(facts, wanted)
-        else:
-            yield _library(name, facts.installed.get(name, ""), wanted)
+    for name, required in facts.ranges.items():
+        library = _library(name, facts.installed.get(name, ""), required)
+        yield _torch(facts, library) if name == "torch" and library.state == "ok" else library
     if facts.hiding:
-        files = ", ".join(facts.hiding[:HIDING]) + (
-            f" and {len(facts.hiding) - HIDING} more" if len(facts.hiding) > HIDING else ""
-        )
-        remedy = (
-            "rename them: workers find them before the modules of the same name that Python and torch need"
-        )
-        yield Check(SUBJECT, "hidden modules", "warning", files, remedy)
+        more = len(facts.hiding) - MAX_LISTED_FILES
+        files = ", ".join(facts.hiding[:MAX_LISTED_FILES]) + (f" and {more} more" if more > 0 else "")
+        remedy = "rename them: workers import them in place of the modules that Python and torch need"
+        yield warning("hidden modules", files, remedy)
 
 
-def _meshctl(facts: Facts) -> Check:
-    again = "install it again: pip install --force-reinstall meshctl"
+def _meshctl(facts: Facts) -> Finding:
     if facts.lost:
-        return Check(SUBJECT, "meshctl", "failure", f"{facts.folder} lacks {', '.join(facts.lost)}", again)
+        remedy = "install it again: pip install --force-reinstall meshctl"
+        return failure("meshctl", f"{facts.folder} lacks {', '.join(facts.lost)}", remedy)
     if not facts.version:
-        found = f"not installed, run from {facts.folder}: what it needs is not known"
-        return Check(SUBJECT, "meshctl", "warning", found, "pip install . in its checkout")
-    return Check(SUBJECT, "meshctl", "ok", f"{facts.version}, in {facts.folder}")
+        found = f"not installed, run from {facts.folder}: its requirements are not known"
+        return warning("meshctl", found, "pip install . in its checkout")
+    return ok("meshctl", f"{facts.version}, in {facts.folder}")
 
 
-def _command(facts: Facts) -> Check:
+def _command(facts: Facts) -> Finding:
     if not facts.command:
-        return Check(
-            SUBJECT,
-            "command",
-            "warning",
-            "`meshctl` is not on the PATH",
-            f"add {facts.prefix}/bin to the PATH, or activate it",
-        )
-    if not os.path.realpath(os.path.dirname(facts.command)).startswith(
-        os.path.realpath(facts.prefix) + os.sep
-    ):
-        found = f"{facts.command} is not that of the Python that runs now, in {facts.prefix}"
-        return Check(
-            SUBJECT,
-            "command",
-            "warning",
-            found,
-            f"activate the environment that is meant, or call {facts.prefix}/bin/meshctl",
-        )
-    return Check(SUBJECT, "command", "ok", facts.command)
+        remedy = f"add {facts.prefix}/bin to the PATH, or activate it"
+        return warning("command", "`meshctl` is not on the PATH", remedy)
+    prefix = os.path.realpath(facts.prefix) + os.sep
+    if not os.path.realpath(os.path.dirname(facts.command)).startswith(prefix):
+        found = f"{facts.command} belongs to another Python than the running one, in {facts.prefix}"
+        remedy = f"activate the environment that you mean, or call {facts.prefix}/bin/meshctl"
+        return warning("command", found, remedy)
+    return ok("command", facts.command)
 
 
-def _library(name: str, version: str, wanted: str) -> Check:
+def _library(name: str, version: str, required: str) -> Finding:
+    install = f"pip install '{name}{required}'"
     if not version:
-        return Check(
-            SUBJECT,
-            name,
-            "failure",
-            f"not installed; meshctl wants {wanted or 'it'}",
-            f"pip install '{name}{wanted}'",
-        )
-    if not fits(version, wanted):
-        remedy = f"use a Python {wanted}" if name == "python" else f"pip install '{name}{wanted}'"
-        return Check(SUBJECT, name, "failure", f"{version}; meshctl wants {wanted}", remedy)
-    return Check(SUBJECT, name, "ok", version)
+        return failure(name, f"not installed; meshctl requires {required or 'it'}", install)
+    if not is_in_range(version, required):
+        remedy = f"use a Python {required}" if name == "python" else install
+        return failure(name, f"{version}; meshctl requires {required}", remedy)
+    return ok(name, version)
 
 
-def _torch(facts: Facts, wanted: str) -> Check:
-    check, torch = _library("torch", facts.installed.get("torch", ""), wanted), facts.torch
-    if check.state != "ok":
-        return check
-    if torch.get("wrong"):
-        remedy = "try `python -c 'import torch'`, and install it again if that fails too: pip install --force-reinstall torch"
-        return Check(
-            SUBJECT,
-            "torch",
-            "failure",
-            f"{check.found} is installed, and its import fails: {torch['wrong']}",
-            remedy,
+def _torch(facts: Facts, library: Finding) -> Finding:
+    torch, installed = facts.torch, library.found
+    if error := torch.get("error"):
+        remedy = (
+            "try `python -c 'import torch'`, and install it again if that fails too: "
+            "pip install --force-reinstall torch"
         )
-    imported = str(torch.get("version", check.found))
-    if imported.partition("+")[0] != check.found.partition("+")[0]:
-        found = f"{check.found} is installed, and {imported} is imported from {torch['file']}"
-        return Check(
-            SUBJECT, "torch", "warning", found, "remove one of the two: look at PYTHONPATH and at `pip list`"
-        )
-    if torch.get("seconds", 0) > 20:
-        found, remedy = (
-            f"{imported}; its import took {torch['seconds']:.0f} s",
-            "install it on a local disk, every worker waits for it",
-        )
-        return Check(SUBJECT, "torch", "warning", found, remedy)
-    return Check(SUBJECT, "torch", "ok", f"{imported}, {_build(torch)}")
+        return failure("torch", f"{installed} is installed, and its import fails: {error}", remedy)
+    imported = str(torch.get("version", installed))
+    if imported.partition("+")[0] != installed.partition("+")[0]:
+        found = f"{installed} is installed, and {imported} is imported from {torch['file']}"
+        return warning("torch", found, "remove one of the two: look at PYTHONPATH and at `pip list`")
+    if torch.get("seconds", 0) > SLOW_IMPORT_S:
+        found = f"{imported}; its import took {torch['seconds']:.0f} s"
+        return warning("torch", found, "install it on a local disk, every worker waits for it")
+    return ok("torch", f"{imported}, {_build(torch)}")
 
 
 def _build(torch: Mapping[str, Any]) -> str:
@@ -215,33 +183,26 @@ def _build(torch: Mapping[str, Any]) -> str:
     return f"for CUDA {torch['cuda']}" if torch.get("cuda") else "for cpu"
 
 
-def fits(version: str, wanted: str) -> bool:
-    """Whether a version is in a range of `>=`, `>`, `<=`, `<`, `==`, `!=`; what else a range may say is taken
-    for granted.
+def is_in_range(version: str, required: str) -> bool:
+    """Whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are assumed to hold.
 
-    A version before a release, `2.4.0rc1`, counts as that release.
+    A pre-release such as `2.4.0rc1` counts as its release.
     """
-    have = numbers(version)
-    for clause in wanted.split(","):
-        if not (parts := re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*(\d[\d.]*)\s*", clause)):
+    have = release_numbers(version)
+    for clause in required.split(","):
+        parts = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*(\d[\d.]*)\s*", clause)
+        if parts is None:
             continue
-        sign, bound = parts[1], numbers(parts[2])
+        bound = release_numbers(parts[2])
         width = max(len(have), len(bound))
         one, other = have + (0,) * (width - len(have)), bound + (0,) * (width - len(bound))
-        holds = {
-            ">=": one >= other,
-            "<=": one <= other,
-            "==": one == other,
-            "!=": one != other,
-            ">": one > other,
-            "<": one < other,
-        }
-        if not holds[sign]:
+        order = "<" if one < other else ">" if one > other else "="
+        if order not in {"==": "=", "!=": "<>"}.get(parts[1], parts[1]):
             return False
     return True
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers: (2, 13, 0) of `2.13.0+cpu`."""
+def release_numbers(version: str) -> tuple[int, ...]:
+    """Returns the leading numbers: (2, 13, 0) for `2.13.0+cpu`."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
