@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshctl.recipe.code.modules import BATCHES
+
 Meaning = Callable[[str], str | None]
 """A dotted name of the module -> its full path."""
 SIMPLE = {
@@ -35,7 +37,7 @@ GENERIC = {
     "Dict": "mapping",
     "Mapping": "mapping",
 }
-BATCHES = {"meshctl.Batch", "meshctl.runtime.batch.batch.Batch"}
+
 NAMES = {
     "text": "text",
     "bool": "true or false",

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.classes import Class, Code, Found, NoClass, NotFound, Unread
+from meshctl.recipe.code.classes import Class, Code, Found, NoClass, NotFound
+from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.recipe.code.classes import Class, Code, NoClass, NotFound, Unread
+from meshctl.recipe.code.classes import Class, Code, NoClass, NotFound
+from meshctl.recipe.code.declarations import Layouts
+from meshctl.recipe.code.modules import Module, Unread
 from meshctl.recipe.code.signatures import Hint, Signature
 
 FILES = {
@@ -334,3 +336,143 @@ def test_the_first_folder_wins(tmp_path: Path) -> None:
 def test_installed_code_is_found() -> None:
     found = Code(tuple(sys.path)).find("omegaconf.DictConfig")
     assert isinstance(found, Class) and found.is_component is not True
+
+
+REEXPORTS = {
+    "common.py": "import meshctl\nfrom meshctl import Batch, Component, endpoint\n",
+    "all_names.py": "from meshctl import *\n",
+    "assigned.py": "import meshctl\nComponent = meshctl.Component\nendpoint = meshctl.endpoint\nBatch = meshctl.Batch\n",
+    "kit/__init__.py": "from .inner import *\nfrom kit import inner as deep\n",
+    "kit/inner/__init__.py": "from kit.inner.most import Batch, Component, endpoint\n",
+    "kit/inner/most.py": "from all_names import *\n",
+    "guarded.py": """
+        try:
+            from meshctl import Batch, Component, endpoint
+        except ImportError:
+            Component, Batch = object, list
+            def endpoint(method): return method
+    """,
+    "loop_a.py": "from loop_b import Component, endpoint\n",
+    "loop_b.py": "from loop_a import Component, endpoint\n",
+    "starred_a.py": "from starred_b import *\n",
+    "starred_b.py": "from starred_a import *\n",
+}
+IMPORTS = {
+    "from common import Batch, Component, endpoint": "",
+    "from common import *": "",
+    "import common": "common.",
+    "import common as c": "c.",
+    "import common  # and the module that it imports": "common.meshctl.",
+    "from all_names import *": "",
+    "import all_names": "all_names.",
+    "from assigned import Batch, Component, endpoint": "",
+    "from kit import Batch, Component, endpoint": "",
+    "from kit import deep": "deep.",
+    "import kit.inner.most": "kit.inner.most.",
+    "from guarded import Batch, Component, endpoint": "",
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    from textwrap import dedent
+
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text), encoding="utf-8")
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_names_that_the_users_modules_export_again_are_followed(tmp_path: Path, line: str) -> None:
+    prefix = IMPORTS[line]
+    decorated = f"@{prefix}endpoint(collect='mean')\n    def go(self, batch: {prefix}Batch): ..."
+    write(tmp_path, {**REEXPORTS, "mine.py": f"{line}\nclass X({prefix}Component):\n    {decorated}\n"})
+    found = Code((str(tmp_path),)).find("mine.X")
+    assert isinstance(found, Class) and found.is_component and found.whole
+    assert found.endpoints["go"].collect == "mean"
+    assert found.endpoints["go"].signature.hints["batch"] == Hint(frozenset({"batch"}))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("module", ["loop_a", "starred_a"])
+def test_exports_that_go_in_circles_are_not_known(tmp_path: Path, module: str) -> None:
+    text = f"from {module} import Component, endpoint\nclass X(Component):\n    @endpoint\n    def go(self): ...\n"
+    write(tmp_path, {**REEXPORTS, "mine.py": text})
+    found = Code((str(tmp_path),)).find("mine.X")
+    assert isinstance(found, Class) and found.is_component is None and not found.endpoints
+
+
+def test_a_function_that_is_only_named_endpoint_is_none(tmp_path: Path) -> None:
+    own = "def endpoint(method): return method\n"
+    text = "from meshctl import Component\nfrom own import endpoint\nclass X(Component):\n    @endpoint\n    def go(self): ...\n"
+    write(tmp_path, {"own.py": own, "mine.py": text})
+    found = Code((str(tmp_path),)).find("mine.X")
+    assert isinstance(found, Class) and found.is_component and not found.endpoints
+
+
+def test_libraries_are_not_read_for_decorators_and_annotations(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from meshctl import Component
+        class X(Component):
+            @torch.no_grad()
+            def go(self, x: torch.Tensor): ...
+    """
+    write(tmp_path, {"mine.py": text})
+    code = Code((str(tmp_path),), sys.path)
+    assert isinstance(code.find("mine.X"), Class)
+    read: list[str] = []
+    code.module = lambda name: read.append(name)  # type: ignore[assignment, method-assign, func-returns-value, return-value]
+    code.meaning(code_module(tmp_path), "torch.Tensor")
+    assert not [name for name in read if name.startswith("torch")]
+
+
+def code_module(folder: Path) -> Module:
+    found = Code((str(folder),)).module("mine")
+    assert isinstance(found, Module)
+    return found
+
+
+# What classes declare
+
+DECLARED = """
+    from typing import ClassVar
+    from meshctl import Component
+    class Base(Component):
+        MODEL = "args.model.path"
+        LAYOUTS = {"dims": ["dp", "fsdp"], "excludes": [("dp", "fsdp")]}
+    class Inherits(Base): ...
+    class Overrides(Base):
+        LAYOUTS: ClassVar = {"excludes": (("tp", "cp"),)}
+    class Plain(Component): ...
+    class Wrong(Component):
+        MODEL = "gpt2"
+        LAYOUTS = {"dims": ["dp", "zero"]}
+    class Computed(Component):
+        MODEL = make()
+        LAYOUTS = dict(dims=["dp"])
+    class Unpaired(Component):
+        LAYOUTS = {"excludes": [["dp"]]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "layouts", "wrong"),
+    [
+        ("Base", ("args", "model", "path"), Layouts(("dp", "fsdp"), (("dp", "fsdp"),)), ()),
+        ("Inherits", ("args", "model", "path"), Layouts(("dp", "fsdp"), (("dp", "fsdp"),)), ()),
+        ("Overrides", ("args", "model", "path"), Layouts(None, (("tp", "cp"),)), ()),
+        ("Plain", (), Layouts(), ()),
+        ("Wrong", (), Layouts(), ("MODEL", "LAYOUTS")),
+        ("Computed", (), Layouts(), ("MODEL", "LAYOUTS")),
+        ("Unpaired", (), Layouts(), ("LAYOUTS",)),
+    ],
+)
+def test_what_a_class_declares(
+    tmp_path: Path, name: str, model: tuple[str, ...], layouts: Layouts, wrong: tuple[str, ...]
+) -> None:
+    write(tmp_path, {"declared.py": DECLARED})
+    found = Code((str(tmp_path),)).find(f"declared.{name}")
+    assert isinstance(found, Class)
+    assert (found.declares.model, found.declares.layouts) == (model, layouts)
+    assert tuple(attribute for attribute, _ in found.declares.wrong) == wrong

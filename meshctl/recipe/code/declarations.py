@@ -1,0 +1,104 @@
+"""What a component class declares about itself in class attributes, read as text.
+
+    class Trainer(Component):
+        MODEL = "args.model"                       # the argument that names the model
+        LAYOUTS = {                                # the meshes that the class supports
+            "dims": ("dp", "fsdp", "tp"),          # other dims have size 1
+            "excludes": (("fsdp", "tp"),),         # of each pair, one has size 1
+        }
+
+Both are literals and may be inherited. Both keys of `LAYOUTS` may be left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshctl.topology.sizes import DIMS
+
+MODEL, LAYOUTS = "MODEL", "LAYOUTS"
+ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
+LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
+"""The dims that `LAYOUTS` may name."""
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The meshes that a component class supports."""
+
+    dims: tuple[str, ...] | None = None
+    """The dims whose size may be above 1; None where all may."""
+    excludes: tuple[tuple[str, str], ...] = ()
+    """Pairs of dims of which only one may have a size above 1."""
+
+    def supports(self, dim: str) -> bool:
+        return self.dims is None or dim not in LAYOUT_DIMS or dim in self.dims
+
+    def conflict(self, sizes: Mapping[str, int]) -> tuple[str, str] | None:
+        """Returns the first excluded pair of dims that both have a size above 1."""
+        for one, other in self.excludes:
+            if sizes.get(one, 1) > 1 and sizes.get(other, 1) > 1:
+                return one, other
+        return None
+
+
+@dataclass(frozen=True)
+class Declarations:
+    model: tuple[str, ...] = ()
+    """The key path, below the component, of the value that names the model; empty where none is declared."""
+    layouts: Layouts = Layouts()
+    wrong: tuple[tuple[str, str], ...] = ()
+    """(attribute, why it is not used)."""
+
+
+def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
+    """Reads the declarations among the class attributes, by name; None is an attribute without a value."""
+    wrong: list[tuple[str, str]] = []
+    model: tuple[str, ...] = ()
+    layouts = Layouts()
+    if MODEL in values:
+        found = _literal(values[MODEL])
+        if isinstance(found, str) and ARGUMENT.fullmatch(found):
+            model = tuple(found.split("."))
+        else:
+            wrong.append((MODEL, 'it is not the name of an argument, such as "args.model"'))
+    if LAYOUTS in values:
+        read = _layouts(_literal(values[LAYOUTS]))
+        if isinstance(read, Layouts):
+            layouts = read
+        else:
+            wrong.append((LAYOUTS, read))
+    return Declarations(model, layouts, tuple(wrong))
+
+
+def _literal(value: ast.expr | None) -> Any:
+    """Returns the value of a literal; None for everything else."""
+    try:
+        return ast.literal_eval(value) if value is not None else None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _layouts(value: Any) -> Layouts | str:
+    """Returns the layouts that a literal describes, or why it describes none."""
+    if not isinstance(value, dict) or not value.keys() <= {"dims", "excludes"}:
+        return 'it is not a literal mapping of "dims" and "excludes"'
+    dims, excludes = value.get("dims"), value.get("excludes", ())
+    if dims is not None and not _is_dims(dims):
+        return f'"dims" is not a list of {", ".join(LAYOUT_DIMS)}'
+    if not isinstance(excludes, (list, tuple)) or not all(
+        _is_dims(pair) and len(pair) == 2 for pair in excludes
+    ):
+        return '"excludes" is not a list of pairs of dims'
+    pairs = tuple((pair[0], pair[1]) for pair in excludes)
+    return Layouts(None if dims is None else tuple(dims), pairs)
+
+
+def _is_dims(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(dim, str) and dim in LAYOUT_DIMS for dim in value
+    )

@@ -1,0 +1,281 @@
+"""Python source found on the import path and parsed, and names followed through it; nothing is imported.
+
+`importlib.util.find_spec("a.b")` would import `a`, so the folders are walked here. A name is followed through
+imports, star imports, assignments (`Base = other.Actor`), package `__init__` files and re-exported modules until
+it reaches its definition or leaves what can be read.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from meshctl.package import PACKAGE_DIR
+from meshctl.recipe.compose.folders import contents, files, is_dir, is_file
+
+COMPONENTS = {"meshctl.Component", "meshctl.runtime.component.Component"}
+ENDPOINTS = {"meshctl.endpoint", "meshctl.runtime.component.endpoint"}
+BATCHES = {"meshctl.Batch", "meshctl.runtime.batch.batch.Batch"}
+PLAIN_BASES = {"builtins.object", "abc.ABC", "typing.Generic", "typing.Protocol"}
+"""Base classes that add no method."""
+KNOWN = COMPONENTS | ENDPOINTS | BATCHES | PLAIN_BASES
+"""Dotted paths whose meaning is known; they are not followed further."""
+LIBRARIES = {
+    *sys.stdlib_module_names,
+    *("torch", "torchvision", "torchaudio", "numpy", "transformers", "tokenizers", "datasets", "accelerate"),
+    *("peft", "trl", "diffusers", "deepspeed", "megatron", "lightning", "pytorch_lightning", "torchtitan"),
+    *("vllm", "sglang", "ray", "jax", "flax", "gymnasium", "hydra", "omegaconf", "pydantic", "attr", "attrs"),
+}
+"""Packages without knowledge of meshctl: none of their classes is a Component, installed here or not."""
+BUILTIN_TYPES = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type))
+COMPILED_SUFFIXES = (".so", ".pyd", ".pyc")
+MAX_BYTES = 1 << 22
+"""Largest source file that is read, in bytes."""
+MAX_HOPS = 12
+"""How many imports, re-exports and bases are followed, one after another."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Why the source of a name cannot be read; the name may exist."""
+
+    why: str
+    broken: bool = False
+    """Whether the source is no valid Python, so that importing it fails."""
+
+
+@dataclass
+class Module:
+    """One parsed source file."""
+
+    name: str
+    file: Path
+    tree: ast.Module
+
+    @cached_property
+    def names(self) -> dict[str, ast.stmt]:
+        """The statement that binds each name at module level, also under `if` and `try`."""
+        return {name: found for found in statements(self.tree.body) for name in bound_names(found)}
+
+    @property
+    def package(self) -> str:
+        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    @cached_property
+    def stars(self) -> tuple[str, ...]:
+        """The modules of its star imports, the last one first."""
+        found = [one for one in statements(self.tree.body) if isinstance(one, ast.ImportFrom)]
+        return tuple(self.origin(one) for one in reversed(found) if one.names[0].name == "*")
+
+    def origin(self, statement: ast.ImportFrom) -> str:
+        """Returns the absolute name of the module that a `from` import names."""
+        base = statement.module or ""
+        if not statement.level:
+            return base
+        parts = self.package.split(".")
+        parts = parts[: len(parts) - statement.level + 1]
+        return ".".join([*parts, base] if base else parts)
+
+
+Definition = tuple[Module, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]
+
+
+@dataclass
+class Sources:
+    """The source files on a path."""
+
+    own: Sequence[str]
+    """The folders of the recipe, which come first."""
+    installed: Sequence[str] = ()
+    """The rest of Python's path, in its order."""
+    _modules: dict[str, Module | Unread | None] = field(default_factory=dict)
+
+    # Modules
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        return (*self.own, *self.installed)
+
+    def module(self, name: str) -> Module | Unread | None:
+        """Returns the source of a module; None where no such module exists."""
+        if name not in self._modules:
+            self._modules[name] = self._read(name)
+        return self._modules[name]
+
+    def _read(self, name: str) -> Module | Unread | None:
+        file = next(self._files(name.split(".")), None)
+        if file is None:
+            return None
+        if file.suffix != ".py":
+            return Unread(f"`{name}` is compiled (`{file.name}`)")
+        try:
+            source = contents(file, MAX_BYTES)
+            if len(source) > MAX_BYTES:
+                return Unread(f"`{file}` is larger than {MAX_BYTES >> 20} MiB")
+            return Module(name, file, ast.parse(source, str(file)))
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            return Unread(f"`{file}` is not Python{f': line {line}' if line else ''}", broken=True)
+        except OSError as error:
+            return Unread(f"cannot read `{file}`: {error.strerror}")
+        except RecursionError:
+            return Unread(f"`{file}` is nested too deeply")
+
+    def _files(self, parts: Sequence[str]) -> Iterator[Path]:
+        """Yields the files of a module. As in Python, the first folder with its first part decides."""
+        folders = [Path(folder) for folder in self.path]
+        if parts[0] == "meshctl":
+            folders = [PACKAGE_DIR.parent]
+        for part in parts[:-1]:
+            packages = [folder / part for folder in folders if is_dir(folder / part)]
+            regular = [folder for folder in packages if is_file(folder / "__init__.py")]
+            folders = regular[:1] or packages
+        last = parts[-1]
+        for folder in folders:
+            for file in (folder / last / "__init__.py", folder / f"{last}.py"):
+                if is_file(file):
+                    yield file
+            compiled = files(folder, *COMPILED_SUFFIXES)
+            yield from (file for file in compiled if file.name.partition(".")[0] == last)
+
+    def first_missing(self, name: str) -> str:
+        """Returns the shortest beginning of a dotted name that does not exist."""
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            beginning = parts[:length]
+            is_folder = any(is_dir(Path(folder, *beginning)) for folder in self.path)
+            if not is_folder and not any(self._files(beginning)):
+                return ".".join(beginning)
+        return name
+
+    def is_library(self, dotted: str) -> bool:
+        """Whether a name belongs to a library and not to a module of the recipe's folders."""
+        first = dotted.partition(".")[0]
+        if first not in LIBRARIES:
+            return False
+        own = (Path(folder) for folder in self.own)
+        return not any(is_file(folder / f"{first}.py") or is_dir(folder / first) for folder in own)
+
+    # Names
+
+    def follow(self, dotted: str, *, libraries: bool = True) -> Definition | str:
+        """Returns the class or function that a dotted path leads to, or else the last dotted path that was
+        reached. `libraries` tells whether the source of libraries is read, too."""
+        seen: set[str] = set()
+        while dotted not in KNOWN and dotted not in seen and len(seen) <= MAX_HOPS:
+            seen.add(dotted)
+            owner, _, name = dotted.rpartition(".")
+            if not owner or owner.count(".") > MAX_HOPS or (not libraries and self.is_library(dotted)):
+                return dotted
+            module = self.module(owner)
+            if isinstance(module, Module):
+                statement = module.names.get(name)
+                if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                    return module, statement
+                target = self._target(module, name)
+            else:
+                target = self._through_owner(owner, name, libraries=libraries)
+            if target is None:
+                return dotted
+            dotted = target
+        return dotted
+
+    def _through_owner(self, owner: str, name: str, *, libraries: bool) -> str | None:
+        """Follows an owner that is no module by itself: a module that another module re-exports."""
+        origin = self.follow(owner, libraries=libraries) if "." in owner else owner
+        return f"{origin}.{name}" if isinstance(origin, str) and origin != owner else None
+
+    def _target(self, module: Module, name: str) -> str | None:
+        """Returns the dotted path that a module binds to a name by an import or an assignment."""
+        statement = module.names.get(name)
+        match statement:
+            case None:
+                return self.starred(module, name)
+            case ast.ImportFrom():
+                real = next(one.name for one in statement.names if (one.asname or one.name) == name)
+                return f"{module.origin(statement)}.{real}"
+            case ast.Import():
+                imported = next(one for one in statement.names if _first_name(one) == name)
+                return imported.name if imported.asname else name
+            case ast.Assign():
+                dotted = dotted_name(statement.value)
+                return self.absolute(module, dotted) if dotted else None
+        return None
+
+    def starred(self, module: Module, name: str) -> str | None:
+        """Returns the dotted path of a name that a module gets by a star import."""
+        pending, seen = [*reversed(module.stars)], {module.name}
+        while pending and not name.startswith("_"):
+            here = pending.pop()
+            source = None if here in seen else self.module(here)
+            seen.add(here)
+            if isinstance(source, Module):
+                if name in source.names:
+                    return f"{here}.{name}"
+                pending += reversed(source.stars)
+        return None
+
+    def absolute(self, module: Module, dotted: str) -> str | None:
+        """Returns the absolute dotted path of an expression like `base.Actor` in a module."""
+        first, _, rest = dotted.partition(".")
+        if isinstance(module.names.get(first), ast.ClassDef):
+            return f"{module.name}.{dotted}"
+        found = self._target(module, first)
+        if found is None and first not in module.names and first in BUILTIN_TYPES and not rest:
+            found = f"builtins.{first}"
+        return f"{found}.{rest}" if found and rest else found
+
+    def meaning(self, module: Module, dotted: str) -> str | None:
+        """Returns the known dotted path that an expression in a module stands for, or its absolute path."""
+        absolute = self.absolute(module, dotted)
+        found = self.follow(absolute, libraries=False) if absolute else None
+        return found if isinstance(found, str) else absolute
+
+
+def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields the statements that run when a module or a class is made. The handlers of a `try` come before its
+    body, so that of two bindings the intended one is the last."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.Try):
+            for handler in statement.handlers:
+                yield from statements(handler.body)
+        if isinstance(statement, (ast.If, ast.Try, ast.With)):
+            yield from statements(statement.body)
+        if isinstance(statement, (ast.If, ast.Try)):
+            yield from statements(statement.orelse)
+        if isinstance(statement, ast.Try):
+            yield from statements(statement.finalbody)
+
+
+def bound_names(statement: ast.stmt) -> Iterator[str]:
+    """Yields the names that a statement binds."""
+    match statement:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            yield name
+        case ast.Import(names=names):
+            yield from map(_first_name, names)
+        case ast.ImportFrom(names=names):
+            yield from (alias.asname or alias.name for alias in names if alias.name != "*")
+        case ast.Assign(targets=targets):
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+
+
+def _first_name(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def dotted_name(node: ast.expr) -> str | None:
+    """Returns `a.b.c` for an expression that is only that."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := dotted_name(node.value)):
+        return f"{owner}.{node.attr}"
+    return None
