@@ -1,9 +1,9 @@
-"""`validate --fix`: changes what has one safe answer, says what, and looks again at what is left.
+"""`validate --fix`: applies the fixes that diagnostics carry, checks again, and reports what is left.
 
-All of it is done in memory first, again and again, since one mistake may have hidden another. Then the files
-are written, each whole or not at all: the recipe, and files of its own folder that it includes, but not what
-meshctl ships, nor the recipe of a run. Every other character stays as it is. An override cannot be changed:
-how it should read is printed. The text of standard input goes to stdout.
+Everything happens in memory first, in a few rounds, since one mistake can hide another. Then each file is
+written whole or not at all: the recipe, and included files of its own folder, but neither what meshctl ships
+nor the recipe of a run. An override cannot be changed: how it should read is printed. The text of standard
+input goes to stdout.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshctl.cli.load import Looked
@@ -23,131 +23,124 @@ from meshctl.diagnostics import Diagnostic, Fix, Report
 from meshctl.recipe.compose.folders import contents, is_dir, real, shipped
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
-from meshctl.recipe.fixes import chosen, fixed
+from meshctl.recipe.fixes import apply, compatible
 from meshctl.view.reports import STDIN
 from meshctl.view.reports.text import shown
 
-ROUNDS = 20
-"""One after the other, mistakes that hide others."""
-Held = Mapping[str, bytes]
-Look = Callable[[Held], Looked]
+MAX_ROUNDS = 10
+Texts = Mapping[str, bytes]
+"""Real path -> content."""
+Check = Callable[[Texts], Looked]
+"""Checks the recipe with these texts in place of files."""
 
 
 @dataclass(frozen=True)
-class Mended:
-    looked: Looked
-    """What is left."""
-    done: tuple[Diagnostic, ...] = ()
-    """What is no longer wrong."""
-    before: Held = field(default_factory=dict)
-    """The texts that were changed, by their real paths."""
-    after: Held = field(default_factory=dict)
+class Fixed:
+    left: Looked
+    """The check after the fixes."""
+    done: tuple[Diagnostic, ...]
+    """The diagnostics whose fixes were applied."""
+    before: Texts
+    """The texts of all files that were changed."""
+    after: Texts
 
 
-def fix(recipe: str, look: Look, held: Held) -> tuple[Looked, tuple[Diagnostic, ...]]:
-    """What is left, and what is no longer wrong. `held` has what is read in place of files."""
-    result = mended(recipe, look, held)
+def fix(recipe: str, check: Check, held: Texts) -> tuple[Looked, tuple[Diagnostic, ...]]:
+    """Fixes a recipe and returns what is left and what was fixed. `held` has the texts that no file has."""
+    result = _fixed(recipe, check, held)
     if recipe == STDIN:
         ((path, data),) = held.items()
-        _print(
-            result.after.get(path, data) if len(data) <= MAX_BYTES else b""
-        )  # of more, only the beginning was read
-    elif failed := _written(result):
+        _print(result.after[path] if len(data) <= MAX_BYTES else b"")  # longer text was read in part only
+    elif failed := _write(result):
         print(f"error: {shown(failed)}", file=sys.stderr)
-        return look(held), ()
-    for line in told(recipe, result):
+        return check(held), ()
+    for line in _report(recipe, result):
         print(shown(line), file=sys.stderr)
-    return result.looked, result.done
+    return result.left, result.done
 
 
-def mended(recipe: str, look: Look, held: Held) -> Mended:
-    """Looks and changes, again and again, in memory."""
-    result = Mended(look(held), before=held, after=held)
-    for _ in range(ROUNDS):
-        files = _own(recipe, result.looked.report)
-        right = chosen(result.looked.report.diagnostics, files)
-        fixes = {fix for found in right for fix in found.fixes}
-        paths = {files[fix.span.file]: fix.span.file for fix in fixes}
-        before = {**_texts(path for path in paths if path not in result.before), **result.before}
+def _fixed(recipe: str, check: Check, held: Texts) -> Fixed:
+    """Checks and applies fixes until none is left, in memory."""
+    result = Fixed(check(held), (), held, held)
+    for _ in range(MAX_ROUNDS):
+        files = _own_files(recipe, result.left.report)
+        fixable = compatible(result.left.report.diagnostics, files)
+        fixes = [fix for found in fixable for fix in found.fixes]
+        before = _with_files(result.before, {files[fix.span.file] for fix in fixes})
+        after = {**before, **result.after}
         try:
-            texts = {**before, **result.after}
-            after = {**texts, **{path: _changed(texts[path], fixes, file) for path, file in paths.items()}}
-        except (KeyError, ValueError):  # somebody else has changed it, or it cannot be read any more
+            for file in {fix.span.file for fix in fixes}:
+                text = after[files[file]].decode()
+                after[files[file]] = apply(text, (fix for fix in fixes if fix.span.file == file)).encode()
+        except (KeyError, ValueError):  # another process has changed the file, or it cannot be read any more
             break
-        looked = look(after) if after != texts else result.looked
-        if after == texts or looked.code > max(result.looked.code, 1):
+        if not fixes or (left := check(after)).code > max(result.left.code, 1):
             break
-        result = Mended(looked, (*result.done, *right), before, after)
+        result = Fixed(left, (*result.done, *fixable), before, after)
     return result
 
 
-def _own(recipe: str, report: Report) -> dict[str, str]:
-    """The files of a report that may be changed -> their real paths."""
-    cwd = Path.cwd()
-    if is_dir(cwd / recipe):
+def _own_files(recipe: str, report: Report) -> dict[str, str]:
+    """Returns the files of a report that can be changed -> their real paths."""
+    path = Path.cwd() / recipe
+    if is_dir(path):
         return {}
-    home, ours, itself = real((cwd / recipe).parent), real(shipped()), real(cwd / recipe)
-    paths = {file: real(cwd / file) for file, _ in report.sources if not is_override(file)}
+    home, ours = real(path.parent), real(shipped())
+    paths = {file: real(Path.cwd() / file) for file, _ in report.sources if not is_override(file)}
     return {
-        file: path
-        for file, path in paths.items()
-        if not _below(path, ours) and (path == itself or _below(path, home))
+        file: found
+        for file, found in paths.items()
+        if not _is_below(found, ours) and (found == real(path) or _is_below(found, home))
     }
 
 
-def _below(path: str, folder: str) -> bool:
+def _is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def _texts(paths: Iterable[str]) -> dict[str, bytes]:
-    texts = {}
-    for path in paths:
+def _with_files(texts: Texts, paths: set[str]) -> dict[str, bytes]:
+    found = dict(texts)
+    for path in paths - texts.keys():
         with suppress(OSError):
-            texts[path] = contents(Path(path), MAX_BYTES)
-    return texts
+            found[path] = contents(Path(path), MAX_BYTES)
+    return found
 
 
-def _changed(data: bytes, fixes: Iterable[Fix], file: str) -> bytes:
-    return fixed(data.decode(), (fix for fix in fixes if fix.span.file == file)).encode()
-
-
-def told(recipe: str, result: Mended) -> Iterator[str]:
-    """What was done, and what could be done by whoever reads it."""
-    for fix in dict.fromkeys(fix for found in result.done for fix in found.fixes):
-        yield f"fixed {fix.span.file}:{fix.span.line}:{fix.span.column}: {_change(fix)}"
-    report = result.looked.report
-    left = dict.fromkeys(
-        fix
-        for found in chosen(report.diagnostics, (file for file, _ in report.sources))
-        for fix in found.fixes
-    )
+def _report(recipe: str, result: Fixed) -> Iterator[str]:
+    """Yields what was fixed, and what the user can fix."""
+    for fix in _fixes(result.done):
+        yield f"fixed {_change(fix)}"
+    report = result.left.report
+    is_run = is_dir(Path(recipe))
+    reason = "a run keeps its recipe" if is_run else f"the file is not in the folder of {recipe}"
+    left = _fixes(compatible(report.diagnostics, dict(report.sources)))
     for file, lines in report.sources:
         fixes = [fix for fix in left if fix.span.file == file]
-        if fixes and is_override(file):
-            yield f"{file} should be: {shlex.quote(fixed(lines[0], fixes))}"
-        for fix in fixes if not is_override(file) else ():
-            reason = (
-                "a run keeps its recipe"
-                if is_dir(Path(recipe))
-                else f"the file is not in the folder of {recipe}"
-            )
-            yield f"not fixed {file}:{fix.span.line}:{fix.span.column}: {_change(fix)}: {reason}"
+        if is_override(file):
+            yield from [f"{file} should be: {shlex.quote(apply(lines[0], fixes))}"] if fixes else []
+        else:
+            yield from (f"not fixed {_change(fix)}: {reason}" for fix in fixes)
+
+
+def _fixes(diagnostics: Sequence[Diagnostic]) -> list[Fix]:
+    return list(dict.fromkeys(fix for found in diagnostics for fix in found.fixes))
 
 
 def _change(fix: Fix) -> str:
+    change = f"`{fix.was}` -> `{fix.text}`" if fix.text else f"`{fix.was}` is gone"
     if fix.was.isspace():
-        return "spaces in place of tabs"
-    return f"`{fix.was}` -> `{fix.text}`" if fix.text else f"`{fix.was}` is gone"
+        change = "spaces in place of tabs"
+    return f"{fix.span.file}:{fix.span.line}:{fix.span.column}: {change}"
 
 
 # Writing
 
 
-def _written(result: Mended) -> str:
-    """Writes files whole or not at all; why one could not be."""
+def _write(result: Fixed) -> str:
+    """Writes each file whole or not at all. Returns why one could not be written, or an empty text."""
     for path, data in result.after.items():
         try:
-            if _texts([path]) != {path: result.before[path]}:
+            if contents(Path(path), MAX_BYTES) != result.before[path]:
                 return f"`{path}` is not written: somebody else has changed it"
             _replace(Path(path), data)
         except OSError as error:
@@ -156,17 +149,17 @@ def _written(result: Mended) -> str:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Beside the file, and then in its place, with its owner and its permissions."""
-    there = path.stat()
+    """Writes a new file and renames it into place, with the owner and the permissions of the old one."""
+    old = path.stat()
     if not os.access(path, os.W_OK):
         raise PermissionError(0, "permission denied")
     handle, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-            with suppress(OSError):  # only root may give a file to somebody else
-                os.fchown(handle, there.st_uid, there.st_gid)
-            os.fchmod(handle, there.st_mode & 0o7777)
+            with suppress(OSError):  # only root can give a file to another user
+                os.fchown(handle, old.st_uid, old.st_gid)
+            os.fchmod(handle, old.st_mode & 0o7777)
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):

@@ -23,7 +23,7 @@ from meshctl.recipe.compose.composition import Composed, compose
 from meshctl.recipe.compose.folders import config_folders, is_file, real
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_tree import Node, of_plain, plain, put
-from meshctl.recipe.fixes import certain
+from meshctl.recipe.fixes import keep_safe
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.reader import is_run_name, read
 from meshctl.recipe.secrets import Heard, Secrets, redacted, secrets_of, warnings
@@ -90,7 +90,7 @@ def load(
     heard = Heard(environ)
     if composed.unreadable:
         secrets = secrets_of(composed.tree, composed.sources, heard)
-        report = redacted(_in_order(certain(report)), secrets)
+        report = redacted(_in_order(keep_safe(report)), secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
     from meshctl.recipe.code.classes import (
         Code,
@@ -104,7 +104,7 @@ def load(
     secrets = secrets_of(tree, composed.sources, heard)
     found = [*unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
     report = replace(report, sources=(*report.sources, *facts.sources)).plus(_known(composed.found, found))
-    report = redacted(_in_order(certain(report, composed.tree)), secrets)
+    report = redacted(_in_order(keep_safe(report, composed.tree)), secrets)
     return Loaded(
         result.recipe,
         report,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.compose.errors import spaces_for_tabs
 from meshctl.recipe.fields import CALL, GROUP, PARALLEL
-from meshctl.recipe.fixes import certain, chosen, fixed, meant
+from meshctl.recipe.fixes import apply, compatible, keep_safe, meant
 from meshctl.recipe.load import Loaded, load
 from meshctl.topology.cluster import DEVICE_TYPES
 
@@ -33,10 +33,10 @@ def edits(text: str, *overrides: str) -> list[tuple[str, str]]:
 def mended(text: str) -> str:
     """Fixed until nothing is left to fix."""
     for _ in range(20):
-        right = chosen(loaded(text).report.diagnostics, ["r.yaml"])
+        right = compatible(loaded(text).report.diagnostics, ["r.yaml"])
         if not right:
             return text
-        text = fixed(text, (fix for found in right for fix in found.fixes))
+        text = apply(text, (fix for found in right for fix in found.fixes))
     raise AssertionError("fixes go round in a circle")
 
 
@@ -122,6 +122,8 @@ ONCE = "groups: {train: {ranks: 2, device_type: cpu}}\n"
         ("vars:\n  - x: a\n    x: a\n", "vars:\n  - x: a\n"),
         ("vars:\n  x: {a: 1, b: [2]}\n", "vars:\n  x: {a: 1, b: [2]}\n"),
         ("vars: {a: {b: 1}, a: {b: 1}}\n", "vars: {a: {b: 1}}\n"),
+        ("vars: {a: {b: {c: 1}}, a: {b: {c: 1}}}\n", "vars: {a: {b: {c: 1}}}\n"),
+        ("vars: {a: [x, 'y'], a: [x, 'y']}\n", "vars: {a: [x, 'y']}\n"),
         ("run:\n  show: [a.x, b]\n  show: [a.x, b]\n", "run:\n  show: [a.x, b]\n"),
         ("run: {stesp: 1}\nrun: {stesp: 1}\n", "run: {steps: 1}\n"),
     ],
@@ -135,12 +137,14 @@ def test_a_key_that_is_given_twice_with_one_value_goes(text: str, right: str) ->
     [
         "seed: 1\nseed: 2\n",
         'seed: 1\nseed: "1"\n',
-        "vars: {a: {b: {c: 1}}, a: {b: {c: 1}}}\n",
-        "vars: {a: [x, 'y'], a: [x, 'y']}\n",
         "vars: {a: {b: 1}, a: {c: 1}}\n",
         "vars:\n  a: one\n  a: one\n    more\n",
         "vars:\n  a: one\n\n    more\n  a: one\n",
         "vars: &x {a: 1}\nrun: {<<: *x, <<: *x}\n",
+        "vars:\n  a: &x one\n  a: &x one\n",
+        "vars:\n  x: &x 1\n  a: *x\n  a: *x\n",
+        "vars:\n  x: &x 1\n  a: [*x]\n  a: [*x]\n",
+        "vars:\n  ? a\n  : 1\n  ? a\n  : 1\n",
         "vars: {a: x\n  ,a: x\n  y}\n",
         "vars: {b: 1,\n a: 1, a:\n 1}\n",
         "vars:\n  a: |\n    x\n  a: |\n    x\n",
@@ -155,7 +159,7 @@ def test_what_may_be_meant_otherwise_is_left(text: str) -> None:
 
 def test_a_key_of_another_file_is_another() -> None:
     found = Diagnostic("MC005", "", Span("a", 1, 1, 4), (Span("b", 1, 1, 4),))
-    assert certain(Report((found,), (("a", ("seed: 1",)), ("b", ("seed: 1",))))).diagnostics == (found,)
+    assert keep_safe(Report((found,), (("a", ("seed: 1",)), ("b", ("seed: 1",))))).diagnostics == (found,)
 
 
 def test_text_that_serves_several_values_is_fixed_where_all_are_wrong() -> None:
@@ -182,7 +186,7 @@ def test_an_override_is_fixed_in_its_own_text() -> None:
 def test_a_fix_must_fit_the_text() -> None:
     def kept(fix: Fix) -> list[Fix]:
         found = Diagnostic("MC101", "m", fix.span, fixes=(fix,))
-        return list(certain(Report((found,), (("f", ("a: 'no' b.c",)),))).diagnostics[0].fixes)
+        return list(keep_safe(Report((found,), (("f", ("a: 'no' b.c",)),))).diagnostics[0].fixes)
 
     assert kept(Fix(Span("f", 1, 4, 4), "no", "yes")) == [Fix(Span("f", 1, 5, 2), "no", "yes")]
     assert kept(Fix(Span("f", 1, 4, 4), "no", "no")) == [Fix(Span("f", 1, 4, 4), "'no'", "no")]
@@ -201,8 +205,8 @@ def test_fixes_that_touch_wait_for_the_next_round() -> None:
         return Diagnostic("MC101", "m", fixes=(Fix(Span("f", 1, column, len(was)), was, text),))
 
     one, touching, apart = found(1, "ab", "x"), found(3, "c", "y"), found(5, "e", "z")
-    assert chosen((one, touching, apart, one), ["f"]) == (one, apart, one)
-    assert chosen((one, apart), ["g"]) == ()
+    assert compatible((one, touching, apart, one), ["f"]) == (one, apart, one)
+    assert compatible((one, apart), ["g"]) == ()
 
 
 # The nearest layout
@@ -254,7 +258,7 @@ def test_a_layout_is_fixed_where_one_is_nearest(ranks: int, sizes: str, right: l
 )
 def test_tabs_become_spaces_where_their_width_does_not_matter(text: str, right: str) -> None:
     fixes = spaces_for_tabs("f", text)
-    assert (fixed(text, fixes) if fixes or text == right else "") == right
+    assert (apply(text, fixes) if fixes or text == right else "") == right
 
 
 # Nothing else changes
@@ -355,9 +359,9 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 def test_a_fix_never_makes_a_text_worse(text: str) -> None:
     before = loaded(text)
-    right = chosen(before.report.diagnostics, ["r.yaml"])
+    right = compatible(before.report.diagnostics, ["r.yaml"])
     if right:
-        after = loaded(fixed(text, (fix for found in right for fix in found.fixes)))
+        after = loaded(apply(text, (fix for found in right for fix in found.fixes)))
         assert after.readable >= before.readable
         gone = {(found.code, found.message) for found in before.report.diagnostics} - {
             (found.code, found.message) for found in after.report.diagnostics

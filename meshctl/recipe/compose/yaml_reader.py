@@ -216,6 +216,7 @@ class _Builder:
 
     def mapping(self, node: Any) -> dict[str, Node]:
         items: dict[str, Node] = {}
+        pairs: dict[str, tuple[Any, Any]] = {}
         merged: dict[str, Node] = {}
         merge_key: Span | None = None
         for key_node, value_node in node.value:
@@ -227,16 +228,43 @@ class _Builder:
                 continue
             key, value = self.key(key_node, span), self.build(value_node, span)
             if key is not None and key in items:
-                self.twice(key, span, items[key].key or items[key].span, "keep one of them")
+                fixes = self.removal(pairs[key], (key_node, value_node), node.flow_style)
+                self.twice(key, span, items[key].key or items[key].span, "keep one of them", fixes)
                 items[key] = (
                     merge(items[key], value) if items[key].is_mapping and value.is_mapping else items[key]
                 )
             elif key is not None:
-                items[key] = value
+                items[key], pairs[key] = value, (key_node, value_node)
         return _under(items, merged)
 
-    def twice(self, key: str, span: Span, first: Span, help: str) -> None:
-        self.say("MC005", f"`{key}` is given twice", span, first.with_word("first given here"), help=help)
+    def twice(self, key: str, span: Span, first: Span, help: str, fixes: tuple[Fix, ...] = ()) -> None:
+        first = first.with_word("first given here")
+        self.say("MC005", f"`{key}` is given twice", span, first, help=help, fixes=fixes)
+
+    def removal(self, first: tuple[Any, Any], later: tuple[Any, Any], is_flow: bool) -> tuple[Fix, ...]:
+        """Returns the edit that removes the later of two keys, if both are followed by the same text on their
+        own lines."""
+        written, mark = self.pair_text(*later), later[0].start_mark
+        line = self.text.lines[mark.line][: mark.column]
+        before = re.search(r",\s*$" if is_flow else r"^\s*$", line)
+        if not written or written != self.pair_text(*first) or before is None:
+            return ()
+        start = before.start() if is_flow else mark.column
+        was = line[start:] + written
+        return (Fix(Span(self.text.name, mark.line + 1, start + 1, len(was)), was, ""),)
+
+    def pair_text(self, key: Any, value: Any) -> str:
+        """Returns the text of a key and its value if it is whole on one line and means the same wherever it is
+        written: without anchors, aliases and tags."""
+        line, stop = self.text.lines[key.start_mark.line], value.end_mark.column
+        colon = line[key.end_mark.column : value.start_mark.column]
+        written = line[value.start_mark.column : stop]
+        is_one_line = key.end_mark.line == value.start_mark.line == value.end_mark.line
+        is_quoted = isinstance(value, yaml.ScalarNode) and value.style in ("'", '"')
+        is_plain = is_quoted or not re.search(r"[&*!|>]", written)
+        if not (written and is_one_line and is_plain and re.fullmatch(r"\s*:\s+", colon)):
+            return ""
+        return str(line[key.start_mark.column : stop])
 
     def merged(self, node: Any, key: Span) -> dict[str, Node]:
         """What `<<` puts into a mapping; of several, the first that says a key wins."""
