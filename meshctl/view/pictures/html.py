@@ -23,14 +23,11 @@ from meshctl.plan.model import as_data
 from meshctl.plan.views.topology import Topology
 from meshctl.topology.cluster import DIRECT
 from meshctl.view.pictures import OVER
-from meshctl.view.pictures.drawn.colours import HUES, tokens
-from meshctl.view.pictures.drawn.pipeline import pipeline
-from meshctl.view.pictures.drawn.shapes import escaped, style
+from meshctl.view.pictures.colors import HUES, tokens
+from meshctl.view.pictures.svg import escaped
 
-SCRIPTS = ("mesh.js", "page.js", "map.js", "worker.js")
+SCRIPTS = ("mesh.js", "page.js", "map.js", "pipeline.js", "worker.js")
 GAP = re.compile(r"\{([a-z_]+)\}")
-ROOM = 828.0
-"""For the pipeline, on a screen of 1280 pixels."""
 HUE = """\
 .hN { background: var(--hN-tint); color: var(--hN-ink); border-color: var(--hN-line) }
 .fN { background: var(--hN-line) }
@@ -66,8 +63,6 @@ def draw(
         "first": _json(
             {"select": select, "component": component, "dim": dim, "node": node, "samples": samples}
         ),
-        "pipeline": _picture(topology, narrow=False),
-        "pipeline_narrow": _picture(topology, narrow=True),
     }
     return GAP.sub(lambda gap: parts[gap[1]], _read("page.html"))
 
@@ -83,15 +78,10 @@ def _script() -> str:
 
 def _style() -> str:
     shades = "".join(
-        f"--{name}: light-dark({colour.light}, {colour.dark}); " for name, colour in tokens().items()
+        f"--{name}: light-dark({color.light}, {color.dark}); " for name, color in tokens().items()
     )
     hues = "".join(HUE.replace("N", str(number)) for number in range(len(HUES)))
-    shapes = "".join(f".picture {rule}\n" for rule in _rules(style(lambda name: f"var(--{name})")))
-    return f"\n:root {{ {shades}}}\n{shapes}{hues}{_read('page.css')}"
-
-
-def _rules(css: str) -> list[str]:
-    return [rule.strip() + " }" for rule in css.split("}") if rule.strip()]
+    return f"\n:root {{ {shades}}}\n{hues}{_read('page.css')}"
 
 
 def _hash(text: str) -> str:
@@ -103,15 +93,3 @@ def _json(data: Mapping[str, Any]) -> str:
     return UNSAFE.sub(
         lambda found: f"\\u{ord(found[0]):04x}", json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     )
-
-
-def _picture(topology: Topology, narrow: bool) -> str:
-    """The pipeline. What it says is said by the table of routes too, so to a screen reader it is one image."""
-    if not topology.stages:
-        return ""
-    drawn = pipeline(topology, narrow=narrow, room=ROOM)
-    size = f'width="{drawn.width:g}" height="{drawn.height:g}" viewBox="0 0 {drawn.width:g} {drawn.height:g}"'
-    label = escaped(
-        f"Pipeline of {topology.name}: {len(topology.stages)} stages, {len(topology.routes)} routes, listed in the table below"
-    )
-    return f'<svg class="picture" role="img" aria-label="{label}" {size}>\n{drawn.markup}\n</svg>'

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
 from meshctl.view.formatting import size
 from meshctl.view.pictures import OVER
-from meshctl.view.pictures.drawn.colours import COLOURS, HUES, marks_of
-from meshctl.view.pictures.drawn.pipeline import how
+from meshctl.view.pictures.colors import COLORS, HUES
+from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import cut
 
 GROUPS, STAGES, ROUTES, REST = 24, 60, 150, 8
@@ -63,7 +63,7 @@ def _lines(topology: Topology) -> Iterator[str]:
     ]:
         yield f"  more[{_quoted('and ' + ', '.join(said))}]"
     yield f"  class {','.join(ids.values())} group"
-    yield f"  classDef group fill:transparent,stroke:{COLOURS['edge'].light}"
+    yield f"  classDef group fill:transparent,stroke:{COLORS['edge'].light}"
     for number, hue in enumerate(HUES):
         yield f"  classDef h{number} fill:{hue.tint.light},stroke:{hue.line.light},color:{hue.ink.light}"
 
@@ -101,8 +101,8 @@ def _boxes(
     if len(idle) > REST:
         yield f"    c_{id}[{_quoted(f'and {len(idle) - REST} more components')}]"
     if not members:
-        ((number, letter, program),) = marks_of(topology, group)
-        yield f"    p_{id}[{_quoted(f'{letter} {_name(program)}')}]:::h{number % len(HUES)}"
+        letter = Marks(topology).group_letter(group.name)
+        yield f"    p_{id}[{_quoted(f'{letter.text} {_name(group.program)}')}]:::h{letter.style.removeprefix('C')}"
 
 
 def _box(id: str, lines: list[str], number: int, component: PlacedComponent) -> str:
@@ -131,9 +131,17 @@ def _label(flow: Flow) -> list[str]:
     return [
         *parameter,
         counts,
-        _name(how(flow)),
+        _name(_moves(flow)),
         ", ".join([*([size(flow.bytes)] if flow.bytes else []), OVER[flow.over]]),
     ]
+
+
+def _moves(flow: Flow) -> str:
+    """Returns collect and dispatch of a route: `flatten, slice_dp by tokens`."""
+    dispatch = flow.dispatch
+    by = f" by {dispatch.balance}" if dispatch.balance else ""
+    home = f" home of {dispatch.home}" if dispatch.home else ""
+    return f"{flow.collect}, {dispatch.mode}{by}{home}"
 
 
 def _call(component: str, method: str) -> str:

@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count, pairwise, product
+from itertools import combinations, count, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh, even_split
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import SampleTable
+from meshctl.view.formatting import size
 from meshctl.view.pictures import html, svg
 from tests.plan.jobs import DeviceType, of_types
 from tests.topology.meshes import producer_ranks, producers_of, samples_by_rank
@@ -345,7 +346,7 @@ def test_a_route_marks_its_partners(opened: Open) -> None:
     page.check(f'#worker input[value="route {number} takes"]')
     _, takes = exchanged(plan, plan.routes[number], drawn.routes[number].samples)
     assert roles(page, "peer") == {f"rollout:{rank}" for rank in takes[2]} - {"rollout:2"}
-    assert page.locator(f'.wide [data-route="{number}"].on').count() == 2
+    assert page.locator(f'.picture [data-route="{number}"].on').count() == 2
 
 
 def test_a_route_says_by_which_way_it_reaches_its_partners(opened: Open) -> None:
@@ -590,7 +591,7 @@ def test_lanes_are_seen_without_scrolling_and_long_names_leave_room(opened: Open
     drawn = topology(everything())
     page = opened(drawn)
     assert page.evaluate(
-        "(({scrollWidth, clientWidth}) => scrollWidth <= clientWidth)(document.querySelector('#pipeline .wide'))"
+        "(({scrollWidth, clientWidth}) => scrollWidth <= clientWidth)(document.querySelector('#pipeline .scroll'))"
     )
     renamed = replace(drawn.groups[-1], name="a_group_with_a_name_" * 5)
     page = opened(replace(drawn, groups=(*drawn.groups[:-1], renamed)))
@@ -664,7 +665,55 @@ def test_forced_colours_print_and_still_pictures(opened: Open) -> None:
 
 def test_without_a_script_it_says_so(opened: Open) -> None:
     page = opened(topology(everything()), look={"java_script_enabled": False})
-    assert "needs JavaScript" in page.inner_text("body") and page.is_visible(".wide .picture") is False
+    assert "needs JavaScript" in page.inner_text("body") and page.is_visible(".picture") is False
+
+
+# The pipeline
+
+BOXES = """() => {
+  const edge = document.querySelector('.picture').getBoundingClientRect();
+  return [...document.querySelectorAll('.picture .stage')].map((one) => one.getBoundingClientRect())
+    .map(({left, right, top, bottom}) => [left - edge.left, right - edge.left, top - edge.top, bottom - edge.top]);
+}"""
+WIRES = "[...document.querySelectorAll('.picture .edge')].map((one) => one.getAttribute('d'))"
+Box = tuple[float, float, float, float]
+
+
+def corners(drawn: str) -> list[tuple[float, float]]:
+    """Returns the points at which a route turns, from its producer to its consumer."""
+    points = [float(each) for each in re.findall(r"-?[\d.]+(?:e-?\d+)?", drawn)]
+    x, start, across, stop, end = points[0], points[1], points[3], points[9], points[12]
+    return [(x, start), (across, start), (across, stop), (end, stop)]
+
+
+@pytest.mark.parametrize("width", [1280, 2000, 360])
+def test_no_route_crosses_a_box_and_no_box_another(opened: Open, width: int) -> None:
+    drawn = topology(everything())
+    page = opened(drawn, width=width)
+    boxes: list[Box] = page.evaluate(BOXES)
+    wires = [corners(each) for each in page.evaluate(WIRES)]
+    assert len(boxes) == len(drawn.stages) + 1 and len(wires) == len(drawn.routes)
+    for wire in wires:
+        for (x0, y0), (x1, y1) in pairwise(wire):
+            x, y = (x0 + x1) / 2, (y0 + y1) / 2
+            assert not any(left < x < right and top < y < bottom for left, right, top, bottom in boxes)
+    for box, other in combinations(boxes, 2):
+        assert box[1] <= other[0] or other[1] <= box[0] or box[3] <= other[2] or other[3] <= box[2]
+
+
+def test_inputs_are_inside_of_their_boxes(opened: Open) -> None:
+    page = opened(many(60))
+    outside = """[...document.querySelectorAll('.picture .input')].filter((one) => {
+      const input = one.getBoundingClientRect(), box = one.closest('.stage').getBoundingClientRect();
+      return input.left < box.left || input.right > box.right || input.bottom > box.bottom;
+    }).length"""
+    assert page.evaluate(outside) == 0 and "more stage" in page.inner_text("#pipeline .left")
+
+
+def test_bytes_are_written_as_the_text_picture_writes_them(opened: Open) -> None:
+    page = opened(topology(one()))
+    for amount in (0, 1, 999, 1000, 999_499, 999_500, 8_192_000, 12_345_678_901, 10**14):
+        assert page.evaluate("(amount) => bytesOf(amount)", amount) == size(amount)
 
 
 # The SVG

@@ -13,7 +13,7 @@ import pytest
 
 from meshctl.plan.model import as_data
 from meshctl.plan.views.topology import topology
-from meshctl.view.pictures.drawn.colours import HUES, tokens
+from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.html import draw
 from tests.view.pictures.plans import PLANS, everything, hundred_thousand, many, odd, one
 

@@ -26,6 +26,12 @@ const digitsOf = (number) => number.toLocaleString("en");
 const many = (count, thing) => `${digitsOf(count)} ${thing}${count === 1 ? "" : "s"}`;
 const list = (words) => (words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words.join(""));
 const span = ([start, stop]) => (stop - start === 1 ? digitsOf(start) : `${digitsOf(start)}–${digitsOf(stop - 1)}`);
+/** Bytes by thousands: 8.19 MB. */
+function bytesOf(count) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  while (count >= 999.5 && units.length > 1) { count /= 1000; units.shift(); }
+  return `${Number(count.toPrecision(3))} ${units[0]}`;
+}
 const nameOf = ({group, rank}) => `${group}:${rank}`;
 const same = (one, other) => Boolean(one && other && one.group === other.group && one.rank === other.rank);
 const REACH = {inside: "inside a node", some: "some cross nodes", all: "crosses nodes"};
@@ -103,24 +109,6 @@ function groupRow(group) {
   const made = row(group.name, [runs, digitsOf(group.workers), where.filter(Boolean).join(", ")]);
   made.children[2].className = "workers";
   return made;
-}
-
-/* The pipeline: drawn beforehand, here with its routes as a table */
-
-function buildPipeline() {
-  find("#pipeline").hidden = !facts.stages.length;
-  const drawn = find("#pipeline .wide .picture");   /* not so small that it cannot be read: before that it scrolls */
-  if (drawn) drawn.style.minWidth = `${0.78 * drawn.getAttribute("width")}px`;
-  const left = facts.routes.length - ROUTES;
-  find("#pipeline details").hidden = !facts.routes.length;
-  fill(find("#routes"), heads(["Route", "From", "To", "Ranks", "Collect", "Dispatch", "Bytes a step", "By way of"]),
-    make("tbody", {}, ...facts.routes.slice(0, ROUTES).map(routeRow), left > 0 && row(`and ${many(left, "more route")}`, [])));
-}
-
-function routeRow({name, giver, taker, speakers, hearers, kind, collect, dispatch, bytes, over}) {
-  const how = [dispatch.mode, dispatch.balance && `by ${dispatch.balance}`, dispatch.home && `home of ${dispatch.home}`];
-  const moves = kind === "weights" ? ["weights", "re-sharded"] : [collect, how.filter(Boolean).join(" ")];
-  return row(name, [giver, taker, `${digitsOf(speakers)} → ${digitsOf(hearers)}`, ...moves, bytes ? digitsOf(bytes) : "", OVER[over]]);
 }
 
 /* Components: what is in one is made when it is opened */

@@ -1,1 +1,0 @@
-"""What the drawn pictures share, SVG and page: shapes, colours, and the pipeline as a graph."""
