@@ -33,10 +33,8 @@ def draw(topology: Topology) -> str:
     width = COLUMN_PX * max(map(width_of, drawn)) + 2 * MARGIN_PX
     height = LINE_PX * len(drawn) + 2 * MARGIN_PX
     size = f'width="{width:g}" height="{height:g}"'
-    colors = tokens()
-    light, dark = (
-        _style(lambda name, theme=theme: getattr(colors[name], theme)) for theme in ("light", "dark")
-    )
+    light = _style(lambda name: tokens()[name].light)
+    dark = _style(lambda name: tokens()[name].dark)
     body = "\n".join(part for number, each in enumerate(drawn) for part in _markup(each, number))
     facts = "".join(part.text for part in drawn[0])
     return f"""\
