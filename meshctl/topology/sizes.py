@@ -29,7 +29,7 @@ CARVED = ("ulysses", "vpp", *EXPERT_DIMS)
 SIZES = (*(f"{dim}_size" for dim in DIMS), "ulysses_size", "ep_size", "etp_size", "ep_fsdp_size", "vpp_size")
 """The sizes that may be said."""
 MAY_BE_AUTO = (*(f"{dim}_size" for dim in DIMS), *(f"{dim}_size" for dim in EXPERT_DIMS))
-SHOWN = 2
+MAX_PROPOSALS = 2
 """How many layouts that fit are proposed."""
 KEPT = 4
 """Ways to a partial layout that are followed, when one that fits is searched."""
@@ -54,7 +54,7 @@ class Needs:
     """Whether all sizes together may be so."""
 
 
-NONE = Needs()
+NO_NEEDS = Needs()
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def settle(
     said: Mapping[str, object],
     world_size: object = None,
     sequence_parallel: object = False,
-    needs: Needs = NONE,
+    needs: Needs = NO_NEEDS,
 ) -> Settled:
     """`said` is size -> a number or "auto"; what is None was not said. `needs` hold for what is proposed, and
     are not checked."""
@@ -143,7 +143,9 @@ def divisors(number: int) -> list[int]:
     return low + [number // size for size in reversed(low) if size * size != number]
 
 
-def nearest(sizes: Mapping[str, int], inferred: str | None, world: int, needs: Needs = NONE) -> list[Dims]:
+def nearest(
+    sizes: Mapping[str, int], inferred: str | None, world: int, needs: Needs = NO_NEEDS
+) -> list[Dims]:
     """Complete layouts of `world` ranks, those that change least of what was said first; if any can, they
     keep all rules and needs."""
     layouts = _near(sizes, DIMS, inferred, world)
@@ -161,7 +163,7 @@ def keeping(sizes: Mapping[str, int], inferred: str | None, world: int, needs: N
 
 
 def _near(
-    sizes: Mapping[str, int], family: Sequence[str], inferred: str | None, total: int, needs: Needs = NONE
+    sizes: Mapping[str, int], family: Sequence[str], inferred: str | None, total: int, needs: Needs = NO_NEEDS
 ) -> list[Dims]:
     """Sizes of a family of dims that multiply to `total`, those that change fewest of what was said first,
     and these by least.
@@ -170,7 +172,7 @@ def _near(
     sizes, and soon.
     """
     dims, whole = [dim for dim in family if dim in sizes], divisors(total)
-    asked = needs is not NONE or (len(whole) <= FEW and any(sizes.get(size, 1) > 1 for size in CARVED))
+    asked = needs is not NO_NEEDS or (len(whole) <= FEW and any(sizes.get(size, 1) > 1 for size in CARVED))
     kept = KEPT_WITH_NEEDS if asked else KEPT
     ways: dict[int, list[Way]] = {total: [(0, 0, ())]}
     for dim in dims:
@@ -260,7 +262,7 @@ def _product(sizes: Dims, dims: Dims, inferred: str | None, world: int, needs: N
         if inferred
         else f"{said} = {total}, and there are {world} ranks"
     )
-    return Misfit("product", f"{wrong}_size", message, product, tuple(map(drawn, options[:SHOWN])))
+    return Misfit("product", f"{wrong}_size", message, product, tuple(map(drawn, options[:MAX_PROPOSALS])))
 
 
 def _data(dims: Mapping[str, int]) -> int:
@@ -309,7 +311,8 @@ def _derived(
             if needs.size("ulysses", size) and needs.layout({**held, "ulysses": size})
         ] or divisors(data)
         fits = tuple(
-            f"ulysses {size}" for size in sorted(right, key=lambda size: (abs(size - ulysses), size))[:SHOWN]
+            f"ulysses {size}"
+            for size in sorted(right, key=lambda size: (abs(size - ulysses), size))[:MAX_PROPOSALS]
         )
         yield Misfit(
             "ulysses", "ulysses_size", message, f"dp {held['dp']} x fsdp {held['fsdp']} = {data}", fits
@@ -351,7 +354,9 @@ def _misfit_of_experts(
         layouts = [{**said, "ep_fsdp": stage // rest}]
     options = [{dim: layout[dim] for dim in said if layout[dim] != said[dim]} for layout in layouts]
     wrong = next((dim for dim in EXPERT_DIMS if options and dim in options[0]), next(reversed(said)))
-    fits = tuple(" x ".join(f"{dim} {size}" for dim, size in option.items()) for option in options[:SHOWN])
+    fits = tuple(
+        " x ".join(f"{dim} {size}" for dim, size in option.items()) for option in options[:MAX_PROPOSALS]
+    )
     return Misfit(
         "experts", f"{wrong}_size", f"{sum_of} {verb}", f"{drawn(held)}: {stage} ranks a stage", fits
     )

@@ -50,6 +50,8 @@ class Config:
     """Why nothing can be read from it."""
     at: Span | None = None
     """Where in the file that is seen."""
+    missing: bool = False
+    """Whether no such file exists."""
 
 
 def config(path: str, folders: Sequence[str]) -> Config:
@@ -59,10 +61,9 @@ def config(path: str, folders: Sequence[str]) -> Config:
         file = place / FILE if is_dir(place) else place
         if is_file(file):
             return _read(file, str(Path(path, FILE) if is_dir(place) else path))
-    inside = next((folder for folder in folders if is_dir(Path(folder, path))), None)
-    return Config(
-        path, wrong=f"the folder `{path}` has no `{FILE}`" if inside else f"there is no file `{path}`"
-    )
+    if any(is_dir(Path(folder, path)) for folder in folders):
+        return Config(path, wrong=f"the folder `{path}` has no `{FILE}`", missing=True)
+    return Config(path, wrong=f"there is no file `{path}`", missing=True)
 
 
 def _read(file: Path, name: str) -> Config:

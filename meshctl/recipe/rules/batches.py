@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DispatchWords, Input, Sizes, Stage
 from meshctl.recipe.rules.facts import LISTS, REDUCED, Facts, input_path
-from meshctl.recipe.rules.models import proposals
+from meshctl.recipe.rules.layouts import LayoutNeeds
 from meshctl.recipe.stages import Times
 from meshctl.text.english import counted, listed
 from meshctl.topology.consumers import samples_by_rank
@@ -145,7 +145,7 @@ def _too_few(facts: Facts, source: Stage, few: list[Shares]) -> Diagnostic:
     help = f"give at least {max(components.values())}, or say `dispatch: {{allow_empty: true}}`"
     named = [facts.recipe.components[name] for name in components]
     if len(named) == 1 and isinstance(named[0].parallel, Sizes) and named[0].parallel.given:
-        options = proposals(facts, named[0], named[0].parallel)
+        options = LayoutNeeds(facts, named[0], named[0].parallel).help
         help = f"{help}; {options}" if options else help
     return Diagnostic("MC541", message, facts.value("pipeline", source.name, "samples"), says, help)
 

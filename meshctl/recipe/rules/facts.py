@@ -12,6 +12,7 @@ from functools import cached_property
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
+from meshctl.recipe.code.model_config import FILE as CONFIG_FILE
 from meshctl.recipe.code.model_config import Config, config
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage
@@ -27,6 +28,34 @@ REDUCED = ("mean", "sum")
 """Collect modes whose value is numbers."""
 LISTS = ("none", "last_pp")
 """Collect modes whose value is a list of the workers' values."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """What is known of a component's model."""
+
+    sizes: Mapping[str, int]
+    spans: Mapping[str, Span]
+
+    def get(self, size: str) -> int:
+        """Returns a size, or 0 where it is not known."""
+        return self.sizes.get(size, 0)
+
+    def stated(self, *sizes: str) -> tuple[Span, ...]:
+        """Returns the spans of the known ones of these sizes, each with its number."""
+        known = [size for size in sizes if size in self.sizes]
+        return tuple(self.spans[size].with_word(f"`{size}` is {self.sizes[size]}") for size in known)
+
+    def undivided_by_tp(self, tp: int) -> list[str]:
+        """Returns the sizes that tp does not divide. Fewer kv heads than ranks may be repeated evenly."""
+        kv_heads = self.get("num_kv_heads")
+        undivided = [size for size in ("num_heads", "num_kv_heads", "hidden_size") if self.get(size) % tp]
+        if kv_heads and tp % kv_heads == 0 and "num_kv_heads" in undivided:
+            undivided.remove("num_kv_heads")
+        return undivided
+
+    def fits_tp(self, tp: int) -> bool:
+        return not self.undivided_by_tp(tp)
 
 
 @dataclass(frozen=True)
@@ -138,6 +167,47 @@ class Facts:
         if path not in self.configs:
             self.configs[path] = config(path, self.code.own)
         return self.configs[path]
+
+    def model_files(self, component: str) -> list[tuple[tuple[str, ...], Config]]:
+        """Returns the config files of a component's model, each with the key path that names it: that of
+        `model`, and that of the argument in the class's `MODEL`, where it names a local file."""
+        found: list[tuple[tuple[str, ...], Config]] = []
+        stated = self.recipe.components[component].model.config
+        if stated and self.is_valid("components", component, "model"):
+            found.append((("components", component, "model", "config"), self.config(stated)))
+        if (declared := self._declared_model(component)) is not None:
+            found.append(declared)
+        return found
+
+    def _declared_model(self, component: str) -> tuple[tuple[str, ...], Config] | None:
+        """Returns the config file that `MODEL` leads to. Its value may as well name a model on a hub."""
+        found = self.class_of(component)
+        if found is None or not found.is_component or not found.declares.model:
+            return None
+        path = ("components", component, *found.declares.model)
+        node = self.written.node(*path)
+        if node is None or node.from_environment or not isinstance(node.value, str) or not node.value:
+            return None
+        is_file = node.value.endswith(".json")
+        file = self.config(node.value if is_file else f"{node.value}/{CONFIG_FILE}")
+        return None if file.missing else (path, file)
+
+    @cached_property
+    def models(self) -> dict[str, ModelSizes]:
+        """The sizes of each component's model: those in the recipe, else those in its config files."""
+        return {name: self._model(name) for name in self.recipe.components}
+
+    def _model(self, component: str) -> ModelSizes:
+        given = self.recipe.components[component].model.given
+        is_valid = self.is_valid("components", component, "model")
+        sizes, spans = dict(given) if is_valid else {}, dict[str, Span]()
+        for size in sizes:
+            spans[size] = self.value("components", component, "model", size)
+        for _, file in self.model_files(component):
+            for size, (number, span) in file.sizes.items():
+                sizes.setdefault(size, number)
+                spans.setdefault(size, span)
+        return ModelSizes(sizes, spans)
 
     @property
     def sources(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

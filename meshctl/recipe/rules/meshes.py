@@ -10,7 +10,7 @@ from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.rules.models import needs_of
+from meshctl.recipe.rules.layouts import LayoutNeeds
 from meshctl.text.english import counted, did_you_mean
 from meshctl.topology.sizes import DIMS, EXPERT_DIMS, Misfit, settle
 
@@ -97,7 +97,9 @@ def fits(facts: Facts) -> Iterator[Diagnostic]:
         if sizes.order and sorted(sizes.order) != sorted(DIMS):
             continue
         settled = partial(settle, dict(sizes.given), group.workers, sizes.sequence_parallel)
-        for misfit in settled(needs_of(facts, component, sizes)).misfits if settled().misfits else ():
+        for misfit in (
+            settled(LayoutNeeds(facts, component, sizes).needs).misfits if settled().misfits else ()
+        ):
             yield _diagnostic(facts, component, sizes, misfit)
 
 

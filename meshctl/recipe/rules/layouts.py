@@ -1,0 +1,166 @@
+"""What models, samples and component classes ask of a layout, and the nearest layouts that satisfy all of it.
+
+The rules propose such layouts where sizes do not fit the ranks, a model, the samples, or the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from meshctl.recipe.code.declarations import Layouts
+from meshctl.recipe.meshes import NoMesh, sizes_of
+from meshctl.recipe.model import Component, Sizes
+from meshctl.recipe.rules.facts import Facts, ModelSizes
+from meshctl.topology.sizes import DIMS, MAX_PROPOSALS, NO_NEEDS, Needs, drawn, keeping
+
+UNLIMITED = 1 << 40
+"""More samples than any stage gives."""
+
+
+def sequence_parts(layout: Mapping[str, int], sequence_parallel: bool) -> int:
+    """Returns into how many equal parts a sequence is split. Each cp rank has two parts, so that all ranks have
+    the same work under a causal mask."""
+    cp, tp = layout.get("cp", 1), layout.get("tp", 1) if sequence_parallel else 1
+    return (2 * cp if cp > 1 else 1) * layout.get("ulysses", 1) * tp
+
+
+@dataclass(frozen=True)
+class LayoutNeeds:
+    """What the components that share a layout ask of it."""
+
+    facts: Facts
+    component: Component
+    sizes: Sizes
+
+    @cached_property
+    def without_ring(self) -> Needs:
+        """The needs, where ulysses divides the heads of a tp rank."""
+        return self._needs(with_ring=False)
+
+    @cached_property
+    def with_ring(self) -> Needs:
+        """The needs, where ulysses may use a ring for what the heads do not divide."""
+        return self._needs(with_ring=True)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """The needs without a ring, where some layout satisfies them."""
+        return self.without_ring if self._keeping(self.without_ring) else self.with_ring
+
+    @cached_property
+    def proposals(self) -> tuple[str, ...]:
+        """Complete layouts that satisfy the needs, nearest first."""
+        return tuple(map(drawn, self._keeping(self.needs)))
+
+    @property
+    def help(self) -> str:
+        return nearest_that_fit(self.proposals)
+
+    @cached_property
+    def stated(self) -> dict[str, int]:
+        """The sizes that the recipe states as numbers, by dim."""
+        numbers = {size: number for size, number in self.sizes.given if isinstance(number, int)}
+        return {size.removesuffix("_size"): number for size, number in numbers.items()}
+
+    def _keeping(self, needs: Needs) -> list[dict[str, int]]:
+        given = dict(self.sizes.given)
+        autos = [dim for dim in DIMS if given.get(f"{dim}_size") == "auto"]
+        inferred = autos[0] if autos else None if "dp" in self.stated else "dp"
+        workers = self.facts.recipe.groups[self.component.group].workers
+        return keeping(self.stated, inferred, workers, needs)
+
+    @cached_property
+    def _sharing(self) -> list[str]:
+        """The components with this layout."""
+        facts, owner = self.facts, _owner(self.facts, self.component)
+        return [name for name, other in facts.recipe.components.items() if _owner(facts, other) == owner]
+
+    @cached_property
+    def _models(self) -> list[ModelSizes]:
+        models = (self.facts.models[name] for name in self._sharing)
+        return [model for model in models if model.sizes]
+
+    @cached_property
+    def _declared(self) -> list[Layouts]:
+        classes = (self.facts.class_of(name) for name in self._sharing)
+        return [found.declares.layouts for found in classes if found and found.declares.layouts != Layouts()]
+
+    @cached_property
+    def _max_data_size(self) -> int:
+        return min_samples(self.facts, self._sharing)
+
+    def _needs(self, *, with_ring: bool) -> Needs:
+        has_carved = any(size.removesuffix("_size") not in DIMS for size, _ in self.sizes.given)
+        is_limited = self._max_data_size < UNLIMITED
+        if not (self._models or self._declared or is_limited or has_carved or self.sizes.sequence_parallel):
+            return NO_NEEDS
+
+        def size_fits(dim: str, size: int) -> bool:
+            if size > 1 and not all(layouts.supports(dim) for layouts in self._declared):
+                return False
+            if dim == "tp":
+                return all(model.fits_tp(size) for model in self._models)
+            if dim == "ep":
+                return all(model.get("num_experts") % size == 0 for model in self._models)
+            if dim == "ulysses" and not with_ring:
+                return all(model.get("num_heads") % size == 0 for model in self._models)
+            return True
+
+        return Needs(size_fits, lambda layout: self._layout_fits(layout, with_ring))
+
+    def _layout_fits(self, layout: Mapping[str, int], with_ring: bool) -> bool:
+        if self.sizes.sequence_parallel and layout.get("tp", 1) == 1:
+            return False
+        data_size = layout.get("dp", 1) * layout.get("fsdp", 1) // layout.get("ulysses", 1)
+        if data_size > self._max_data_size or any(some.conflict(layout) for some in self._declared):
+            return False
+        return all(self._model_fits(model, layout, with_ring) for model in self._models)
+
+    def _model_fits(self, model: ModelSizes, layout: Mapping[str, int], with_ring: bool) -> bool:
+        layers, stages = model.get("num_layers"), layout.get("pp", 1) * layout.get("vpp", 1)
+        if layers and stages > layers:
+            return False
+        if not with_ring and model.get("num_heads") % (layout.get("tp", 1) * layout.get("ulysses", 1)):
+            return False
+        if model.get("num_experts") % self._inferred_ep(layout):
+            return False
+        return model.get("sequence_length") % sequence_parts(layout, self.sizes.sequence_parallel) == 0
+
+    def _inferred_ep(self, layout: Mapping[str, int]) -> int:
+        """Returns the size of ep where the recipe leaves it to meshctl, else 1."""
+        if dict(self.sizes.given).get("ep_size") != "auto":
+            return 1
+        stage = prod(layout.get(dim, 1) for dim in DIMS if dim != "pp")
+        return max(1, stage // (layout.get("etp", 1) * layout.get("ep_fsdp", 1)))
+
+
+def _owner(facts: Facts, component: Component) -> str:
+    """Returns the component whose sizes a component has; empty where these are wrong."""
+    try:
+        return sizes_of(facts.recipe, component)[0].name
+    except NoMesh:
+        return ""
+
+
+def min_samples(facts: Facts, components: Collection[str]) -> int:
+    """Returns the fewest samples that a stage divides among the data ranks of these components."""
+    fewest = UNLIMITED
+    for name, stage in facts.recipe.pipeline.items():
+        if stage.component not in components or stage.kind != "call" or not facts.is_valid("pipeline", name):
+            continue
+        given = stage.inputs[0] if stage.inputs else None
+        words = (given.dispatch if given else None) or stage.dispatch
+        mode = words.with_default(facts.endpoint(stage).dispatch).mode
+        source = facts.recipe.pipeline.get(given.stages[0]) if given else stage
+        is_divided = mode == "slice_dp" and facts.modes[name].execute == "all"
+        if is_divided and source and source.samples and not words.allow_empty and not words.home:
+            fewest = min(fewest, source.samples)
+    return fewest
+
+
+def nearest_that_fit(options: Iterable[str]) -> str:
+    shown = list(dict.fromkeys(options))[:MAX_PROPOSALS]
+    return f"nearest that fit: {'; '.join(shown)}" if shown else ""
