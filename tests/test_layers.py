@@ -15,7 +15,7 @@ import pytest
 from tests.paths import PACKAGE, ROOT
 
 LAYERS = {"topology": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
-LAYERS |= {"engines": 3, "view": 3, "runtime": 3, "components": 3, "cli": 4}
+LAYERS |= {"engines": 3, "view": 3, "trackers": 3, "runtime": 3, "components": 3, "cli": 4}
 """Folder -> layer; the modules at the top of the package are below layer 0."""
 GROUND = ("text", "topology", "run", "diagnostics")
 """Layer 0 has an order of its own: each of these folders may import those before it."""

@@ -1,36 +1,70 @@
-"""`meshctl agent`: load the plan, run one group's workers on one node."""
+"""`meshctl agent`: the node process of one node, as every engine but the local one starts it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
+from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.plan.model import Plan
+from meshctl.run.directory import RunDir
+
+TOKEN = "MESHCTL_TOKEN"
+TOKEN_FILE = ".token"
+"""In the run directory; read where the variable is not set."""
+USAGE = 2
 
 
-def agent(plan: Path, group: str, node: int, head: str) -> int:
-    """The exit code: 0 when all workers have ended well, 1 when one has not, 2 when there was nothing to run."""
-    if wrong := refusal(plan, group, node):
+def agent(path: Path, group: str, node: int, head: str) -> int:
+    """Returns the exit code: 0 when all workers have ended well, 1 when one has not, 2 when there is nothing to
+    run, 4 when the head cannot be reached or refuses."""
+    run, token = RunDir.of_plan(path), os.environ.pop(TOKEN, "")
+    wrong = refusal(path, group, node)
+    if not wrong and not head.rpartition(":")[2].isdigit():
+        wrong = f"--head is HOST:PORT, not {head!r}"
+    token = token or _token_of(run)
+    if not wrong and not token:
+        wrong = f"the token of the run is neither in {TOKEN} nor in {run.path / TOKEN_FILE}"
+    if wrong:
         print(f"error: {wrong}", file=sys.stderr)
-        return 2
-    if not head.rpartition(":")[2].isdigit():
-        print(f"error: --head is HOST:PORT, not {head!r}", file=sys.stderr)
-        return 2
-    from meshctl.engines.node.agent import run_agent
+        return USAGE
+    from meshctl.engines.node.node_process import NodeJob, serve
+    from meshctl.engines.node.preload import preload
     from meshctl.runtime.worker import main
 
-    return run_agent(plan, group, node, head, main)
+    preload(Plan.read(path), run.read_start().path)
+    job = NodeJob(run, node, head, token, main, (group,) if group else ())
+    return serve(job, ends=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+
+
+def _token_of(run: RunDir) -> str:
+    try:
+        return (run.path / TOKEN_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def refusal(path: Path, group: str, node: int) -> str:
-    """Why there is nothing to run; empty if there is."""
+    """Returns why there is nothing to run; empty if there is. `group` is empty for all groups of the node."""
     try:
         plan = Plan.read(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{path} is no plan: {error}"
+    if not group:
+        return (
+            ""
+            if groups_on(plan, node)
+            else f"the plan has no group on node {node}, only on {_listed(nodes_of(plan))}"
+        )
     names = [placed.name for placed in plan.groups]
     if group not in names:
         return f"the plan has no group {group!r}, it has {', '.join(names)}"
     if node not in plan.nodes_of(group):
-        return f"group {group} is on node {', '.join(map(str, plan.nodes_of(group)))}, not on {node}"
+        return f"group {group} is on node {_listed(plan.nodes_of(group))}, not on {node}"
     return ""
+
+
+def _listed(nodes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, nodes))

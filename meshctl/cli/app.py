@@ -250,11 +250,11 @@ def completion(
 @app.command()
 def agent(
     plan: Annotated[Path, typer.Option(help="RUN/plan.json")],
-    group: Annotated[str, typer.Option(help="The device group.")],
     node: Annotated[int, typer.Option(help="The node of the cluster that this is.")],
-    head: Annotated[str, typer.Option(help="HOST:PORT of the launcher's store.")],
+    head: Annotated[str, typer.Option(help="HOST:PORT at which the supervisor of the run listens.")],
+    group: Annotated[str, typer.Option(help="The only group of the node to run. Left out: all.")] = "",
 ) -> None:
-    """Runs the workers of one group on one node. Every engine starts this."""
+    """Runs the workers of one node. Every engine starts this."""
     from meshctl.cli.agent import agent
 
     raise typer.Exit(agent(plan, group, node, head))

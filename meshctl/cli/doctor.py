@@ -12,10 +12,9 @@ from meshctl.cli.output import write
 from meshctl.cli.stdin_source import given
 from meshctl.diagnostics import RecipeError
 from meshctl.diagnostics.health import Check, as_data, tally
-from meshctl.engines import local
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.checks.runner import examine
-from meshctl.engines.node.worker_env import CannotStart
+from meshctl.engines.engine import CannotStart, engine_named
 from meshctl.run.directory import Start
 from meshctl.text.english import counted, listed
 from meshctl.text.redaction import command_line, hidden
@@ -74,7 +73,7 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Ready | None, tupl
 def preflight(ready: Ready) -> Check:
     """Returns the result of what `launch` examines before it starts anything."""
     try:
-        local.preflight(ready.plan, Start(ready.path))
+        engine_named().preflight(ready.plan, Start(ready.path))
     except CannotStart as refused:
         return Check(
             "recipe",

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,15 +17,16 @@ from meshctl.cli.replay import Asked, Misused, alone, refuse_alone
 from meshctl.cli.stdin_source import given
 from meshctl.cli.validate import USAGE, draw
 from meshctl.diagnostics import RecipeError, Report
-from meshctl.engines import local
-from meshctl.engines.node.worker_env import CannotStart
-from meshctl.engines.supervise import attempt
-from meshctl.engines.supervise.attempt import Attempt, RunHeld
-from meshctl.engines.supervise.head import Head, Outcome, Signals
+from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
+from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin
+from meshctl.engines.supervise.head import Outcome
+from meshctl.engines.supervise.signals import Signals
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
+from meshctl.run.observer import Observer
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
+from meshctl.trackers import tracker_named
 
 REFUSED = 4
 
@@ -37,14 +37,15 @@ def launch(
     dry_run: bool,
     asked: Asked = Asked(),
     on_begin: Callable[[RunDir], None] | None = None,
+    engine_name: str = DEFAULT_ENGINE,
 ) -> int:
     """Returns the exit code. `on_begin` is called with the run directory before anything is started."""
     if dry_run:
-        code, ready = prepare(recipe, overrides, asked)
+        code, ready = prepare(recipe, overrides, asked, engine_name)
         if ready:
-            write(f"{dry(ready)}\n", sys.stdout)
+            write(f"{dry(ready, engine_name)}\n", sys.stdout)
         return code
-    ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides, asked)), import_torch))
+    ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides, asked, engine_name)), import_torch))
     steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
     if ready.resume and 0 < steps <= saved:
         print(
@@ -52,21 +53,25 @@ def launch(
         )
         return 0
     try:
-        held = attempt.begin(ready.plan, ready.composed, ready.path, ready.resume)
+        attempt = begin(ready.plan, ready.composed, ready.path, ready.resume)
         if ready.start.only:
-            held.run.write_start(replace(ready.start, attempt=held.start.attempt))
-        held.run.forget_recorded(int(held.start.resume.rpartition("step-")[2] or 0))
+            start = replace(ready.start, attempt=attempt.start.attempt)
+            attempt.run.write_start(start)
+            attempt = replace(attempt, start=start)
+        attempt.run.forget_recorded(attempt.step or 0)
     except RunHeld as error:
         return refuse(error)
     except OSError as error:
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}")
     if on_begin:
-        on_begin(held.run)
-    return run(ready, held)
+        on_begin(attempt.run)
+    return run(ready, attempt, engine_named(engine_name))
 
 
-def prepare(recipe: str, overrides: list[str], asked: Asked = Asked()) -> tuple[int, Ready | None]:
-    """Loads, checks and resolves, and compares with the machine; says what is wrong."""
+def prepare(
+    recipe: str, overrides: list[str], asked: Asked = Asked(), engine_name: str = DEFAULT_ENGINE
+) -> tuple[int, Ready | None]:
+    """Loads, checks and resolves a recipe, asks the engine for what is missing, and reports what is wrong."""
     notes = list[str]()
     try:
         name, held = given(recipe)
@@ -74,7 +79,7 @@ def prepare(recipe: str, overrides: list[str], asked: Asked = Asked()) -> tuple[
         if asked:
             ready, notes = alone(ready, asked)
         refuse_alone(ready)
-        local.preflight(ready.plan, Start(ready.path))
+        engine_named(engine_name).preflight(ready.plan, Start(ready.path))
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
         return 1 if isinstance(error, RecipeError) else 3, None
@@ -113,47 +118,58 @@ def handed_back(text: str) -> Ready:
 
 def import_torch() -> None:
     import_module("meshctl.runtime.worker")
-    import_module("meshctl.engines.node.agent")
+    import_module("meshctl.engines.node.node_process")
+    import_module("meshctl.engines.supervise.supervisor")
 
 
-def run(ready: Ready, held: Attempt) -> int:
-    from torch.distributed import PrefixStore
-
+def run(ready: Ready, attempt: Attempt, engine: Engine) -> int:
+    """Runs what was prepared, shows it, and returns the exit code."""
     from meshctl.engines.node.preload import preload
-    from meshctl.run.shutdown import Proposer
     from meshctl.runtime.worker import main
     from meshctl.view.live import for_terminal
     from meshctl.view.live.summary import summary
 
-    plan = ready.plan
-    with Signals().heard() as signals:
+    plan, run = ready.plan, attempt.run
+
+    def observers() -> list[Observer]:
+        if ready.resume and not attempt.start.resume:
+            print(f"{run.path} has no checkpoint: it starts from the beginning", flush=True)
+        return [for_terminal(plan, run, sys.stdout)]
+
+    with Signals().handled() as signals:
         preload(plan, ready.path)
-        processes, store = local.start(plan, held.run, main, [held.lock])
-        try:
-            ours = PrefixStore(f"run/{held.start.attempt}", store)
-            places = [
-                place for place in range(plan.places) if plan.group(plan.at_place(place)[0]).program is None
-            ]
-            proposer = Proposer(PrefixStore("ending", ours), places)
-            if ready.resume and not held.start.resume:
-                print(f"{held.run.path} has no checkpoint: it starts from the beginning", flush=True)
-            view = for_terminal(plan, held.run, sys.stdout)
-            with closing(view):
-                outcome = Head(
-                    plan, held.run, ours, proposer, processes, view, signals, held.follower, held.fold
-                ).follow()
-        finally:
-            local.close(processes)
+        job = Job(plan, run, main, keep=(attempt.lock,))
+        outcome = outcome_of(engine, job, attempt, signals, observers)
     try:
-        print(summary(plan, held.run), end="", flush=True)
+        print(summary(plan, run), end="", flush=True)
         tell(outcome)
-    except OSError:  # whoever watched may have gone
+    except OSError:  # nobody reads it
         silence(sys.stdout)
     return outcome.code
 
 
+def outcome_of(
+    engine: Engine,
+    job: Job,
+    attempt: Attempt,
+    signals: Signals,
+    observers: Callable[[], list[Observer]],
+) -> Outcome:
+    """Supervises the run, or follows it where the supervisor runs inside the job."""
+    if engine.supervisor == "inside":
+        from meshctl.engines.supervise.follow import follow
+
+        return follow(engine.start(job), attempt, signals, observers())
+    from meshctl.engines.supervise.supervisor import Supervisor
+
+    def all_observers() -> list[Observer]:
+        return [tracker_named("jsonl", job.run), *observers()]
+
+    return Supervisor(engine, signals).run(job, attempt, all_observers)
+
+
 def tell(outcome: Outcome) -> None:
-    """The first cause, once, with where to read on."""
+    """Prints the first cause with its traceback and its log."""
     if cause := outcome.cause:
         print(f"error: {cause.line}", file=sys.stderr)
         if cause.traceback:
@@ -162,9 +178,9 @@ def tell(outcome: Outcome) -> None:
             print(f"log: {cause.log}", file=sys.stderr)
 
 
-def dry(ready: Ready) -> str:
-    """What would be started."""
-    plan = ready.plan
+def dry(ready: Ready, engine_name: str = DEFAULT_ENGINE) -> str:
+    """Returns what would be written and started."""
+    engine, plan = engine_named(engine_name), ready.plan
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")
     lines = [
         f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}; plan {plan.digest}",
@@ -173,7 +189,11 @@ def dry(ready: Ready) -> str:
     for group in plan.groups:
         work = _work(plan, group, ready.secrets.written)
         lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {work}")
-    lines += ["", *(shlex.join(command.argv) for command in local.commands(plan, run, f"{local.HOST}:PORT"))]
+    rendered = engine.render(plan, run, f"{engine.host}:PORT")
+    lines.append("")
+    for path, text in rendered.files.items():
+        lines += [f"{path}:", *(f"  {line}" for line in text.splitlines()), ""]
+    lines += [shlex.join(command.argv) for command in rendered.commands]
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from meshctl.cli.load import Ready
 from meshctl.cli.output import why
-from meshctl.engines.node.worker_env import CannotStart
+from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
 from meshctl.plan.subset import covered, incoming, only
 from meshctl.recipe.compose.folders import is_dir

@@ -1,123 +1,213 @@
-"""The local engine: everything on this machine, from one import of torch.
+"""The local engine: every node of the plan is a process on this machine, forked from one import of torch.
 
-    launcher   imports torch once, opens the store's socket, forks the rest, then becomes the store and
-               follows
-      fork server, one for all groups
-      agent per group, which runs what `meshctl agent` runs
+    launcher            imports torch once, opens the sockets, forks the node processes, then is the supervisor
+      node process      what `meshctl agent` runs elsewhere
 
-`commands` says what the same run looks like as command lines; `start` does it. Agents connect before the
-store exists: their connections wait in the backlog of the socket that was opened first.
+Node processes connect before the supervisor accepts: their connections wait in the backlog of its socket.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import re
 import signal
-import socket
+import subprocess
+import sys
 import time
-import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import Literal
 
-from meshctl.engines.node import forkserver, guard
-from meshctl.engines.node.forkserver import Client, WorkerMain
-from meshctl.engines.node.visible_devices import CannotStart, Narrowed, devices_text, named, narrowed, numbers
+from meshctl.engines.engine import (
+    CannotStart,
+    Exited,
+    Handle,
+    Job,
+    Rendered,
+    agent_commands,
+    nodes_of,
+)
+from meshctl.engines.node import guard
+from meshctl.engines.node.visible_devices import Narrowed, devices_text, named, narrowed, numbers
 from meshctl.engines.node.worker_env import missing, resolve
-from meshctl.engines.supervise.head import Gone
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
 from meshctl.topology.cluster import transport_error
 
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
-
 ROOT = Path("/")
 DEVICES = {"cuda": "dev/nvidia[0-9]*", "npu": "dev/davinci[0-9]*"}
-"""The files that a machine has for its devices."""
+"""Patterns of the files that a machine has for its devices."""
 ROCM_DEVICES = "sys/class/kfd/kfd/topology/nodes/*/gpu_id"
-"""One for each processor; 0 is in those that are no GPU."""
+"""One file for each processor; it holds 0 for a processor that is no GPU."""
 HOST = "127.0.0.1"
+TOKEN = "MESHCTL_TOKEN"
+"""Variable with the token of the run, for a node process that is started by exec."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """One agent, as a command line."""
+class LocalEngine:
+    supervisor: Literal["here", "inside"] = "here"
+    host = HOST
+    lease_s = 0.0
+    """The kernel ends node processes with the launcher."""
 
-    group: str
+    def preflight(self, plan: Plan, start: Start) -> None:
+        """Compares the plan with this machine. Raises `CannotStart` with the first thing that is missing."""
+        if plan.cluster.nodes > 1:
+            raise CannotStart(
+                f"the plan has {plan.cluster.nodes} nodes, and the local engine has one: this machine"
+            )
+        check_devices(plan)
+        for group in plan.groups:
+            if lacking := missing(start, group):
+                raise CannotStart(lacking)
+            own = {name: resolve(value, os.environ) for name, value in group.env if value is not None}
+            if refused := transport_error({**os.environ, **own}):
+                raise CannotStart(refused)
+
+    def render(self, plan: Plan, run: RunDir, head: str = f"{HOST}:PORT") -> Rendered:
+        return Rendered(agent_commands(plan, run, head))
+
+    def start(self, job: Job) -> LocalHandle:
+        """Forks the node processes. To be called from the main thread, with torch imported and no other
+        thread."""
+        from meshctl.engines.node.node_process import NodeJob, fork
+
+        guard.adopt_orphans()
+        handle = LocalHandle(job)
+        for node in nodes_of(job.plan):
+            node_job = NodeJob(job.run, node, job.head, job.token, job.worker, keep=job.keep)
+            handle.add(node, fork(node_job))
+        return handle
+
+    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
+        raise CannotStart("the local engine has no job to attach to")
+
+
+@dataclass
+class _Process:
     node: int
-    argv: tuple[str, ...]
+    pid: int
+    pidfd: int
+    popen: subprocess.Popen[bytes] | None = None
+    """Set for one that was started by exec."""
 
 
-def commands(plan: Plan, run: RunDir, head: str) -> tuple[Command, ...]:
-    """What is started, by group and node. Pure."""
-    return tuple(
-        Command(
-            group.name,
-            node,
-            (
-                "meshctl",
-                "agent",
-                "--plan",
-                str(run.plan),
-                "--group",
-                group.name,
-                "--node",
-                str(node),
-                "--head",
-                head,
-            ),
-        )
-        for group in plan.groups
-        for node in plan.nodes_of(group.name)
-    )
+class LocalHandle:
+    """The node processes, as children of this process."""
+
+    def __init__(self, job: Job) -> None:
+        self.address = job.head
+        self._job = job
+        self._processes: dict[int, _Process] = {}
+        self._is_single = len(nodes_of(job.plan)) == 1
+
+    def add(self, node: int, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
+        self._processes[pid] = _Process(node, pid, os.pidfd_open(pid), popen)
+
+    @property
+    def running(self) -> bool:
+        return bool(self._processes)
+
+    def files(self) -> list[int]:
+        return [process.pidfd for process in self._processes.values()]
+
+    def poll(self) -> list[Exited]:
+        exited = []
+        for pid, process in list(self._processes.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                self._forget(process, code)
+                name = "the fork server" if self._is_single else f"the node process of node {process.node}"
+                exited.append(Exited(name, code, node=process.node))
+        guard.reap_adopted(self._processes)
+        return exited
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM, list(self._processes.values()))
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL, list(self._processes.values()))
+
+    def restart(self, nodes: Sequence[int]) -> bool:
+        """Starts node processes by exec: this process has threads by now, so it cannot fork."""
+        old = [process for process in self._processes.values() if process.node in nodes]
+        self._signal(signal.SIGKILL, old)
+        for process in old:
+            code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+            self._forget(process, code)
+        guard.kill_children(spare=self._processes)
+        environ = {**os.environ, TOKEN: self._job.token}
+        for command in agent_commands(self._job.plan, self._job.run, self._job.head):
+            if command.node in nodes:
+                argv = [sys.executable, "-m", *command.argv]
+                popen = subprocess.Popen(
+                    argv,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=self._job.keep,
+                )
+                self.add(command.node, popen.pid, popen)
+        return True
+
+    def close(self) -> None:
+        end = time.monotonic() + guard.GRACE_S
+        while self.running and time.monotonic() < end:
+            self.poll()
+            time.sleep(0.002)
+        guard.kill_children()
+        for process in list(self._processes.values()):
+            self._forget(process, -signal.SIGKILL)
+
+    def _forget(self, process: _Process, code: int) -> None:
+        os.close(process.pidfd)
+        del self._processes[process.pid]
+        if process.popen:
+            process.popen.returncode = code  # it has been reaped here
+
+    def _signal(self, number: signal.Signals, processes: Sequence[_Process]) -> None:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process.pidfd, number)
 
 
-def preflight(plan: Plan, start: Start) -> None:
-    """Compares the plan with this machine; raises `CannotStart` with the first thing that is missing."""
-    if plan.cluster.nodes > 1:
-        raise CannotStart(
-            f"the plan has {plan.cluster.nodes} nodes, and the local engine has one: this machine"
-        )
+# What this machine has
+
+
+def check_devices(plan: Plan) -> None:
+    """Raises `CannotStart` where this machine lacks a group's devices, or two groups would have the same."""
     rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
-    held: dict[str, Group] = {}
+    owners: dict[str, Group] = {}
     for group in plan.groups:
-        if (kind := group.device_type) in DEVICES:
-            for name in compare(
-                group, numbers(plan, group, 0), narrowed(kind, os.environ, rocm), count_devices(kind, rocm)
-            ):
-                other = held.setdefault(f"{kind} device {name}", group)
-                if host(plan, other) != host(plan, group):
-                    both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
-                    raise CannotStart(
-                        f"{both}: give them other visible_devices, or say `colocate: {other.name}`"
-                    )
-        if lacking := missing(start, group):
-            raise CannotStart(lacking)
-        own = {name: resolve(value or "", os.environ) for name, value in group.env if value is not None}
-        if refused := transport_error({**os.environ, **own}):
-            raise CannotStart(refused)
+        kind = group.device_type
+        if kind not in DEVICES:
+            continue
+        left, here = narrowed(kind, os.environ, rocm), count_devices(kind, rocm)
+        for name in compare(group, numbers(plan, group, 0), left, here):
+            other = owners.setdefault(f"{kind} device {name}", group)
+            if owner_of_devices(plan, other) != owner_of_devices(plan, group):
+                both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
+                raise CannotStart(f"{both}: give them other visible_devices, or say `colocate: {other.name}`")
 
 
-def host(plan: Plan, group: Group) -> str:
-    """Whose devices a group has."""
+def owner_of_devices(plan: Plan, group: Group) -> str:
+    """Returns the name of the group whose devices a group has: its own, or the one it is colocated with."""
     while group.colocate:
         group = plan.group(group.colocate)
     return group.name
 
 
 def compare(group: Group, wanted: Sequence[int], left: Narrowed | None, here: int) -> list[str]:
-    """What this machine calls the devices that a group needs, by their numbers on the node; raises
-    `CannotStart` where it lacks some.
+    """Returns this machine's names of the devices that a group needs, by their numbers on the node. Raises
+    `CannotStart` where the machine lacks some.
 
-    A list in the environment is believed where no device is found at all: the machine may have them
-    elsewhere.
+    `left` is what the environment leaves, and `here` how many devices were found. Where none was found, the
+    environment is believed: the machine may have its devices elsewhere.
     """
     if left is not None:
         known = takewhile(lambda name: here == 0 or not name.isdigit() or int(name) < here, left.names)
@@ -134,14 +224,14 @@ def compare(group: Group, wanted: Sequence[int], left: Narrowed | None, here: in
 
 
 def count_devices(device_type: str, rocm: bool = False) -> int:
-    """Without a driver call: CUDA that was touched before a fork is of no use after it."""
+    """Returns the number of devices of this machine, without a driver call: CUDA does not survive a fork."""
     if rocm and device_type == "cuda":
         return len([file for file in ROOT.glob(ROCM_DEVICES) if file.read_text().strip() not in ("", "0")])
     return len(list(ROOT.glob(DEVICES[device_type])))
 
 
 def is_rocm() -> bool:
-    """Whether the torch that is installed is ROCm's, told by its text and without importing it."""
+    """Whether the installed torch is ROCm's, found in its text without importing it."""
     found = importlib.util.find_spec("torch")
     version = Path(found.origin).with_name("version.py") if found and found.origin else None
     return (
@@ -149,143 +239,3 @@ def is_rocm() -> bool:
         and version.is_file()
         and re.search(r"^hip\b.*=\s*['\"]", version.read_text(), re.M) is not None
     )
-
-
-@dataclass
-class LocalProcesses:
-    """The fork server and the agents, as children of this process."""
-
-    names: dict[int, Gone]
-    """By pid: how each is called; its code is not known yet."""
-    server: int
-    pidfds: dict[int, int] = field(default_factory=dict)
-    killed: bool = False
-    alone: float = math.inf
-    """Since when nothing but the fork server has been running."""
-
-    def __post_init__(self) -> None:
-        self.pidfds = {pid: os.pidfd_open(pid) for pid in self.names}
-
-    @property
-    def running(self) -> bool:
-        return bool(self.pidfds)
-
-    def files(self) -> list[int]:
-        return list(self.pidfds.values())
-
-    def gone(self) -> list[Gone]:
-        found = []
-        for pid in list(self.pidfds):
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                os.close(self.pidfds.pop(pid))
-                found.append(replace(self.names[pid], code=code))
-        guard.reap_adopted(self.pidfds)
-        self._end_server()
-        return found
-
-    def _end_server(self) -> None:
-        """It leaves when the last agent has; it has to."""
-        if self.pidfds.keys() == {self.server}:
-            self.alone = min(self.alone, time.monotonic())
-        if time.monotonic() > self.alone + 2 * guard.GRACE:
-            self._send(signal.SIGKILL, [self.server])
-
-    def terminate(self) -> None:
-        """The agents end their workers, and the fork server ends when all agents have."""
-        self._send(signal.SIGTERM, [pid for pid in self.pidfds if pid != self.server])
-
-    def kill(self) -> None:
-        """The agents at once; the fork server kills all workers and what they leave, and is killed itself the
-        second time."""
-        self._send(signal.SIGKILL, [pid for pid in self.pidfds if pid != self.server])
-        self._send(signal.SIGKILL if self.killed else signal.SIGTERM, [self.server])
-        self.killed = True
-
-    def clean(self) -> None:
-        """Whatever is left, and whatever it left."""
-        guard.kill_children()
-        for pidfd in self.pidfds.values():
-            os.close(pidfd)
-        self.pidfds.clear()
-
-    def _send(self, number: signal.Signals, pids: Sequence[int]) -> None:
-        for pid in pids:
-            if pid in self.pidfds:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self.pidfds[pid], number)
-
-
-def start(
-    plan: Plan, run: RunDir, worker: WorkerMain, keep: Sequence[int] = ()
-) -> tuple[LocalProcesses, TCPStore]:
-    """Starts a plan; gives its processes and the store. To be called from the main thread, with torch
-    imported and no other thread.
-
-    `keep`: descriptors that stay open until the last agent is gone, e.g. the run's lock.
-    """
-    from meshctl.engines.node import rendezvous
-
-    guard.adopt_orphans()
-    listener = socket.create_server((HOST, 0), backlog=1024)
-    head = f"{HOST}:{listener.getsockname()[1]}"
-    members = [(group.name, node) for group in plan.groups for node in plan.nodes_of(group.name)]
-    for group, _ in members:
-        run.log(group, 0).parent.mkdir(parents=True, exist_ok=True)
-    server, sockets = forkserver.fork(len(members), worker, str(run.path / "logs" / "fork-server.log"), keep)
-    names = {server: Gone("the fork server", 0)}
-    for (group, node), ours in zip(members, sockets, strict=True):
-        pid = _fork_agent(run, group, node, head, worker, ours, [*keep, ours.fileno()])
-        names[pid] = Gone(f"the agent of {group}", 0, str(run.log(group, f"agent-{node}")))
-    for ours in sockets:
-        ours.close()
-    processes = LocalProcesses(names, server)
-    return processes, rendezvous.serve(listener)
-
-
-def _fork_agent(
-    run: RunDir,
-    group: str,
-    node: int,
-    head: str,
-    worker: WorkerMain,
-    sock: socket.socket,
-    keep: Sequence[int],
-) -> int:
-    from meshctl.engines.node.agent import run_agent
-
-    parent = os.getpid()
-    forkserver.flush()
-    if pid := os.fork():
-        return pid
-    code = 70
-    try:
-        os.setsid()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        guard.die_with(parent, signal.SIGTERM)
-        guard.rename(f"mesh {group}/{node}")
-        forkserver.redirect(str(run.log(group, f"agent-{node}")))
-        guard.close_files(keep)
-        code = run_agent(run.plan, group, node, head, worker, Client(sock))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
-
-
-def leave(code: int) -> NoReturn:
-    """Ends a forked process, past everything that its copy of the parent's stack would still do."""
-    try:
-        forkserver.flush()
-    finally:
-        os._exit(code)
-
-
-def close(processes: LocalProcesses) -> None:
-    """After the last event: the fork server has nothing left to do, and nothing stays behind."""
-    end = time.monotonic() + guard.GRACE
-    while processes.running and time.monotonic() < end:
-        processes.gone()
-        time.sleep(0.005)
-    processes.clean()

@@ -14,7 +14,7 @@ s}, "waits": {STAGE: s}, "routes": {ROUTE: bytes sent}}`, when a step is over | 
 | worker | `{"seconds": s}`: its part of the checkpoint of `step` is on disk | | `done` | worker | none: after
 its last step | | `fault` | worker, agent, launcher | `{"error": line, "traceback": text, "lost": bool,
 "peer": [GROUP, RANK]}`: `lost` if one was missed | | `launched`, `stopping`, `resumed`, `checkpoint`, `over`
-| launcher | see `engines/head.py` |
+| launcher | see `engines/supervise/head.py` |
 """
 
 from __future__ import annotations

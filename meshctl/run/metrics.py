@@ -1,16 +1,16 @@
 """From what workers say to one line per step: the fold behind `metrics.jsonl`.
 
-    fold, table = Fold({"rollout": 2, "train": 2}, since=time.time()), Table(run.metrics)
+    fold = Fold({"rollout": 2, "train": 2}, since=time.time())
     for event in follower.new():
         for line in fold.add(event):           # {"step": 3, "time": 1.25, "metrics.loss": 0.7,
                                                "rollouts.reward": 0.4}
-            table.write(line)
+            observers.on_row(line)
 
 A worker says its metrics of a step, then `step`. A step is complete once every worker of every components'
 group has said `step` for it or for a later one; so the line of a step is there as soon as the slowest worker
 is through. A step that some worker never ends gives no line: it did not happen. What a stage says after the
 last step (`when: end` in a run whose end nobody knew beforehand) still belongs to that step: its line is
-given once more, with all there is, and `Table` replaces it.
+given once more, with all there is, and the tracker replaces it.
 
 Values of one name join by the `collect` that was said with them: `mean` by weight, `sum`, or `first`, the
 lowest rank's. They join in the order of groups and ranks, so the same run gives the same digits. A value that
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,26 +122,6 @@ class Fold:
             for key, parts in sorted(state.parts.items())
         }
         return {"step": step, "time": round(self._elapsed + max(0.0, state.ended - self._since), 6), **values}
-
-
-class Table:
-    """`metrics.jsonl`, for its one writer: a line per step, the last of which may be written anew."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
-        self._step: int | None = None
-        self._start = 0
-
-    def write(self, line: Line) -> None:
-        if line["step"] == self._step:
-            self._file.truncate(self._start)
-        self._step, self._start = line["step"], self._file.seek(0, os.SEEK_END)
-        self._file.write(as_json(line).encode())
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def join(parts: Sequence[_Part]) -> float | None:

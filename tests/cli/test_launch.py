@@ -109,7 +109,7 @@ def test_dry_run_says_everything_and_starts_nothing(folder: Path) -> None:
     assert lines[0].startswith("small: 2 groups, 5 workers; plan ")
     assert "  two: 4 x cpu, components taker" in lines
     assert lines[-2].startswith("meshctl agent --plan '") and lines[-2].endswith(
-        "--group two --node 0 --head 127.0.0.1:PORT"
+        "--node 0 --head 127.0.0.1:PORT"
     )
     assert lines[-1] == "False"
     assert not (folder / "runs").exists()

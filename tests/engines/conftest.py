@@ -35,13 +35,16 @@ def launch(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Launch]:
     """`launch(plan, mode)`; afterwards nothing of it runs any more, and nothing was left lying about."""
     before, seen = litter(), set()
 
-    def start(plan: Plan, mode: str = "", again: bool = False, folder: Path = tmp_path) -> Launched:
+    def start(
+        plan: Plan, mode: str = "", again: bool = False, folder: Path = tmp_path, **more: object
+    ) -> Launched:
         (folder / "code").unlink(missing_ok=True)
         request = {
             "plan": json.loads(plan.to_json()),
             "folder": str(folder),
             "env": {"MODE": mode},
             "again": again,
+            **more,
         }
         assert driver.stdin and driver.stdout
         driver.stdin.write(json.dumps(request) + "\n")

@@ -20,28 +20,26 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import meshctl.engines.node.agent as _agent  # imported before any fork, as the command does
+import meshctl.engines.node.node_process as _node_process  # imported before any fork, as the command does
 from meshctl.cli.launch import tell
-from meshctl.engines import local
-from meshctl.engines.supervise import attempt
-from meshctl.engines.supervise.attempt import RunHeld
-from meshctl.engines.supervise.head import Head, Signals
+from meshctl.engines.engine import Job
+from meshctl.engines.local import LocalEngine, LocalHandle
+from meshctl.engines.supervise.attempt import RunHeld, begin
+from meshctl.engines.supervise.head import Outcome
+from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event, Journal
-from meshctl.run.shutdown import Ending, Proposer
+from meshctl.run.events import Journal
+from meshctl.run.shutdown import Ending
+from meshctl.trackers import tracker_named
 
 STEPS = 3
-
-
-class Silent:
-    def update(self, event: Event) -> None: ...
-    def line(self, metrics: Mapping[str, object]) -> None: ...
-    def close(self) -> None: ...
 
 
 def connect(environ: Mapping[str, str]) -> dist.Store:
@@ -56,6 +54,8 @@ def worker(environ: Mapping[str, str]) -> int:
     journal = Journal(run.journal(f"{group}-{rank}"), group, rank)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     chosen = f"{group}:{rank}" in mode
+    if "first" in mode and run.read_start().attempt:
+        chosen = False
     if chosen and "early" in mode:
         raise ImportError("no such thing")
     while chosen and "slow" in mode:
@@ -80,7 +80,7 @@ def worker(environ: Mapping[str, str]) -> int:
     if "children" in mode:
         for own_session in (False, True):
             subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
-    journal.say("ready", threads=torch.get_num_threads(), pid=os.getpid())
+    journal.say("ready", threads=torch.get_num_threads(), pid=os.getpid(), parent=os.getppid())
     print(f"{group}:{rank} is ready", flush=True)
     step = 1
     while ending.begin(step):
@@ -118,34 +118,43 @@ def misbehave(mode: list[str], journal: Journal) -> None:
         time.sleep(0.1)
 
 
-def launch(request: Mapping[str, object]) -> int:
+class ByHand(LocalEngine):
+    """Starts every node process as the command that `render` returns."""
+
+    def start(self, job: Job) -> LocalHandle:
+        handle = LocalHandle(job)
+        handle.restart([command.node for command in self.render(job.plan, job.run, job.head).commands])
+        return handle
+
+
+def launch(request: Mapping[str, Any]) -> int:
     folder = Path(str(request["folder"]))
     plan = Plan.from_json(json.dumps(request["plan"]))
     resume = RunDir(Path((folder / "run").read_text())) if request.get("again") else None
     try:
-        held = attempt.begin(plan, "name: test\n", (str(folder), os.getcwd()), resume)
+        attempt = begin(plan, "name: test\n", (str(folder), os.getcwd()), resume)
     except RunHeld as error:
         print(error)
         return 4
-    (folder / "run").write_text(str(held.run.path))
-    with Signals().heard() as signals:
-        processes, store = local.start(plan, held.run, worker, [held.lock])
-        ours = dist.PrefixStore(f"run/{held.start.attempt}", store)
-        places = [
-            place for place in range(plan.places) if plan.group(plan.at_place(place)[0]).program is None
-        ]
-        proposer = Proposer(dist.PrefixStore("ending", ours), places)
-        outcome = Head(
-            plan, held.run, ours, proposer, processes, Silent(), signals, held.follower, held.fold
-        ).follow()
-        local.close(processes)
+    (folder / "run").write_text(str(attempt.run.path))
+    left = [int(request.get("restarts", 0))]
+
+    def should_restart(outcome: Outcome) -> bool:
+        left[0] -= 1
+        return bool(outcome.code) and left[0] >= 0
+
+    with Signals().handled() as signals:
+        job = Job(plan, attempt.run, worker, keep=(attempt.lock,), python=request.get("python", {}))
+        engine = ByHand() if request.get("by_hand") else LocalEngine()
+        supervisor = Supervisor(engine, signals, should_restart)
+        outcome = supervisor.run(job, attempt, lambda: [tracker_named("jsonl", attempt.run)])
     tell(outcome)
     return outcome.code
 
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    assert _agent
+    assert _node_process
     for line in sys.stdin:
         request = json.loads(line)
         if pid := os.fork():

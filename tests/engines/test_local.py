@@ -13,18 +13,21 @@ import torch
 from processes import plan_of
 
 from meshctl.engines import local
-from meshctl.engines.local import commands, count_devices, is_rocm, preflight
-from meshctl.engines.node.worker_env import CannotStart
+from meshctl.engines.engine import CannotStart
+from meshctl.engines.local import LocalEngine, count_devices, is_rocm
 from meshctl.plan.model import Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir, Start
 
+preflight = LocalEngine().preflight
 
-def test_commands_are_pure(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, ("one", 2), ("two", Program(("x.py",))))
-    lines = [" ".join(command.argv) for command in commands(plan, RunDir(Path("/runs/a b")), "127.0.0.1:7")]
-    assert lines == [
-        "meshctl agent --plan /runs/a b/plan.json --group one --node 0 --head 127.0.0.1:7",
-        "meshctl agent --plan /runs/a b/plan.json --group two --node 0 --head 127.0.0.1:7",
+
+def test_what_is_rendered_is_pure_and_a_line_for_each_node(tmp_path: Path) -> None:
+    plan = replace(plan_of(tmp_path, ("one", 2), ("two", Program(("x.py",)))), cluster=Cluster(nodes=2))
+    rendered = LocalEngine().render(plan, RunDir(Path("/runs/a b")), "127.0.0.1:7")
+    assert rendered.files == {}
+    assert [" ".join(command.argv) for command in rendered.commands] == [
+        "meshctl agent --plan /runs/a b/plan.json --node 0 --head 127.0.0.1:7",
+        "meshctl agent --plan /runs/a b/plan.json --node 1 --head 127.0.0.1:7",
     ]
     assert not (tmp_path / "runs").exists()
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.run.metrics import Fold, Line, Table, as_json, cut, read
+from meshctl.run.metrics import Fold, Line, as_json, cut, read
+from meshctl.trackers.jsonl import JsonLines
 
 
 def step(group: str, rank: int, step: int, time: float = 100.0) -> Event:
@@ -102,10 +104,11 @@ def test_what_is_said_after_the_last_step_joins_its_line(tmp_path: Path) -> None
         for rank in (0, 1)
         for said in (metric("train", rank, n, loss=n), step("train", rank, n))
     ]
-    table = Table(tmp_path / "metrics.jsonl")
+    tracker = JsonLines(RunDir(tmp_path))
+    tracker.on_attempt(0, None)
     for line in fold([*early, *late, step("train", 1, 2, 104.0)], {"train": 2}, since=99.0):
-        table.write(line)
-    table.close()
+        tracker.on_row(line)
+    tracker.on_end(0, "")
     assert read(tmp_path / "metrics.jsonl") == [
         {"step": 1, "time": 1.0, "metrics.loss": 1},
         {"step": 2, "time": 5.0, "exam.reward": 0.5, "metrics.loss": 2},

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Journal
-from meshctl.run.metrics import Fold, Table
+from meshctl.run.metrics import Fold, as_json
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 
@@ -97,8 +97,8 @@ def end() -> Iterator[Event]:
 
 
 class Watcher(Protocol):
-    def update(self, event: Event) -> None: ...
-    def line(self, metrics: Mapping[str, Any]) -> None: ...
+    def on_event(self, event: Event) -> None: ...
+    def on_row(self, metrics: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class Recorded:
         for event in self.events:
             if steps < STEPS and (event.step or 0) > steps:
                 break
-            view.update(event)
+            view.on_event(event)
             for line in folding.add(event):
-                view.line(line)
+                view.on_row(line)
 
     def write(self, run: RunDir) -> None:
-        folding, table = Fold({"rollout": 2, "train": 2}, since=BEGAN), Table(run.metrics)
+        folding, rows = Fold({"rollout": 2, "train": 2}, since=BEGAN), list[str]()
         journals: dict[tuple[str, int | None], Journal] = {}
         for event in self.events:
             who = (event.group, event.rank)
@@ -128,8 +128,8 @@ class Recorded:
                 )
             journals[who].say(event.name, step=event.step, stage=event.stage, **event.value)
             for line in folding.add(event):
-                table.write(line)
-        table.close()
+                rows.append(as_json(line))
+        write_whole(run.metrics, "".join(rows))
         for journal in journals.values():
             journal.close()
 

@@ -1,30 +1,28 @@
-"""The fork server: the parent of all workers of a node, single-threaded, with torch imported once for all of
-them.
+"""The fork server: the parent of the workers of a node, single-threaded, with torch imported once for all of
+them. It is the part of the node process that forks workers, and runs alone where a group names another
+interpreter.
 
-    launcher --fork--> fork server --fork--> worker train:0, train:1, rollout:0, ...
+    node process (`meshctl-fork`) --fork--> worker train:0, train:1, rollout:0, ...
                             |
     agent train   --------- + one SOCK_SEQPACKET socket per agent, one JSON object per packet
     agent rollout --------- +
 
-    agent says     {"start": 1, "name": "train:1", "env": {...}, "log": PATH, "argv": [...] | null, "cwd":
-                   PATH}
-                   {"signal": 15, "key": 1}
-    server says    {"started": 1, "pid": 4711}
-                   {"ended": 1, "pid": 4711, "code": -9}        0 or more: exit code; negative: signal
+    agent to server    {"start": 1, "name": "train:1", "env": {...}, "log": PATH, "argv": [...] | null,
+                        "cwd": PATH}
+                       {"signal": 15, "key": 1}
+    server to agent    {"started": 1, "pid": 4711}
+                       {"ended": 1, "pid": 4711, "code": -9}        0 or more: exit code; negative: signal
 
-A worker without `argv` is a call of the one function that the server was given; one with it is exec'd. A
-socket that closes is an agent that died: its workers are killed. The server leaves when all sockets are
-closed and no worker is left, and on SIGTERM, which it also gets when the launcher dies, with everything that
-it has started.
+A worker without `argv` is a call of the one function that the server was given; a worker with it is exec'd.
+A socket that closes means that its agent has died, and its workers are killed.
 
-Ours and not `multiprocessing.forkserver`, because several agents share it and because a worker's parent must
-be the one process that is told of the launcher's death.
+`multiprocessing.forkserver` does not do: several agents share this server, and the parent of a worker must be
+the process that the kernel tells of the death of the launcher.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import os
 import select
@@ -32,34 +30,37 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any, NoReturn
 
+from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import guard
 
-WorkerMain = Callable[[Mapping[str, str]], int]
-"""What a components' worker does: it gets its environment and gives its exit code."""
-
-PACKET = 1 << 20
+PACKET_BYTES_MAX = 1 << 20
+TITLE = "meshctl-fork"
+WORKER_FUNCTION = "meshctl.runtime.worker:main"
+"""The worker function of a fork server that runs another interpreter."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """One worker to be started."""
+class SpawnRequest:
+    """One worker that an agent wants started."""
 
     start: int
     """The key by which the agent knows it: its local rank."""
     name: str
-    """Shown by `ps`, e.g. "train:1"."""
+    """The title that `ps` shows, e.g. "train:1"."""
     log: str
-    """Where its stdout and stderr go, appended."""
+    """The file to which its stdout and stderr are appended."""
     env: Mapping[str, str]
-    """On top of what the server inherited."""
+    """Variables on top of those that the server inherited."""
     argv: Sequence[str] | None = None
-    """None for the server's own worker function."""
+    """The command line to exec; None for a call of the server's worker function."""
     cwd: str = ""
+    """The working directory; empty for the server's own."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Ended:
 
 
 class ServerGone(ConnectionError):
-    """The fork server has died; so have its workers."""
+    """The fork server has died, and so have its workers."""
 
 
 class Client:
@@ -85,32 +86,27 @@ class Client:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
-    def start(self, order: Order) -> None:
-        self._say(asdict(order))
+    def start(self, request: SpawnRequest) -> None:
+        self._send(asdict(request))
 
     def signal(self, key: int, number: int) -> None:
-        """Sent by the workers' parent, which knows that the pid is still theirs."""
-        self._say({"signal": number, "key": key})
+        """Signals a worker by way of its parent, which knows that the pid is still the worker's."""
+        self._send({"signal": number, "key": key})
 
-    def listen(self, seconds: float) -> list[Started | Ended]:
-        """What the server says within that time: at least one thing, unless the time runs out."""
-        heard: list[Started | Ended] = []
-        while select.select([self._socket], [], [], 0 if heard else seconds)[0]:
+    def receive(self, seconds: float) -> list[Started | Ended]:
+        """Returns what the server reports within that time: at least one report, unless the time runs out."""
+        reports: list[Started | Ended] = []
+        while select.select([self._socket], [], [], 0 if reports else seconds)[0]:
             try:
-                packet = self._socket.recv(PACKET)
+                packet = self._socket.recv(PACKET_BYTES_MAX)
             except ConnectionResetError:
                 packet = b""
             if not packet:
-                if heard:
+                if reports:
                     break
                 raise ServerGone("the fork server is gone")
-            said = json.loads(packet)
-            heard.append(
-                Started(said["started"], said["pid"])
-                if "started" in said
-                else Ended(said["ended"], said["pid"], said["code"])
-            )
-        return heard
+            reports.append(_report(json.loads(packet)))
+        return reports
 
     def close(self) -> None:
         self._socket.close()
@@ -118,180 +114,198 @@ class Client:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def _say(self, what: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         try:
-            self._socket.send(json.dumps(what).encode())
+            self._socket.send(json.dumps(message).encode())
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServerGone("the fork server is gone") from error
 
 
-def fork(
-    agents: int, worker: WorkerMain, log: str, keep: Sequence[int] = ()
-) -> tuple[int, list[socket.socket]]:
-    """Forks the server; gives its pid and one socket per agent. `log` is for what it has to say of itself:
-    nothing, as a rule.
-
-    To be called from the main thread, after the heavy imports and before any other thread exists. `keep` are
-    descriptors that the server holds open, and its workers do not.
-    """
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(agents)]
-    parent = os.getpid()
-    flush()
-    gc.collect()
-    gc.freeze()
-    if pid := os.fork():
-        gc.unfreeze()
-        for _, theirs in pairs:
-            theirs.close()
-        return pid, [ours for ours, _ in pairs]
-    try:
-        sockets = [theirs for _, theirs in pairs]
-        redirect(log)
-        guard.close_files([*(sock.fileno() for sock in sockets), *keep])
-        os.setsid()
-        guard.adopt_orphans()
-        guard.rename("meshctl-fork")
-        _Server(sockets, worker).run(parent)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+def _report(message: Mapping[str, Any]) -> Started | Ended:
+    if "started" in message:
+        return Started(message["started"], message["pid"])
+    return Ended(message["ended"], message["pid"], message["code"])
 
 
-def flush() -> None:
-    """What is still in a buffer at a fork would be written twice."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+def agent_sockets() -> tuple[socket.socket, socket.socket]:
+    """Returns the two ends of a socket between an agent and a fork server."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 @dataclass(frozen=True)
 class _Child:
-    owner: socket.socket
+    agent: socket.socket
     key: int
 
 
-class _Server:
-    def __init__(self, sockets: Sequence[socket.socket], worker: WorkerMain) -> None:
-        self._sockets = list(sockets)
+class ForkServer:
+    """Forks workers for agents and reports their ends. The owner runs the `select` loop."""
+
+    def __init__(self, worker: WorkerMain) -> None:
         self._worker = worker
+        self._agents: list[socket.socket] = []
         self._children: dict[int, _Child] = {}
-        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._ending = False
 
-    def run(self, parent: int) -> NoReturn:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._end)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        guard.die_with(parent, signal.SIGTERM)
-        while not self._ending and (self._sockets or self._children):
-            ready, _, _ = select.select([self._woken, *(agent.fileno() for agent in self._sockets)], [], [])
-            if self._woken in ready:
-                os.read(self._woken, 4096)
-            for agent in [agent for agent in self._sockets if agent.fileno() in ready]:
-                self._hear(agent)
-            self._reap()
-        guard.kill_children()
-        os._exit(0)
+    @property
+    def is_idle(self) -> bool:
+        """Whether no agent is connected and no worker is left."""
+        return not self._agents and not self._children
 
-    def _end(self, *_: object) -> None:
-        self._ending = True
+    def add_agent(self, sock: socket.socket) -> None:
+        self._agents.append(sock)
 
-    def _hear(self, agent: socket.socket) -> None:
-        try:
-            packet = agent.recv(PACKET)
-        except ConnectionResetError:
-            packet = b""
-        if not packet:
-            self._sockets.remove(agent)
-            self._signal(agent, None, signal.SIGKILL)
-            agent.close()
-            return
-        said = json.loads(packet)
-        if "signal" in said:
-            self._signal(agent, said["key"], said["signal"])
-        else:
-            self._start(agent, Order(**said))
+    def files(self) -> list[socket.socket]:
+        """Returns the sockets to wait for."""
+        return list(self._agents)
 
-    def _signal(self, owner: socket.socket, key: int | None, number: int) -> None:
-        for pid, child in self._children.items():
-            if child.owner is owner and key in (None, child.key):
-                with suppress(PermissionError):  # it became somebody else
-                    os.kill(pid, number)
+    def serve(self, ready: Sequence[object]) -> None:
+        """Reads a packet from each agent that is ready."""
+        for agent in [agent for agent in self._agents if agent in ready]:
+            self._hear(agent)
 
-    def _start(self, agent: socket.socket, order: Order) -> None:
-        server = os.getpid()
-        signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            pid = os.fork()
-            if not pid:
-                _become(order, self._worker, server)
-        except OSError as error:
-            self._refuse(agent, order, error)
-        else:
-            self._children[pid] = _Child(agent, order.start)
-            self._say(agent, {"started": order.start, "pid": pid})
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-
-    def _refuse(self, agent: socket.socket, order: Order, error: OSError) -> None:
-        """There are no more processes or no more memory: to the agent, a worker that has ended at once."""
-        with open(order.log, "a", encoding="utf-8") as log:
-            log.write(f"meshctl: {order.name} could not be started: {error}\n")
-        self._say(agent, {"started": order.start, "pid": 0})
-        self._say(agent, {"ended": order.start, "pid": 0, "code": 127})
-
-    def _reap(self) -> None:
-        """Tells of each child that has ended; what is left of a worker's own process group goes with it."""
+    def reap(self) -> list[tuple[int, int]]:
+        """Reports the workers that have ended to their agents, and kills what is left of their own process
+        groups. Returns (pid, exit status) of other children."""
+        others = []
         while (pid := guard.ended_child()) is not None:
             child = self._children.pop(pid, None)
             if child is not None:
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)  # not reaped yet, so the number is still this worker's
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            if child is not None and child.owner in self._sockets:
-                self._say(child.owner, {"ended": child.key, "pid": pid, "code": code})
+            if child is None:
+                others.append((pid, code))
+            elif child.agent in self._agents:
+                self._send(child.agent, {"ended": child.key, "pid": pid, "code": code})
+        return others
 
-    def _say(self, agent: socket.socket, what: Mapping[str, Any]) -> None:
-        with suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # its end of file is about to be read, and says the same
-            agent.send(json.dumps(what).encode())
+    def _hear(self, agent: socket.socket) -> None:
+        try:
+            packet = agent.recv(PACKET_BYTES_MAX)
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            self._agents.remove(agent)
+            self._signal(agent, None, signal.SIGKILL)
+            agent.close()
+            return
+        message = json.loads(packet)
+        if "signal" in message:
+            self._signal(agent, message["key"], message["signal"])
+        else:
+            self._start(agent, SpawnRequest(**message))
+
+    def _signal(self, agent: socket.socket, key: int | None, number: int) -> None:
+        for pid, child in self._children.items():
+            if child.agent is agent and key in (None, child.key):
+                with suppress(PermissionError):  # it has changed its user
+                    os.kill(pid, number)
+
+    def _start(self, agent: socket.socket, request: SpawnRequest) -> None:
+        server = os.getpid()
+        try:
+            with blocked_signals():
+                pid = os.fork()
+                if not pid:
+                    _become(request, self._worker, server)
+        except OSError as error:
+            self._refuse(agent, request, error)
+        else:
+            self._children[pid] = _Child(agent, request.start)
+            self._send(agent, {"started": request.start, "pid": pid})
+
+    def _refuse(self, agent: socket.socket, request: SpawnRequest, error: OSError) -> None:
+        """Reports a worker that could not be forked, for lack of memory or of pids, as one that has ended."""
+        with open(request.log, "a", encoding="utf-8") as log:
+            log.write(f"meshctl: {request.name} could not be started: {error}\n")
+        self._send(agent, {"started": request.start, "pid": 0})
+        self._send(agent, {"ended": request.start, "pid": 0, "code": 127})
+
+    def _send(self, agent: socket.socket, message: Mapping[str, Any]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # its end of file is read next
+            agent.send(json.dumps(message).encode())
 
 
-def _become(order: Order, worker: WorkerMain, server: int) -> NoReturn:
-    """In the forked child: from a copy of the server to the worker that was ordered. Never returns."""
+class Wakeup:
+    """A pipe that becomes readable on every signal, for a `select` loop. Those in `ends` set `is_ending`."""
+
+    def __init__(self, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.is_ending = False
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, self._end if number in ends else signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def clear(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def _end(self, *_: object) -> None:
+        self.is_ending = True
+
+
+@contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Holds signals back around a fork, so that the child gets none before it has its own handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def flush() -> None:
+    """Empties the buffers of the standard streams, which would be written twice after a fork."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def leave(code: int) -> NoReturn:
+    """Ends a forked process without unwinding its copy of the parent's stack."""
+    try:
+        flush()
+    finally:
+        os._exit(code)
+
+
+# The worker
+
+
+def _become(request: SpawnRequest, worker: WorkerMain, server: int) -> NoReturn:
+    """Turns a forked copy of the server into the requested worker. Never returns."""
     code = 70
     try:
-        os.setsid()  # a terminal's Ctrl-C never gets here
-        _default_signals()
+        os.setsid()  # Ctrl-C in a terminal does not reach it
+        default_signals()
         guard.die_with(server, signal.SIGKILL)
-        redirect(order.log)
+        redirect(request.log)
         guard.close_files()
-        guard.rename(order.name)
-        os.environ.update(order.env)
-        if order.cwd:
-            os.chdir(order.cwd)
-        if order.argv is not None:
-            _execute(order.argv)
+        guard.rename(request.name)
+        os.environ.update(request.env)
+        if request.cwd:
+            os.chdir(request.cwd)
+        if request.argv is not None:
+            _execute(request.argv)
         code = _call(worker)
-    except SystemExit as leave:
-        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except OSError as error:
-        os.write(2, f"meshctl: {order.name} could not be started: {error}\n".encode())
+        os.write(2, f"meshctl: {request.name} could not be started: {error}\n".encode())
         code = 127
     except BaseException:
         traceback.print_exc()
         code = 1
     finally:
-        try:
-            flush()
-        finally:
-            os._exit(code)
+        leave(code)
 
 
-def _default_signals() -> None:
+def default_signals() -> None:
+    """Undoes what the server has set, in a forked child."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
@@ -300,6 +314,7 @@ def _default_signals() -> None:
 
 
 def redirect(log: str) -> None:
+    """Appends stdout and stderr to a file, and closes stdin."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for source, target in ((nothing, 0), (file, 1), (file, 2)):
@@ -307,21 +322,15 @@ def redirect(log: str) -> None:
 
 
 def _execute(argv: Sequence[str]) -> NoReturn:
-    for number in (
-        signal.SIGPIPE,
-        signal.SIGXFSZ,
-    ):  # Python ignores them, and ignored signals survive an exec
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec keeps that
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execvpe(argv[0], list(argv), os.environ)
 
 
 def _call(worker: WorkerMain) -> int:
-    inherited = (
-        sys.stdin,
-        sys.stdout,
-        sys.stderr,
-    )  # held, as their end would close numbers that are somebody else's by now
+    # The old streams are kept: to collect them would close descriptors that have other owners by now.
+    inherited = (sys.stdin, sys.stdout, sys.stderr)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -333,3 +342,73 @@ def _call(worker: WorkerMain) -> int:
     code = worker(os.environ)
     del inherited
     return code
+
+
+# A fork server that runs another interpreter
+
+
+class ExecServer:
+    """A fork server that was started by exec; it lives until this process does."""
+
+    def __init__(self, python: str, log: str) -> None:
+        self.python = python
+        self._socket, theirs = agent_sockets()
+        parent = os.getpid()
+        flush()
+        with blocked_signals():
+            self.pid = os.fork()
+            if not self.pid:
+                _exec_server(python, theirs.fileno(), parent, log)
+        theirs.close()
+
+    def add_agent(self, sock: socket.socket) -> None:
+        """Passes the server's end of an agent's socket on, and closes it here."""
+        with suppress(OSError):  # the death of the server is reported by its exit status
+            socket.send_fds(self._socket, [b"agent"], [sock.fileno()])
+        sock.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _exec_server(python: str, control: int, parent: int, log: str) -> NoReturn:
+    try:
+        default_signals()
+        guard.die_with(parent, signal.SIGTERM)
+        redirect(log)
+        guard.close_files([control])
+        os.set_inheritable(control, True)
+        os.execvp(python, [python, "-m", __name__, str(control), str(parent)])
+    except OSError as error:
+        os.write(2, f"meshctl: {python} could not be started: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def main(control: int, parent: int) -> NoReturn:
+    """Serves agents whose sockets arrive over `control`, until that closes or the parent dies."""
+    guard.die_with(parent, signal.SIGTERM)
+    guard.adopt_orphans()
+    guard.rename(TITLE)
+    module, _, name = WORKER_FUNCTION.partition(":")
+    server = ForkServer(getattr(import_module(module), name))
+    sock, wakeup = socket.socket(fileno=control), Wakeup()
+    while not wakeup.is_ending:
+        waiting: list[Any] = [wakeup, sock, *server.files()]
+        ready, _, _ = select.select(waiting, [], [])
+        wakeup.clear()
+        server.serve(ready)
+        server.reap()
+        if sock in ready:
+            _, descriptors, _, _ = socket.recv_fds(sock, 16, 1)
+            if not descriptors:
+                break
+            server.add_agent(socket.socket(fileno=descriptors[0]))
+        if server.is_idle:
+            guard.kill_children()
+    guard.kill_children()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

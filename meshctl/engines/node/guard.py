@@ -1,11 +1,12 @@
-"""The guard: whatever dies, everything that was started goes too, within seconds, and by its own pid.
+"""The guard: whatever dies, everything that was started is killed too, within seconds, and by its own pid.
 
-    launcher         subreaper: the grandchildren of whoever dies come to it
-      agent          dies with the launcher (SIGTERM)
-      fork server    dies with the launcher (SIGTERM), and is a subreaper itself for what its workers leave
-                     behind
-        worker       dies with the fork server (SIGKILL), and with its agent, whose socket the fork server
-                     watches
+    launcher            subreaper: orphans of a node process that dies come to it
+      node process      dies with the launcher (SIGTERM), on another node with its connection to the head;
+                        it is the fork server, and a subreaper for the orphans of its workers
+        agent           dies with the node process (SIGKILL)
+        worker          dies with the node process (SIGKILL), and with its agent, whose socket the node
+                        process watches
+        fork server     dies with the node process (SIGTERM): one that runs another interpreter
 
 PR_SET_PDEATHSIG is tied to the parent *thread*, so processes are forked from the main thread; and it misses a
 parent that died before it was set, so `die_with` looks again afterwards.
@@ -21,8 +22,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-GRACE = 2.0
-"""Seconds between SIGTERM and SIGKILL when a run is torn down; the run's own `grace` is for an orderly end.
+GRACE_S = 2.0
+"""Seconds between SIGTERM and SIGKILL when a run is torn down. The `grace` of a recipe is for an orderly end.
 """
 
 _SET_PDEATHSIG, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36
@@ -37,24 +38,24 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the one to which orphaned descendants come, in place of init."""
+    """Makes this process, in place of init, the parent of its orphaned descendants."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with(parent: int, by: signal.Signals) -> None:
-    """This process gets `by` when its parent dies; at once if that has happened already."""
+    """Lets the kernel send `by` to this process when its parent dies; sends it at once if the parent is dead."""
     _prctl(_SET_PDEATHSIG, int(by))
     if os.getppid() != parent:
         os.kill(os.getpid(), by)
 
 
 def rename(title: str) -> None:
-    """What `ps` and `top` show, cut to 15 bytes by the kernel."""
+    """Sets the name that `ps` and `top` show. The kernel cuts it to 15 bytes."""
     _prctl(_SET_NAME, title.encode() + b"\0")
 
 
 def name_of(code: int) -> str:
-    """An exit status in words: `exit code 3`, `killed by SIGSEGV`."""
+    """Returns an exit status in words: `exit code 3`, `killed by SIGSEGV`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -64,7 +65,7 @@ def name_of(code: int) -> str:
 
 
 def children() -> list[int]:
-    """Of this process: started here or adopted, alive or waiting to be reaped."""
+    """Returns the children of this process: started here or adopted, alive or waiting to be reaped."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -75,7 +76,7 @@ def children() -> list[int]:
 
 
 def _children_by_parent() -> list[int]:
-    """For kernels built without CONFIG_PROC_CHILDREN, and for a thread that ended meanwhile."""
+    """Serves kernels without CONFIG_PROC_CHILDREN, and a thread that has ended meanwhile."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -88,31 +89,32 @@ def _children_by_parent() -> list[int]:
     return found
 
 
-def kill_children() -> None:
-    """Kills every child, then those that come to this process by it, until there is none.
+def kill_children(spare: Collection[int] = ()) -> None:
+    """Kills every child but those in `spare`, then the orphans that come to this process by it, until there is
+    none.
 
-    Not for ever: a process that hangs in the kernel, or that runs as somebody else, cannot be killed and must
-    not hold us.
+    It gives up after the grace: a process that hangs in the kernel, or that belongs to another user, cannot
+    be killed and must not block this one.
     """
-    end = time.monotonic() + GRACE
-    while (pids := children()) and time.monotonic() < end:
+    end = time.monotonic() + GRACE_S
+    while (pids := set(children()) - set(spare)) and time.monotonic() < end:
         for pid in pids:
-            with suppress(PermissionError):
+            with suppress(PermissionError, ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        while (ended := ended_child()) is not None:
-            os.waitpid(ended, 0)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
 
 
 def reap_adopted(own: Collection[int]) -> None:
-    """Buries adopted children that have ended, so that a long run collects no zombies; `own` have somebody
-    who waits."""
+    """Reaps adopted children that have ended, so that a long run collects no zombies. The caller waits for
+    those in `own` itself."""
     while (pid := ended_child()) is not None and pid not in own:
         os.waitpid(pid, 0)
 
 
 def ended_child() -> int | None:
-    """A child that waits to be reaped; it still does afterwards."""
+    """Returns a child that waits to be reaped, and leaves it so."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -121,7 +123,7 @@ def ended_child() -> int | None:
 
 
 def close_files(but: Collection[int] = ()) -> None:
-    """Closes every descriptor from 3 on that a forked process has no business with."""
+    """Closes every descriptor from 3 on, except those in `but`."""
     start = 3
     for number in sorted(fd for fd in but if fd >= start):
         os.closerange(start, number)

@@ -1,13 +1,12 @@
-"""How the agents of one group meet: a torchelastic rendezvous on the launcher's store, with plain values
-only.
+"""The rendezvous of the agents of one group, on the head's store, with plain values only.
 
-The plan knows the members, so there is nothing to negotiate: each agent says that it is there and waits,
-shortly, for the others. torch's own c10d rendezvous unpickles what it finds in an unauthenticated store; this
-one reads ASCII and JSON.
+The plan knows the members, so there is nothing to negotiate: each agent registers and waits for the others,
+with a short limit. The c10d rendezvous of torch unpickles what it finds in an unauthenticated store; this one
+reads ASCII and JSON.
 
-A components' group makes its WORLD on the launcher's store itself. For a program, the agent of the group's
-first node opens a store of its own, on loopback or on the address by which it reaches the launcher, and tells
-its port: `MASTER_ADDR`, `MASTER_PORT` and TORCHELASTIC_USE_AGENT_STORE then make `init_process_group()` in
+A components' group makes its WORLD on the head's store itself. For a program, the agent of the group's first
+node opens a store of its own, on loopback or on the address by which it reaches the head, and publishes its
+port: `MASTER_ADDR`, `MASTER_PORT` and TORCHELASTIC_USE_AGENT_STORE then make `init_process_group()` in
 anybody's script meet there.
 """
 
@@ -16,7 +15,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore
@@ -27,75 +26,84 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-JOIN_TIMEOUT = 60.0
-"""Seconds for all nodes of a group to come."""
-STORE_TIMEOUT = timedelta(seconds=60)
+JOIN_S = 60.0
+"""Seconds that all nodes of a group have to join."""
+STORE_LIMIT = timedelta(seconds=60)
 
 
 def connect(head: str) -> TCPStore:
-    """A client of the launcher's store at HOST:PORT."""
+    """Returns a client of the head's store at HOST:PORT."""
     host, _, port = head.rpartition(":")
-    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
 
 
 def serve(listener: socket.socket) -> TCPStore:
-    """A store on a socket that listens already, so that it listens there only; torch alone would take every
-    interface."""
+    """Returns a store on a socket that listens already, and thus on one address; torch alone would listen on
+    every interface."""
     host, port = listener.getsockname()
     return TCPStore(
         host,
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=STORE_TIMEOUT,
+        timeout=STORE_LIMIT,
         master_listen_fd=listener.detach(),
         use_libuv=True,
     )
 
 
-class PlannedRendezvous(RendezvousHandler):
-    """Of the nodes on which the plan places a group."""
+@dataclass(frozen=True)
+class Meeting:
+    """Where the agents of a group meet in an attempt."""
 
-    def __init__(
-        self,
-        head: str,
-        store: TCPStore,
-        attempt: int,
-        group: str,
-        nodes: Sequence[int],
-        node: int,
-        own_store: bool,
-    ) -> None:
-        """`own_store`: the group's `MASTER_ADDR` is a store that its first agent opens, not the launcher's."""
-        self._head, self._attempt, self._group = head, attempt, group
-        self._nodes, self._node, self._own_store = tuple(nodes), node, own_store
-        self._store: Store = PrefixStore(f"run/{attempt}/rdzv/{group}", store)
+    head: str
+    """HOST:PORT of the head's store."""
+    attempt: int
+    group: str
+    nodes: tuple[int, ...]
+    """The nodes of the group, in the order of their ranks."""
+    node: int
+    """The node of this agent."""
+
+
+class PlannedRendezvous(RendezvousHandler):
+    """The rendezvous of the nodes on which the plan places a group."""
+
+    def __init__(self, meeting: Meeting, store: TCPStore, own_store: bool) -> None:
+        """`own_store`: the group's `MASTER_ADDR` is a store that its first agent opens, not the head's."""
+        self._meeting, self._own_store = meeting, own_store
+        self._store: Store = PrefixStore(f"run/{meeting.attempt}/rdzv/{meeting.group}", store)
         self._serving: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._own_store and self._node == self._nodes[0]:
+        if self._own_store and self._meeting.node == self._meeting.nodes[0]:
             self._serve_group()
-        self._store.set(f"here/{self._node}", "")
+        self._store.set(f"here/{self._meeting.node}", "")
         self._wait_for_all()
-        host, port = json.loads(self._store.get("master")) if self._own_store else self._head.rsplit(":", 1)
+        host, port = (
+            json.loads(self._store.get("master")) if self._own_store else self._meeting.head.rsplit(":", 1)
+        )
         return RendezvousInfo(
-            self._store, self._nodes.index(self._node), len(self._nodes), RendezvousStoreInfo(host, int(port))
+            self._store,
+            self._meeting.nodes.index(self._meeting.node),
+            len(self._meeting.nodes),
+            RendezvousStoreInfo(host, int(port)),
         )
 
     def _serve_group(self) -> None:
-        """Opens the group's own store and says where, before this node says that it is there."""
-        listener = socket.create_server((_address_towards(self._head), 0), backlog=512)
+        """Opens the group's own store and publishes its address, before this node registers."""
+        listener = socket.create_server((_address_towards(self._meeting.head), 0), backlog=512)
         self._store.set("master", json.dumps(listener.getsockname()[:2]))
         self._serving = serve(listener)
 
     def _wait_for_all(self) -> None:
-        """In small sleeps and not in the store's own wait, where no signal would be heard."""
-        end = time.monotonic() + JOIN_TIMEOUT
-        while missing := [node for node in self._nodes if not self._store.check([f"here/{node}"])]:
+        """Waits in small sleeps, since the wait of the store itself handles no signal."""
+        end = time.monotonic() + JOIN_S
+        while missing := [node for node in self._meeting.nodes if not self._store.check([f"here/{node}"])]:
             if time.monotonic() > end:
                 names = ", ".join(map(str, missing))
                 raise RendezvousTimeoutError(
-                    f"group {self._group}: no agent of node {names} within {JOIN_TIMEOUT:.0f} s at {self._head}"
+                    f"group {self._meeting.group}: no agent of node {names} within {JOIN_S:.0f} s at {self._meeting.head}"
                 )
             time.sleep(0.02)
 
@@ -107,7 +115,7 @@ class PlannedRendezvous(RendezvousHandler):
         return "meshctl"
 
     def get_run_id(self) -> str:
-        return f"{self._group}-{self._attempt}"
+        return f"{self._meeting.group}-{self._meeting.attempt}"
 
     def is_closed(self) -> bool:
         return False
@@ -124,7 +132,7 @@ class PlannedRendezvous(RendezvousHandler):
 
 
 def _address_towards(head: str) -> str:
-    """This host's own address on the way to the launcher: loopback where both are on one node."""
+    """Returns this host's own address on the way to the head: loopback where both are on one node."""
     host, _, port = head.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Group, Plan, Worker
 
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -22,10 +23,6 @@ VARIABLES = {"cuda": (CUDA,), "npu": ("ASCEND_RT_VISIBLE_DEVICES",)}
 ON_ROCM = (HIP, CUDA)
 """HIP reads either and prefers its own; both count within what ROCR_VISIBLE_DEVICES leaves, which is not
 touched."""
-
-
-class CannotStart(Exception):
-    """The environment refuses a group; the message says what is missing."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What one worker is started with: its environment, its command line, where its output goes.
+"""The environment and the command line of a worker.
 
-Pure: from the plan, the start and the environment that the fork server inherited. torchrun's variables are
-the agent's to add, as they are torchelastic's; everything else is here.
+Pure: from the plan, the start and the environment that the fork server inherited. The agent adds torchrun's
+variables; everything else is here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from meshctl.engines.node.visible_devices import CannotStart as CannotStart
+from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.visible_devices import narrowed, variables, visible
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.run.directory import RunDir, Start
@@ -37,20 +38,70 @@ READ_AT_IMPORT = (
     ),
     *("LD_", "MALLOC_", "GLIBC_TUNABLES", "LC_", "LANG"),
 )
-"""How the names of those variables begin that Python, torch or the libraries below them read while they are
-loaded: too late for a process that is forked after that."""
+"""Prefixes of the variables that Python, torch or the libraries below them read while they are loaded, which
+is too early for a process that is forked later."""
 
 WORKER = ("-m", "meshctl.runtime.worker")
 
 
-def argv_of(run: RunDir, start: Start, group: Group, inherited: Mapping[str, str]) -> tuple[str, ...] | None:
-    """A command line for a worker that has to be exec'd; none for one that is forked and called."""
-    if group.program is not None:
-        return _program_argv(group.program, run, start)
-    return (sys.executable, *WORKER) if reads_at_import(group, inherited) else None
+@dataclass(frozen=True)
+class WorkerEnv:
+    """The environment and the command line of the workers of one group on one node."""
+
+    plan: Plan
+    run: RunDir
+    start: Start
+    group: Group
+    store: str
+    """HOST:PORT of the head's store."""
+    inherited: Mapping[str, str]
+    """The environment of the fork server."""
+    is_rocm: bool = False
+    """Whether torch is ROCm's."""
+
+    @property
+    def argv(self) -> tuple[str, ...] | None:
+        """The command line of a worker that has to be exec'd; None for one that is forked and called."""
+        if self.group.program is not None:
+            return _program_argv(self.group.program, self.run, self.start)
+        return (sys.executable, *WORKER) if reads_at_import(self.group, self.inherited) else None
+
+    @property
+    def cwd(self) -> str:
+        return cwd_of(self.start, self.group.program) if self.group.program else ""
+
+    def variables(self, worker: Worker) -> dict[str, str]:
+        """Returns what is set on top of what is inherited. The group's own `env` overrides everything but
+        meshctl's names.
+
+        The lists of devices of other types than the group's are left as they are: torchrun hides nothing, and
+        a process on cpu may borrow a GPU. `env: {CUDA_VISIBLE_DEVICES: ""}` hides them.
+        """
+        found = {"OMP_NUM_THREADS": self.inherited.get("OMP_NUM_THREADS", "1")}
+        if self.plan.cluster.nodes == 1:  # nothing leaves this machine
+            found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
+        found |= self._device_lists(worker)
+        for name, value in self.group.env:
+            if value is not None:
+                found[name] = resolve(value, self.inherited)
+        return found | {
+            "MESHCTL_PLAN": str(self.run.plan),
+            "MESHCTL_GROUP": self.group.name,
+            "MESHCTL_HEAD": self.store,
+            "MESHCTL_ATTEMPT": str(self.start.attempt),
+            "MESHCTL_RUN_DIR": str(self.run.path),
+        }
+
+    def _device_lists(self, worker: Worker) -> dict[str, str]:
+        names = variables(self.group.device_type, self.is_rocm)
+        if not names:
+            return {}
+        left = narrowed(self.group.device_type, self.inherited, self.is_rocm)
+        return dict.fromkeys(names, ",".join(visible(self.plan, worker, left)))
 
 
 def reads_at_import(group: Group, inherited: Mapping[str, str]) -> bool:
+    """Whether the group's `env` changes a variable that is read while libraries are loaded."""
     return any(
         name.startswith(READ_AT_IMPORT)
         and value is not None
@@ -59,41 +110,8 @@ def reads_at_import(group: Group, inherited: Mapping[str, str]) -> bool:
     )
 
 
-def environment(
-    plan: Plan,
-    run: RunDir,
-    start: Start,
-    group: Group,
-    worker: Worker,
-    head: str,
-    inherited: Mapping[str, str],
-    rocm: bool = False,
-) -> dict[str, str]:
-    """On top of what is inherited; the group's own `env` has the last word but for meshctl's names. `rocm`:
-    torch is ROCm's.
-
-    Devices of other types than its group's are left as they were: torchrun hides nothing, and a process on
-    cpu that borrows a GPU is not surprised. Who wants them hidden says so: `env: {CUDA_VISIBLE_DEVICES: ""}`.
-    """
-    found = {"OMP_NUM_THREADS": inherited.get("OMP_NUM_THREADS", "1")}
-    if plan.cluster.nodes == 1:  # nothing leaves this machine
-        found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-    if mine := variables(group.device_type, rocm):
-        found |= dict.fromkeys(
-            mine, ",".join(visible(plan, worker, narrowed(group.device_type, inherited, rocm)))
-        )
-    found |= {name: resolve(value, inherited) for name, value in group.env if value is not None}
-    return found | {
-        "MESHCTL_PLAN": str(run.plan),
-        "MESHCTL_GROUP": group.name,
-        "MESHCTL_HEAD": head,
-        "MESHCTL_ATTEMPT": str(start.attempt),
-        "MESHCTL_RUN_DIR": str(run.path),
-    }
-
-
 def resolve(value: str, environ: Mapping[str, str]) -> str:
-    """A value of `env:` with its references filled."""
+    """Returns a value of `env:` with its references filled. Raises `CannotStart` for an unset variable."""
     try:
         return filled(value, environ)
     except Unset as unset:
@@ -101,12 +119,12 @@ def resolve(value: str, environ: Mapping[str, str]) -> str:
 
 
 def cwd_of(start: Start, program: Program) -> str:
-    """Where a program runs; empty for where meshctl was called."""
+    """Returns the working directory of a program; empty for that of the launch."""
     return str(Path(start.path[0], program.cwd)) if program.cwd else ""
 
 
 def missing(start: Start, group: Group) -> str:
-    """What of a program is not on this machine; empty if nothing."""
+    """Returns what a program needs and this machine does not have, as a sentence; empty if nothing."""
     program = group.program
     if program is None:
         return ""
@@ -120,7 +138,7 @@ def missing(start: Start, group: Group) -> str:
 
 
 def script_of(start: Start, program: Program) -> Path | None:
-    """The script, looked for where the program runs, beside the recipe and where meshctl was called."""
+    """Returns the script: found in the program's folder, the recipe's folder or the working directory."""
     candidates = (Path(folder, program.argv[0]) for folder in _folders(start, program))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -138,7 +156,7 @@ def _program_argv(program: Program, run: RunDir, start: Start) -> tuple[str, ...
 
 
 def interpreter_of(start: Start, program: Program) -> str:
-    """A name is looked for as a shell does; a path is relative to the recipe's folder."""
+    """Returns the interpreter. A name is found as a shell does; a path is relative to the recipe's folder."""
     if not program.python:
         return sys.executable
     return str(Path(start.path[0], program.python)) if "/" in program.python else program.python

@@ -1,8 +1,8 @@
-"""One attempt at a run: its directory made or continued, and held, so that nobody else launches it meanwhile.
+"""One attempt at a run: its directory made or continued, and locked, so that nobody else launches it meanwhile.
 
 A run directory is a recipe that continues. The next attempt goes on from `checkpoints/latest` in the same
-directory: its events are appended, and the lines of `metrics.jsonl` after the checkpoint are taken out first,
-so that each step stands there once.
+directory: its events are appended, and rows of `metrics.jsonl` after the checkpoint are removed, so that each
+step stands there once.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower
-from meshctl.run.metrics import Fold, cut
+from meshctl.run.metrics import Fold, read
 from meshctl.text.redaction import holds_literal, starred
 
 
@@ -28,62 +28,105 @@ class RunHeld(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
+    plan: Plan
     run: RunDir
     start: Start
     lock: int
-    """A descriptor that holds the lock for as long as anybody has it open."""
+    """A descriptor that holds the lock for as long as any process has it open."""
     follower: Follower
+    """Reads the events of this attempt; it has passed over those of earlier ones."""
     fold: Fold
+    """Folds the events of this attempt into rows of metrics."""
+
+    @property
+    def step(self) -> int | None:
+        """The step after which it begins; None for the beginning."""
+        return step_of(self.start)
 
 
 def begin(plan: Plan, composed: str, path: Sequence[str], resume: RunDir | None) -> Attempt:
-    """Writes what an attempt needs into a new run directory, or into the one that is continued."""
+    """Writes what an attempt needs into a new run directory, or into the one that is continued.
+
+    Raises `RunHeld` where another launcher runs it, `OSError` where it cannot be written.
+    """
     run = resume or RunDir.create(Path(plan.run.dir), plan.name, time.strftime("%Y%m%d-%H%M%S"))
-    lock = hold(run)
+    descriptor = lock(run)
     start = following(run, tuple(path)) if resume else Start(tuple(path))
-    mark_logs(run, start.attempt)
-    step = int(start.resume.rpartition("step-")[2]) if start.resume else None
-    elapsed = cut(run.metrics, step or 0) if resume else 0.0
     private = holds_secret(plan, composed)
     write_whole(run.recipe, composed, private)
     write_whole(run.plan, plan.to_json(), private)
+    return _begun(plan, run, start, descriptor)
+
+
+def attached(plan: Plan, run: RunDir) -> Attempt:
+    """Returns the attempt that a launcher has begun and that holds its lock, for a supervisor inside a job."""
+    return _reading(plan, run, run.read_start(), -1)
+
+
+def next_attempt(attempt: Attempt) -> Attempt:
+    """Begins another attempt at the same run, in the same process and under the same lock."""
+    start = replace(following(attempt.run, attempt.start.path), only=attempt.start.only)
+    start = replace(start, replay=attempt.start.replay, after=attempt.start.after)
+    return _begun(attempt.plan, attempt.run, start, attempt.lock)
+
+
+def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
+    mark_logs(run, start.attempt)
     run.write_start(start)
+    return _reading(plan, run, start, descriptor)
+
+
+def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
     follower = Follower(run.events)
     for _ in follower.new():
         pass  # of earlier attempts
     workers = {group.name: group.workers for group in plan.groups if group.program is None}
-    return Attempt(run, start, lock, follower, Fold(workers, since=time.time(), after=step, elapsed=elapsed))
+    step = step_of(start)
+    fold = Fold(workers, since=time.time(), after=step, elapsed=elapsed(run, step or 0))
+    return Attempt(plan, run, start, descriptor, follower, fold)
+
+
+def step_of(start: Start) -> int | None:
+    """Returns the step of the checkpoint from which an attempt continues; None where it begins anew."""
+    return int(start.resume.rpartition("step-")[2]) if start.resume else None
+
+
+def elapsed(run: RunDir, step: int) -> float:
+    """Returns the seconds that a run had taken until a step, by its rows of metrics."""
+    times = [float(row["time"]) for row in read(run.metrics) if row["step"] <= step]
+    return times[-1] if times else 0.0
 
 
 def holds_secret(plan: Plan, composed: str) -> bool:
-    """Whether the files of a run have to hold a secret, since the recipe writes one out and the run must be
-    able to go on."""
-    said: list[object] = [dict(component.args) for component in plan.components]
-    said += [dict(group.env) for group in plan.groups]
-    said += [list(group.program.argv) for group in plan.groups if group.program]
+    """Whether the files of a run have to hold a secret: the recipe contains it literally, and the run must be
+    able to continue."""
+    values: list[object] = [dict(component.args) for component in plan.components]
+    values += [dict(group.env) for group in plan.groups]
+    values += [list(group.program.argv) for group in plan.groups if group.program]
     lines = tuple(composed.splitlines())
-    return holds_literal(said) or starred(lines) != lines
+    return holds_literal(values) or starred(lines) != lines
 
 
-def hold(run: RunDir) -> int:
-    """Takes the run's lock. It is let go when the last process that has inherited it is gone, even by kill
-    -9."""
-    lock = os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def lock(run: RunDir) -> int:
+    """Takes the lock of a run. The kernel releases it when the last process that has inherited the descriptor
+    is gone, even by kill -9. Raises `RunHeld`."""
+    descriptor = os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        os.close(lock)
+        os.close(descriptor)
         raise RunHeld(f"the run in {run.path} is still going") from error
-    return lock
+    return descriptor
 
 
 def mark_logs(run: RunDir, attempt: int) -> None:
+    """Separates the attempts in all logs that exist."""
     for log in (run.path / "logs").rglob("*.log"):
         with log.open("a", encoding="utf-8") as file:
             file.write(f"{ATTEMPT}{attempt} ====\n")
 
 
 def following(run: RunDir, path: tuple[str, ...]) -> Start:
-    """The start of the attempt after the last; without a checkpoint it resumes nothing."""
+    """Returns the start of the attempt after the last; without a checkpoint it resumes nothing."""
     latest = run.latest.resolve()
     return Start(path, run.read_start().attempt + 1, str(latest) if latest.is_dir() else "")

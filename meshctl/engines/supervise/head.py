@@ -1,256 +1,227 @@
-"""The launcher's part of a run, once its processes have been started: it listens, folds, publishes, ends, and
-says why.
+"""The head follows one attempt: it reads the events, folds metrics, publishes checkpoints, ends the attempt, and
+finds the first cause of a failure.
 
-    head = Head(plan, run, store, processes, view)
-    outcome = head.follow()          # the exit code, and the first cause if there is one
+    outcome = Head(session, attempt).follow()          # the exit code, and the first cause if there is one
 
-What it says itself, in `events/launcher.jsonl`:
+What it writes itself, in `events/launcher.jsonl`:
 
 | event | value |
 | --- | --- |
-| `launched` | `{"attempt": n, "digest": of the plan}`: the processes have been started |
+| `launched` | `{"attempt": n, "digest": of the plan}`: the attempt begins |
 | `resumed` | the same, with `{"path": the checkpoint}`, where the run continues from `step` |
 | `stopping` | `{"reason": why}`: an orderly end was asked for, or a failure is being cleaned up |
 | `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` is it |
-| `fault` | the death of an agent or of the fork server |
-| `over` | `{"code": exit code, "reason": the cause or the signal, or empty}` |
+| `fault` | the death of an agent or of a node process |
+| `over` | `{"code": exit code, "reason": the cause or the signal, or empty}`, by the supervisor |
 
 An orderly end (a signal, a component's `stop`) lets every worker finish the agreed last step and save. A
-second signal, or `plan.run.grace` seconds after the first, ends it at once. After a failure everything gets
-SIGTERM, and SIGKILL when the guard's grace is over.
+second signal, or `plan.run.grace` seconds after the first, ends the attempt at once. After a failure
+everything gets SIGTERM, and SIGKILL when the guard's grace is over. Services get SIGTERM when all other
+groups have ended.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import select
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from meshctl.engines.node import guard
-from meshctl.engines.node.guard import name_of
-from meshctl.engines.supervise.cause import Cause, Causes, Weight
-from meshctl.plan.model import Plan
-from meshctl.run.directory import RunDir
-from meshctl.run.events import Event, Follower, Journal
-from meshctl.run.metrics import Fold, Table
+from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nodes_of
+from meshctl.engines.node.guard import GRACE_S, name_of
+from meshctl.engines.supervise.attempt import Attempt
+from meshctl.engines.supervise.cause import Cause, Causes, Priority
+from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited
+from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.signals import Signals
+from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import Asked, Proposer, Store
 
-STOP = "stop"
-"""The key, under the attempt's prefix, that asks the agents of programs for an orderly end."""
-TOGETHER = 0.2
-"""Seconds within which two of the same signal are one: some senders reach a process twice, by its pid and by
-its process group."""
-POLL = 0.03
-"""Seconds between two looks at the events, unless something wakes it earlier."""
+POLL_S = 0.03
+"""Seconds between two looks at the events, unless something wakes the head earlier."""
 FAILED = 5
-
-
-class View(Protocol):
-    """Somebody who watches."""
-
-    def update(self, event: Event) -> None: ...
-    def line(self, metrics: Mapping[str, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
-class Steady:
-    """A view that may lose its terminal or its pipe: the run goes on, and is written down anyway."""
-
-    def __init__(self, view: View) -> None:
-        self._view: View | None = view
-
-    def update(self, event: Event) -> None:
-        self._show(lambda view: view.update(event))
-
-    def line(self, metrics: Mapping[str, Any]) -> None:
-        self._show(lambda view: view.line(metrics))
-
-    def close(self) -> None:
-        self._show(lambda view: view.close())
-
-    def _show(self, what: Callable[[View], None]) -> None:
-        if self._view is not None:
-            try:
-                what(self._view)
-            except OSError:
-                self._view = None
-
-
-@dataclass(frozen=True)
-class Gone:
-    """A process that the engine started, and that has ended."""
-
-    what: str
-    """As messages call it, e.g. "the agent of train"."""
-    code: int
-    log: str = ""
-
-
-class Processes(Protocol):
-    """What an engine started; the head never sees a pid. `files` become readable when one of them ends."""
-
-    def gone(self) -> list[Gone]: ...
-    @property
-    def running(self) -> bool: ...
-    def files(self) -> list[int]: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a run or an attempt has ended."""
+
     code: int
     cause: Cause | None = None
+    reason: str = ""
+    """The cause in a line, or the signal; empty for a run that is done."""
 
 
-class Signals:
-    """Those that ask this process to end, counted; the first is kept for the exit code."""
+@dataclass(frozen=True)
+class Session:
+    """What outlives an attempt."""
 
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._last = 0, -math.inf
-        self.first: signal.Signals | None = None
-
-    @contextmanager
-    def heard(self) -> Iterator[Signals]:
-        before = {number: signal.getsignal(number) for number in self.NUMBERS}
-        for number, old in before.items():
-            if old is not signal.SIG_IGN:  # nohup means it
-                signal.signal(number, self._hear)
-        try:
-            yield self
-        finally:
-            for number, old in before.items():
-                signal.signal(number, old)
-
-    @property
-    def code(self) -> int:
-        return 130 if self.first == signal.SIGINT else 143
-
-    def _hear(self, number: int, _: FrameType | None) -> None:
-        now = time.monotonic()
-        last, when = self._last
-        if number != last or now > when + TOGETHER:
-            self.count += 1
-        self._last = number, now
-        self.first = self.first or signal.Signals(number)
+    job: Job
+    handle: Handle
+    nodes: Nodes
+    address: str
+    """HOST:PORT of the store."""
+    store: Callable[[int], Store]
+    """Returns the store under the prefix of an attempt, by its number."""
+    proposer: Callable[[int], Proposer]
+    """Returns the supervisor's side of the agreement on the last step of an attempt."""
+    journal: Journal
+    observers: Observers
+    signals: Signals
 
 
 class Head:
-    def __init__(
-        self,
-        plan: Plan,
-        run: RunDir,
-        store: Store,
-        proposer: Proposer,
-        processes: Processes,
-        view: View,
-        signals: Signals,
-        follower: Follower,
-        fold: Fold,
-    ) -> None:
-        """`store` is under the attempt's prefix; `follower` has passed over what earlier attempts said."""
-        self._plan, self._run, self._store, self._proposer = plan, run, store, proposer
-        self._processes, self._signals, self._follower, self._fold = processes, signals, follower, fold
-        self._view = Steady(view)
-        self._journal, self._table = Journal(run.journal("launcher")), Table(run.metrics)
+    def __init__(self, session: Session, attempt: Attempt) -> None:
+        plan = attempt.plan
+        self._session, self._attempt, self._plan = session, attempt, plan
+        self._nodes, self._signals = session.nodes, session.signals
+        self._store = session.store(attempt.start.attempt)
+        self._proposer = session.proposer(attempt.start.attempt)
         components = {group.name: group.workers for group in plan.groups if group.program is None}
-        self._causes = Causes(frozenset(components), run.log)
+        services = {group.name for group in plan.groups if group.program and group.program.service}
+        self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
+        self._causes = Causes(frozenset(components), attempt.run.log, self._services)
         self._workers = sum(components.values())
+        self._serving = {
+            group.name: group.workers for group in plan.groups if group.name not in self._services
+        }
+        """Group -> how many of its workers have not exited, without services."""
         self._saved: Counter[int] = Counter()
-        self._ready = False
-        self._asked = self._signalled = False
+        self._is_ready = self._is_asked = self._is_signalled = self._is_released = False
         self._cause: Cause | None = None
         self._phase = 0
-        """Of ending by force: 0 not yet, 1 SIGTERM was sent, 2 SIGKILL."""
+        """Of ending by force: 0 not yet, 1 SIGTERM was sent, 2 SIGKILL, 3 node processes were killed."""
         self._deadline = math.inf
         """When the next phase begins."""
 
     def follow(self) -> Outcome:
-        """Until nothing runs any more."""
-        start = self._run.read_start()
-        self._say("launched", attempt=start.attempt, digest=self._plan.digest)
-        if start.resume:
-            self._say("resumed", step=int(start.resume.rpartition("step-")[2]), path=start.resume)
-        while self._processes.running:
+        """Begins the attempt and follows it until nothing of it runs any more."""
+        start, plan = self._attempt.start, self._plan
+        self._write("launched", attempt=start.attempt, digest=plan.digest)
+        if self._attempt.step is not None:
+            self._write("resumed", step=self._attempt.step, path=start.resume)
+        self._session.observers.on_attempt(start.attempt, self._attempt.step)
+        self._nodes.begin(self._message(), {node: groups_on(plan, node) for node in nodes_of(plan)})
+        while self._nodes.running:
             self._look()
             self._end_in_order()
+            self._end_services()
             self._end_by_force()
-            select.select(self._processes.files(), [], [], POLL)
+            select.select([*self._session.handle.files(), *self._nodes.files()], [], [], POLL_S)
         self._look()
-        self._look()  # what came with the last look is judged by the next
-        return self._over()
+        self._look()  # exits that came with the last look are classified by the next
+        return self._outcome()
 
-    # What was said, and what it means
+    def _message(self) -> dict[str, Any]:
+        return {
+            "type": "attempt",
+            "number": self._attempt.start.attempt,
+            "store": self._session.address,
+            "plan": self._plan.to_json(),
+            "start": json.loads(json.dumps(asdict(self._attempt.start))),
+            "python": dict(self._session.job.python),
+        }
+
+    # What was reported, and what it means
 
     def _look(self) -> None:
         now = time.monotonic()
-        self._causes.judge()
-        for gone in self._processes.gone():
-            self._bury(gone, now)
-        for event in sorted(self._follower.new(), key=lambda event: event.time):
-            self._view.update(event)
-            self._causes.hear(event, now)
-            self._ready = self._ready or event.name == "ready"
-            if event.name == "saved" and event.step is not None:
-                self._publish(event.step)
-            for line in self._fold.add(event):
-                self._table.write(line)
-                self._view.line(line)
+        self._causes.classify_exits()
+        self._look_at_processes(now)
+        for event in sorted(self._attempt.follower.new(), key=lambda event: event.time):
+            self._session.observers.on_event(event)
+            self._causes.add(event, now)
+            self._note(event)
+            for row in self._attempt.fold.add(event):
+                self._session.observers.on_row(row)
 
-    def _bury(self, gone: Gone, now: float) -> None:
-        if self._phase or gone.code == 0:
+    def _look_at_processes(self, now: float) -> None:
+        for exited in self._session.handle.poll():
+            self._on_exit(exited, now)
+            if exited.node is not None:
+                self._nodes.drop(exited.node)
+        for report in self._nodes.poll():
+            match report:
+                case AgentExited(node, group, code):
+                    log = str(self._attempt.run.log(group, f"agent-{node}"))
+                    self._on_exit(Exited(f"the agent of {group}", code, log, group=group), now)
+                case ServerExited(_, python, code):
+                    self._on_exit(Exited(f"the fork server of {python}", code), now)
+                case NodeLost(_, reason):
+                    self._on_lost(reason, now)
+
+    def _on_exit(self, exited: Exited, now: float) -> None:
+        was_released = self._is_released and exited.group in self._services
+        if self._phase or was_released or (exited.code == 0 and exited.group):
             return
-        weight = Weight.OWN if gone.code < 0 else Weight.ECHO
-        error = f"{gone.what}: {name_of(gone.code)}"
-        self._journal.say("fault", error=error, traceback="", lost=weight is Weight.ECHO)
-        self._causes.blame(error, weight, now, gone.log)
+        priority = Priority.OWN if exited.code < 0 else Priority.ECHO
+        error = f"{exited.what}: {name_of(exited.code)}"
+        self._session.journal.say("fault", error=error, traceback="", lost=priority is Priority.ECHO)
+        self._causes.record(error, priority, now, exited.log)
+
+    def _on_lost(self, reason: str, now: float) -> None:
+        if not self._phase:
+            self._session.journal.say("fault", error=reason, traceback="", lost=True)
+            self._causes.record(reason, Priority.LOST, now)
+
+    def _note(self, event: Event) -> None:
+        if event.name == "ready":
+            self._is_ready = True
+        elif event.name == "saved" and event.step is not None:
+            self._publish(event.step)
+        elif event.name == "exited" and event.group in self._serving:
+            self._serving[event.group] -= 1
+            if not any(self._serving.values()):
+                self._causes.release_services()
 
     def _publish(self, step: int) -> None:
         self._saved[step] += 1
         checkpoint = self._plan.run.checkpoint
         if self._saved[step] == self._workers and checkpoint is not None:
-            self._run.publish_checkpoint(step, checkpoint.keep)
-            self._say("checkpoint", step=step, path=str(self._run.checkpoint(step)))
+            self._attempt.run.publish_checkpoint(step, checkpoint.keep)
+            self._write("checkpoint", step=step, path=str(self._attempt.run.checkpoint(step)))
 
     # How it ends
 
     def _end_in_order(self) -> None:
         if self._phase:
             return
-        if self._signals.first and not self._signalled:
-            self._signalled = True
+        if self._signals.first and not self._is_signalled:
+            self._is_signalled = True
             self._stop(Asked(self._signals.first.name))
-            self._deadline = (
-                time.monotonic() + self._plan.run.grace if self._ready or not self._workers else 0.0
-            )
+            has_grace = self._is_ready or not self._workers
+            self._deadline = time.monotonic() + self._plan.run.grace if has_grace else 0.0
         while asked := self._proposer.asked() if self._workers else None:
             self._stop(asked)
-        if self._asked and self._workers:
+        if self._is_asked and self._workers:
             self._proposer.poll()
 
     def _stop(self, asked: Asked) -> None:
         if asked.ended is None:
-            self._say("stopping", reason=asked.reason)
-            self._store.set(STOP, asked.reason)
-        self._asked = True
+            self._write("stopping", reason=asked.reason)
+            self._store.set(STOP_KEY, asked.reason)
+        self._is_asked = True
         if self._workers:
             self._proposer.propose(asked)
+
+    def _end_services(self) -> None:
+        """Terminates the services once the agents of all other groups have ended."""
+        running = self._nodes.running_groups
+        if running and running <= self._services and not self._is_released and not self._phase:
+            self._is_released = True
+            self._causes.release_services()
+            self._nodes.signal(signal.SIGTERM, sorted(self._services))
 
     def _end_by_force(self) -> None:
         now = time.monotonic()
         if self._cause is None and not self._phase and (cause := self._causes.settled(now)):
             self._cause = cause
-            self._say("stopping", reason=cause.line)
+            self._write("stopping", reason=cause.line)
             self._deadline = now
         if self._signals.count > 1 and self._phase < 2:
             self._phase = 1
@@ -259,24 +230,21 @@ class Head:
             return
         self._phase += 1
         if self._phase == 1:
-            self._processes.terminate()
-            self._deadline = now + guard.GRACE + 0.5
+            self._nodes.signal(signal.SIGTERM)
+            self._deadline = now + GRACE_S + 0.5
+        elif self._phase == 2:
+            self._nodes.signal(signal.SIGKILL)
+            self._deadline = now + GRACE_S
         else:
-            self._processes.kill()
-            self._deadline = now + guard.GRACE
+            self._session.handle.kill()
+            self._deadline = now + GRACE_S
 
-    def _over(self) -> Outcome:
+    def _outcome(self) -> Outcome:
         first = self._signals.first
         if cause := self._cause or (None if self._phase else self._causes.best):
-            outcome, reason = Outcome(FAILED, cause), cause.line
-        else:
-            outcome, reason = Outcome(self._signals.code if first else 0), first.name if first else ""
-        self._say("over", code=outcome.code, reason=reason)
-        self._view.close()
-        self._journal.close()
-        self._table.close()
-        return outcome
+            return Outcome(FAILED, cause, cause.line)
+        return Outcome(self._signals.code, None, first.name) if first else Outcome(0)
 
-    def _say(self, name: str, *, step: int | None = None, **value: Any) -> None:
-        """Heard by the view with everything else, when the events are next read."""
-        self._journal.say(name, step=step, **value)
+    def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
+        """Writes an event. Observers see it with all others, when the events are next read."""
+        self._session.journal.say(name, step=step, **value)

@@ -12,7 +12,7 @@ times a second.
     route               a step    total
     batch -> rollouts   1.2 kB   240 kB
 
-It is a fold over events: `update` and `line` only count, a thread of rich's draws what was counted, and
+It is a fold over events: `on_event` and `on_row` only count, a thread of rich's draws what was counted, and
 nothing ever waits for the terminal. It uses no alternate screen, so the last picture stays. Where the
 terminal is low, it shows less.
 """
@@ -66,21 +66,24 @@ class Dashboard:
         )
         self._live.start(refresh=True)
 
-    def update(self, event: Event) -> None:
+    def on_attempt(self, number: int, step: int | None) -> None:
+        pass  # its events say the same
+
+    def on_event(self, event: Event) -> None:
         with self._lock:
-            self._tally.update(event)
+            self._tally.on_event(event)
             self._notice = notice_after(event, self._notice)
 
-    def line(self, metrics: Mapping[str, Any]) -> None:
+    def on_row(self, metrics: Mapping[str, Any]) -> None:
         with self._lock:
-            self._tally.line(metrics)
+            self._tally.on_row(metrics)
             self._began = min(
                 self._began, self._clock() - metrics["time"]
             )  # the run began before this picture did
             if self._notice == "starting":
                 self._notice = ""
 
-    def close(self) -> None:
+    def on_end(self, code: int, reason: str) -> None:
         """Leaves a last, short picture: a summary follows, with the times and bytes of the whole run."""
         if not self._closed:
             self._closed = True

@@ -29,8 +29,11 @@ class Lines:
         self._held: dict[str, Any] = {}
         """The newest of everything that was measured since the last line."""
 
-    def update(self, event: Event) -> None:
-        self._tally.update(event)
+    def on_attempt(self, number: int, step: int | None) -> None:
+        pass  # its events say the same
+
+    def on_event(self, event: Event) -> None:
+        self._tally.on_event(event)
         match event.name:
             case "launched":
                 workers = count(self._plan.places, "worker")
@@ -56,8 +59,8 @@ class Lines:
             self._running.add(group)
             self._say(f"{group}: {count(self._tally.groups[group].workers, 'worker')} running")
 
-    def line(self, metrics: Mapping[str, Any]) -> None:
-        self._tally.line(metrics)
+    def on_row(self, metrics: Mapping[str, Any]) -> None:
+        self._tally.on_row(metrics)
         self._held.update(metrics)
         if self._printed is None or metrics["time"] - self._printed >= INTERVAL:
             self._flush()
@@ -73,7 +76,7 @@ class Lines:
         self._say("  ".join([f"step {step}{steps}", duration(time), *values]))
         self._printed, self._held = time, {}
 
-    def close(self) -> None:
+    def on_end(self, code: int, reason: str) -> None:
         self._flush()
 
     def _say(self, text: str) -> None:

@@ -110,7 +110,7 @@ class Tally:
         self._stopping = False
         self._programs = {group.name for group in plan.groups if group.program}
 
-    def update(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if event.name in ("launched", "stopping"):
             self._stopping = event.name == "stopping"
         if event.name == "resumed" and event.step is not None:
@@ -151,7 +151,7 @@ class Tally:
         for route, sent in value.get("routes", {}).items():
             self.routes[route] = self.routes.get(route, 0) + sent
 
-    def line(self, metrics: Mapping[str, Any]) -> None:
+    def on_row(self, metrics: Mapping[str, Any]) -> None:
         """A step's line; the last one may come again, with more in it."""
         here = (int(metrics["step"]), float(metrics["time"]))
         again = self.last is not None and here[0] == self.last[0]

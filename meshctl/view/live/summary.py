@@ -63,13 +63,13 @@ class Record:
 def recorded(plan: Plan, run: RunDir) -> Record:
     tally, over, began, seconds = Tally(plan), None, None, 0.0
     for event in sorted(Follower(run.events).new(), key=lambda event: event.time):
-        tally.update(event)
+        tally.on_event(event)
         if began is None or event.name == "launched":
             over, began = None, event.time
         over = event if event.name == "over" else over
         seconds = event.time - began
     for line in read(run.metrics):
-        tally.line(line)
+        tally.on_row(line)
     return Record(tally, over, seconds)
 
 

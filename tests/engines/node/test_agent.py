@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from processes import Launch, Launched, alive, family, plan_of, wait
 
-from meshctl.engines import local
-from meshctl.engines.supervise import attempt
 from meshctl.plan.model import Cluster, Program
 
 SCRIPT = """
@@ -135,19 +131,11 @@ def test_variables_read_at_import_mean_an_exec(launch: Launch, tmp_path: Path) -
     assert len(run.events("done")) == 2
 
 
-def test_the_agent_as_a_command_is_what_the_engine_forks(tmp_path: Path) -> None:
-    """By hand, in two processes, with a store that this test opens."""
-    torch = pytest.importorskip("torch.distributed")
-    plan = plan_of(tmp_path, ("one", 2))
-    held = attempt.begin(plan, "name: test\n", (str(tmp_path),), None)
-    store = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    (command,) = local.commands(plan, held.run, f"127.0.0.1:{store.port}")
-    with subprocess.Popen(
-        [sys.executable, "-c", "from meshctl.cli.app import main; main()", *command.argv[1:]]
-    ) as agent:
-        assert agent.wait(60) == 0
-    names = {event.name for event in held.follower.new() if event.rank == 1}
-    assert names == {"started", "ready", "step", "saved", "done", "exited"}
+def test_the_agent_as_a_command_is_what_the_local_engine_forks(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2)), by_hand=True)
+    assert run.end() == 0, run.output()
+    assert {event.value["code"] for event in run.events("exited")} == {0}
+    assert len(run.events("done")) == 2
 
 
 def test_an_agent_with_nothing_to_run_says_so(tmp_path: Path) -> None:
@@ -159,3 +147,14 @@ def test_an_agent_with_nothing_to_run_says_so(tmp_path: Path) -> None:
     assert refusal(plan, "two", 0) == "the plan has no group 'two', it has one"
     assert refusal(plan, "one", 3) == "group one is on node 0, not on 3"
     assert refusal(plan, "one", 0) == ""
+    assert refusal(plan, "", 0) == ""
+    assert refusal(plan, "", 2) == "the plan has no group on node 2, only on 0"
+
+
+def test_a_service_is_terminated_when_the_others_have_ended(launch: Launch, tmp_path: Path) -> None:
+    service = replace(program(tmp_path, "waits"), service=True)
+    run = launch(plan_of(tmp_path, ("one", 1), ("judge", service)))
+    assert run.end() == 0, run.output()
+    assert run.run.read_start().attempt == 0
+    stopped = {(event.group, event.value["stopped"]) for event in run.events("exited")}
+    assert stopped == {("one", False), ("judge", True)}

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshctl.engines.node.visible_devices import CannotStart, Narrowed, narrowed, visible
+from meshctl.engines.engine import CannotStart
+from meshctl.engines.node.visible_devices import Narrowed, narrowed, visible
 from meshctl.plan.model import Group, Plan, Program, Run
 from meshctl.topology.cluster import Cluster
 

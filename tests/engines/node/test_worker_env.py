@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshctl.engines.node.worker_env import (
-    CannotStart,
-    argv_of,
-    environment,
-    missing,
-    reads_at_import,
-    resolve,
-)
+from meshctl.engines.engine import CannotStart
+from meshctl.engines.node.worker_env import WorkerEnv, missing, reads_at_import, resolve
 from meshctl.plan.model import Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir, Start
 
@@ -32,10 +27,8 @@ def cuda(name: str = "train", start: int = 4, workers: int = 2, per_worker: int 
 def test_environment() -> None:
     group = cuda(env=(("MY", "${oc.env:HOME_OF_MINE,none}/x"), ("PASSED", None)))
     plan, run = planned(group), RunDir(Path("/runs/1"))
-    environ = environment(
-        plan, run, Start(("/recipe",), 2), group, plan.worker("train", 0), "127.0.0.1:1", {}
-    )
-    assert environ == {
+    env = WorkerEnv(plan, run, Start(("/recipe",), 2), group, "127.0.0.1:1", {})
+    assert env.variables(plan.worker("train", 0)) == {
         "CUDA_VISIBLE_DEVICES": "4",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
@@ -47,19 +40,14 @@ def test_environment() -> None:
         "MY": "none/x",
         "OMP_NUM_THREADS": "1",
     }
-    assert (
-        environment(plan, run, Start(()), group, plan.worker("train", 0), "h:1", {"OMP_NUM_THREADS": "3"})[
-            "OMP_NUM_THREADS"
-        ]
-        == "3"
-    )
+    env = replace(env, inherited={"OMP_NUM_THREADS": "3"})
+    assert env.variables(plan.worker("train", 0))["OMP_NUM_THREADS"] == "3"
 
 
 def devices_of(group: Group, inherited: dict[str, str], rocm: bool = False) -> dict[str, str]:
     plan = planned(group)
-    environ = environment(
-        plan, RunDir(Path("/runs/1")), Start(()), group, plan.worker(group.name, 1), "h:1", inherited, rocm
-    )
+    env = WorkerEnv(plan, RunDir(Path("/runs/1")), Start(()), group, "h:1", inherited, rocm)
+    environ = env.variables(plan.worker(group.name, 1))
     return {name: value for name, value in environ.items() if name.endswith("VISIBLE_DEVICES")}
 
 
@@ -102,7 +90,7 @@ def test_references_to_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "expected"),
+    ("given", "expected"),
     [
         ((("OMP_NUM_THREADS", "2"),), True),
         ((("OMP_NUM_THREADS", "1"),), False),
@@ -111,12 +99,14 @@ def test_references_to_the_environment() -> None:
         ((("NCCL_DEBUG", "INFO"), ("MY_OMP_NUM_THREADS", "2")), False),
     ],
 )
-def test_which_variables_are_read_at_import(env: tuple[tuple[str, str | None], ...], expected: bool) -> None:
-    group = Group("one", "cpu", 1, 0, env=env)
+def test_which_variables_are_read_at_import(
+    given: tuple[tuple[str, str | None], ...], expected: bool
+) -> None:
+    group = Group("one", "cpu", 1, 0, env=given)
     inherited = {"OMP_NUM_THREADS": "1", "LIBRARY": "x.so"}
     assert reads_at_import(group, inherited) == expected
-    argv = argv_of(RunDir(Path()), Start(()), group, inherited)
-    assert argv == ((sys.executable, "-m", "meshctl.runtime.worker") if expected else None)
+    env = WorkerEnv(planned(group), RunDir(Path()), Start(()), group, "h:1", inherited)
+    assert env.argv == ((sys.executable, "-m", "meshctl.runtime.worker") if expected else None)
 
 
 def test_a_program_is_found_beside_the_recipe(tmp_path: Path) -> None:
@@ -126,7 +116,8 @@ def test_a_program_is_found_beside_the_recipe(tmp_path: Path) -> None:
     start, run = Start((str(recipe), str(here))), RunDir(tmp_path / "run")
 
     def argv(program: Program) -> tuple[str, ...] | None:
-        return argv_of(run, start, Group("one", "cpu", 1, 0, program=program), {})
+        group = Group("one", "cpu", 1, 0, program=program)
+        return WorkerEnv(planned(group), run, start, group, "h:1", {}).argv
 
     (here / "train.py").touch()
     assert argv(Program(("train.py", "{run_dir}/out"))) == (

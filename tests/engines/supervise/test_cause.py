@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.supervise.cause import ATTEMPT, READ_ONLY, Cause, Causes, Weight, last_words
+from meshctl.engines.supervise.cause import ATTEMPT, READ_ONLY, Cause, Causes, Priority, last_words
 from meshctl.run.events import Event
 
 RAISED = Event(
@@ -41,8 +41,8 @@ def verdict(tmp_path: Path, *heard: tuple[float, Event], log: str = "", at: floa
     path.write_text(log)
     causes = Causes(frozenset({"train", "rollout"}), lambda group, rank: path)
     for now, event in heard:
-        causes.hear(event, now)
-        causes.judge()
+        causes.add(event, now)
+        causes.classify_exits()
     return causes.settled(at)
 
 
@@ -138,7 +138,7 @@ goodbye
 def test_a_script_that_raised_is_quoted_from_its_log(tmp_path: Path) -> None:
     cause = verdict(tmp_path, (1, exited(1, 1)), log=SCRIPT.format("ValueError: boom"))
     assert cause is not None
-    assert (cause.weight, cause.error) == (Weight.OWN, "ValueError: boom")
+    assert (cause.priority, cause.error) == (Priority.OWN, "ValueError: boom")
     assert (
         cause.traceback
         == 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    main()\nValueError: boom'
@@ -150,7 +150,7 @@ def test_a_script_that_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
         tmp_path, (1, exited(1, 1)), log=SCRIPT.format("RuntimeError: [gloo] Connection closed by peer")
     )
     assert cause is not None
-    assert cause.weight == Weight.LOST
+    assert cause.priority == Priority.LOST
 
 
 def test_an_earlier_attempts_last_words_are_not_quoted(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_before_anything_was_said(pinned: Pinned) -> None:
 
 
 def test_after_a_worker_failed(halfway: Tally) -> None:
-    halfway.update(Event("fault", "train", 1, 10, "metrics"))
+    halfway.on_event(Event("fault", "train", 1, 10, "metrics"))
     assert [line.split()[3] for line in drawn(Picture.of(halfway, 4.25)).splitlines() if " cpu " in line] == [
         "running",
         "failed",
@@ -71,7 +71,7 @@ def test_the_last_picture_leaves_times_and_bytes_to_the_summary(halfway: Tally, 
 
 
 def test_a_metric_that_is_not_finite_is_said(halfway: Tally) -> None:
-    halfway.line({"step": 10, "time": 9.0, "metrics.loss": None})
+    halfway.on_row({"step": 10, "time": 9.0, "metrics.loss": None})
     assert "not finite" in drawn(Picture.of(halfway, 4.25))
 
 
@@ -94,8 +94,8 @@ def test_live_on_a_terminal_leaves_the_last_picture_and_the_cursor(
     stream, before = Terminal(), set(threading.enumerate())
     view = Dashboard(recorded.plan, stream, clock=lambda: 0.0)
     recorded.feed(view)
-    view.close()
-    view.close()
+    view.on_end(0, "")
+    view.on_end(0, "")
     said = stream.getvalue()
     assert "step 12/12" in said and "\x1b[?1049h" not in said
     assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
@@ -115,5 +115,5 @@ def test_live_on_a_terminal_leaves_the_last_picture_and_the_cursor(
 )
 def test_who_gets_which(stream: io.StringIO, environ: dict[str, str], kind: type, run: RunDir) -> None:
     view = for_terminal(make_plan(), run, stream, environ)
-    view.close()
+    view.on_end(0, "")
     assert type(view) is kind

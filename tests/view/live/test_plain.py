@@ -16,8 +16,8 @@ def test_a_run_at_most_a_line_a_second_and_the_last_step_always(
     stream = io.StringIO()
     view = Lines(recorded.plan, run, stream)
     recorded.feed(view)
-    view.close()
-    view.close()
+    view.on_end(0, "")
+    view.on_end(0, "")
     pinned("lines.txt", stream.getvalue())
 
 
@@ -25,7 +25,7 @@ def test_slow_steps_have_a_line_each(run: RunDir) -> None:
     stream = io.StringIO()
     view = Lines(make_plan(steps=0), run, stream)
     for step in (1, 2, 3):
-        view.line({"step": step, "time": 10.0 * step, "metrics.loss": None})
+        view.on_row({"step": step, "time": 10.0 * step, "metrics.loss": None})
         assert stream.getvalue().count("step") == step
     assert stream.getvalue().splitlines()[-1] == "step 3  30.0 s  metrics.loss not finite"
 
@@ -33,18 +33,18 @@ def test_slow_steps_have_a_line_each(run: RunDir) -> None:
 def test_a_line_that_comes_again_with_more_is_printed_with_all(run: RunDir) -> None:
     stream = io.StringIO()
     view = Lines(make_plan(), run, stream)
-    view.line({"step": 1, "time": 1.0, "metrics.loss": 0.5})
-    view.line({"step": 1, "time": 1.1, "metrics.loss": 0.5, "exam.reward": 0.9})
-    view.close()
+    view.on_row({"step": 1, "time": 1.0, "metrics.loss": 0.5})
+    view.on_row({"step": 1, "time": 1.1, "metrics.loss": 0.5, "exam.reward": 0.9})
+    view.on_end(0, "")
     assert stream.getvalue().splitlines()[-1] == "step 1/12  1.1 s  exam.reward 0.9  metrics.loss 0.5"
 
 
 def test_what_the_launcher_says(run: RunDir) -> None:
     stream = io.StringIO()
     view = Lines(replace(make_plan(), name="x"), run, stream)
-    view.update(Event("resumed", step=40))
-    view.update(Event("stopping", value={"reason": "interrupted"}))
-    view.update(Event("checkpoint", step=41))
+    view.on_event(Event("resumed", step=40))
+    view.on_event(Event("stopping", value={"reason": "interrupted"}))
+    view.on_event(Event("checkpoint", step=41))
     assert stream.getvalue().splitlines() == [
         "continues after step 40",
         "stopping: interrupted",

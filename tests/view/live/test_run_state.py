@@ -19,7 +19,7 @@ def test_the_state_of_a_group_follows_its_workers() -> None:
         ("exited", 0, {"code": 0}),
         ("exited", 1, {"code": -9}),
     ):
-        tally.update(Event(name, "train", rank, value=value))
+        tally.on_event(Event(name, "train", rank, value=value))
         seen.append(group.state)
     assert seen == [
         "waiting",
@@ -47,7 +47,7 @@ def test_who_failed_and_who_was_only_stopped() -> None:
             for rank in (0, 1)
         ),
     ):
-        tally.update(event)
+        tally.on_event(event)
     assert tally.groups["train"].states == {0: "stopped", 1: "failed"}
     assert tally.groups["train"].state == "failed" and tally.groups["rollout"].state == "stopped"
 
@@ -57,14 +57,14 @@ def test_a_new_attempt_begins_with_started() -> None:
     seen = []
     died = Event("exited", "train", 0, value={"code": -9})
     for event in (Event("stopping"), died, Event("launched"), died, Event("started", "train", 0), died):
-        tally.update(event)
+        tally.on_event(event)
         seen.append(tally.groups["train"].states.get(0))
     assert seen == [None, "stopped", "stopped", "stopped", "starting", "failed"]
 
 
 def test_a_run_that_continues_begins_at_its_step() -> None:
     tally = Tally(make_plan())
-    tally.update(Event("resumed", step=7))
+    tally.on_event(Event("resumed", step=7))
     assert tally.step == 7
 
 
@@ -83,8 +83,8 @@ def test_time_and_bytes_of_a_run(recorded: Recorded) -> None:
 
 def test_a_line_that_comes_again_counts_once() -> None:
     tally = Tally(make_plan(show=()))
-    tally.line({"step": 1, "time": 1.0, "a": 1.0})
-    tally.line({"step": 1, "time": 1.5, "a": 2.0, "b": 3.0})
+    tally.on_row({"step": 1, "time": 1.0, "a": 1.0})
+    tally.on_row({"step": 1, "time": 1.5, "a": 2.0, "b": 3.0})
     assert [(name, course.points, course.last) for name, course in tally.shown()] == [
         ("a", [1.0], 2.0),
         ("b", [3.0], 3.0),

@@ -1,0 +1,265 @@
+"""A fake engine: the nodes and workers of a plan as threads of this process, for tests.
+
+    engine = FakeEngine(worker)                            # the supervisor runs here
+    engine = FakeEngine(worker, supervisor="inside")       # `start` submits a "job" that supervises itself
+
+The threads speak to the supervisor over the same connection as real node processes, so everything but the
+processes is real: the handshake, attempts, exits, signals, a node that is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from meshctl.engines.connection import Connection, Message, join
+from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands, groups_on, nodes_of
+from meshctl.plan.model import Plan
+from meshctl.run.directory import RunDir, Start
+from meshctl.run.events import Journal
+from meshctl.run.observer import Observer
+
+POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class FakeWorker:
+    """What a worker's function is called with."""
+
+    plan: Plan
+    run: RunDir
+    group: str
+    rank: int
+    attempt: int
+    store: str
+    """HOST:PORT of the store."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the worker has been sent SIGTERM or SIGKILL."""
+
+    def journal(self) -> Journal:
+        return Journal(self.run.journal(f"{self.group}-{self.rank}"), self.group, self.rank)
+
+
+FakeMain = Callable[[FakeWorker], int]
+"""Runs a worker; returns its exit code."""
+
+
+class FakeEngine:
+    host = "127.0.0.1"
+
+    def __init__(
+        self,
+        worker: FakeMain,
+        supervisor: Literal["here", "inside"] = "here",
+        observers: Callable[[RunDir], Sequence[Observer]] = lambda run: (),
+        lease_s: float = 0.0,
+    ) -> None:
+        """`observers` are those of a supervisor inside the job."""
+        self.supervisor, self.observers, self.lease_s = supervisor, observers, lease_s
+        self._worker = worker
+
+    def preflight(self, plan: Plan, start: Start) -> None:
+        pass
+
+    def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
+        return Rendered(agent_commands(plan, run, head), {run.path / "fake.sh": "#!/bin/sh\n"})
+
+    def start(self, job: Job) -> Handle:
+        return FakeJob(self, job) if self.supervisor == "inside" else self.attach(job, {})
+
+    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
+        return FakeHandle(job, self._worker)
+
+
+class FakeHandle:
+    """The nodes of a plan, as threads."""
+
+    def __init__(self, job: Job, worker: FakeMain) -> None:
+        self.address = job.head
+        self._job, self._worker = job, worker
+        self._nodes: dict[int, FakeNode] = {}
+        self._exited: list[Exited] = []
+        self.restart(nodes_of(job.plan))
+
+    def poll(self) -> list[Exited]:
+        for number, node in list(self._nodes.items()):
+            if not node.is_alive():
+                del self._nodes[number]
+                self._exited.append(Exited(f"the node process of node {number}", node.code, node=number))
+        exited, self._exited = self._exited, []
+        return exited
+
+    @property
+    def running(self) -> bool:
+        return bool(self._nodes)
+
+    def files(self) -> list[int]:
+        return []
+
+    def node(self, number: int) -> FakeNode:
+        return self._nodes[number]
+
+    def terminate(self) -> None:
+        for node in self._nodes.values():
+            node.end(-signal.SIGTERM)
+
+    def kill(self) -> None:
+        for node in self._nodes.values():
+            node.end(-signal.SIGKILL)
+
+    def restart(self, nodes: Sequence[int]) -> bool:
+        for number in nodes:
+            self._nodes[number] = FakeNode(self._job, number, self._worker)
+        return True
+
+    def close(self) -> None:
+        for node in self._nodes.values():
+            node.join(10.0)
+
+
+class FakeNode(threading.Thread):
+    """A node process as a thread. Its agents are counters, its workers threads."""
+
+    def __init__(self, job: Job, node: int, worker: FakeMain) -> None:
+        super().__init__(name=f"node {node}", daemon=True)
+        self.code = 0
+        self._job, self._node, self._worker = job, node, worker
+        self._is_ending = False
+        self._attempt = -1
+        self._workers: dict[str, list[_Worker]] = {}
+        """Group -> the workers of its agent that are still to be reported."""
+        self.start()
+
+    def end(self, code: int) -> None:
+        """Ends the node as a signal would: everything stops, and its connection closes."""
+        self.code, self._is_ending = code, True
+
+    def run(self) -> None:
+        connection, _ = join(self._job.head, self._node, self._job.token)
+        while not (self._is_ending or connection.is_closed):
+            select.select([connection], [], [], POLL_S)
+            for message in connection.receive():
+                self._obey(message)
+            self._report(connection)
+        for workers in self._workers.values():
+            for worker in workers:
+                worker.job.stop.set()
+        connection.close()
+
+    def _obey(self, message: Message) -> None:
+        match message["type"]:
+            case "attempt":
+                self._begin(message)
+            case "signal":
+                for group, workers in self._workers.items():
+                    if message["groups"] is None or group in message["groups"]:
+                        for worker in workers:
+                            worker.signal(message["signal"])
+            case "leave":
+                self._is_ending = True
+
+    def _begin(self, message: Message) -> None:
+        plan = Plan.from_json(message["plan"])
+        self._attempt = message["number"]
+        for group in groups_on(plan, self._node):
+            self._workers[group] = [
+                _Worker(
+                    FakeWorker(plan, self._job.run, group, member.rank, self._attempt, message["store"]),
+                    self._worker,
+                )
+                for member in plan.workers(group, self._node)
+            ]
+
+    def _report(self, connection: Connection) -> None:
+        """Reports an agent as ended once all of its workers have; they are ended when one fails."""
+        for group, workers in list(self._workers.items()):
+            if any(worker.code for worker in workers):
+                for worker in workers:
+                    worker.signal(signal.SIGTERM)
+            if not any(worker.is_alive() for worker in workers):
+                del self._workers[group]
+                code = int(any(worker.code for worker in workers))
+                self._send(connection, "exited", group=group, code=code)
+                if not self._workers:
+                    self._send(connection, "ended")
+
+    def _send(self, connection: Connection, kind: str, **values: Any) -> None:
+        connection.send({"type": kind, "attempt": self._attempt, **values})
+
+
+class _Worker(threading.Thread):
+    def __init__(self, job: FakeWorker, main: FakeMain) -> None:
+        super().__init__(name=f"{job.group}:{job.rank}", daemon=True)
+        self.job, self._main = job, main
+        self.code: int | None = None
+        self._was_stopped = False
+        self.start()
+
+    def signal(self, number: int) -> None:
+        if self.code is None:
+            self._was_stopped = True
+        self.job.stop.set()
+
+    def run(self) -> None:
+        journal = Journal(self.job.run.journal(f"agent-{self.job.group}-{self.job.rank}"), self.job.group)
+        rank, pid = self.job.rank, os.getpid()
+        journal.say("started", rank=rank, pid=pid)
+        code = self._main(self.job)
+        journal.say("exited", rank=rank, pid=pid, code=code, stopped=self._was_stopped)
+        journal.close()
+        self.code = code
+
+
+class FakeJob(threading.Thread):
+    """A submitted job: a thread that is the supervisor, on the "first node"."""
+
+    address = ""
+
+    def __init__(self, engine: FakeEngine, job: Job) -> None:
+        super().__init__(name="job", daemon=True)
+        from meshctl.engines.supervise.signals import Signals
+
+        self._engine, self._job = engine, job
+        self._signals = Signals()
+        self._done, done = socket.socketpair()
+        self._closing = done
+        self.start()
+
+    def run(self) -> None:
+        from meshctl.engines.supervise.attempt import attached
+        from meshctl.engines.supervise.supervisor import Supervisor
+
+        job, attempt = replace(self._job, keep=()), attached(self._job.plan, self._job.run)
+        supervisor = Supervisor(self._engine, self._signals)
+        supervisor.run(job, attempt, lambda: self._engine.observers(job.run), environ={})
+        self._closing.close()
+
+    def poll(self) -> list[Exited]:
+        return [] if self.is_alive() else [Exited("the job", 0)]
+
+    @property
+    def running(self) -> bool:
+        return self.is_alive()
+
+    def files(self) -> list[int]:
+        return [self._done.fileno()]
+
+    def terminate(self) -> None:
+        self._signals.receive(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signals.receive(signal.SIGTERM)
+        self._signals.receive(signal.SIGINT)
+
+    def restart(self, nodes: Sequence[int]) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.join(10.0)
+        self._done.close()

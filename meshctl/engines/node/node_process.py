@@ -1,0 +1,261 @@
+"""The node process: one per node of the plan, the parent of everything that runs there. It outlives attempts.
+
+    head  <--- connection ---  node process (`meshctl-fork`): one `select` loop, no thread, torch imported once
+                                 agent per group, made anew for each attempt
+                                 worker ...          forked for the agents, see `forkserver`
+                                 fork server ...     one for each other interpreter, kept over attempts
+
+It connects with the head and waits. For each attempt the head sends the plan and the address of the store;
+the node process forks the agents of its groups, reports the exit of each, and reports the attempt as ended
+once nothing of it is left. It ends when the head says so, when the connection to the head closes or is
+silent for longer than the lease, and on SIGTERM, which it also gets when the launcher dies; it then kills
+everything that it has started.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshctl.engines.connection import BEAT_S, Connection, Message, ProtocolError, join
+from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
+from meshctl.engines.node import forkserver, guard
+from meshctl.engines.node.agent import AgentJob, run_agent
+from meshctl.engines.node.forkserver import Client, ExecServer, ForkServer, Wakeup, agent_sockets, leave
+from meshctl.plan.model import Plan
+from meshctl.run.directory import RunDir, Start
+
+OK, FAILED, REFUSED = 0, 1, 4
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """What a node process knows before it has connected."""
+
+    run: RunDir
+    node: int
+    head: str
+    """HOST:PORT"""
+    token: str = field(repr=False)
+    worker: WorkerMain
+    groups: tuple[str, ...] = ()
+    """The only groups of the node that it starts; empty for all."""
+    keep: tuple[int, ...] = ()
+    """Descriptors that it and its agents keep open."""
+
+
+@dataclass
+class _Attempt:
+    number: int
+    agents: dict[int, str] = field(default_factory=dict)
+    """Pid -> group of the agents that run."""
+
+
+class NodeProcess:
+    def __init__(self, job: NodeJob, connection: Connection, lease_s: float, wakeup: Wakeup) -> None:
+        self._job, self._connection, self._lease_s, self._wakeup = job, connection, lease_s, wakeup
+        self._server = ForkServer(job.worker)
+        self._others: dict[str, ExecServer] = {}
+        """Fork servers by their interpreter."""
+        self._attempt: _Attempt | None = None
+        self._code = OK
+        self._is_leaving = False
+        self._heard = self._beat = time.monotonic()
+
+    def run(self) -> int:
+        """Returns the exit code: 0 when all agents have ended well and the head has said that the run is
+        over."""
+        while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
+            sending = [self._connection] if self._connection.has_unsent else []
+            waiting: list[Any] = [self._wakeup, self._connection, *self._server.files()]
+            before = time.monotonic()
+            ready, writable, _ = select.select(waiting, sending, [], BEAT_S)
+            self._keep_lease(before)
+            self._wakeup.clear()
+            if writable:
+                self._connection.flush()
+            self._server.serve(ready)
+            self._reap()
+            if self._connection in ready:
+                self._receive()
+            self._end_attempt()
+        guard.kill_children()
+        return self._code if self._is_leaving else FAILED
+
+    def _keep_lease(self, before: float) -> None:
+        """Sends a beat when it is due, and gives the head up when none has come for too long. A process that
+        was itself stopped meanwhile starts to wait anew."""
+        now = time.monotonic()
+        if now - before > 2 * BEAT_S:
+            self._heard = now
+        if now - self._beat >= BEAT_S:
+            self._beat = now
+            self._connection.send({"type": "beat"})
+        if self._lease_s and now - self._heard > self._lease_s:
+            self._connection.close()
+
+    def _receive(self) -> None:
+        try:
+            for message in self._connection.receive():
+                self._heard = time.monotonic()
+                self._obey(message)
+        except (ProtocolError, LookupError, TypeError, ValueError) as error:
+            print(f"error: the head sends what this node process cannot read: {error}", file=sys.stderr)
+            self._connection.close()
+
+    def _obey(self, message: Message) -> None:
+        match message["type"]:
+            case "attempt":
+                self._begin(message)
+            case "signal" if self._attempt and message["attempt"] == self._attempt.number:
+                self._signal(signal.Signals(message["signal"]), message["groups"])
+            case "leave":
+                self._is_leaving = True
+
+    # One attempt
+
+    def _begin(self, message: Message) -> None:
+        plan, number = Plan.from_json(message["plan"]), int(message["number"])
+        start = Start(**{**message["start"], "path": tuple(message["start"]["path"])})
+        self._attempt = _Attempt(number)
+        for group in groups_on(plan, self._job.node):
+            if not self._job.groups or group in self._job.groups:
+                job = AgentJob(plan, self._job.run, start, group, self._job.node, str(message["store"]))
+                try:
+                    self._fork_agent(job, message.get("python", {}))
+                except OSError as error:
+                    self._connection.send({"type": "refused", "attempt": number, "error": str(error)})
+        self._connection.send({"type": "begun", "attempt": number, "pid": os.getpid()})
+
+    def _fork_agent(self, job: AgentJob, python: Mapping[str, str]) -> None:
+        job.run.log(job.group, 0).parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = agent_sockets()
+        parent = os.getpid()
+        forkserver.flush()
+        with forkserver.blocked_signals():
+            pid = os.fork()
+            if not pid:
+                _become_agent(job, Client(theirs), parent, [*self._job.keep, theirs.fileno()])
+        theirs.close()
+        assert self._attempt is not None
+        self._attempt.agents[pid] = job.group
+        if job.group in python:
+            self._other(python[job.group]).add_agent(ours)
+        else:
+            self._server.add_agent(ours)
+
+    def _other(self, python: str) -> ExecServer:
+        if python not in self._others:
+            self._others[python] = ExecServer(python, str(fork_log(self._job.run, self._job.node)))
+        return self._others[python]
+
+    def _signal(self, number: signal.Signals, groups: Sequence[str] | None) -> None:
+        """Signals the agents, of some groups or all. SIGKILL for all kills what they have left, too."""
+        assert self._attempt is not None
+        for pid, group in self._attempt.agents.items():
+            if groups is None or group in groups:
+                os.kill(pid, number)
+        if number == signal.SIGKILL and groups is None:
+            self._kill_leftovers()
+
+    def _kill_leftovers(self) -> None:
+        """Kills all workers and orphans: every child but agents, whose exits are reported, and fork
+        servers."""
+        agents = self._attempt.agents if self._attempt else {}
+        guard.kill_children(spare=[*agents, *(server.pid for server in self._others.values())])
+
+    def _reap(self) -> None:
+        for pid, code in self._server.reap():
+            if self._attempt and (group := self._attempt.agents.pop(pid, "")):
+                self._code = FAILED if code else self._code
+                self._report("exited", group=group, pid=pid, code=code)
+            elif python := next((path for path, server in self._others.items() if server.pid == pid), ""):
+                self._others.pop(python).close()
+                self._report("server_exited", python=python, code=code)
+
+    def _end_attempt(self) -> None:
+        if self._attempt and not self._attempt.agents and self._server.is_idle:
+            self._kill_leftovers()
+            self._report("ended")
+            self._attempt = None
+
+    def _report(self, kind: str, **values: Any) -> None:
+        if self._attempt:
+            self._connection.send({"type": kind, "attempt": self._attempt.number, **values})
+
+
+def _become_agent(job: AgentJob, client: Client, parent: int, keep: Sequence[int]) -> NoReturn:
+    """Turns a forked copy of the node process into an agent. Never returns."""
+    code = 70
+    try:
+        os.setsid()
+        forkserver.default_signals()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        guard.die_with(parent, signal.SIGKILL)
+        guard.rename(f"mesh {job.group}/{job.node}")
+        forkserver.redirect(str(job.log))
+        guard.close_files(keep)
+        code = run_agent(job, client)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)
+
+
+# How it is started
+
+
+def fork_log(run: RunDir, node: int) -> Path:
+    """Returns the file for what a node process itself prints: nothing, as a rule."""
+    return run.path / "logs" / ("fork-server.log" if node == 0 else f"fork-server-{node}.log")
+
+
+def serve(job: NodeJob, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> int:
+    """Runs the node process of this node in the calling process; returns its exit code.
+
+    To be called from the main thread, after the heavy imports and before any other thread exists.
+    """
+    guard.adopt_orphans()
+    guard.rename(forkserver.TITLE)
+    try:
+        connection, lease_s = join(job.head, job.node, job.token)
+    except CannotStart as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    return NodeProcess(job, connection, lease_s, Wakeup(ends)).run()
+
+
+def fork(job: NodeJob) -> int:
+    """Forks the node process of a node on this machine; returns its pid.
+
+    To be called from the main thread, after the heavy imports and before any other thread exists.
+    """
+    parent, log = os.getpid(), fork_log(job.run, job.node)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    forkserver.flush()
+    gc.collect()
+    gc.freeze()
+    if pid := os.fork():
+        gc.unfreeze()
+        return pid
+    code = 70
+    try:
+        os.setsid()
+        forkserver.default_signals()
+        guard.die_with(parent, signal.SIGTERM)
+        forkserver.redirect(str(log))
+        guard.close_files(job.keep)
+        code = serve(job)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)

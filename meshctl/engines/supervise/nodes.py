@@ -1,0 +1,260 @@
+"""The head's side of the connections to the node processes.
+
+    nodes = Nodes(listener, token, lease_s)
+    nodes.begin({"type": "attempt", ...}, {0: ["rollout"], 1: ["train"]})
+    while nodes.running:
+        for exited in nodes.poll(): ...        # agents that ended, nodes that were lost
+
+Nothing here blocks. A node that joins late is sent the attempt when it has authenticated; a peer that does
+not authenticate is dropped.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshctl.engines.connection import (
+    BEAT_S,
+    JOIN_S,
+    Connection,
+    Handshake,
+    Message,
+    ProtocolError,
+)
+
+STRANGER_S = 10.0
+"""Seconds that a peer has to authenticate."""
+STRANGERS_MAX = 256
+
+
+@dataclass(frozen=True)
+class AgentExited:
+    """An agent has ended, with an exit code or the negative number of a signal."""
+
+    node: int
+    group: str
+    code: int
+
+
+@dataclass(frozen=True)
+class ServerExited:
+    """A fork server that runs another interpreter has ended."""
+
+    node: int
+    python: str
+    code: int
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """A node process is gone, silent, or refuses."""
+
+    node: int
+    reason: str
+
+
+Report = AgentExited | ServerExited | NodeLost
+
+
+@dataclass
+class _Node:
+    connection: Connection | None = None
+    is_lost: bool = False
+    groups: set[str] = field(default_factory=set)
+    """Groups whose agents run."""
+    is_ended: bool = True
+    """Whether nothing of the attempt is left on the node."""
+    heard: float = 0.0
+
+
+class Nodes:
+    def __init__(self, listener: socket.socket, token: str, lease_s: float) -> None:
+        listener.setblocking(False)
+        self._listener, self._token, self._lease_s = listener, token, lease_s
+        self._strangers: list[Handshake] = []
+        self._nodes: dict[int, _Node] = {}
+        self._attempt: Message = {}
+        self._is_cancelled = False
+        """Whether nodes that have not joined yet are not to begin any more."""
+        self._began = self._polled = self._beat = time.monotonic()
+
+    @property
+    def running(self) -> bool:
+        """Whether something of the attempt is left on any node."""
+        return any(not node.is_ended for node in self._nodes.values())
+
+    @property
+    def running_groups(self) -> set[str]:
+        return {group for node in self._nodes.values() for group in node.groups}
+
+    @property
+    def lost(self) -> list[int]:
+        """The nodes that are lost, and that a further attempt needs anew."""
+        return [number for number, node in self._nodes.items() if node.is_lost]
+
+    def files(self) -> list[int]:
+        """Returns the descriptors to wait for."""
+        connections = [node.connection for node in self._nodes.values() if node.connection]
+        connections += [stranger.connection for stranger in self._strangers]
+        return [self._listener.fileno(), *(one.fileno() for one in connections if not one.is_closed)]
+
+    def begin(self, attempt: Mapping[str, object], groups: Mapping[int, Collection[str]]) -> None:
+        """Sends an attempt to the nodes, and expects from each the exits of the agents of its groups."""
+        self._attempt, self._is_cancelled = dict(attempt), False
+        self._began = time.monotonic()
+        for number, names in groups.items():
+            node = self._nodes.setdefault(number, _Node())
+            node.groups, node.is_ended, node.is_lost = set(names), False, False
+            if node.connection:
+                node.connection.send(self._attempt)
+
+    def signal(self, number: signal.Signals, groups: Sequence[str] | None = None) -> None:
+        """Signals the agents of some groups, or of all. For all, it also cancels the attempt on nodes that
+        have not joined."""
+        message = {
+            "type": "signal",
+            "attempt": self._attempt["number"],
+            "signal": int(number),
+            "groups": groups,
+        }
+        for node in self._nodes.values():
+            if node.connection:
+                node.connection.send(message)
+            elif groups is None:
+                self._is_cancelled = True
+                _end(node)
+
+    def leave(self) -> None:
+        """Lets all node processes end."""
+        for node in self._nodes.values():
+            if node.connection:
+                node.connection.send({"type": "leave"})
+        self._is_cancelled = True
+
+    def close(self) -> None:
+        for connection in [node.connection for node in self._nodes.values()]:
+            if connection:
+                connection.close()
+        for stranger in self._strangers:
+            stranger.connection.close()
+        self._listener.close()
+
+    def drop(self, number: int) -> None:
+        """Marks a node as lost, since its process has ended."""
+        if node := self._nodes.get(number):
+            self._lose(number, node)
+
+    def poll(self) -> list[Report]:
+        """Returns what the nodes have reported since the last call."""
+        now = time.monotonic()
+        was_stopped = now - self._polled > 2 * BEAT_S
+        self._polled = now
+        self._accept()
+        self._authenticate(now)
+        reports: list[Report] = []
+        for number, node in self._nodes.items():
+            if was_stopped:  # the head itself was: no node is to blame
+                node.heard = self._began = now
+            reports += self._poll_node(number, node, now)
+        self._send_beats(now)
+        return reports
+
+    # Joining
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            if len(self._strangers) >= STRANGERS_MAX:
+                sock.close()
+            else:
+                self._strangers.append(Handshake(Connection(sock), self._token, self._lease_s))
+
+    def _authenticate(self, now: float) -> None:
+        for stranger in list(self._strangers):
+            try:
+                has_proved = any(stranger.hear(message) for message in stranger.connection.receive())
+            except ProtocolError:
+                has_proved = False
+                stranger.connection.close()
+            if has_proved:
+                self._join(stranger.node, stranger.connection, now)
+            elif now - stranger.began > STRANGER_S:
+                stranger.connection.close()
+            if has_proved or stranger.connection.is_closed:
+                self._strangers.remove(stranger)
+
+    def _join(self, number: int, connection: Connection, now: float) -> None:
+        node = self._nodes.get(number)
+        if node is None or node.connection is not None or self._is_cancelled:
+            connection.send({"type": "leave"})
+            connection.close()
+            return
+        node.connection, node.heard, node.is_lost = connection, now, False
+        if not node.is_ended:
+            connection.send(self._attempt)
+
+    # What a node reports
+
+    def _poll_node(self, number: int, node: _Node, now: float) -> list[Report]:
+        if node.connection is None:
+            if node.is_ended or now - self._began <= JOIN_S:
+                return []
+            host, port = self._listener.getsockname()[:2]
+            return self._lose(
+                number, node, f"no node process of node {number} within {JOIN_S:.0f} s at {host}:{port}"
+            )
+        reports: list[Report] = []
+        try:
+            for message in node.connection.receive():
+                node.heard = now
+                reports += self._hear(number, node, message)
+        except (ProtocolError, LookupError, TypeError, ValueError) as error:
+            return [*reports, *self._lose(number, node, f"node {number} sends what cannot be read: {error}")]
+        node.connection.flush()
+        if node.connection.is_closed:
+            return [*reports, *self._lose(number, node, f"the connection to node {number} is lost")]
+        if self._lease_s and now - node.heard > self._lease_s:
+            return self._lose(number, node, f"node {number} has not answered for {self._lease_s:.0f} s")
+        return reports
+
+    def _hear(self, number: int, node: _Node, message: Message) -> list[Report]:
+        if message.get("attempt") != self._attempt["number"]:
+            return []
+        match message["type"]:
+            case "exited":
+                node.groups.discard(message["group"])
+                return [AgentExited(number, str(message["group"]), int(message["code"]))]
+            case "server_exited":
+                return [ServerExited(number, str(message["python"]), int(message["code"]))]
+            case "refused":
+                return [NodeLost(number, f"node {number} cannot start an agent: {message['error']}")]
+            case "ended":
+                _end(node)
+        return []
+
+    def _lose(self, number: int, node: _Node, reason: str = "") -> list[Report]:
+        was_ended = node.is_ended
+        if node.connection:
+            node.connection.close()
+        node.connection, node.is_lost = None, True
+        _end(node)
+        return [NodeLost(number, reason)] if reason and not was_ended else []
+
+    def _send_beats(self, now: float) -> None:
+        if self._lease_s and now - self._beat >= BEAT_S:
+            self._beat = now
+            for node in self._nodes.values():
+                if node.connection:
+                    node.connection.send({"type": "beat"})
+
+
+def _end(node: _Node) -> None:
+    node.is_ended = True
+    node.groups.clear()

@@ -1,0 +1,51 @@
+"""The signals that ask a launcher to end: SIGINT, SIGTERM and SIGHUP."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+DUPLICATE_S = 0.2
+"""Seconds within which two equal signals count as one: some senders reach a process by its pid and by its
+process group."""
+
+
+class Signals:
+    """Counts the signals that ask this process to end. The first one decides the exit code."""
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: signal.Signals | None = None
+        self._last = 0, -math.inf
+
+    @contextmanager
+    def handled(self) -> Iterator[Signals]:
+        """Handles the signals within the block. A signal that is ignored, as under nohup, stays ignored."""
+        before = {number: signal.getsignal(number) for number in self.NUMBERS}
+        for number, old in before.items():
+            if old is not signal.SIG_IGN:
+                signal.signal(number, self.receive)
+        try:
+            yield self
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+
+    @property
+    def code(self) -> int:
+        """The exit code of a run that was interrupted."""
+        return 130 if self.first == signal.SIGINT else 143
+
+    def receive(self, number: int, _: FrameType | None = None) -> None:
+        now = time.monotonic()
+        last, when = self._last
+        if number != last or now > when + DUPLICATE_S:
+            self.count += 1
+        self._last = number, now
+        self.first = self.first or signal.Signals(number)

@@ -1,0 +1,113 @@
+"""The supervisor owns a run: the store, the connections to the node processes, the attempts and the observers.
+
+    supervisor = Supervisor(job, engine, signals)
+    outcome = supervisor.run(attempt, observers)
+
+It opens the sockets, lets the engine start the node processes, then serves the store. It knows no engine by
+name, and one process may run several attempts over the same node processes: the engine forks before the store
+has a thread, and whatever is forked later is forked by the node processes.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from torch.distributed import PrefixStore
+
+from meshctl.engines.connection import new_token
+from meshctl.engines.engine import Engine, Handle, Job
+from meshctl.engines.node.rendezvous import serve
+from meshctl.engines.supervise.attempt import Attempt, next_attempt
+from meshctl.engines.supervise.head import Head, Outcome, Session
+from meshctl.engines.supervise.nodes import Nodes
+from meshctl.engines.supervise.observers import Observers
+from meshctl.engines.supervise.signals import Signals
+from meshctl.plan.model import Plan
+from meshctl.run.events import Journal
+from meshctl.run.observer import Observer
+from meshctl.run.shutdown import Proposer
+
+MakeObservers = Callable[[], Iterable[Observer]]
+"""Returns the observers of a run. It is called after the engine has started, as an observer may start a
+thread."""
+
+
+def never(outcome: Outcome) -> bool:
+    """The policy of a run without restarts."""
+    return False
+
+
+class Supervisor:
+    def __init__(
+        self,
+        engine: Engine,
+        signals: Signals,
+        should_restart: Callable[[Outcome], bool] = never,
+    ) -> None:
+        """`should_restart` decides after each attempt whether there is another one."""
+        self._engine, self._signals, self._should_restart = engine, signals, should_restart
+
+    def run(
+        self,
+        job: Job,
+        attempt: Attempt,
+        observers: MakeObservers,
+        environ: Mapping[str, str] | None = None,
+    ) -> Outcome:
+        """Runs a plan to its end. `environ` is given inside a job, where the node processes are already
+        being started. To be called from the main thread, before any other thread exists."""
+        host = self._engine.host
+        nodes_listener = socket.create_server((host, 0), backlog=1024)
+        store_listener = socket.create_server((host, 0), backlog=1024)
+        addresses = [f"{host}:{sock.getsockname()[1]}" for sock in (nodes_listener, store_listener)]
+        job = replace(job, head=addresses[0], token=job.token or new_token())
+        handle = self._engine.start(job) if environ is None else self._engine.attach(job, environ)
+        nodes = Nodes(nodes_listener, job.token, self._engine.lease_s)
+        journal = Journal(job.run.journal("launcher"))
+        views = Observers([])
+        outcome = Outcome(70)
+        try:
+            store = serve(store_listener)
+            views = Observers(observers())
+            session = Session(
+                job,
+                handle,
+                nodes,
+                addresses[1],
+                lambda number: PrefixStore(f"run/{number}", store),
+                lambda number: proposer(job.plan, PrefixStore(f"run/{number}", store)),
+                journal,
+                views,
+                self._signals,
+            )
+            outcome = self._attempts(session, attempt, handle)
+            journal.say("over", code=outcome.code, reason=outcome.reason)
+        finally:
+            views.on_end(outcome.code, outcome.reason)
+            nodes.leave()
+            handle.close()
+            nodes.close()
+            journal.close()
+        return outcome
+
+    def _attempts(self, session: Session, attempt: Attempt, handle: Handle) -> Outcome:
+        while True:
+            outcome = Head(session, attempt).follow()
+            if self._signals.first or not self._should_restart(outcome):
+                return outcome
+            if (lost := session.nodes.lost) and not handle.restart(lost):
+                return outcome
+            attempt = next_attempt(attempt)
+
+
+def proposer(plan: Plan, store: PrefixStore) -> Proposer:
+    """Returns the supervisor's side of the agreement on the last step, for all workers of components."""
+    job_ranks = [
+        group.first_place + rank
+        for group in plan.groups
+        if not group.program
+        for rank in range(group.workers)
+    ]
+    return Proposer(PrefixStore("ending", store), job_ranks)

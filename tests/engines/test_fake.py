@@ -1,0 +1,348 @@
+"""The supervisor on fake engines of both kinds: everything but the processes is real."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import plan_of, wait
+
+from meshctl.cli.launch import outcome_of
+from meshctl.engines import connection, engine
+from meshctl.engines.connection import Connection, join
+from meshctl.engines.engine import CannotStart, Job, engine_named
+from meshctl.engines.fake import FakeEngine, FakeHandle, FakeWorker
+from meshctl.engines.local import LocalEngine
+from meshctl.engines.supervise.attempt import begin
+from meshctl.engines.supervise.head import Outcome
+from meshctl.engines.supervise.nodes import NodeLost, Nodes
+from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.supervise.supervisor import Supervisor
+from meshctl.plan.model import Cluster, Plan, Program
+from meshctl.run.events import Event
+from meshctl.trackers.jsonl import JsonLines
+
+
+class Recording:
+    def __init__(self) -> None:
+        self.attempts: list[tuple[int, int | None]] = []
+        self.names: list[str] = []
+        self.rows: list[int] = []
+        self.end: tuple[int, str] | None = None
+
+    def on_attempt(self, number: int, step: int | None) -> None:
+        self.attempts.append((number, step))
+
+    def on_event(self, event: Event) -> None:
+        self.names.append(event.name)
+
+    def on_row(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row["step"])
+
+    def on_end(self, code: int, reason: str) -> None:
+        self.end = (code, reason)
+
+
+def steps(worker: FakeWorker) -> int:
+    """Three steps, each with a checkpoint."""
+    journal = worker.journal()
+    journal.say("ready")
+    for step in (1, 2, 3):
+        worker.run.checkpoint(step).mkdir(parents=True, exist_ok=True)
+        journal.say("metric", step=step, stage="sum", values={"x": step})
+        journal.say("saved", step=step)
+        journal.say("step", step=step, seconds=0.0)
+    journal.say("done", step=3)
+    return 0
+
+
+def until_stopped(worker: FakeWorker) -> int:
+    worker.journal().say("ready")
+    worker.stop.wait(60)
+    return 143
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Plan:
+    return Plan(
+        "test",
+        0,
+        Cluster(nodes=2),
+        plan_of(tmp_path, ("one", 2), ("two", 2)).groups,
+        (),
+        (),
+        (),
+        plan_of(tmp_path).run,
+    )
+
+
+def run(
+    fake: FakeEngine, plan: Plan, folder: Path, signals: Signals | None = None
+) -> tuple[Outcome, Recording]:
+    attempt, seen = begin(plan, "name: test\n", (str(folder),), None), Recording()
+    job = Job(plan, attempt.run, lambda environ: 70)
+    return outcome_of(fake, job, attempt, signals or Signals(), lambda: [seen]), seen
+
+
+@pytest.mark.parametrize("where", ["here", "inside"])
+def test_a_run_to_its_end(two_nodes: Plan, tmp_path: Path, where: Any) -> None:
+    fake = FakeEngine(steps, where, lambda run: [JsonLines(run)])
+    outcome, seen = run(fake, two_nodes, tmp_path)
+    assert (outcome.code, seen.end) == (0, (0, ""))
+    assert seen.attempts == [(0, None)]
+    assert seen.rows == [1, 2, 3]
+    assert seen.names.count("exited") == 4 and seen.names.count("checkpoint") == 3
+    (folder,) = (tmp_path / "runs" / "test").iterdir()
+    assert [json.loads(line)["sum.x"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+        3,
+    ]
+
+
+@pytest.mark.parametrize("where", ["here", "inside"])
+def test_a_signal_ends_it(two_nodes: Plan, tmp_path: Path, where: Any) -> None:
+    signals, began = Signals(), threading.Event()
+
+    def worker(job: FakeWorker) -> int:
+        began.set()
+        return until_stopped(job)
+
+    def interrupt() -> None:
+        began.wait(60)
+        signals.receive(2)
+        time.sleep(0.3)  # two of the same within less are one
+        signals.receive(2)
+
+    threading.Thread(target=interrupt).start()
+    outcome, seen = run(FakeEngine(worker, where), two_nodes, tmp_path, signals)
+    assert outcome.code == (130 if where == "here" else 143)
+    assert outcome.cause is None
+    assert seen.end and seen.end[0] == outcome.code
+
+
+def test_the_first_cause_is_found(two_nodes: Plan, tmp_path: Path) -> None:
+    def worker(job: FakeWorker) -> int:
+        if (job.group, job.rank) != ("two", 1):
+            return until_stopped(job)
+        job.journal().say("fault", step=2, stage="sum", error="ValueError: boom")
+        return 1
+
+    outcome, seen = run(FakeEngine(worker), two_nodes, tmp_path)
+    assert (outcome.code, outcome.reason) == (5, "two:1 failed in stage sum, step 2: ValueError: boom")
+    assert seen.end == (5, outcome.reason)
+
+
+def supervised(
+    fake: FakeEngine, plan: Plan, folder: Path, should_restart: Callable[[Outcome], bool]
+) -> tuple[Outcome, Recording]:
+    attempt, seen = begin(plan, "name: test\n", (str(folder),), None), Recording()
+    job = Job(plan, attempt.run, lambda environ: 70)
+    return Supervisor(fake, Signals(), should_restart).run(job, attempt, lambda: [seen]), seen
+
+
+def test_a_restart_continues_after_the_checkpoint(two_nodes: Plan, tmp_path: Path) -> None:
+    def worker(job: FakeWorker) -> int:
+        code = steps(job)
+        return code if job.attempt or job.group == "one" else 3
+
+    outcome, seen = supervised(FakeEngine(worker), two_nodes, tmp_path, lambda outcome: outcome.code == 5)
+    assert outcome.code == 0
+    assert seen.attempts == [(0, None), (1, 3)]
+
+
+class Losing(FakeEngine):
+    """Loses node 1 in the first attempt."""
+
+    handle: FakeHandle
+
+    def start(self, job: Job) -> FakeHandle:
+        self.handle = FakeHandle(job, self._worker)
+        return self.handle
+
+
+def test_a_lost_node_is_the_cause_and_is_started_again(two_nodes: Plan, tmp_path: Path) -> None:
+    outcomes: list[Outcome] = []
+
+    def worker(job: FakeWorker) -> int:
+        if job.attempt:
+            return steps(job)
+        if job.group == "two" and job.rank == 1:
+            losing.handle.node(1).end(-9)
+        return until_stopped(job)
+
+    def should_restart(outcome: Outcome) -> bool:
+        outcomes.append(outcome)
+        return outcome.code != 0
+
+    losing = Losing(worker)
+    outcome, seen = supervised(losing, two_nodes, tmp_path, should_restart)
+    assert [one.code for one in outcomes] == [5, 0]
+    assert "node 1" in outcomes[0].reason
+    assert outcome.code == 0 and seen.attempts == [(0, None), (1, None)]
+
+
+# Services
+
+
+def serving(folder: Path) -> Plan:
+    return plan_of(folder, ("one", 2), ("judge", Program(("judge.py",), service=True)))
+
+
+def test_a_service_does_not_prevent_the_end(tmp_path: Path) -> None:
+    def worker(job: FakeWorker) -> int:
+        return steps(job) if job.group == "one" else until_stopped(job)
+
+    outcome, seen = run(FakeEngine(worker), serving(tmp_path), tmp_path)
+    assert outcome.code == 0, outcome
+    assert seen.names.count("exited") == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (0, "judge:0 failed: the service ended before the run was over, with exit code 0"),
+        (3, "judge:0 failed: exit code 3"),
+    ],
+)
+def test_a_service_that_ends_early_is_a_failure(tmp_path: Path, code: int, reason: str) -> None:
+    def worker(job: FakeWorker) -> int:
+        return code if (job.group, job.rank) == ("judge", 0) else until_stopped(job)
+
+    outcome, _ = run(FakeEngine(worker), serving(tmp_path), tmp_path)
+    assert (outcome.code, outcome.reason) == (5, reason)
+
+
+def test_services_alone_are_ordinary_programs(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, ("judge", Program(("judge.py",), service=True)))
+    outcome, _ = run(FakeEngine(lambda job: 0), plan, tmp_path)
+    assert outcome.code == 0
+
+
+# The table
+
+
+def test_an_engine_is_imported_on_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_engine.py").write_text("class Mine:\n    supervisor = 'inside'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(engine.ENGINES, "mine", "my_engine:Mine")
+    assert "my_engine" not in sys.modules
+    assert engine_named("mine").supervisor == "inside"
+    assert isinstance(engine_named(), LocalEngine)
+
+
+def test_what_is_rendered_is_pure(two_nodes: Plan, tmp_path: Path) -> None:
+    from meshctl.run.directory import RunDir
+
+    rendered = FakeEngine(steps).render(two_nodes, RunDir(tmp_path), "host:1")
+    assert [command.node for command in rendered.commands] == [0, 1]
+    assert not any(path.exists() for path in rendered.files)
+
+
+# The connection
+
+
+@pytest.fixture
+def listener() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def address_of(listener: socket.socket) -> str:
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def refused(address: str, token: str) -> list[str]:
+    """Joins in a thread; returns the list in which the reason of a refusal appears."""
+    reasons: list[str] = []
+
+    def joining() -> None:
+        try:
+            join(address, 0, token)[0].close()
+            reasons.append("")
+        except CannotStart as error:
+            reasons.append(str(error))
+
+    threading.Thread(target=joining, daemon=True).start()
+    return reasons
+
+
+def polled(nodes: Nodes, condition: Callable[[], object]) -> Sequence[object]:
+    reports: list[object] = []
+
+    def poll() -> bool:
+        reports.extend(nodes.poll())
+        return bool(condition())
+
+    wait(poll, "a report")
+    return reports
+
+
+def test_a_node_with_another_token_is_turned_away(listener: socket.socket) -> None:
+    nodes = Nodes(listener, "right", 0.0)
+    nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
+    reasons = refused(address_of(listener), "wrong")
+    polled(nodes, lambda: reasons)
+    assert reasons == [f"the head at {address_of(listener)} does not have the token of this run"]
+    assert nodes.running
+    nodes.close()
+
+
+def test_another_version_is_named(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(listener, "token", 0.0)
+    versions = iter(["0.2", "0.1", "0.1", "0.1"])
+    monkeypatch.setattr(connection, "version", lambda: next(versions))
+    reasons = refused(address_of(listener), "token")
+    polled(nodes, lambda: reasons)
+    assert reasons == ["meshctl 0.1 runs the head, 0.2 runs this node"]
+    nodes.close()
+
+
+@pytest.mark.parametrize("sent", [b"\x80\x04pickle\n", b"[1, 2]\n", b'{"node": "x"}\n', b"x" * 10_000])
+def test_a_stranger_is_dropped(listener: socket.socket, sent: bytes) -> None:
+    nodes = Nodes(listener, "token", 0.0)
+    stranger = socket.create_connection(listener.getsockname())
+    stranger.sendall(sent)
+    stranger.setblocking(False)
+    closed: list[bool] = []
+
+    def is_closed() -> bool:
+        try:
+            closed.append(stranger.recv(1) == b"")
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            closed.append(True)
+        return True
+
+    polled(nodes, is_closed)
+    assert closed == [True]
+    stranger.close()
+    nodes.close()
+
+
+def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("meshctl.engines.supervise.nodes.time.monotonic", lambda: clock[0])
+    nodes = Nodes(listener, "token", 15.0)
+    nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
+    joined: list[Connection] = []
+    threading.Thread(target=lambda: joined.append(join(address_of(listener), 0, "token")[0])).start()
+    while not joined or not joined[0].receive():  # the attempt
+        nodes.poll()
+    for _ in range(3):
+        clock[0] += 4.0
+        assert nodes.poll() == []
+    clock[0] += 4.0
+    assert nodes.poll() == [NodeLost(0, "node 0 has not answered for 15 s")]
+    assert not nodes.running
+    joined[0].close()
+    nodes.close()

@@ -1,0 +1,51 @@
+"""The metrics file, and the table of trackers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshctl.run.directory import RunDir
+from meshctl.trackers import TRACKERS, tracker_named
+
+
+def rows(run: RunDir) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in map(json.loads, run.metrics.read_text().splitlines())]
+
+
+def test_a_row_that_arrives_again_replaces_itself(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    tracker = tracker_named("jsonl", run)
+    tracker.on_attempt(0, None)
+    for step, loss in ((1, 5.0), (2, 4.0), (2, 3.5), (3, 3.0)):
+        tracker.on_row({"step": step, "time": 1.0 * step, "loss": loss})
+    tracker.on_end(0, "")
+    assert rows(run) == [(1, 5.0), (2, 3.5), (3, 3.0)]
+
+
+def test_an_attempt_removes_the_rows_of_lost_steps(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    tracker = tracker_named("jsonl", run)
+    tracker.on_attempt(0, None)
+    for step in (1, 2, 3):
+        tracker.on_row({"step": step, "time": 1.0 * step, "loss": 0.0})
+    tracker.on_attempt(1, 2)
+    tracker.on_row({"step": 3, "time": 4.0, "loss": 1.0})
+    assert rows(run) == [(1, 0.0), (2, 0.0), (3, 1.0)]
+    tracker.on_attempt(2, None)
+    assert rows(run) == []
+    tracker.on_end(0, "")
+
+
+def test_a_tracker_is_imported_on_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_tracker.py").write_text(
+        "class Mine:\n    def __init__(self, run, color):\n        self.color = color\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(TRACKERS, "mine", "my_tracker:Mine")
+    assert "my_tracker" not in sys.modules
+    tracker = tracker_named("mine", RunDir(tmp_path), color="red")
+    assert getattr(tracker, "color") == "red"  # noqa: B009
