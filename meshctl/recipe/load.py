@@ -26,7 +26,7 @@ from meshctl.recipe.compose.yaml_tree import Node, of_plain, plain, put
 from meshctl.recipe.fixes import keep_safe
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.reader import is_run_name, read
-from meshctl.recipe.secrets import Heard, Secrets, redacted, secrets_of, warnings
+from meshctl.recipe.secrets import RecordingEnviron, Secrets, redacted, secrets_of, warnings
 from meshctl.recipe.spans import Written
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def load(
     if plan := _as_plan(composed, file.parent, home):
         composed = replace(composed, tree=Node({}, composed.tree.span), found=(plan,))
     report = Report(composed.found, composed.sources)
-    heard = Heard(environ)
+    environment = RecordingEnviron(environ)
     if composed.unreadable:
-        secrets = secrets_of(composed.tree, composed.sources, heard)
+        secrets = secrets_of(composed.tree, composed.sources, environment)
         report = redacted(_in_order(keep_safe(report)), secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
     from meshctl.recipe.code.classes import (
@@ -98,10 +98,10 @@ def load(
     from meshctl.recipe.rules import Facts, check
 
     tree = _completed(composed.tree, file.stem, detect or detected)
-    resolved, unresolved = interpolation.resolve(tree, heard, yaml_reader.scalar)
+    resolved, unresolved = interpolation.resolve(tree, environment, yaml_reader.scalar)
     result = read(resolved, file.stem)
     facts = Facts(result, Written(resolved), Code(folders, sys.path))
-    secrets = secrets_of(tree, composed.sources, heard)
+    secrets = secrets_of(tree, composed.sources, environment)
     found = [*unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
     report = replace(report, sources=(*report.sources, *facts.sources)).plus(_known(composed.found, found))
     report = redacted(_in_order(keep_safe(report, composed.tree)), secrets)

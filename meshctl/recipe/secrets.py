@@ -1,35 +1,46 @@
 """Which values of a composed recipe are secret, and a recipe, a report or a text without them.
 
-A value is secret under a secret's key (`redaction.py`), and so is what such a value refers to: with `token:
-${vars.mine}`, the text of `vars.mine` is one. What comes from the environment is never shown. Nothing of this
-is looked for where nothing can be found, which is so for most recipes: `validate` pays one search of the
-text.
+A value is secret under a secret's key (`text/redaction.py`), and so is what such a value refers to: with `token:
+${vars.mine}`, the text of `vars.mine` is one. What comes from the environment is never shown. In the lines of a file,
+secrets are masked where the parser finds them. Nothing of this is done where nothing can be found, which holds for
+most recipes: `validate` pays one search of the text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
 
 from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.recipe import fields
+from meshctl.recipe.compose.errors import MAX_DEPTH
 from meshctl.recipe.compose.interpolation import references
+from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves
 from meshctl.recipe.fields import RECIPE
 from meshctl.text.redaction import (
     HIDDEN,
+    MAX_LINE,
     PLACEHOLDERS,
+    Stretch,
     follows_option,
     hidden,
+    is_reference,
     is_secret_at,
     is_suspect,
     is_telling,
     is_text,
     literals,
     logins,
-    starred,
+    masked,
+    masked_unreadable,
+    referred_names,
     stretches,
+    stretches_of,
 )
 from meshctl.topology.cluster import DEVICE_ALIASES, DEVICE_TYPES
 from meshctl.topology.sizes import SIZES
@@ -49,11 +60,13 @@ OURS = {
 """Words of meshctl itself, which a message needs and which tell nothing."""
 Lines = Mapping[str, Sequence[str]]
 """By file."""
+Sources = Sequence[tuple[str, Sequence[str]]]
+"""(file, its lines) of all that was read; each override is a file of one line."""
 PIECE = 6
 """So long a part of a text of the environment is hidden where it stands alone."""
 BLANK = r"\$\w+|\{\w*\}|<[^<>]*>"
 """What a program or a person puts a password in the place of."""
-ASKED = r"\boc\.env:\s*([^\s,{}]+)"
+ENVIRONMENT_NAME = r"\boc\.env:\s*([^\s,{}]+)"
 
 
 @dataclass(frozen=True)
@@ -68,14 +81,19 @@ class Secrets:
     """Texts that came from the environment."""
     addresses: tuple[Path, ...] = ()
     """The scalars with a password in an address: `redis://me:abc@host`."""
+    places: frozenset[tuple[str, int, int]] = frozenset()
+    """(file, line, column) of the scalars at `paths` and of those that they replaced."""
 
     @property
     def known(self) -> tuple[str, ...]:
         return (*self.written, *self.environment)
 
 
-class Heard(Mapping[str, str]):
-    """An environment that remembers what it was asked for."""
+NONE = Secrets()
+
+
+class RecordingEnviron(Mapping[str, str]):
+    """An environment that records the texts that were read from it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -93,27 +111,36 @@ class Heard(Mapping[str, str]):
         return len(self.environ)
 
 
-def secrets_of(tree: Node, sources: Iterable[tuple[str, Sequence[str]]], heard: Heard) -> Secrets:
-    """What is secret in a tree with its references as written, in the texts it was read from, and in what it
-    took of the environment."""
+def secrets_of(tree: Node, sources: Sources, environ: RecordingEnviron) -> Secrets:
+    """Returns the secrets of a tree whose references are as written, of the texts that it was read from, and of
+    what it took from the environment."""
     text = "\n".join(line for _, lines in sources for line in lines)
-    for name in re.findall(ASKED, text) if "oc.env" in text else ():
-        heard.get(name)
-    if not heard.texts and not is_suspect(text):
+    for name in re.findall(ENVIRONMENT_NAME, text) if "oc.env" in text else ():
+        environ.get(name)
+    if not environ.texts and not is_suspect(text):
         return Secrets()
-    places = dict(secret_leaves(tree))
-    names = {key for key, _ in _keys(tree)}
-    written = {piece for node in places.values() for piece in _written(node)}
-    written |= {piece for _, leaf in leaves(tree) for piece in _inside(leaf)}
-    kept = tuple(
-        sorted(
-            {piece for piece in written if is_telling(piece) and piece not in names}, key=len, reverse=True
-        )
-    )
-    addresses = tuple(path for path, leaf in leaves(tree) if path not in places and any(_passwords(leaf)))
+    by_path = dict(secret_leaves(tree))
+    secret = [leaf for node in by_path.values() for leaf in _replaced(node)]
+    found = {piece for leaf in secret for piece in literals(str(leaf.value))}
+    found |= {piece for _, leaf in leaves(tree) for piece in _inside(leaf)}
+    found |= set(_of_overrides(sources))
+    found -= {key for key, _ in _keys(tree)}
+    written = tuple(sorted(filter(is_telling, found), key=len, reverse=True))
     return Secrets(
-        frozenset(places), kept, _of_environment(heard.texts, text, kept) if heard.texts else (), addresses
+        paths=frozenset(by_path),
+        written=written,
+        environment=_of_environment(environ.texts, text, written) if environ.texts else (),
+        addresses=tuple(path for path, leaf in leaves(tree) if path not in by_path and any(_passwords(leaf))),
+        places=frozenset((leaf.span.file, leaf.span.line, leaf.span.column) for leaf in secret),
     )
+
+
+def _of_overrides(sources: Sources) -> Iterator[str]:
+    """Yields the secret texts of all overrides, also of those that are refused and thus not in the tree."""
+    for file, lines in sources:
+        for line in lines if is_override(file) else ():
+            for start, end in _in_override(line):
+                yield from literals(line[start:end].strip("\"' "))
 
 
 def secret_leaves(tree: Node) -> Iterator[tuple[Path, Node]]:
@@ -166,11 +193,10 @@ def _keys(node: Node) -> Iterator[tuple[str, Node]]:
         yield from _keys(item)
 
 
-def _written(node: Node | None) -> Iterator[str]:
-    """The secret texts of a scalar and of all that it replaced."""
+def _replaced(node: Node | None) -> Iterator[Node]:
+    """Yields a scalar and the scalars of all that it replaced."""
     while node is not None:
-        for _, leaf in leaves(node):
-            yield from literals(str(leaf.value)) if _has_text(leaf) else ()
+        yield from (leaf for _, leaf in leaves(node) if _has_text(leaf))
         node = node.was
 
 
@@ -215,22 +241,140 @@ def _is_number(text: str) -> bool:
 
 
 def redacted(report: Report, secrets: Secrets) -> Report:
-    """A report that quotes none: messages without, lines with stars in their place. A fix that would show one
-    is left out."""
-    sources = tuple((file, starred(lines, secrets.written)) for file, lines in report.sources)
+    """Returns a report without secrets: they are hidden in messages and masked in lines. A fix whose text would
+    show one is left out."""
+    sources = tuple((file, masked_lines(file, lines, secrets)) for file, lines in report.sources)
     covered = {
         file: shown
         for (file, lines), (_, shown) in zip(report.sources, sources, strict=True)
         if shown != tuple(lines)
     }
-    if (
-        not covered
-        and not secrets.known
-        and not any(is_suspect(f"{one.message} {one.help}") for one in report.diagnostics)
-    ):
+    texts = (f"{one.message} {one.help}" for one in report.diagnostics)
+    if not covered and not secrets.known and not any(map(is_suspect, texts)):
         return report
     found = tuple(_without(one, covered, dict(report.sources), secrets.known) for one in report.diagnostics)
     return replace(report, diagnostics=found, sources=sources)
+
+
+def masked_lines(file: str, lines: Sequence[str], secrets: Secrets = NONE) -> tuple[str, ...]:
+    """Returns the lines of a file, or the line of an override, with stars in place of what is secret."""
+    places = {(line, column) for name, line, column in secrets.places if name == file}
+    if not places and not secrets.written and not is_suspect("\n".join(lines)):
+        return tuple(lines)
+    if is_override(file):
+        found = [_in_override(line) for line in lines]
+    elif (by_line := _in_file(lines, places)) is None:
+        lines, found = masked_unreadable(lines), [[] for _ in lines]
+    else:
+        found = by_line
+    return tuple(
+        masked(line, [*some, *stretches_of(line, secrets.written)])
+        for line, some in zip(lines, found, strict=True)
+    )
+
+
+def _in_override(line: str) -> list[Stretch]:
+    key, equals, value = line.partition("=")
+    start = len(key) + len(equals)
+    path = tuple(key.lstrip("+~").partition("@")[0].split("."))
+    if is_secret_at(path) and is_text(value.strip()) and not is_reference(value.strip()):
+        return [(start, len(line))]
+    return [(start + begin, start + end) for begin, end in stretches(value, in_flow=True)]
+
+
+def _in_file(lines: Sequence[str], places: Collection[tuple[int, int]]) -> list[list[Stretch]] | None:
+    """Returns what is secret in each line: scalars under a secret's key, after an option that is one, and those
+    that begin at `places`; in other scalars and in comments, what their text shows. None for a file that is no
+    YAML."""
+    found: list[list[Stretch]] = [[] for _ in lines]
+    ends = [0] * len(lines)
+    """Where the last token of each line ends."""
+
+    def in_text(number: int, start: int, end: int) -> None:
+        text = lines[number][start:end]
+        if len(text) > MAX_LINE and is_suspect(text):
+            found[number].append((start, end))
+            return
+        in_flow = "{" in text or "[" in text
+        found[number] += [(start + begin, start + stop) for begin, stop in stretches(text, in_flow)]
+
+    try:
+        for event, is_secret in _events("\n".join(lines), places):
+            for number, start, end in _extent(event, lines):
+                ends[number] = max(ends[number], end)
+                if is_secret:
+                    found[number].append((start, end))
+                elif is_secret is not None:
+                    in_text(number, start, end)
+    except (yaml.YAMLError, RecursionError):
+        return None
+    for number, end in enumerate(ends):
+        if found[number] and found[number][-1][1] == end:  # a comment behind a secret may repeat it
+            found[number].append(
+                (end, len(lines[number].rstrip())) if "#" in lines[number][end:] else (end, end)
+            )
+        else:
+            in_text(number, end, len(lines[number]))
+    return found
+
+
+def _extent(event: Any, lines: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+    """Yields (line, first column, end) of what an event covers, all from 0."""
+    first, last = event.start_mark, event.end_mark
+    for number in range(first.line, min(last.line + 1, len(lines))):
+        line = lines[number]
+        start = first.column if number == first.line else len(line) - len(line.lstrip())
+        end = last.column if number == last.line else len(line.rstrip())
+        yield number, min(start, end), end
+
+
+def _events(text: str, places: Collection[tuple[int, int]]) -> Iterator[tuple[Any, bool | None]]:
+    """Yields the parser's events that cover text, each with whether it is a secret; None for what is no value."""
+    open: list[_Open] = []
+    names = {(name,) for name in referred_names(text.splitlines())}
+    events: Iterator[Any] = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for event in events:
+        if isinstance(event, yaml.CollectionEndEvent):
+            open.pop()
+            yield event, None
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        parent = open[-1] if open else _Open((), False, is_mapping=False)
+        value = event.value if isinstance(event, yaml.ScalarEvent) else ""
+        is_collection = isinstance(event, yaml.CollectionStartEvent)
+        if parent.is_mapping and parent.key is None:
+            parent.key = value
+            if is_collection:
+                open.append(_Open(parent.path, parent.under, isinstance(event, yaml.MappingStartEvent)))
+            else:
+                yield event, None
+            continue
+        path = parent.path if parent.key is None else (*parent.path, parent.key)
+        is_option = value.startswith("-") and not value.startswith("- ")
+        follows = not parent.is_mapping and follows_option(parent.before) and not is_option
+        under = parent.under or follows or is_secret_at(path) or path[-1:] in names
+        parent.before, parent.key = value, None
+        if is_collection:
+            if len(open) > MAX_DEPTH:
+                raise yaml.YAMLError
+            open.append(_Open(path, under, isinstance(event, yaml.MappingStartEvent)))
+        elif isinstance(event, yaml.ScalarEvent):
+            mark: Any = event.start_mark
+            is_marked = under or (mark.line + 1, mark.column + 1) in places
+            yield event, is_marked and is_text(value) and not is_reference(value)
+
+
+@dataclass
+class _Open:
+    """A mapping or a list whose end the parser has not reached."""
+
+    path: Path
+    under: bool
+    is_mapping: bool
+    key: str | None = None
+    """The key whose value comes next."""
+    before: str = ""
+    """The last item."""
 
 
 def _without(found: Diagnostic, covered: Lines, lines: Lines, known: tuple[str, ...]) -> Diagnostic:

@@ -1,16 +1,16 @@
-"""What is not shown: text under a key that is a secret, wherever a config is printed, saved or quoted.
+"""Redaction: text under a key that names a secret is not shown wherever a config is printed, saved or quoted.
 
     is_secret("hf_token")                    by whole words: not `max_new_tokens`, `pad_token_id`, `author`
     hidden("open --api-key abc")             "open --api-key <redacted>": a message, a command line, a
                                              traceback
-    starred(["token: abc"])                  ["token: ***"]: lines of a file, in which every character keeps
+    masked("token: abc", [(7, 10)])          "token: ***": a line of a file, in which every character keeps
                                              its column
     arguments(["--token", "abc"])            ["--token", "<redacted>"]
 
-Three things are looked at: the key beside a text; the option before an argument; and `known` texts, which
-were found under a secret's key elsewhere or came from the environment. Lines are read without a parser, since
-those that are quoted are often those that no parser takes: where it is not clear how far a secret goes, too
-much is hidden. A reference (`${oc.env:NAME}`) is shown: it holds no secret.
+Three things are looked at: the key in front of a text; the option before an argument; and `known` texts, which
+stand under a secret's key elsewhere or came from the environment. If it is not clear how far a secret extends, too
+much is hidden. A reference (`${oc.env:NAME}`) is shown: it contains no secret. Where the secrets of a recipe's files
+stand is known to `recipe/secrets.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any
 
 HIDDEN = "<redacted>"
 STAR = "*"
+MAX_LINE = 4_000
+"""Characters of a line in which secrets are looked for one by one; a longer line is masked whole."""
 LEAST = 4
 """Known texts with fewer characters are hidden at their own place only: elsewhere they would blot out half of
 a message."""
@@ -65,6 +67,7 @@ _BEFORE = r"(?:[&!][^\s,\[\]{}]*\s+)*(?:(?i:Bearer|Basic|Token)\s+)?"
 _REFERENCE = r"\\?[\"']?\$\{[^{},]*\}\\?[\"']?"
 _REFERS = r"\$\{\s*(?:vars)?\.+(?:[\w\-]+\.)*(?P<name>[\w\-]+)\s*\}"
 _AFTER_QUOTE = r"\s*(?:[,\]}):;`]|$)"
+_BLOCK_KEY = r"\s*(?:-\s+)*[\"']?[\w.\-]+[\"']?\s*:(?=\s|$)"
 _NOTHING = r"(?i:null|~|none|true|false|\?\?\?|\"\"|''|[\[{(]\s*[\]})]|\*+|<redacted>|)"
 PLACEHOLDERS = {
     "none",
@@ -128,9 +131,14 @@ def is_text(value: Any) -> bool:
     return not (value is None or isinstance(value, bool) or _made(_NOTHING).fullmatch(str(value)))
 
 
+def is_reference(text: str) -> bool:
+    """Returns whether a text is one reference and nothing else."""
+    return _made(_REFERENCE).fullmatch(text) is not None
+
+
 def hidden(text: str, known: Iterable[str] = ()) -> str:
     """A text for people, without what is secret in it."""
-    return _without(text, [*stretches(text), *_of_known(text, known)], lambda length: HIDDEN)
+    return _without(text, [*stretches(text), *stretches_of(text, known)], lambda length: HIDDEN)
 
 
 def traced(text: str, known: Collection[str] = ()) -> str:
@@ -148,7 +156,7 @@ def arguments(argv: Sequence[str], known: Iterable[str] = ()) -> tuple[str, ...]
     shown: list[str] = []
     for index, argument in enumerate(argv):
         if index and follows_option(argv[index - 1]) and is_text(argument) and not argument.startswith("-"):
-            shown.append(argument if _made(_REFERENCE).fullmatch(argument) else HIDDEN)
+            shown.append(argument if is_reference(argument) else HIDDEN)
         else:
             shown.append(argument_shown(argument, known))
     return tuple(shown)
@@ -166,7 +174,7 @@ def argument_shown(argument: str, known: Iterable[str] = ()) -> str:
         sign
         and is_text(value)
         and is_secret_at(tuple(option.lstrip("-+~").split(".")))
-        and not _made(_REFERENCE).fullmatch(value)
+        and not is_reference(value)
     ):
         return f"{option}={HIDDEN}"
     return hidden(argument, known)
@@ -178,38 +186,46 @@ def follows_option(argument: object) -> bool:
     return found is not None and is_secret(found["key"])
 
 
-def starred(lines: Sequence[str], known: Iterable[str] = ()) -> tuple[str, ...]:
-    """The lines of a file or an override, with stars of the same width over what is secret."""
-    known = tuple(known)
-    if not known and not is_suspect("\n".join(lines)):
-        return tuple(lines)
-    stretches = _Lines(_referred(lines)).read(lines)
-    return tuple(
-        _starred(line, [*found, *_of_known(line, known)])
-        for line, found in zip(lines, stretches, strict=True)
-    )
-
-
-def secrets_in(lines: Sequence[str]) -> Iterator[str]:
-    """The texts that `starred` would cover."""
-    for line, found in zip(lines, _Lines(_referred(lines)).read(lines), strict=True):
-        for start, stop in _joined(found):
-            yield from (piece.strip("\"' ") for piece in literals(line[start:stop]))
-
-
-def _referred(lines: Sequence[str]) -> frozenset[str]:
-    """The names of the values that secrets refer to, by their last key: with `token: ${vars.mine}`, `mine`
-    holds a secret."""
-    said: list[tuple[str, str]] = []
+def referred_names(lines: Iterable[str]) -> frozenset[str]:
+    """Returns the last keys of the values that secrets refer to: with `token: ${vars.mine}`, `mine` has a
+    secret."""
+    references: list[tuple[str, str]] = []
     for line in lines:
-        if "${" in line and len(line) <= LONG:
+        if "${" in line and len(line) <= MAX_LINE:
             keys = [(found.end(), found["key"].rpartition(".")[2]) for found in _made(_KEY).finditer(line)]
             for found in _made(_REFERS).finditer(line):
-                said += [(key, found["name"]) for end, key in keys if end <= found.start()][-1:]
+                references += [(key, found["name"]) for end, key in keys if end <= found.start()][-1:]
     names: set[str] = set()
-    while more := {name for key, name in said if is_secret(key) or key in names} - names:
+    while more := {name for key, name in references if is_secret(key) or key in names} - names:
         names |= more
     return frozenset(names)
+
+
+def masked_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
+    """Returns the lines of a file that no parser reads, each of which is masked whole if it may hold a secret.
+
+    From such a line on, the following lines are masked until a block key that is indented no more, outside of
+    brackets and quotes.
+    """
+    names = referred_names(lines)
+    shown: list[str] = []
+    column: int | None = None
+    """Indentation of the line that may hold a secret, as long as its value may go on."""
+    depth, quotes = 0, 0
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        is_outside = depth <= 0 and quotes % 2 == 0
+        is_next_key = is_outside and _made(_BLOCK_KEY).match(line) is not None
+        goes_on = column is not None and not (is_next_key and indent <= column)
+        depth += line.count("{") + line.count("[") - line.count("}") - line.count("]")
+        if goes_on or is_suspect(line) or stretches(line, names=names):
+            column = column if goes_on else indent
+            quotes = (quotes if goes_on else 0) + line.count("'") + line.count('"')
+            shown.append(masked(line, [(indent, len(line.rstrip()))]))
+        else:
+            column, quotes = None, 0
+            shown.append(line)
+    return tuple(shown)
 
 
 def is_telling(text: str) -> bool:
@@ -217,8 +233,9 @@ def is_telling(text: str) -> bool:
     return len(text) >= LEAST and text.lower() not in PLACEHOLDERS
 
 
-def _starred(line: str, found: Collection[Stretch]) -> str:
-    return _without(line, found, lambda length: STAR * length) if found else line
+def masked(line: str, found: Iterable[Stretch]) -> str:
+    """Returns a line with stars of the same width in place of some of its text."""
+    return _without(line, found, lambda length: STAR * length)
 
 
 def _without(text: str, found: Iterable[Stretch], instead: Callable[[int], str]) -> str:
@@ -239,7 +256,7 @@ def _joined(found: Iterable[Stretch]) -> list[Stretch]:
     return joined
 
 
-def _of_known(text: str, known: Iterable[str]) -> Iterator[Stretch]:
+def stretches_of(text: str, known: Iterable[str]) -> Iterator[Stretch]:
     """Where known texts stand, or as much of their beginning as is left of them."""
     for one in known:
         if len(one) < LEAST:
@@ -290,7 +307,7 @@ def logins(text: str) -> Iterator[str]:
 def _hides(value: str) -> bool:
     """Whether there is something to hide in what stands under a secret's key."""
     bare = value.strip()
-    return not (_made(_NOTHING).fullmatch(bare) or _made(_REFERENCE).fullmatch(bare))
+    return not (_made(_NOTHING).fullmatch(bare) or is_reference(bare))
 
 
 def _end(text: str, start: int, in_flow: bool) -> int:
@@ -326,14 +343,6 @@ def _quoted_end(text: str, start: int) -> int:
     return len(text)
 
 
-def _is_open(text: str) -> bool:
-    """Whether a value begins with a quote or a bracket that it does not close."""
-    first = text[:1]
-    return (first in ("'", '"') and not (len(text) > 1 and text[-1] == first)) or (
-        first in ("{", "[") and _brackets(text) > 0
-    )
-
-
 def _bracket_end(text: str, start: int) -> int:
     depth = 0
     for position, character in _bare(text, start):
@@ -344,166 +353,16 @@ def _bracket_end(text: str, start: int) -> int:
 
 
 def _bare(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """The characters that are in no quotes, and at the end a quote that is not closed; one opens where a
-    value may begin."""
+    """Yields the characters outside of quotes; a quote opens where a value may begin."""
     position, before = start, ","
     while position < len(text):
         character = text[position]
         if character in "'\"" and before in "[{,:(-=":
-            stop = _quoted_end(text, position)
-            if stop == len(text) and _is_open(text[position:]):
-                yield stop, character
-            before, position = character, stop
+            before, position = character, _quoted_end(text, position)
             continue
         yield position, character
         before = before if character.isspace() else character
         position += 1
-
-
-# Lines of YAML
-
-_BLOCK_KEY = r"\s*(?:-\s+)*(?:\?\s+)?(?P<quote>[\"']?)(?P<key>[^\s\"'#\[\]{},&*!|>%@`-][^\"'#\[\]{}]*?)(?P=quote)\s*:(?=\s|$)"
-_OVERRIDE = r"\s*[+~]*(?P<key>[\w.@/\-$:]+)\s*=\s*"
-_ITEM = r"\s*(?:-\s+)+"
-LONG = 4_000
-"""Of a line with so many characters, all from the first suspicious word on is hidden: nobody reads it, and it
-takes no time."""
-
-
-class _Lines:
-    """Reads line by line: the keys that are open, brackets that are, and the secret that goes on."""
-
-    def __init__(self, names: Collection[str] = ()) -> None:
-        self.names = names
-        """Keys of secrets beside those that say so."""
-        self.open: list[tuple[int, str]] = []
-        """(column, key) of the block keys above."""
-        self.depth = 0
-        """Of brackets."""
-        self.hiding: int | None = None
-        """The column of a secret's key: what is indented more belongs to it."""
-        self.items = False
-        """So do list items in its own column, since nothing stood behind it."""
-        self.next = False
-        """The next value, on a line of its own, is a secret: an option's argument, or one in brackets."""
-        self.goes_on = False
-        """A secret in this line has a quote or a bracket that it does not close."""
-        self.quote = ""
-        """One that is open, of what is no secret."""
-        self.begins = 0
-        """The column of the line with which quotes and brackets that are open began."""
-
-    def read(self, lines: Sequence[str]) -> list[list[Stretch]]:
-        return [self.whole(line) for line in lines]
-
-    def whole(self, line: str) -> list[Stretch]:
-        self.goes_on, quote, self.quote = False, self.quote, ""
-        if not quote and self.depth == 0:
-            self.begins = len(line) - len(line.lstrip())
-        found = self.quoted(line, quote) if quote else self.line(line)
-        if self.goes_on:
-            self.hiding, self.items, self.quote = self.begins, False, ""
-        return found
-
-    def quoted(self, line: str, quote: str) -> list[Stretch]:
-        """A line that begins within a text that is no secret."""
-        stop = _quoted_end(quote + line, 0) - 1
-        if stop == len(line) and _is_open(quote + line):
-            self.quote = quote
-            return stretches(line, names=self.names)
-        after = self.values(line[stop:], self.depth > 0)
-        return [
-            *stretches(line[:stop], names=self.names),
-            *((stop + begin, stop + end) for begin, end in after),
-        ]
-
-    def line(self, line: str) -> list[Stretch]:
-        if len(line) > LONG:
-            found = [
-                match.start()
-                for pattern in _SUSPECT.values()
-                if (match := _made(pattern).search(line.lower()))
-            ]
-            return [(min(found), len(line))] if found else []
-        bare = line.strip()
-        column = len(line) - len(line.lstrip())
-        if self.hiding is not None:
-            if (
-                not bare
-                or column > self.hiding
-                or (self.items and column == self.hiding and bare.startswith("-"))
-            ):
-                return self.below(line)
-            self.hiding, self.depth = None, 0
-        if match := _made(_OVERRIDE).match(line) if self.depth == 0 else None:
-            if self.is_secret(tuple(match["key"].partition("@")[0].split("."))):
-                return self.to_end(line, match.end())
-            return [
-                (match.end() + start, match.end() + stop)
-                for start, stop in self.values(line[match.end() :], in_flow=True)
-            ]
-        if self.depth == 0 and (match := _made(_BLOCK_KEY).match(line)):
-            return self.key(line, match)
-        return self.values(line, in_flow=self.depth > 0)
-
-    def key(self, line: str, match: re.Match[str]) -> list[Stretch]:
-        column = match.start("key") - len(match["quote"])
-        while self.open and self.open[-1][0] >= column:
-            self.open.pop()
-        self.open.append((column, match["key"]))
-        start = match.end()
-        if not self.is_secret(tuple(key for _, key in self.open)):
-            return [(start + begin, start + stop) for begin, stop in self.values(line[start:], in_flow=False)]
-        value = re.sub(r"(^|\s)#.*", "", line[start:]).strip()
-        if not _made(_REFERENCE).fullmatch(value):
-            self.hiding, self.items = column, not value
-        return self.to_end(line, start)
-
-    def is_secret(self, path: Path) -> bool:
-        return is_secret_at(path) or path[-1] in self.names
-
-    def below(self, line: str) -> list[Stretch]:
-        """A line of a secret that began above."""
-        match = _made(_BLOCK_KEY).match(line)
-        start = match.end() if match else item.end() if (item := _made(_ITEM).match(line)) else 0
-        return self.to_end(line, start)
-
-    def to_end(self, line: str, start: int) -> list[Stretch]:
-        start += len(line[start:]) - len(line[start:].lstrip())
-        stop = len(line.rstrip())
-        return [(start, stop)] if stop > start and _hides(line[start:stop]) else []
-
-    def values(self, text: str, in_flow: bool) -> list[Stretch]:
-        """What is secret in the rest of a line that is under no secret's key."""
-        found = self.argument(text, in_flow) if self.next else []
-        inside = in_flow or self.depth > 0 or "{" in text or "[" in text
-        found += stretches(text, inside, self.names)
-        self.goes_on = any(stop == len(text) and _is_open(text[start:stop]) for start, stop in found)
-        self.depth = max(0, self.depth + _brackets(text))
-        self.quote = next((character for position, character in _bare(text) if position == len(text)), "")
-        last = text.strip().rstrip(",")
-        item = _made(_ITEM).sub("", f" {last}", count=1) if not inside else re.split(r"[,\[{]", last)[-1]
-        option = (
-            item.strip().strip("\"'").removesuffix(":").rstrip("\"'") if inside else item.strip().strip("\"'")
-        )
-        self.next = follows_option(option) or (inside and last.endswith(":") and self.is_secret(("", option)))
-        return found
-
-    def argument(self, text: str, in_flow: bool) -> list[Stretch]:
-        start = item.end() if (item := _made(_ITEM).match(text)) else len(text) - len(text.lstrip())
-        stop = _end(text, start, True) if in_flow else len(text.rstrip())
-        value = text[start:stop]
-        return [(start, stop)] if value and not value.startswith("-") and _hides(value) else []
-
-
-def _brackets(text: str) -> int:
-    """How many more are opened than closed; those in quotes and comments do not count."""
-    depth = 0
-    for position, character in _bare(text):
-        if character == "#" and (position == 0 or text[position - 1].isspace()):
-            break
-        depth += (character in "{[") - (character in "}]")
-    return depth
 
 
 # Data

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.origins import origins
-from meshctl.recipe.secrets import shown
+from meshctl.recipe.secrets import masked_lines, shown
 from meshctl.text.redaction import HIDDEN
 from meshctl.view.reports.origins import text as origins_text
 from meshctl.view.reports.text import text
@@ -229,3 +229,162 @@ def test_no_secret_is_ever_said(
     recipe = yaml.safe_dump(data, sort_keys=False, default_flow_style=flow, width=10_000)
     one = loaded(tmp_path, f"{recipe}{wrong}\n", *overrides, FROM_HERE=f"env{MARK}")
     assert MARK not in said(one, tmp_path), recipe
+
+
+# Lines of files: every character keeps its column
+
+WORD = "S3cr3t-Mark"
+FILE = """
+components:
+  secret: {group: x}
+  b:
+    args: {token: abc, x: 3, y: [--api-key, abc, --lr, 2]}
+    "token": abc  # it was abc
+    credentials:
+      user: abc
+      list:
+      - abc
+    password: |
+      abc
+        abc
+
+    c: 3
+    args:
+    - --token
+    - abc
+    - --token=abc
+    auth:
+    - abc
+    d: {token:
+      abc}
+    f: ${oc.env:TOKEN}
+    token: ${oc.env:TOKEN}
+    secret: "abc
+       abc"
+    g: 'token: abc'
+    api_key: [abc
+      , abc]
+    h: 4
+"""
+STARRED = """
+components:
+  secret: {group: x}
+  b:
+    args: {token: ***, x: 3, y: [--api-key, ***, --lr, 2]}
+    "token": *****************
+    credentials:
+      user: ***
+      list:
+      - ***
+    password: *
+      ***
+        ***
+
+    c: 3
+    args:
+    - --token
+    - ***
+    - --token=***
+    auth:
+    - ***
+    d: {token:
+      ***}
+    f: ${oc.env:TOKEN}
+    token: ${oc.env:TOKEN}
+    secret: ****
+       ****
+    g: 'token: ***'
+    api_key: [***
+      , ***]
+    h: 4
+"""
+
+
+def test_a_key_that_is_no_text_hides_as_much() -> None:
+    lines = ["? {a: token}", ": {token: abc}", "? [x]", ": y", "auth: abc"]
+    assert masked_lines("recipe.yaml", lines) == (lines[0], ": {token: ***}", *lines[2:4], "auth: ***")
+
+
+def test_the_lines_of_a_file_keep_their_columns() -> None:
+    assert masked_lines("recipe.yaml", FILE.splitlines()) == tuple(STARRED.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("vars.token=abc", "vars.token=***"),
+        ("+components.a.args.token='a b'", "+components.a.args.token=*****"),
+        ("components.a.args={token: abc, b: 2}", "components.a.args={token: ***, b: 2}"),
+        ("groups.x.args=[--token,abc,--x,3]", "groups.x.args=[--token,***,--x,3]"),
+        ("++components.secret.args.x=3", "++components.secret.args.x=3"),
+        ("vars.auth.user=abc", "vars.auth.user=***"),
+        ("vars.token=${vars.x}", "vars.token=${vars.x}"),
+    ],
+)
+def test_an_override_keeps_its_columns(override: str, shown: str) -> None:
+    assert masked_lines("override 1", [override]) == (shown,)
+
+
+def test_a_long_line_takes_no_time() -> None:
+    many = 200_000
+    for line in (
+        "token: {" * many,
+        "a-" * many + "token",
+        "token" + " " * many,
+        "://::" * many + "@token",
+        "'" * many + "token",
+    ):
+        (shown,) = masked_lines("recipe.yaml", [line])
+        assert len(shown) == len(line)
+
+
+# Whatever YAML it is written in
+
+SECRET_KEYS = st.sampled_from(["token", "hf_token", "API_KEY", "auth", "password"])
+HARMLESS_KEYS = st.sampled_from(["a", "tokenizer", "max_new_tokens", "b c", "x-y", "1"])
+WORDS = st.sampled_from(
+    [
+        WORD,
+        f"{WORD} two",
+        f"{WORD}: colon",
+        f"'{WORD}'",
+        f'"{WORD}" #',
+        f"{WORD}\n{WORD}",
+        f"- {WORD}",
+        f"{WORD}, {WORD}}}",
+    ]
+)
+TEXTS = st.sampled_from(["x", "it's", "{", "a: b", "[", "#", "", "two\nlines", "--lr"])
+HARMLESS = st.one_of(st.integers(-5, 99), st.booleans(), st.none(), TEXTS)
+LISTS, ITEMS = {"min_size": 1, "max_size": 2}, st.lists(HARMLESS, max_size=2)
+UNDER = st.recursive(
+    WORDS, lambda inner: st.one_of(st.lists(inner, **LISTS), st.dictionaries(HARMLESS_KEYS, inner, **LISTS))
+)
+OPTIONS = st.builds(lambda before, mark, after: [*before, "--token", mark, *after], ITEMS, WORDS, ITEMS)
+TREES: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(HARMLESS, st.dictionaries(SECRET_KEYS, UNDER, min_size=1, max_size=2), OPTIONS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(HARMLESS_KEYS, inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.dictionaries(HARMLESS_KEYS, TREES, **LISTS),
+    st.sampled_from([True, False, None]),
+    st.sampled_from([2, 4]),
+)
+@example({"a": [{"token": [WORD]}]}, False, 2)
+def test_no_way_to_write_a_secret_shows_it(tree: Any, flow: bool | None, indent: int) -> None:
+    lines = yaml.dump(
+        tree, default_flow_style=flow, indent=indent, width=10_000, sort_keys=False
+    ).splitlines()
+    shown = masked_lines("recipe.yaml", lines)
+    assert WORD not in "\n".join(shown)
+    assert [len(line) for line in shown] == [len(line) for line in lines]
+
+
+@given(st.lists(st.text(alphabet="ab:={}[]'\"- \ttoken,#|>&*\\$", max_size=30), max_size=6))
+def test_whatever_stands_in_a_file_nothing_raises(lines: list[str]) -> None:
+    lines = [line.replace("\n", "") for line in lines]
+    assert [len(line) for line in masked_lines("recipe.yaml", lines)] == [len(line) for line in lines]

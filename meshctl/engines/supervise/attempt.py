@@ -19,7 +19,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower
 from meshctl.run.metrics import Fold, read
-from meshctl.text.redaction import holds_literal, starred
+from meshctl.text.redaction import holds_literal, referred_names, stretches
 
 
 class RunHeld(Exception):
@@ -103,8 +103,7 @@ def holds_secret(plan: Plan, composed: str) -> bool:
     values: list[object] = [dict(component.args) for component in plan.components]
     values += [dict(group.env) for group in plan.groups]
     values += [list(group.program.argv) for group in plan.groups if group.program]
-    lines = tuple(composed.splitlines())
-    return holds_literal(values) or starred(lines) != lines
+    return holds_literal(values) or bool(stretches(composed, names=referred_names(composed.splitlines())))
 
 
 def lock(run: RunDir) -> int:
