@@ -1,60 +1,71 @@
-"""Sizes said -> sizes that hold: what is inferred, which rule is broken, and the nearest sizes that keep all
-rules.
+"""Sizes of a mesh: what is inferred, which rule is broken, and the nearest sizes that satisfy all rules.
 
-    pp x dp x fsdp x cp x tp   are the ranks
+    pp x dp x fsdp x cp x tp   equals the number of ranks
     ulysses                    divides dp x fsdp: it is carved out of them
-    ep x etp x ep_fsdp         are the ranks of a pipeline stage, once more
-    vpp                        is stages per pp rank, so it needs pp
-    sequence_parallel          is along tp, so it needs tp
+    ep x etp x ep_fsdp         equals the ranks of a pipeline stage
+    vpp                        is the number of stages per pp rank, so it needs pp
+    sequence_parallel          works along tp, so it needs tp
 
-A rule that is broken is a `Misfit`, data: `DeviceMesh` makes an exception of the first, a recipe's check a
-diagnostic of each.
+A broken rule is a `Misfit`. `DeviceMesh` raises an error for the first one, `validate` reports each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import isfinite, isqrt, prod
 from operator import index
 from typing import Any, Literal
 
 DIMS = ("pp", "dp", "fsdp", "cp", "tp")
-"""Every dim of a mesh, in the standard order, outermost first."""
+"""Every dim of a mesh in the standard order, outermost first."""
 EXPERT_DIMS = ("ep_fsdp", "ep", "etp")
 """The dims of a pipeline stage for experts, outermost first."""
 CARVED = ("ulysses", "vpp", *EXPERT_DIMS)
-"""What is no dim of its own, but makes rules for the dims."""
+"""Sizes that are no dims of their own but restrict the dims."""
 SIZES = (*(f"{dim}_size" for dim in DIMS), "ulysses_size", "ep_size", "etp_size", "ep_fsdp_size", "vpp_size")
-"""The sizes that may be said."""
+"""The keys of all sizes."""
 MAY_BE_AUTO = (*(f"{dim}_size" for dim in DIMS), *(f"{dim}_size" for dim in EXPERT_DIMS))
 MAX_PROPOSALS = 2
 """How many layouts that fit are proposed."""
-KEPT = 4
-"""Ways to a partial layout that are followed, when one that fits is searched."""
-KEPT_WITH_NEEDS = 64
-"""The same where more is asked of a layout than to make up the ranks: by needs, or in a world of few divisors
-by what is carved out."""
-FEW = 64
+MAX_PATHS = 4
+"""How many partial layouts with the same remainder the search for the nearest layouts keeps."""
+MAX_PATHS_WITH_NEEDS = 64
+"""The same limit where a layout must satisfy more than the number of ranks: needs, or carved sizes in a world of
+few divisors."""
+FEW_DIVISORS = 64
 
 Dims = dict[str, int]
-Way = tuple[int, int, tuple[int, ...]]
-"""To a partial layout: how many sizes it changes, by how much together, and what it chose, the last first."""
+Path = tuple[int, int, tuple[int, ...]]
+"""A partial layout: how many sizes it changes, the sum of the changes, and its sizes, the last one first."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What is asked of a layout beside its own rules, by a model or by the samples: those that are proposed
-    keep it."""
+    """What models and samples ask of a layout beyond its own rules. Proposed layouts satisfy it."""
 
     size: Callable[[str, int], bool] = lambda dim, size: True
-    """Whether a dim, or ulysses or ep, may have that size."""
+    """Whether a dim, ulysses or ep may have this size."""
     layout: Callable[[Mapping[str, int]], bool] = lambda layout: True
-    """Whether all sizes together may be so."""
+    """Whether all sizes together are possible."""
 
 
 NO_NEEDS = Needs()
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Sizes that would satisfy a broken rule."""
+
+    sizes: Mapping[str, int | bool]
+    """By dim, without `_size`."""
+    is_layout: bool = False
+    """Whether these are all dims of a layout, so that those of size 1 need not be shown."""
+
+    def __str__(self) -> str:
+        if self.is_layout:
+            return drawn({dim: int(size) for dim, size in self.sizes.items()})
+        return " x ".join(f"{dim} {str(size).lower()}" for dim, size in self.sizes.items())
 
 
 @dataclass(frozen=True)
@@ -63,29 +74,30 @@ class Misfit:
 
     rule: Literal["number", "auto", "product", "ulysses", "experts", "vpp", "sequence_parallel"]
     size: str
-    """The key to change, e.g. `tp_size`."""
+    """The key to change, such as `tp_size`."""
     message: str
-    """For whoever sees the sizes alone; no help in it."""
+    """What is wrong, without a proposal; keys stand in backquotes."""
     drawn: str = ""
-    """The sum that does not come out, `dp 2 x tp 3 = 6`."""
-    fits: tuple[str, ...] = ()
-    """What would, nearest first: `dp 4 x tp 2`, or `ulysses 2`."""
+    """The calculation that fails, such as `dp 2 x tp 3 = 6`."""
+    fits: tuple[Proposal, ...] = ()
+    """What would fit, nearest first."""
 
     @property
     def text(self) -> str:
-        return f"{self.message}; nearest that fit: {'; '.join(self.fits)}" if self.fits else self.message
+        """The message for programmers, with the proposals."""
+        plain = self.message.replace("`", "")
+        return f"{plain}; nearest that fit: {'; '.join(map(str, self.fits))}" if self.fits else plain
 
 
 @dataclass(frozen=True)
 class Settled:
     sizes: Dims = field(default_factory=dict)
-    """Every dim, ulysses, the dims of experts and vpp, with numbers; only where nothing is wrong."""
+    """All dims, ulysses, the expert dims and vpp as numbers; empty where a rule is broken."""
     misfits: tuple[Misfit, ...] = ()
 
 
 def whole(value: Any) -> int | None:
-    """A whole number as Python's own, also one of numpy or torch; none for what is no such number, and for
-    true and false."""
+    """Returns an integer (also one of numpy or torch) as Python's own; None for other values and for booleans."""
     if isinstance(value, bool):
         return None
     try:
@@ -100,45 +112,42 @@ def settle(
     sequence_parallel: object = False,
     needs: Needs = NO_NEEDS,
 ) -> Settled:
-    """`said` is size -> a number or "auto"; what is None was not said. `needs` hold for what is proposed, and
-    are not checked."""
+    """Checks sizes and infers the missing ones.
+
+    `said` maps keys of sizes to a number or "auto"; None counts as left out. `needs` restricts the proposals; it
+    is not checked.
+    """
     given = {size: value for size, value in said.items() if value is not None}
-    if wrong := tuple(_numbers(given, world_size, sequence_parallel)):
-        return Settled(misfits=wrong)
-    sizes = {
-        size.removesuffix("_size"): number
-        for size, value in given.items()
-        if (number := whole(value)) is not None
-    }
+    if misfits := tuple(_wrong_numbers(given, world_size, sequence_parallel)):
+        return Settled(misfits=misfits)
     world = whole(world_size)
-    if wrong := tuple(_autos(given, world)):
-        return Settled(misfits=wrong)
+    if misfits := tuple(_wrong_autos(given, world)):
+        return Settled(misfits=misfits)
+    sizes = _numbers(given)
     dims = {dim: sizes[dim] for dim in DIMS if dim in sizes}
-    inferred = next(
-        (dim for dim in DIMS if given.get(f"{dim}_size") == "auto"), None if "dp" in dims else "dp"
-    )
-    if world is not None and not _makes_up(dims, inferred, world):
-        return Settled(misfits=(_product(sizes, dims, inferred, world, needs),))
-    if world is not None and inferred:
-        dims[inferred] = world // prod(dims.values())
+    inferred = _auto_of(DIMS, given) or (None if "dp" in dims else "dp")
+    if world is not None:
+        if not _makes_up(dims, inferred, world):
+            return Settled(misfits=(_product_misfit(sizes, dims, inferred, world, needs),))
+        if inferred:
+            dims[inferred] = world // prod(dims.values())
     dims = {dim: dims.get(dim, 1) for dim in DIMS}
-    held = {
-        **dims,
-        "ulysses": sizes.get("ulysses", 1),
-        "vpp": sizes.get("vpp", 1),
-        **_experts(given, sizes, dims),
-    }
-    wider = partial(_wider, sizes, inferred, world, needs)
-    misfits = tuple(_derived(given, sizes, held, bool(sequence_parallel), wider, needs))
+    carved = {"ulysses": sizes.get("ulysses", 1), "vpp": sizes.get("vpp", 1)}
+    held = {**dims, **carved, **_expert_dims(given, sizes, dims)}
+    checked = _Checked(given, sizes, held, inferred, world, needs)
+    misfits = (*checked.ulysses(), *checked.experts(), *checked.vpp())
+    if sequence_parallel:
+        misfits = (*misfits, *checked.sequence_parallel())
     return Settled(misfits=misfits) if misfits else Settled(held)
 
 
 def drawn(sizes: Mapping[str, int]) -> str:
-    """`dp 2 x tp 4`, outermost first; a dim of size 1 is no dim."""
+    """Returns a layout as text, `dp 2 x tp 4`, outermost first and without dims of size 1."""
     return " x ".join(f"{dim} {sizes[dim]}" for dim in DIMS if sizes.get(dim, 1) > 1) or "one rank"
 
 
 def divisors(number: int) -> list[int]:
+    """Returns all divisors in rising order."""
     low = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return low + [number // size for size in reversed(low) if size * size != number]
 
@@ -146,123 +155,69 @@ def divisors(number: int) -> list[int]:
 def nearest(
     sizes: Mapping[str, int], inferred: str | None, world: int, needs: Needs = NO_NEEDS
 ) -> list[Dims]:
-    """Complete layouts of `world` ranks, those that change least of what was said first; if any can, they
-    keep all rules and needs."""
+    """Returns complete layouts of `world` ranks, those with the smallest changes first. If possible they satisfy
+    all rules and needs."""
+    if layouts := keeping(sizes, inferred, world, needs):
+        return layouts
     layouts = _near(sizes, DIMS, inferred, world)
-    return (
-        keeping(sizes, inferred, world, needs)
-        or [layout for layout in layouts if _parts(layout, sizes)]
-        or layouts
-    )
+    return [layout for layout in layouts if _carved_fit(layout, sizes)] or layouts
 
 
 def keeping(sizes: Mapping[str, int], inferred: str | None, world: int, needs: Needs) -> list[Dims]:
-    """The same, where they keep all rules and needs; none where no layout does."""
+    """Returns the nearest complete layouts that satisfy all rules and needs; none where no layout does."""
     layouts = _near(sizes, DIMS, inferred, world, needs)
-    return [layout for layout in layouts if _parts(layout, sizes) and needs.layout({**sizes, **layout})]
+    return [layout for layout in layouts if _carved_fit(layout, sizes) and needs.layout({**sizes, **layout})]
 
 
 def _near(
     sizes: Mapping[str, int], family: Sequence[str], inferred: str | None, total: int, needs: Needs = NO_NEEDS
 ) -> list[Dims]:
-    """Sizes of a family of dims that multiply to `total`, those that change fewest of what was said first,
-    and these by least.
+    """Returns sizes of a family of dims that multiply to `total`: those that change the fewest sizes first, and of
+    these the ones with the smallest changes.
 
-    Dim by dim, and of all ways that leave equally much the best few go on: so there is an answer whatever the
-    sizes, and soon.
+    The search goes dim by dim. Of all partial layouts with the same remainder it keeps the best few, so that it
+    is fast for all sizes.
     """
-    dims, whole = [dim for dim in family if dim in sizes], divisors(total)
-    asked = needs is not NO_NEEDS or (len(whole) <= FEW and any(sizes.get(size, 1) > 1 for size in CARVED))
-    kept = KEPT_WITH_NEEDS if asked else KEPT
-    ways: dict[int, list[Way]] = {total: [(0, 0, ())]}
+    dims, possible = [dim for dim in family if dim in sizes], divisors(total)
+    has_carved = any(sizes.get(size, 1) > 1 for size in CARVED)
+    is_restricted = needs is not NO_NEEDS or (len(possible) <= FEW_DIVISORS and has_carved)
+    max_paths = MAX_PATHS_WITH_NEEDS if is_restricted else MAX_PATHS
+    paths: dict[int, list[Path]] = {total: [(0, 0, ())]}
     for dim in dims:
-        further: dict[int, list[Way]] = {}
-        for left, some in ways.items():
-            for size in whole:
-                if left % size == 0 and needs.size(dim, size):
-                    more, by = size != sizes[dim], abs(size - sizes[dim])
-                    further.setdefault(left // size, []).extend(
-                        (count + more, way + by, (size, *choice)) for count, way, choice in some
-                    )
-        ways = {left: sorted(some)[:kept] for left, some in further.items()}
-    fits = {
-        left: some for left, some in ways.items() if (needs.size(inferred, left) if inferred else left == 1)
-    }
-    found = sorted((way, left) for left, some in fits.items() for way in some)
-    layouts = [
-        {**dict(zip(dims, choice[::-1], strict=True)), **({inferred: left} if inferred else {})}
-        for (*_, choice), left in found
-    ]
-    return [{dim: layout[dim] for dim in family if dim in layout} for layout in layouts]
+        allowed = [size for size in possible if needs.size(dim, size)]
+        longer: dict[int, list[Path]] = {}
+        for remainder, some in paths.items():
+            for size in allowed:
+                if remainder % size == 0:
+                    longer.setdefault(remainder // size, []).extend(_longer(some, size, sizes[dim]))
+        paths = {remainder: sorted(some)[:max_paths] for remainder, some in longer.items()}
+    found: list[tuple[Path, int]] = []
+    for remainder, some in paths.items():
+        if needs.size(inferred, remainder) if inferred else remainder == 1:
+            found += [(path, remainder) for path in some]
+    layouts: list[Dims] = []
+    for (_, _, chosen), remainder in sorted(found):
+        layout = dict(zip(dims, reversed(chosen), strict=True))
+        if inferred:
+            layout[inferred] = remainder
+        layouts.append({dim: layout[dim] for dim in family if dim in layout})
+    return layouts
 
 
-def _parts(layout: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Whether what is carved out of a layout divides it."""
-    data, stage, experts = _data(layout), _stage(layout), prod(sizes.get(dim, 1) for dim in EXPERT_DIMS)
-    if data % sizes.get("ulysses", 1) or (sizes.get("vpp", 1) > 1 and layout.get("pp", 1) == 1):
+def _longer(paths: Sequence[Path], size: int, stated: int) -> Iterator[Path]:
+    """Yields partial layouts with one more size, where another was stated."""
+    for changed, difference, chosen in paths:
+        yield changed + (size != stated), difference + abs(size - stated), (size, *chosen)
+
+
+def _carved_fit(layout: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+    """Whether the carved sizes fit a layout."""
+    if _data(layout) % sizes.get("ulysses", 1):
         return False
+    if sizes.get("vpp", 1) > 1 and layout.get("pp", 1) == 1:
+        return False
+    stage, experts = _stage(layout), prod(sizes.get(dim, 1) for dim in EXPERT_DIMS)
     return stage == experts if "ep_fsdp" in sizes else stage % experts == 0
-
-
-def _numbers(given: Mapping[str, object], world_size: object, sequence_parallel: object) -> Iterator[Misfit]:
-    for size, value in (*given.items(), *((("world_size", world_size),) if world_size is not None else ())):
-        auto = size in MAY_BE_AUTO
-        if not (auto and isinstance(value, str) and value == "auto") and (whole(value) or 0) < 1:
-            message = f"{size} must be a whole number from 1{' or auto' if auto else ''}, it is {value!r}"
-            yield Misfit("number", size, message, fits=_nearest_number(size, value, whole(world_size) or 0))
-    if not isinstance(sequence_parallel, bool):
-        message = f"sequence_parallel must be true or false, it is {sequence_parallel!r}"
-        yield Misfit("number", "sequence_parallel", message)
-
-
-def _nearest_number(size: str, value: object, ranks: int) -> tuple[str, ...]:
-    """What a size may be in place of a number that it may not be: one that divides the ranks, where they are
-    known."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or (isinstance(value, float) and not isfinite(value))
-    ):
-        return ()
-    may = divisors(ranks) if ranks > 0 and size not in ("world_size", "vpp_size") else [max(1, round(value))]
-    return (
-        f"{size if size == 'world_size' else size.removesuffix('_size')} {min(may, key=lambda number: abs(number - value))}",
-    )
-
-
-def _autos(given: Mapping[str, object], world: int | None) -> Iterator[Misfit]:
-    for dims in (DIMS, EXPERT_DIMS):
-        autos = [f"{dim}_size" for dim in dims if given.get(f"{dim}_size") == "auto"]
-        if len(autos) > 1:
-            yield Misfit("auto", autos[1], f"only one size can be auto, here are {', '.join(autos)}")
-        elif autos and dims is DIMS and world is None:
-            yield Misfit("auto", autos[0], f"{autos[0]} is auto, and the number of ranks is not known")
-
-
-def _makes_up(dims: Mapping[str, int], inferred: str | None, world: int) -> bool:
-    rest = prod(dims.values())
-    return world % rest == 0 if inferred else rest == world
-
-
-def _product(sizes: Dims, dims: Dims, inferred: str | None, world: int, needs: Needs) -> Misfit:
-    """The size to change is the one that the nearest layout changes."""
-    options = nearest(sizes, inferred, world, needs)
-    wrong = next(
-        (dim for dim in reversed(dims) if options and options[0][dim] != dims[dim]),
-        next(reversed(dims), "dp"),
-    )
-    total, said = prod(dims.values()), " x ".join(f"{dim} {size}" for dim, size in dims.items())
-    room = world // total
-    filled = {**dims, inferred: room} if inferred and room > 1 else dims
-    product = f"{drawn(filled)} = {prod(filled.values())}"
-    if prod(filled.values()) == dims.get(wrong):
-        product = f"{drawn(filled)} {'is more than' if total > world else 'does not divide'} {world}"
-    message = (
-        f"{said} = {total} does not divide the {world} ranks"
-        if inferred
-        else f"{said} = {total}, and there are {world} ranks"
-    )
-    return Misfit("product", f"{wrong}_size", message, product, tuple(map(drawn, options[:MAX_PROPOSALS])))
 
 
 def _data(dims: Mapping[str, int]) -> int:
@@ -270,93 +225,166 @@ def _data(dims: Mapping[str, int]) -> int:
 
 
 def _stage(dims: Mapping[str, int]) -> int:
+    """Returns the ranks of a pipeline stage."""
     return prod(dims.get(dim, 1) for dim in DIMS if dim != "pp")
 
 
-def _experts(given: Mapping[str, object], sizes: Dims, dims: Dims) -> Dims:
-    """The dims of experts; what is auto, or else `ep_fsdp`, is the rest where that comes out even."""
-    said = {dim: sizes[dim] for dim in EXPERT_DIMS if dim in sizes}
-    inferred = next(
-        (dim for dim in EXPERT_DIMS if given.get(f"{dim}_size") == "auto"),
-        None if "ep_fsdp" in said else "ep_fsdp",
-    )
-    if inferred:
-        said[inferred] = max(1, _stage(dims) // prod(said.values()))
-    return {dim: said.get(dim, 1) for dim in EXPERT_DIMS}
+def _numbers(given: Mapping[str, object]) -> Dims:
+    """Returns the sizes that are numbers, by dim."""
+    numbers = {size.removesuffix("_size"): whole(value) for size, value in given.items()}
+    return {dim: number for dim, number in numbers.items() if number is not None}
 
 
-def _wider(sizes: Dims, inferred: str | None, world: int | None, needs: Needs, dim: str) -> tuple[str, ...]:
-    """The nearest layout in which a dim has more than one rank."""
-    if world is None:
-        return (f"{dim} 2",)
-    options = keeping({**sizes, dim: 2}, None if inferred == dim else inferred, world, needs)
-    return tuple(drawn(layout) for layout in options if layout[dim] > 1)[:1]
+def _auto_of(family: Sequence[str], given: Mapping[str, object]) -> str | None:
+    """Returns the first dim of a family that is auto."""
+    return next((dim for dim in family if given.get(f"{dim}_size") == "auto"), None)
 
 
-def _derived(
-    given: Mapping[str, object],
-    sizes: Dims,
-    held: Dims,
-    sequence_parallel: bool,
-    wider: Callable[[str], tuple[str, ...]],
-    needs: Needs,
+def _wrong_numbers(
+    given: Mapping[str, object], world_size: object, sequence_parallel: object
 ) -> Iterator[Misfit]:
-    """The rules of what is no dim of its own."""
-    data, stage, ulysses = _data(held), _stage(held), held["ulysses"]
-    if data % ulysses:
-        message = f"ulysses_size {ulysses} is carved out of dp x fsdp and does not divide {data}"
-        right = [
-            size
-            for size in divisors(data)
-            if needs.size("ulysses", size) and needs.layout({**held, "ulysses": size})
-        ] or divisors(data)
-        fits = tuple(
-            f"ulysses {size}"
-            for size in sorted(right, key=lambda size: (abs(size - ulysses), size))[:MAX_PROPOSALS]
-        )
-        yield Misfit(
-            "ulysses", "ulysses_size", message, f"dp {held['dp']} x fsdp {held['fsdp']} = {data}", fits
-        )
-    experts = prod(held[dim] for dim in EXPERT_DIMS)
-    if experts != stage:
-        yield _misfit_of_experts(given, sizes, held, stage, needs)
-    if held["vpp"] > 1 and held["pp"] == 1:
-        message = f"vpp_size {held['vpp']} is stages per pp rank, and there is no pp"
-        yield Misfit("vpp", "vpp_size", message, "pp 1", (*wider("pp"), "vpp 1"))
-    if sequence_parallel and held["tp"] == 1:
-        fits = wider("tp") or ("sequence_parallel false",)
-        yield Misfit(
-            "sequence_parallel",
-            "sequence_parallel",
-            "sequence_parallel is along tp, and tp_size is 1",
-            "tp 1",
-            fits,
-        )
+    world = {"world_size": world_size} if world_size is not None else {}
+    for size, value in {**given, **world}.items():
+        may_be_auto = size in MAY_BE_AUTO
+        is_auto = may_be_auto and isinstance(value, str) and value == "auto"
+        if not is_auto and (whole(value) or 0) < 1:
+            rule = f"must be a whole number from 1{' or auto' if may_be_auto else ''}"
+            fits = _nearest_number(size, value, whole(world_size) or 0)
+            yield Misfit("number", size, f"`{size}` {rule}, it is {value!r}", fits=fits)
+    if not isinstance(sequence_parallel, bool):
+        message = f"`sequence_parallel` must be true or false, it is {sequence_parallel!r}"
+        yield Misfit("number", "sequence_parallel", message)
 
 
-def _misfit_of_experts(
-    given: Mapping[str, object], sizes: Dims, held: Dims, stage: int, needs: Needs
-) -> Misfit:
-    said = {dim: sizes[dim] for dim in EXPERT_DIMS if dim in sizes}
-    inferred = next(
-        (dim for dim in EXPERT_DIMS if given.get(f"{dim}_size") == "auto"),
-        None if "ep_fsdp" in said else "ep_fsdp",
-    )
-    total, sum_of = prod(said.values()), " x ".join(f"{dim} {size}" for dim, size in said.items())
-    verb = (
-        f"does not divide the {stage} ranks of a pipeline stage"
-        if inferred
-        else f"= {total}, and a pipeline stage has {stage} ranks"
-    )
-    rest = prod(size for dim, size in said.items() if dim != "ep_fsdp")
-    layouts = _near(said, EXPERT_DIMS, inferred, stage, needs) or _near(said, EXPERT_DIMS, inferred, stage)
-    if not inferred and stage % rest == 0:
-        layouts = [{**said, "ep_fsdp": stage // rest}]
-    options = [{dim: layout[dim] for dim in said if layout[dim] != said[dim]} for layout in layouts]
-    wrong = next((dim for dim in EXPERT_DIMS if options and dim in options[0]), next(reversed(said)))
-    fits = tuple(
-        " x ".join(f"{dim} {size}" for dim, size in option.items()) for option in options[:MAX_PROPOSALS]
-    )
-    return Misfit(
-        "experts", f"{wrong}_size", f"{sum_of} {verb}", f"{drawn(held)}: {stage} ranks a stage", fits
-    )
+def _nearest_number(size: str, value: object, ranks: int) -> tuple[Proposal, ...]:
+    """Proposes a number in place of one that is not possible: a divisor of the ranks, where they are known."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return ()
+    if isinstance(value, float) and not isfinite(value):
+        return ()
+    is_divisor = ranks > 0 and size not in ("world_size", "vpp_size")
+    options = divisors(ranks) if is_divisor else [max(1, round(value))]
+    name = size if size == "world_size" else size.removesuffix("_size")
+    return (Proposal({name: min(options, key=lambda number: abs(number - value))}),)
+
+
+def _wrong_autos(given: Mapping[str, object], world: int | None) -> Iterator[Misfit]:
+    for dims in (DIMS, EXPERT_DIMS):
+        autos = [f"{dim}_size" for dim in dims if given.get(f"{dim}_size") == "auto"]
+        if len(autos) > 1:
+            listed = ", ".join(f"`{size}`" for size in autos)
+            yield Misfit("auto", autos[1], f"only one size can be auto, here are {listed}")
+        elif autos and dims is DIMS and world is None:
+            yield Misfit("auto", autos[0], f"`{autos[0]}` is auto, and the number of ranks is not known")
+
+
+def _makes_up(dims: Mapping[str, int], inferred: str | None, world: int) -> bool:
+    product = prod(dims.values())
+    return world % product == 0 if inferred else product == world
+
+
+def _product_misfit(sizes: Dims, dims: Dims, inferred: str | None, world: int, needs: Needs) -> Misfit:
+    """Blames the last size that the nearest layout changes."""
+    layouts = nearest(sizes, inferred, world, needs)
+    changed = [dim for dim in reversed(dims) if layouts and layouts[0][dim] != dims[dim]]
+    wrong = changed[0] if changed else next(reversed(dims), "dp")
+    total, stated = prod(dims.values()), " x ".join(f"{dim} {size}" for dim, size in dims.items())
+    filled = {**dims, inferred: world // total} if inferred and world // total > 1 else dims
+    calculation = f"{drawn(filled)} = {prod(filled.values())}"
+    if prod(filled.values()) == dims.get(wrong):
+        calculation = f"{drawn(filled)} {'is more than' if total > world else 'does not divide'} {world}"
+    message = f"{stated} = {total}, and there are {world} ranks"
+    if inferred:
+        message = f"{stated} = {total} does not divide the {world} ranks"
+    fits = tuple(Proposal(layout, is_layout=True) for layout in layouts[:MAX_PROPOSALS])
+    return Misfit("product", f"{wrong}_size", message, calculation, fits)
+
+
+def _expert_dims(given: Mapping[str, object], sizes: Dims, dims: Dims) -> Dims:
+    """Returns the expert dims. The one that is auto, or else `ep_fsdp`, is the rest of the stage's ranks."""
+    stated = {dim: sizes[dim] for dim in EXPERT_DIMS if dim in sizes}
+    if inferred := _inferred_expert_dim(given, stated):
+        stated[inferred] = max(1, _stage(dims) // prod(stated.values()))
+    return {dim: stated.get(dim, 1) for dim in EXPERT_DIMS}
+
+
+def _inferred_expert_dim(given: Mapping[str, object], stated: Dims) -> str | None:
+    return _auto_of(EXPERT_DIMS, given) or (None if "ep_fsdp" in stated else "ep_fsdp")
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """The rules of the carved sizes, for dims that make up the ranks."""
+
+    given: Mapping[str, object]
+    stated: Dims
+    """The sizes that were given as numbers."""
+    held: Dims
+    """All sizes."""
+    inferred: str | None
+    world: int | None
+    needs: Needs
+
+    def ulysses(self) -> Iterator[Misfit]:
+        data, ulysses = _data(self.held), self.held["ulysses"]
+        if data % ulysses == 0:
+            return
+        message = f"`ulysses_size` {ulysses} is carved out of dp x fsdp and does not divide {data}"
+        fitting = [size for size in divisors(data) if self._fits_needs(size)] or divisors(data)
+        fitting.sort(key=lambda size: (abs(size - ulysses), size))
+        fits = tuple(Proposal({"ulysses": size}) for size in fitting[:MAX_PROPOSALS])
+        calculation = f"dp {self.held['dp']} x fsdp {self.held['fsdp']} = {data}"
+        yield Misfit("ulysses", "ulysses_size", message, calculation, fits)
+
+    def _fits_needs(self, ulysses: int) -> bool:
+        return self.needs.size("ulysses", ulysses) and self.needs.layout({**self.held, "ulysses": ulysses})
+
+    def experts(self) -> Iterator[Misfit]:
+        ranks = _stage(self.held)
+        if prod(self.held[dim] for dim in EXPERT_DIMS) == ranks:
+            return
+        stated = {dim: self.stated[dim] for dim in EXPERT_DIMS if dim in self.stated}
+        inferred = _inferred_expert_dim(self.given, stated)
+        message = " x ".join(f"{dim} {size}" for dim, size in stated.items())
+        if inferred:
+            message += f" does not divide the {ranks} ranks of a pipeline stage"
+        else:
+            message += f" = {prod(stated.values())}, and a pipeline stage has {ranks} ranks"
+        changes = [
+            {dim: layout[dim] for dim in stated if layout[dim] != stated[dim]}
+            for layout in self._expert_layouts(stated, inferred, ranks)
+        ]
+        changed = [dim for dim in EXPERT_DIMS if changes and dim in changes[0]]
+        wrong = changed[0] if changed else next(reversed(stated))
+        fits = tuple(Proposal(change) for change in changes[:MAX_PROPOSALS])
+        calculation = f"{drawn(self.held)}: {ranks} ranks a stage"
+        yield Misfit("experts", f"{wrong}_size", message, calculation, fits)
+
+    def _expert_layouts(self, stated: Dims, inferred: str | None, ranks: int) -> list[Dims]:
+        rest = prod(size for dim, size in stated.items() if dim != "ep_fsdp")
+        if not inferred and ranks % rest == 0:
+            return [{**stated, "ep_fsdp": ranks // rest}]
+        near = _near(stated, EXPERT_DIMS, inferred, ranks, self.needs)
+        return near or _near(stated, EXPERT_DIMS, inferred, ranks)
+
+    def vpp(self) -> Iterator[Misfit]:
+        vpp = self.held["vpp"]
+        if vpp > 1 and self.held["pp"] == 1:
+            message = f"`vpp_size` {vpp} is stages per pp rank, and there is no pp"
+            yield Misfit("vpp", "vpp_size", message, "pp 1", (*self._wider("pp"), Proposal({"vpp": 1})))
+
+    def sequence_parallel(self) -> Iterator[Misfit]:
+        if self.held["tp"] == 1:
+            message = "`sequence_parallel` is along tp, and `tp_size` is 1"
+            fits = self._wider("tp") or (Proposal({"sequence_parallel": False}),)
+            yield Misfit("sequence_parallel", "sequence_parallel", message, "tp 1", fits)
+
+    def _wider(self, dim: str) -> tuple[Proposal, ...]:
+        """Proposes the nearest layout in which a dim has more than one rank."""
+        if self.world is None:
+            return (Proposal({dim: 2}),)
+        inferred = None if self.inferred == dim else self.inferred
+        for layout in keeping({**self.stated, dim: 2}, inferred, self.world, self.needs):
+            if layout[dim] > 1:
+                return (Proposal(layout, is_layout=True),)
+        return ()

@@ -6,7 +6,7 @@ Put your data into `Points` and your model into `Trainer`. What `parallel` in th
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,9 @@ class Points(Component):
 
 
 class Trainer(Component):
+    LAYOUTS: ClassVar = {"dims": ("dp", "fsdp")}
+    """`validate` refuses meshes with other dims."""
+
     def __init__(self, lr: float = 0.01) -> None:
         """`args:` of the recipe."""
         self.lr = lr

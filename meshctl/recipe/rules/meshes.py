@@ -1,17 +1,18 @@
-"""MC4xx: whether a component's sizes make up the workers of its group."""
+"""MC4xx: the sizes of a component, compared with the workers of its group and with the layouts of its class."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from functools import partial
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.code.declarations import LAYOUT_DIMS
 from meshctl.recipe.fixes import renamed
+from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.layouts import LayoutNeeds
-from meshctl.text.english import counted, did_you_mean
+from meshctl.text.english import counted, did_you_mean, listed
+from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS, EXPERT_DIMS, Misfit, settle
 
 CODES = {
@@ -22,146 +23,198 @@ CODES = {
     "vpp": "MC413",
     "sequence_parallel": "MC414",
 }
-"""By the rule that the sizes break."""
-KEY = re.compile(r"\w+_size|sequence_parallel")
-NEEDS = {"vpp": "pp_size", "sequence_parallel": "tp_size"}
-"""Rules by which one size needs another."""
+"""The code of each rule that sizes may break."""
+NEEDED_SIZES = {"vpp": "pp_size", "sequence_parallel": "tp_size"}
+"""By rule: the size that another one needs."""
 
 
-def known_layout(facts: Facts) -> Iterator[Diagnostic]:
-    """`parallel: sampler` names another component of the same group, without a circle."""
-    components = facts.recipe.components
+def named_mesh_exists(facts: Facts) -> Iterator[Diagnostic]:
+    """`parallel: COMPONENT` names another component of the same group, without a circle."""
+    components, groups = facts.recipe.components, facts.recipe.groups
     for name, component in components.items():
-        if not isinstance(component.parallel, str):
+        named = component.parallel
+        if not isinstance(named, str):
             continue
-        span = facts.value("components", name, "parallel")
-        other = components.get(component.parallel)
-        if other is None and facts.is_named("components", component.parallel):
-            continue
+        span, other = facts.value("components", name, "parallel"), components.get(named)
         if other is None:
-            same = [
-                other.name
-                for other in components.values()
-                if other.group == component.group and other.name != name
-            ]
-            help = did_you_mean(component.parallel, same) or "write sizes: {dp_size: 2}"
-            message = f"there is no component `{component.parallel}` whose mesh `{name}` could take"
+            if facts.is_named("components", named):
+                continue
+            of_group = facts.recipe.components_of(component.group)
+            same = [one.name for one in of_group if one.name != name]
+            help = did_you_mean(named, same) or "write sizes: {dp_size: 2}"
+            message = f"there is no component `{named}` whose mesh `{name}` could take"
             yield Diagnostic(
-                "MC402", message, span, help=help, fixes=renamed(span, component.parallel, same), missing=True
+                "MC402", message, span, help=help, fixes=renamed(span, named, same), missing=True
             )
-        elif _leads_back(facts, component):
+        elif _takes_own_mesh(facts, component):
             yield Diagnostic("MC402", f"component `{name}` takes its own mesh", span, missing=True)
-        elif (
-            other.group != component.group
-            and other.group in facts.recipe.groups
-            and component.group in facts.recipe.groups
-        ):
-            says = facts.value("components", other.name, "group").with_word(
-                f"`{other.name}` runs on `{other.group}`"
-            )
+        elif other.group != component.group and other.group in groups and component.group in groups:
+            runs = f"`{other.name}` runs on `{other.group}`"
+            says = (facts.value("components", other.name, "group").with_word(runs),)
             message = f"`{name}` runs on `{component.group}`, it cannot take the mesh of `{other.name}`"
-            yield Diagnostic(
-                "MC403", message, span, (says,), "a mesh is shared within one group; write sizes"
-            )
+            help = "a mesh is shared within one group; write sizes"
+            yield Diagnostic("MC403", message, span, says, help)
 
 
-def _leads_back(facts: Facts, component: Component) -> bool:
-    seen: list[str] = []
+def _takes_own_mesh(facts: Facts, component: Component) -> bool:
+    seen: set[str] = set()
     here: Component | None = component
     while here is not None and isinstance(here.parallel, str) and here.name not in seen:
-        seen.append(here.name)
+        seen.add(here.name)
         here = facts.recipe.components.get(here.parallel)
-    return here is not None and here.name == component.name and isinstance(here.parallel, str)
+    return here is not None and here.name == component.name
 
 
-def known_order(facts: Facts) -> Iterator[Diagnostic]:
+def _is_ordered(sizes: Sizes) -> bool:
+    return not sizes.order or sorted(sizes.order) == sorted(DIMS)
+
+
+def order_names_all_dims(facts: Facts) -> Iterator[Diagnostic]:
     for name, component in facts.recipe.components.items():
-        order = component.parallel.order if isinstance(component.parallel, Sizes) else ()
-        if order and sorted(order) != sorted(DIMS) and facts.is_valid("components", name, "parallel"):
+        sizes = component.parallel
+        if (
+            isinstance(sizes, Sizes)
+            and not _is_ordered(sizes)
+            and facts.is_valid("components", name, "parallel")
+        ):
             message = f"`order` must name {', '.join(DIMS)}, each once"
             yield Diagnostic("MC404", message, facts.value("components", name, "parallel", "order"))
 
 
-def fits(facts: Facts) -> Iterator[Diagnostic]:
-    """The sizes make up the workers of the group, and what is carved out of them divides them."""
+def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
+    """The sizes make up the workers of the group, and the carved sizes fit the dims."""
     for name, component in facts.recipe.components.items():
-        group = facts.group_of(component)
-        sizes = component.parallel
-        if (
-            group is None
-            or not group.workers
-            or not isinstance(sizes, Sizes)
-            or not facts.is_valid("components", name, "parallel")
-        ):
+        group, sizes = facts.group_of(component), component.parallel
+        if group is None or not group.workers or not isinstance(sizes, Sizes) or not _is_ordered(sizes):
             continue
-        if sizes.order and sorted(sizes.order) != sorted(DIMS):
+        if not facts.is_valid("components", name, "parallel"):
             continue
-        settled = partial(settle, dict(sizes.given), group.workers, sizes.sequence_parallel)
-        for misfit in (
-            settled(LayoutNeeds(facts, component, sizes).needs).misfits if settled().misfits else ()
-        ):
-            yield _diagnostic(facts, component, sizes, misfit)
+        given = dict(sizes.given)
+        if settle(given, group.workers, sizes.sequence_parallel).misfits:
+            needs = LayoutNeeds(facts, component, sizes).needs
+            for misfit in settle(given, group.workers, sizes.sequence_parallel, needs).misfits:
+                yield _diagnostic(facts, component, sizes, misfit)
 
 
 def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Diagnostic:
-    """What the sizes alone say of a misfit, in the words of the recipe."""
-    message = KEY.sub(r"`\g<0>`", misfit.message)
+    message = misfit.message
     if misfit.rule == "product":
         ranks = counted(facts.recipe.groups[component.group].workers, "rank")
-        message = f"`{misfit.size}` {dict(sizes.given)[misfit.size]} does not fit the {ranks} of group `{component.group}`"
+        stated = dict(sizes.given)[misfit.size]
+        message = f"`{misfit.size}` {stated} does not fit the {ranks} of group `{component.group}`"
     if misfit.rule == "auto":
         message = "only one size can be auto"
     span = facts.value("components", component.name, "parallel", misfit.size).with_word(misfit.drawn)
-    help = f"nearest that fit: {'; '.join(misfit.fits)}" if misfit.fits else ""
-    says = _contradicted(facts, component, sizes, misfit)
-    return Diagnostic(
-        CODES[misfit.rule], message, span, (says,), help, fixes=_nearest(facts, component, sizes, misfit)
-    )
+    help = f"nearest that fit: {'; '.join(map(str, misfit.fits))}" if misfit.fits else ""
+    says = (_contradicted(facts, component, sizes, misfit),)
+    fixes = _fixes(facts, component, sizes, misfit)
+    return Diagnostic(CODES[misfit.rule], message, span, says, help, fixes=fixes)
 
 
-def _nearest(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> tuple[Fix, ...]:
-    """The edits to the one nearest layout, where every other changes more sizes. Ranks in another file are no
-    reason to change this one."""
+def _fixes(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> tuple[Fix, ...]:
+    """Returns the edits to the nearest layout, where every other one changes more sizes. Where the ranks stand in
+    another file, nothing tells which of both to change."""
     if misfit.rule not in ("product", "ulysses", "experts") or not misfit.fits:
         return ()
-    said = {key: size for key, size in sizes.given if isinstance(size, int)}
-    ways = [
-        {f"{dim}_size": int(size) for dim, size in re.findall(r"(\w+) (\d+)", fits)} for fits in misfit.fits
-    ]
-    if misfit.rule == "product":
-        ways = [{**{f"{dim}_size": 1 for dim in DIMS}, **way} for way in ways]
-    changes = [{key: size for key, size in way.items() if said.get(key, size) != size} for way in ways]
-    workers = facts.recipe.groups[component.group].workers
-    spans = {key: facts.value("components", component.name, "parallel", key) for key in changes[0]}
-    alone = len(changes) == 1 or len(changes[0]) < len(changes[1])
-    near = alone and all(
-        span.file == facts.value("groups", component.group, "ranks").file for span in spans.values()
-    )
-    if not near or settle({**dict(sizes.given), **changes[0]}, workers, sizes.sequence_parallel).misfits:
+    given, numbers = dict(sizes.given), {key: size for key, size in sizes.given if isinstance(size, int)}
+    changes: list[dict[str, int]] = []
+    for proposal in misfit.fits:
+        proposed = {f"{dim}_size": size for dim, size in proposal.sizes.items()}
+        changes.append({key: size for key, size in proposed.items() if numbers.get(key, size) != size})
+    nearest = changes[0]
+    if len(changes) > 1 and len(nearest) >= len(changes[1]):
         return ()
-    return tuple(Fix(spans[key], str(said[key]), str(size)) for key, size in changes[0].items())
+    ranks = facts.value("groups", component.group, "ranks")
+    spans = {key: facts.value("components", component.name, "parallel", key) for key in nearest}
+    if any(span.file != ranks.file for span in spans.values()):
+        return ()
+    workers = facts.recipe.groups[component.group].workers
+    if settle({**given, **nearest}, workers, sizes.sequence_parallel).misfits:
+        return ()
+    return tuple(Fix(spans[key], str(numbers[key]), str(size)) for key, size in nearest.items())
 
 
 def _contradicted(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Span:
-    """What a size does not fit: another size, the one that is not there, or the group's ranks."""
+    """Returns what a size contradicts: another size, one that is not given, or the group's ranks."""
+    name, given = component.name, dict(sizes.given)
     if misfit.rule == "auto":
         family = DIMS if misfit.size.removesuffix("_size") in DIMS else EXPERT_DIMS
-        other = next(f"{dim}_size" for dim in family if dict(sizes.given).get(f"{dim}_size") == "auto")
-        return facts.value("components", component.name, "parallel", other).with_word("this one is auto too")
-    if misfit.rule in NEEDS:
-        other = NEEDS[misfit.rule]
-        if other in dict(sizes.given):
-            return facts.value("components", component.name, "parallel", other).with_word(f"`{other}` is 1")
-        return facts.key("components", component.name, "parallel").with_word(f"it says no `{other}`")
-    return _ranks(facts, component.group)
+        other = next(f"{dim}_size" for dim in family if given.get(f"{dim}_size") == "auto")
+        return facts.value("components", name, "parallel", other).with_word("this one is auto too")
+    if misfit.rule not in NEEDED_SIZES:
+        return _ranks(facts, component.group)
+    needed = NEEDED_SIZES[misfit.rule]
+    if needed in given:
+        return facts.value("components", name, "parallel", needed).with_word(f"`{needed}` is 1")
+    return facts.key("components", name, "parallel").with_word(f"it says no `{needed}`")
 
 
 def _ranks(facts: Facts, name: str) -> Span:
     group = facts.recipe.groups[name]
-    says = f"`{name}` has {counted(group.workers, 'rank')}"
+    has = f"`{name}` has {counted(group.workers, 'rank')}"
     if group.devices != group.workers:
-        says = f"`{name}` has {group.devices} devices, {group.gpus_per_worker} a worker: {counted(group.workers, 'rank')}"
-    return facts.value("groups", name, "ranks").with_word(says)
+        devices = f"`{name}` has {group.devices} devices, {group.gpus_per_worker} a worker"
+        has = f"{devices}: {counted(group.workers, 'rank')}"
+    return facts.value("groups", name, "ranks").with_word(has)
 
 
-RULES = (known_layout, known_order, fits)
+# The layouts of a class
+
+
+def _sizes_of(mesh: DeviceMesh) -> dict[str, int]:
+    """Returns the sizes that `LAYOUTS` may restrict."""
+    carved = {"ulysses": mesh.ulysses_size, "ep": mesh.ep_size, "etp": mesh.etp_size, "vpp": mesh.vpp_size}
+    return {dim: carved[dim] if dim in carved else mesh.size(dim) for dim in LAYOUT_DIMS}
+
+
+def class_supports_layout(facts: Facts) -> Iterator[Diagnostic]:
+    """The mesh of a component has only the dims, and none of the pairs of dims, that `LAYOUTS` of its class
+    allows."""
+    for name, mesh in facts.meshes.items():
+        found, component = facts.class_of(name), facts.recipe.components[name]
+        if found is None or not found.is_component:
+            continue
+        layouts, sizes = found.declares.layouts, _sizes_of(mesh)
+        owner, stated = sizes_of(facts.recipe, component)
+        used = "" if owner.name == name else f", whose mesh `{name}` takes"
+        supported = listed(layouts.dims or ()) or "no dim"
+        spans = {dim: facts.value("components", owner.name, "parallel", f"{dim}_size") for dim in sizes}
+        target = (facts.value("components", name, "_target_").with_word(f"`LAYOUTS` of `{found.target}`"),)
+        needs = LayoutNeeds(facts, component, stated)
+        wrong = [dim for dim, size in sizes.items() if size > 1 and not layouts.supports(dim)]
+        if wrong:
+            dim = wrong[0]
+            message = (
+                f"`{found.target}` does not support `{dim}`, which is {sizes[dim]} in `{owner.name}`{used}"
+            )
+            help = "; ".join(text for text in (f"it supports {supported}", needs.help) if text)
+            yield Diagnostic("MC415", message, spans[dim], target, help)
+        elif pair := layouts.conflict(sizes):
+            one, other = pair
+            says = (spans[one].with_word(f"`{one}` is {sizes[one]}"), *target)
+            span = spans[other].with_word(f"`{other}` is {sizes[other]}")
+            message = f"`{found.target}` does not support `{one}` together with `{other}`"
+            yield Diagnostic("MC416", message, span, says, needs.help)
+
+
+def declarations_are_readable(facts: Facts) -> Iterator[Diagnostic]:
+    """`MODEL` and `LAYOUTS` of a class are literals that can be used. Each class is reported once."""
+    reported: set[str] = set()
+    for name, component in facts.recipe.components.items():
+        found = facts.class_of(name)
+        if found is None or not found.is_component or found.target in reported:
+            continue
+        reported.add(component.target)
+        for attribute, why in found.declares.wrong:
+            span = facts.value("components", name, "_target_")
+            message = f"`{attribute}` of `{found.target}` is not used: {why}"
+            yield Diagnostic("MC526", message, span, severity="note")
+
+
+RULES = (
+    named_mesh_exists,
+    order_names_all_dims,
+    sizes_fit_group,
+    class_supports_layout,
+    declarations_are_readable,
+)

@@ -1,6 +1,7 @@
 """What MC41x propose really fits, and everything that fits passes."""
 
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts
-from meshctl.recipe.rules.meshes import CODES, fits
+from meshctl.recipe.rules.meshes import CODES, sizes_fit_group
 from meshctl.recipe.spans import Written
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS, MAY_BE_AUTO, SIZES, settle
@@ -32,7 +33,7 @@ def facts_of(parallel: dict[str, Any], ranks: int) -> Facts:
 def found(parallel: dict[str, Any], ranks: int) -> list[Diagnostic]:
     facts = facts_of(parallel, ranks)
     assert not facts.read.found
-    return list(fits(facts))
+    return list(sizes_fit_group(facts))
 
 
 def proposals(diagnostic: Diagnostic) -> list[dict[str, int]]:
@@ -133,3 +134,72 @@ def test_shipped_layouts_fit_and_say_what_they_are(path: Path, tmp_path: Path) -
         "recipe.yaml", [f"layout@components.actor.parallel={path.stem}"], tmp_path, path=(str(GOLDEN),)
     )
     assert not loaded.report.errors and loaded.recipe.components["actor"].parallel
+
+
+# The layouts of a class
+
+TRAINERS = """
+    from meshctl import Component, endpoint
+
+    class Trainer(Component):
+        LAYOUTS = {"dims": ("dp", "fsdp", "tp", "ulysses"), "excludes": (("fsdp", "tp"),)}
+
+        @endpoint(collect="mean")
+        def step(self, samples: range) -> dict[str, float]: ...
+
+    class Tuner(Trainer): ...
+"""
+SHIPPED = "meshctl.components.starters.train.Trainer"
+
+
+def report_of(folder: Path, target: str, parallel: str, more: str = "") -> list[Diagnostic]:
+    (folder / "mine.py").write_text(dedent(TRAINERS))
+    (folder / "recipe.yaml").write_text(
+        "groups: {train: {ranks: 8, device_type: cpu}}\n"
+        f"components:\n  trainer: {{_target_: {target}, group: train, parallel: {parallel}}}\n{more}"
+        "pipeline: {metrics: {call: trainer.step, samples: 64}}\n"
+    )
+    found = load("recipe.yaml", [], folder).report.diagnostics
+    return [one for one in found if one.code in ("MC410", "MC415", "MC416", "MC526")]
+
+
+@pytest.mark.parametrize("target", ["mine.Trainer", "mine.Tuner", SHIPPED])
+def test_supported_layouts_are_accepted(tmp_path: Path, target: str) -> None:
+    for parallel in ("{dp_size: 2, fsdp_size: 4}", "{fsdp_size: 8}", "{dp_size: 8}"):
+        assert not report_of(tmp_path, target, parallel)
+
+
+@pytest.mark.parametrize("target", ["mine.Trainer", "mine.Tuner", SHIPPED])
+def test_a_dim_that_the_class_does_not_support(tmp_path: Path, target: str) -> None:
+    (found,) = report_of(tmp_path, target, "{fsdp_size: 4, pp_size: 2}")
+    assert (found.code, found.primary.line if found.primary else 0) == ("MC415", 3)
+    assert f"`{target}` does not support `pp`, which is 2 in `trainer`" in found.message
+    assert found.help.startswith("it supports `dp`") and found.help.endswith(
+        "nearest that fit: dp 2 x fsdp 4; dp 4 x fsdp 2"
+    )
+
+
+def test_a_pair_of_dims_that_the_class_excludes(tmp_path: Path) -> None:
+    (found,) = report_of(tmp_path, "mine.Trainer", "{fsdp_size: 4, tp_size: 2}")
+    assert found.code == "MC416" and found.message.endswith("does not support `fsdp` together with `tp`")
+    assert [span.says for span in (found.primary, *found.seconds) if span][:2] == ["`tp` is 2", "`fsdp` is 4"]
+    assert found.help == "nearest that fit: dp 2 x fsdp 4; dp 4 x tp 2"
+
+
+def test_the_layout_of_another_component_is_checked_for_each_class(tmp_path: Path) -> None:
+    other = "  other: {_target_: mine.Trainer, group: train, parallel: trainer}\n"
+    (found,) = report_of(tmp_path, "arithmetic.Unknown", "{pp_size: 2}", other)
+    assert found.code == "MC415" and "in `trainer`, whose mesh `other` takes" in found.message
+
+
+def test_proposals_for_other_mistakes_are_layouts_that_the_class_supports(tmp_path: Path) -> None:
+    (found,) = report_of(tmp_path, "mine.Trainer", "{fsdp_size: 3, tp_size: 2}")
+    assert found.code == "MC410" and found.help.startswith("nearest that fit: ")
+    assert all(" x tp" not in option or "fsdp" not in option for option in found.help.split("; "))
+
+
+def test_a_declaration_that_is_not_used_is_a_note(tmp_path: Path) -> None:
+    text = 'from meshctl import Component, endpoint\nclass T(Component):\n    LAYOUTS = {"dims": ["zero"]}\n'
+    (tmp_path / "other.py").write_text(text + "    @endpoint\n    def step(self, samples: range): ...\n")
+    (found,) = report_of(tmp_path, "other.T", "{}")
+    assert (found.code, found.severity) == ("MC526", "note") and "`LAYOUTS` of `other.T`" in found.message

@@ -6,14 +6,18 @@ from __future__ import annotations
 import itertools
 import re
 from math import prod
+from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.classes import Code
 from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, meshes, models
 from meshctl.recipe.spans import Written
@@ -333,3 +337,67 @@ def test_a_size_of_ulysses_that_is_proposed_needs_no_ring_and_is_nearest(some: S
             )
             shown = re.search(r"nearest that needs no ring: ulysses (\d+)", one.help)
             assert (int(shown[1]) if shown else None) == (best and best["ulysses"]), one.help
+
+
+# Models that a class names
+
+
+DECLARING = """
+    from meshctl import Component, endpoint
+    class Base(Component):
+        MODEL = "args.model"
+        def __init__(self, model: str = "") -> None: ...
+        @endpoint(collect="mean")
+        def step(self, samples: range) -> dict[str, float]: ...
+    class Trainer(Base): ...
+    class Nested(Base):
+        MODEL = "args.actor.path"
+        def __init__(self, actor: dict) -> None: ...
+    class Other(Base):
+        MODEL = "args.absent"
+"""
+
+
+def codes_of(
+    folder: Path, target: str, args: str, more: str = "", environ: dict[str, str] | None = None
+) -> list[str]:
+    (folder / "mine.py").write_text(dedent(DECLARING))
+    (folder / "llama").mkdir(exist_ok=True)
+    (folder / "llama" / "config.json").write_text('{"num_attention_heads": 6, "num_hidden_layers": 4}')
+    (folder / "empty").mkdir(exist_ok=True)
+    (folder / "broken").mkdir(exist_ok=True)
+    (folder / "broken" / "config.json").write_text("{")
+    (folder / "recipe.yaml").write_text(
+        "groups: {train: {ranks: 8, device_type: cpu}}\n"
+        "components:\n"
+        f"  trainer: {{_target_: {target}, group: train, parallel: {{tp_size: 4}}, args: {args}{more}}}\n"
+        "pipeline: {metrics: {call: trainer.step, samples: 64}}\n"
+    )
+    loaded = load("recipe.yaml", [], folder, environ=environ or {})
+    return [one.code for one in loaded.report.diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "codes"),
+    [
+        ("mine.Base", "{model: llama}", ["MC431"]),
+        ("mine.Trainer", "{model: llama/config.json}", ["MC431"]),
+        ("mine.Nested", "{actor: {path: llama}}", ["MC431"]),
+        ("mine.Nested", "{actor: {}}", []),
+        ("mine.Base", "{}", []),
+        ("mine.Base", "{model: someone/some-model-7b}", []),
+        ("mine.Base", "{model: empty}", []),
+        ("mine.Base", "{model: mine.py}", []),
+        ("mine.Base", "{model: broken}", ["MC430"]),
+        ("mine.Base", '{model: "${oc.env:WHERE}"}', []),
+    ],
+)
+def test_the_config_that_a_class_names_is_compared_with_the_layout(
+    tmp_path: Path, target: str, args: str, codes: list[str]
+) -> None:
+    assert codes_of(tmp_path, target, args, environ={"WHERE": "llama"}) == codes
+
+
+def test_what_the_recipe_states_of_a_model_counts_before_what_the_class_names(tmp_path: Path) -> None:
+    assert codes_of(tmp_path, "mine.Base", "{model: llama}", ", model: {num_heads: 8}") == []
+    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", ", model: llama") == ["MC431"]
