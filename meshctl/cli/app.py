@@ -103,9 +103,9 @@ def validate(
     color: Annotated[str, typer.Option(metavar="WHEN", help="auto, always or never.")] = "auto",
 ) -> None:
     """Says every mistake of recipes at once. Starts nothing, and imports nothing that they name."""
-    from meshctl.cli.validate import Asked, validate
+    from meshctl.cli.validate import Options, validate
 
-    raise typer.Exit(validate(recipes, Asked(format, strict, fix, color)))
+    raise typer.Exit(validate(recipes, Options(format, strict, fix, color)))
 
 
 @app.command()

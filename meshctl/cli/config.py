@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshctl.cli.load import Unreadable, loaded_of
+from meshctl.cli.load import Unreadable, load_recipe
 from meshctl.cli.output import write
-from meshctl.cli.stdin_source import given
+from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
 from meshctl.text.english import listed
@@ -39,8 +39,8 @@ def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int
         print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
         return USAGE
     try:
-        name, held = given(recipe)
-        loaded, _ = loaded_of(name, overrides, held)
+        name, held = resolve_source(recipe)
+        loaded, _ = load_recipe(name, overrides, held)
     except Unreadable as unreadable:
         draw(unreadable.report, sys.stderr)
         return 3

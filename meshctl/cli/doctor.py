@@ -7,9 +7,9 @@ import shutil
 import sys
 
 from meshctl.cli.color import coloured
-from meshctl.cli.load import Ready, Unreadable, plan_of
+from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import write
-from meshctl.cli.stdin_source import given
+from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import RecipeError
 from meshctl.diagnostics.health import Check, as_data, tally
 from meshctl.engines.checks.requirements import Requirements
@@ -41,7 +41,7 @@ def doctor(recipe: str, overrides: list[str], format: str) -> int:
     return code or (REFUSED if tally(checks)["failure"] else 0)
 
 
-def requirements(ready: Ready | None) -> Requirements:
+def requirements(ready: Launchable | None) -> Requirements:
     """Returns what a recipe requires of the machine; without one, what any run requires."""
     if ready is None:
         return Requirements()
@@ -51,11 +51,11 @@ def requirements(ready: Ready | None) -> Requirements:
     return Requirements(str(runs), ready.path, device_types, plan.places)
 
 
-def prepared(recipe: str, overrides: list[str]) -> tuple[int, Ready | None, tuple[Check, ...]]:
+def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None, tuple[Check, ...]]:
     """Returns the exit code for the recipe alone, the recipe if it is correct, and the checks about it."""
     again = f"meshctl validate {command_line([recipe, *overrides])}"
     try:
-        name, held = given(recipe)
+        name, held = resolve_source(recipe)
         ready = plan_of(name, overrides, held)
     except Unreadable as wrong:
         return 3, None, (Check("recipe", "text", "failure", hidden(str(wrong)), again),)
@@ -70,7 +70,7 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Ready | None, tupl
     return 0, ready, (Check("recipe", "text", "ok", found), preflight(ready))
 
 
-def preflight(ready: Ready) -> Check:
+def preflight(ready: Launchable) -> Check:
     """Returns the result of what `launch` examines before it starts anything."""
     try:
         engine_named().preflight(ready.plan, Start(ready.path))

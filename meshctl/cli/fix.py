@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshctl.cli.load import Looked
+from meshctl.cli.load import CheckResult
 from meshctl.cli.output import silence, why
 from meshctl.diagnostics import Diagnostic, Fix, Report
 from meshctl.recipe.compose.folders import contents, is_dir, real, shipped
@@ -30,13 +30,13 @@ from meshctl.view.reports.text import shown
 MAX_ROUNDS = 10
 Texts = Mapping[str, bytes]
 """Real path -> content."""
-Check = Callable[[Texts], Looked]
+Check = Callable[[Texts], CheckResult]
 """Checks the recipe with these texts in place of files."""
 
 
 @dataclass(frozen=True)
 class Fixed:
-    left: Looked
+    left: CheckResult
     """The check after the fixes."""
     done: tuple[Diagnostic, ...]
     """The diagnostics whose fixes were applied."""
@@ -45,7 +45,7 @@ class Fixed:
     after: Texts
 
 
-def fix(recipe: str, check: Check, held: Texts) -> tuple[Looked, tuple[Diagnostic, ...]]:
+def fix(recipe: str, check: Check, held: Texts) -> tuple[CheckResult, tuple[Diagnostic, ...]]:
     """Fixes a recipe and returns what is left and what was fixed. `held` has the texts that no file has."""
     result = _fixed(recipe, check, held)
     if recipe == STDIN:

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 
-from meshctl.cli.load import Ready, Unreadable, plan_of
+from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import silence, why, write
-from meshctl.cli.parallel_start import aside
+from meshctl.cli.parallel_start import run_in_fork
 from meshctl.cli.replay import Asked, Misused, alone, refuse_alone
-from meshctl.cli.stdin_source import given
+from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import USAGE, draw
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
@@ -45,7 +45,9 @@ def launch(
         if ready:
             write(f"{dry(ready, engine_name)}\n", sys.stdout)
         return code
-    ready = handed_back(aside(lambda: handed(*prepare(recipe, overrides, asked, engine_name)), import_torch))
+    ready = handed_back(
+        run_in_fork(lambda: handed(*prepare(recipe, overrides, asked, engine_name)), import_torch)
+    )
     steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
     if ready.resume and 0 < steps <= saved:
         print(
@@ -70,11 +72,11 @@ def launch(
 
 def prepare(
     recipe: str, overrides: list[str], asked: Asked = Asked(), engine_name: str = DEFAULT_ENGINE
-) -> tuple[int, Ready | None]:
+) -> tuple[int, Launchable | None]:
     """Loads, checks and resolves a recipe, asks the engine for what is missing, and reports what is wrong."""
     notes = list[str]()
     try:
-        name, held = given(recipe)
+        name, held = resolve_source(recipe)
         ready = plan_of(name, overrides, held)
         if asked:
             ready, notes = alone(ready, asked)
@@ -100,7 +102,7 @@ def refuse(error: object) -> int:
     return REFUSED
 
 
-def handed(code: int, ready: Ready | None) -> tuple[int, str]:
+def handed(code: int, ready: Launchable | None) -> tuple[int, str]:
     """What was prepared, as text for the process that starts it."""
     if ready is None:
         return code, ""
@@ -108,10 +110,10 @@ def handed(code: int, ready: Ready | None) -> tuple[int, str]:
     return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run, asdict(ready.start)])
 
 
-def handed_back(text: str) -> Ready:
+def handed_back(text: str) -> Launchable:
     plan, composed, path, run, said = json.loads(text)
     start = Start(**{**said, "path": tuple(path)})
-    return Ready(
+    return Launchable(
         Plan.from_json(plan), composed, tuple(path), Report(), RunDir(Path(run)) if run else None, start=start
     )
 
@@ -122,7 +124,7 @@ def import_torch() -> None:
     import_module("meshctl.engines.supervise.supervisor")
 
 
-def run(ready: Ready, attempt: Attempt, engine: Engine) -> int:
+def run(ready: Launchable, attempt: Attempt, engine: Engine) -> int:
     """Runs what was prepared, shows it, and returns the exit code."""
     from meshctl.engines.node.preload import preload
     from meshctl.runtime.worker import main
@@ -178,7 +180,7 @@ def tell(outcome: Outcome) -> None:
             print(f"log: {cause.log}", file=sys.stderr)
 
 
-def dry(ready: Ready, engine_name: str = DEFAULT_ENGINE) -> str:
+def dry(ready: Launchable, engine_name: str = DEFAULT_ENGINE) -> str:
     """Returns what would be written and started."""
     engine, plan = engine_named(engine_name), ready.plan
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")

@@ -1,4 +1,4 @@
-"""What every command begins with: a recipe, or the folder of a run, read, checked and placed."""
+"""What every command begins with: reads a recipe or a run's folder, checks it and resolves its plan."""
 
 from __future__ import annotations
 
@@ -28,83 +28,77 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A recipe without errors."""
+class Launchable:
+    """A recipe without errors, and its plan."""
 
     plan: Plan
     composed: str
     """The text of `recipe.yaml`."""
     path: tuple[str, ...]
-    """Where its code is found, before what is installed: the recipe's folder, then the working directory."""
+    """The import folders before what is installed: the recipe's folder, then the working directory."""
     report: Report
     """Warnings and notes."""
     resume: RunDir | None = None
-    """The run that is to be continued."""
+    """The run to continue."""
     secrets: Secrets = Secrets()
-    """What of the recipe is not shown."""
+    """What is not shown of the recipe."""
     start: Start = Start(())
-    """Where one group runs alone: which, and from what recordings."""
+    """Which group runs alone and from which recordings, if one does."""
 
 
-def plan_of(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> Ready:
-    """Raises `RecipeError` where the recipe has errors, `Unreadable` where there is none.
-
-    `held` is what is read in place of files, by their real paths.
-    """
-    loaded, run = loaded_of(recipe, overrides, held)
+def plan_of(
+    recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
+) -> Launchable:
+    """Reads, checks and resolves a recipe or a run. `held` maps real paths to the bytes to use in place of those
+    files. Raises `RecipeError` if the recipe has errors and `Unreadable` if there is none."""
+    loaded, run = load_recipe(recipe, overrides, held)
     if not loaded.readable:
         raise Unreadable(loaded.report)
     if loaded.report.errors:
         raise RecipeError(loaded.report)
-    from meshctl.plan.resolve import resolve  # once there is something to place
+    from meshctl.plan.resolve import resolve  # not needed to report errors
 
-    return Ready(
-        resolve(loaded.recipe, loaded.endpoints),
-        loaded.composed,
-        loaded.path,
-        loaded.report,
-        run,
-        loaded.secrets,
-    )
+    plan = resolve(loaded.recipe, loaded.endpoints)
+    return Launchable(plan, loaded.composed, loaded.path, loaded.report, run, loaded.secrets)
 
 
-def loaded_of(
+def load_recipe(
     recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
 ) -> tuple[Loaded, RunDir | None]:
-    """What can be read, however wrong, and the run whose recipe it is. Raises `Unreadable` for a folder that
-    is no run."""
+    """Returns what can be read of a recipe, however wrong, and the run that it belongs to. Raises `Unreadable`
+    for a folder that is no run."""
     from meshctl.recipe.load import load
 
     run = _run_of(recipe)
-    path = _path_of(run) if run else ()
+    path = _import_folders(run) if run else ()
     return load(run.recipe if run else recipe, overrides, Path.cwd(), path=path, held=held), run
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What one pass over a recipe comes to."""
+class CheckResult:
+    """The result of reading, checking and resolving a recipe."""
 
     code: int
-    """0, 1 it has errors, 3 there is none to check, 70 a bug."""
+    """The exit code: 0, 1 for errors, 3 for no recipe, 70 for a bug."""
     report: Report
-    ready: Ready | None = None
+    launchable: Launchable | None = None
 
 
-def look(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> Looked:
-    """The same as `plan_of`, and nothing raised: where there are several recipes, one does not hide what is
-    said of the others."""
+def check(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> CheckResult:
+    """Does what `plan_of` does and raises nothing, so that one recipe does not hide the findings of others."""
     try:
-        ready = plan_of(recipe, overrides, held)
+        launchable = plan_of(recipe, overrides, held)
     except Unreadable as unreadable:
-        return Looked(3, unreadable.report)
+        return CheckResult(3, unreadable.report)
     except RecipeError as error:
-        return Looked(1, error.report)
+        return CheckResult(1, error.report)
     except Exception as error:  # as in `main`: whatever gets here is a bug
-        return Looked(bug(error), Report((Diagnostic("MC900", f"a bug in meshctl: {type(error).__name__}"),)))
-    return Looked(0, ready.report, ready)
+        diagnostic = Diagnostic("MC900", f"a bug in meshctl: {type(error).__name__}")
+        return CheckResult(bug(error), Report((diagnostic,)))
+    return CheckResult(0, launchable.report, launchable)
 
 
-def _path_of(run: RunDir) -> tuple[str, ...]:
+def _import_folders(run: RunDir) -> tuple[str, ...]:
     try:
         return run.read_start().path
     except ValueError as error:
@@ -112,19 +106,16 @@ def _path_of(run: RunDir) -> tuple[str, ...]:
 
 
 def _run_of(recipe: str) -> RunDir | None:
-    """The run whose folder this is; none for a file."""
+    """Returns the run whose folder this is, or None for a file."""
     folder = Path(recipe)
     if not is_dir(folder):
         return None
     run = RunDir(folder.resolve())
     missing = [path.name for path in (run.recipe, run.plan, folder / "start.json") if not is_file(path)]
-    if missing:
-        recipes = [path.name for path in files(folder, ".yaml", ".yml")]
-        help = (
-            f"name a recipe in it, like `{folder / recipes[0]}`"
-            if recipes
-            else "name a recipe, or the folder of a run (runs/NAME/TIME)"
-        )
-        message = f"`{recipe}` is a folder and no run: it has no {', '.join(missing)}"
-        raise Unreadable(Report((Diagnostic("MC001", message, help=help),)))
-    return run
+    if not missing:
+        return run
+    help = "name a recipe, or the folder of a run (runs/NAME/TIME)"
+    if recipes := files(folder, ".yaml", ".yml"):
+        help = f"name a recipe in it, like `{folder / recipes[0].name}`"
+    message = f"`{recipe}` is a folder and no run: it has no {', '.join(missing)}"
+    raise Unreadable(Report((Diagnostic("MC001", message, help=help),)))

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from meshctl.cli import launch
 from meshctl.cli.crash import bug
-from meshctl.cli.load import Ready
+from meshctl.cli.load import Launchable
 from meshctl.cli.output import write
 from meshctl.cli.replay import Asked
 from meshctl.cli.validate import USAGE
@@ -87,9 +87,10 @@ def multirun(recipe: str, overrides: Sequence[str], dry_run: bool, asked: Asked 
         for index, one in enumerate(ready):
             write(f"{_title(jobs, index)}\n{launch.dry(one)}\n\n", sys.stdout)
         return 0
-    results = _Runner(recipe, data, jobs, asked).run()
+    runner = _Runner(recipe, data, jobs, asked)
+    results = runner.run()
     write(table_of(results, ready[0].plan.run.show), sys.stdout)
-    return max(result.exit_code for result in results)
+    return max(runner.stopped_code, *(result.exit_code for result in results))
 
 
 def _misused(message: str) -> int:
@@ -115,9 +116,11 @@ class _Captured(io.StringIO):
         return sys.__stderr__ is not None and sys.__stderr__.isatty()
 
 
-def _checked(recipe: str, data: bytes, jobs: Sequence[Job], asked: Asked) -> tuple[list[int], list[Ready]]:
+def _checked(
+    recipe: str, data: bytes, jobs: Sequence[Job], asked: Asked
+) -> tuple[list[int], list[Launchable]]:
     """Checks all jobs. Returns an exit code for each, and the jobs that can be launched."""
-    codes, ready = list[int](), list[Ready]()
+    codes, ready = list[int](), list[Launchable]()
     reports: dict[str, int] = {}
     for index, job in enumerate(jobs):
         captured = _Captured()
@@ -155,7 +158,8 @@ class _Runner:
     asked: Asked
     child: int = 0
     """The process of the current job; 0 between jobs."""
-    is_stopped: bool = False
+    stopped_code: int = 0
+    """The exit code of the first signal that stopped the jobs: 130 or 143."""
 
     def run(self) -> list[Result]:
         before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -170,13 +174,13 @@ class _Runner:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         """Ends the current job. A terminal sends a Ctrl-C to the job too; the launcher counts both as one."""
-        self.is_stopped = True
+        self.stopped_code = self.stopped_code or (130 if number == signal.SIGINT else 143)
         if self.child:
             os.kill(self.child, number)
 
     def _result(self, index: int, handlers: Mapping[signal.Signals, Any]) -> Result:
         job = self.jobs[index]
-        if self.is_stopped:
+        if self.stopped_code:
             return Result(job)
         print(_title(self.jobs, index), flush=True)
         flush()

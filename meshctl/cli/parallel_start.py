@@ -1,9 +1,7 @@
-"""Two things at once at the start of a launch: a forked process reads the recipe while this one imports
-torch.
+"""Prepares a launch in two processes: a fork reads the recipe while this process imports torch.
 
-Both take most of their time on one core, and whoever waits for a launch waits for the longer one only. A
-recipe with errors ends this process too, at once and in the middle of its import: nothing else has been
-started by then.
+Each takes most of a second on one core, so a launch waits only for the longer one. If the recipe has errors,
+this process exits at once, in the middle of its import: nothing else has been started by then.
 """
 
 from __future__ import annotations
@@ -18,13 +16,12 @@ from meshctl.engines.node.forkserver import flush
 from meshctl.engines.node.guard import name_of
 
 
-def aside(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) -> str:
-    """The text of `work`, done in a fork; a code other than 0 becomes this process's exit code."""
+def run_in_fork(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) -> str:
+    """Runs `work` in a fork and `meanwhile` here, and returns the text of `work`. If the exit code of `work` is
+    not 0, this process exits with it."""
     flush()
-    interrupted = signal.getsignal(signal.SIGINT)
-    if (
-        interrupted != signal.SIG_IGN
-    ):  # in the middle of an import Python may lose an interrupt in some destructor
+    interrupt_handler = signal.getsignal(signal.SIGINT)
+    if interrupt_handler != signal.SIG_IGN:  # Python can lose an interrupt in a destructor during an import
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     reader, writer = os.pipe()
     child = os.fork()
@@ -32,15 +29,15 @@ def aside(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) ->
         os.close(reader)
         _work(work, writer)
     os.close(writer)
-    before = signal.signal(signal.SIGCHLD, lambda *_: _leave_with(child))
+    child_handler = signal.signal(signal.SIGCHLD, lambda *_: _exit_like(child))
     try:
         meanwhile()
         with os.fdopen(reader, encoding="utf-8") as pipe:
             text = pipe.read()
     finally:
-        signal.signal(signal.SIGCHLD, before)
-        signal.signal(signal.SIGINT, interrupted)
-    _leave_with(child, os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT))
+        signal.signal(signal.SIGCHLD, child_handler)
+        signal.signal(signal.SIGINT, interrupt_handler)
+    _exit_like(child, os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT))
     os.waitpid(child, 0)
     return text
 
@@ -54,7 +51,7 @@ def _work(work: Callable[[], tuple[int, str]], writer: int) -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
-        code = 1  # the other one has gone
+        code = 1  # the parent has exited
     except Exception as error:  # as in `main`: whatever gets here is a bug
         code = bug(error)
     finally:
@@ -64,10 +61,12 @@ def _work(work: Callable[[], tuple[int, str]], writer: int) -> NoReturn:
             os._exit(code)
 
 
-def _leave_with(child: int, ended: os.waitid_result | None = None) -> None:
-    """Ends this process the way in which the child has ended, unless that was well."""
+def _exit_like(child: int, ended: os.waitid_result | None = None) -> None:
+    """Exits as the child did, unless it exited with 0 or is still running."""
     ended = ended or os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if ended and ended.si_code != os.CLD_EXITED:
-        os.write(2, f"error: reading the recipe was {name_of(-ended.si_status)}\n".encode())
-    if ended and ended.si_status:
-        os._exit(ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status)
+    if not ended or not ended.si_status:
+        return
+    if ended.si_code == os.CLD_EXITED:
+        os._exit(ended.si_status)
+    os.write(2, f"error: reading the recipe was {name_of(-ended.si_status)}\n".encode())
+    os._exit(128 + ended.si_status)

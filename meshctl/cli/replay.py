@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from meshctl.cli.load import Ready
+from meshctl.cli.load import Launchable
 from meshctl.cli.output import why
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
@@ -44,7 +44,7 @@ class Asked:
         return self.only is not None or bool(self.replay)
 
 
-def alone(ready: Ready, asked: Asked) -> tuple[Ready, list[str]]:
+def alone(ready: Launchable, asked: Asked) -> tuple[Launchable, list[str]]:
     """A recipe with one group left, as a new run; and what is to be said of it. Raises `Misused`,
     `CannotStart`."""
     plan = ready.plan
@@ -77,7 +77,7 @@ def alone(ready: Ready, asked: Asked) -> tuple[Ready, list[str]]:
     return replace(ready, plan=placed, resume=None, start=said), list(_notes(plan, asked.only, left.skipped))
 
 
-def refuse_alone(ready: Ready) -> None:
+def refuse_alone(ready: Launchable) -> None:
     """A run of one group cannot be continued as if it were all of them."""
     if ready.resume and (group := ready.resume.read_start().only):
         raise Misused(

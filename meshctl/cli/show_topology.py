@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshctl.cli.color import coloured
-from meshctl.cli.load import Ready, Unreadable, plan_of
+from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import why, write
-from meshctl.cli.stdin_source import Held, given
+from meshctl.cli.stdin_source import Held, resolve_source
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
@@ -142,7 +142,7 @@ def group_and_rank(text: str) -> tuple[str, int]:
 
 def pictured(recipe: str, overrides: list[str], asked: Asked) -> str:
     """What is asked for, as text."""
-    name, held = given(recipe)
+    name, held = resolve_source(recipe)
     ready, format = plan_of(name, overrides, held), FORMATS[asked.written_in]
     drawn = pictured_plan(ready)
     look: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def draw_in(file: str, *shown: object, **look: object) -> str:
     return text
 
 
-def pictured_plan(ready: Ready) -> Topology:
+def pictured_plan(ready: Launchable) -> Topology:
     drawn = topology(ready.plan, warnings(ready.report))
     if not ready.secrets.written:
         return drawn
@@ -196,7 +196,7 @@ def warnings(report: Report) -> tuple[Warning, ...]:
     )
 
 
-def zoomed(ready: Ready, drawn: Topology, asked: Asked) -> Zoom:
+def zoomed(ready: Launchable, drawn: Topology, asked: Asked) -> Zoom:
     """The part that is asked for; raises `ZoomError` where there is no such part."""
     from meshctl.plan.views.selection import of_component, of_dim, of_node, of_rank
 
@@ -217,7 +217,7 @@ def other_plan(recipe: str, held: Held, text: str) -> Topology:
     try:
         name, overrides = other(recipe, text)
         if name == "-":
-            name, held = (recipe, held) if held else given(name)
+            name, held = (recipe, held) if held else resolve_source(name)
         return pictured_plan(plan_of(name, overrides, held))
     except (Unreadable, RecipeError):
         print(f"in --diff {shlex.quote(shown(hidden(text)))}:", file=sys.stderr)

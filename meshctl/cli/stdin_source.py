@@ -1,4 +1,4 @@
-"""`-` in place of a recipe is standard input, as if it were a file in the working directory."""
+"""Reads a recipe from standard input: `-` is treated as a file in the working directory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.view.reports import STDIN
 
 Held = Mapping[str, bytes]
-"""What is read in place of files, by their real paths."""
+"""Real path -> the bytes to use in place of that file."""
 NOTHING: Held = MappingProxyType({})
 
 
-def given(recipe: str) -> tuple[str, Held]:
-    """A recipe's name, and its text where no file has it. Raises `Unreadable`."""
+def resolve_source(recipe: str) -> tuple[str, Held]:
+    """Returns a recipe's name, and its text if it comes from standard input. Raises `Unreadable`."""
     return (STDIN, {real(Path.cwd() / STDIN): _read()}) if recipe == "-" else (recipe, NOTHING)
 
 
 def _read() -> bytes:
-    """As much as a recipe may be long, and one byte, which is too much."""
+    """Reads at most one byte more than a recipe can have."""
     try:
         return sys.stdin.buffer.read(MAX_BYTES + 1) or b""
     except (AttributeError, ValueError):

@@ -1,13 +1,11 @@
-"""`meshctl validate RECIPE... [OVERRIDES]`: every mistake at once, each at its line and column; nothing is
-started.
+"""`meshctl validate RECIPE... [OVERRIDES]`: reports every mistake with its line and column; starts nothing.
 
-    validate a.yaml b.yaml run.steps=7     several recipes, the overrides for each of them; the worst exit
-                                           code
+    validate a.yaml b.yaml run.steps=7     several recipes, with the overrides for each; the worst exit code
     validate -                             standard input, as if it were a file in the working directory
-    validate --fix a.yaml                  first changes what has one safe answer (`cli/fix.py`)
+    validate --fix a.yaml                  first applies the fixes that have one safe answer (`cli/fix.py`)
 
-The findings are the output: they go to stdout. What `--fix` did is told on stderr; where it fixes standard
-input, the text goes to stdout and the findings to stderr.
+The findings go to stdout. What `--fix` changed goes to stderr; if it fixes standard input, the text goes to
+stdout and the findings go to stderr.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from pathlib import Path
 from typing import TextIO
 
 from meshctl.cli.color import WHEN, coloured
-from meshctl.cli.load import Looked, Ready, Unreadable, look
+from meshctl.cli.load import CheckResult, Launchable, Unreadable, check
 from meshctl.cli.output import write
-from meshctl.cli.stdin_source import given
+from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe.compose.folders import is_file
 from meshctl.text.english import counted, listed
@@ -36,128 +34,136 @@ USAGE = 2
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The options of the command."""
 
     format: str = ""
-    """Empty for text, or where GitHub's actions run, for their annotations."""
+    """Empty for text, or under GitHub Actions for its annotations."""
     strict: bool = False
     fix: bool = False
     color: str = "auto"
 
     @property
-    def written_in(self) -> str:
+    def report_format(self) -> str:
         return self.format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
 
 
-def validate(arguments: Sequence[str], asked: Asked) -> int:
-    """Prints what there is to say of all recipes; the exit code."""
-    recipes, overrides = parted(arguments)
-    if wrong := misused(recipes, overrides, asked):
-        print(f"error: {shown(hidden(wrong))}", file=sys.stderr)
+def validate(arguments: Sequence[str], options: Options) -> int:
+    """Prints the findings of all recipes and returns the exit code."""
+    recipes, overrides = split_arguments(arguments)
+    if error := usage_error(recipes, overrides, options):
+        print(f"error: {shown(hidden(error))}", file=sys.stderr)
         return USAGE
-    found = tuple(of_recipe(recipe, overrides, asked, named=len(recipes) > 1) for recipe in recipes)
-    out = sys.stderr if asked.fix and "-" in recipes else sys.stdout
-    return tell(found, asked, out)
+    found = tuple(check_recipe(recipe, overrides, options, len(recipes) > 1) for recipe in recipes)
+    out = sys.stderr if options.fix and "-" in recipes else sys.stdout
+    return report(found, options, out)
 
 
 def checked(recipe: str, overrides: list[str], out: TextIO | None = None) -> int:
-    """One recipe as text; the exit code."""
-    return tell((of_recipe(recipe, overrides, Asked()),), Asked("text"), out or sys.stdout)
+    """Prints the findings of one recipe as text and returns the exit code."""
+    return report((check_recipe(recipe, overrides, Options()),), Options("text"), out or sys.stdout)
 
 
-def parted(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The recipes and the overrides among the arguments; a file may well be called `lr=1.yaml`."""
-    recipes = [argument for argument in dict.fromkeys(arguments) if not overrides_it(argument)]
-    return recipes, [argument for argument in arguments if overrides_it(argument)]
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the recipes and the overrides among the arguments."""
+    recipes = [argument for argument in dict.fromkeys(arguments) if not is_override_argument(argument)]
+    return recipes, [argument for argument in arguments if is_override_argument(argument)]
 
 
-def overrides_it(argument: str) -> bool:
-    is_recipe = argument.endswith((".yaml", ".yml")) and is_file(Path(argument))
+def is_override_argument(argument: str) -> bool:
+    is_recipe = argument.endswith((".yaml", ".yml")) and is_file(Path(argument))  # such as `lr=1.yaml`
     return ("=" in argument or argument.startswith(("~", "+"))) and not is_recipe
 
 
-def misused(recipes: Sequence[str], overrides: Sequence[str], asked: Asked) -> str:
+def usage_error(recipes: Sequence[str], overrides: Sequence[str], options: Options) -> str:
     if not recipes:
-        return f"no recipe is named; {listed(overrides)} {'is an override' if len(overrides) == 1 else 'are overrides'}"
-    if asked.format and asked.format not in FORMATS:
-        return f"there is no format `{asked.format}`; there are {listed(FORMATS)}"
-    if asked.color not in WHEN:
-        return f"`--color` is {listed(WHEN, 'or')}, not `{asked.color}`"
+        are = "is an override" if len(overrides) == 1 else "are overrides"
+        return f"no recipe is named; {listed(overrides)} {are}"
+    if options.format and options.format not in FORMATS:
+        return f"there is no format `{options.format}`; there are {listed(FORMATS)}"
+    if options.color not in WHEN:
+        return f"`--color` is {listed(WHEN, 'or')}, not `{options.color}`"
     return ""
 
 
 # One recipe
 
 
-def of_recipe(recipe: str, overrides: list[str], asked: Asked, named: bool = False) -> Checked:
-    """What there is to say of a recipe; `named` in its summary too, since there are others."""
+def check_recipe(
+    recipe: str, overrides: list[str], options: Options, is_one_of_many: bool = False
+) -> Checked:
+    """Returns the findings of a recipe. Its summary begins with its name if it is one of many."""
     try:
-        name, held = given(recipe)
+        name, held = resolve_source(recipe)
     except Unreadable as unreadable:
         return Checked(STDIN, 3, unreadable.report, f"{STDIN}: cannot be read")
-    if asked.fix:
+    fixed: tuple[Diagnostic, ...] = ()
+    if options.fix:
         from meshctl.cli.fix import fix
 
-        looked, fixed = fix(name, lambda held: look(name, overrides, held), held)
+        result, fixed = fix(name, lambda held: check(name, overrides, held), held)
     else:
-        looked, fixed = look(name, overrides, held), ()
-    return summed_up(name, looked, asked, named, fixed)
+        result = check(name, overrides, held)
+    found = Checked(name, result.code, result.report, "", facts(result.launchable), fixed)
+    return summarized(found, result, options, is_one_of_many)
 
 
-def summed_up(name: str, looked: Looked, asked: Asked, named: bool, fixed: tuple[Diagnostic, ...]) -> Checked:
-    one = Checked(name, looked.code, looked.report, "", facts(looked.ready) if looked.ready else {}, fixed)
-    if looked.ready:
-        strict = asked.strict and one.count("warning") > 0
-        said = (
-            f"{name}: {counted(one.count('warning'), 'warning')}; --strict lets none pass"
-            if strict
-            else summary(looked.ready)
-        )
-        said = f"{name}: {said}" if named and not strict else said
-        return replace(one, code=int(strict), summary=said)
-    said = "cannot be read" if looked.code == 3 else "a bug in meshctl" if looked.code == 70 else _counts(one)
-    fixable = sum(bool(found.fixes) for found in one.report.diagnostics)
-    more = f"; --fix can change {fixable if fixable < len(one.report.diagnostics) else 'all' if fixable > 1 else 'it'}"
-    return replace(one, summary=f"{name}: {said}{more if fixable and not asked.fix else ''}")
+def summarized(found: Checked, result: CheckResult, options: Options, is_one_of_many: bool) -> Checked:
+    """Returns the findings with their summary, and with the exit code that `--strict` demands."""
+    name, warnings = found.recipe, found.count("warning")
+    if result.launchable is None:
+        return replace(found, summary=f"{name}: {_failure(found)}{_fixable(found, options)}")
+    if options.strict and warnings:
+        line = f"{name}: {counted(warnings, 'warning')}; --strict lets none pass"
+        return replace(found, code=1, summary=line)
+    line = summary(result.launchable)
+    return replace(found, summary=f"{name}: {line}" if is_one_of_many else line)
 
 
-def _counts(one: Checked) -> str:
-    counts = [(one.count(severity), severity) for severity in ("error", "warning")]
+def _failure(found: Checked) -> str:
+    if found.code == 3:
+        return "cannot be read"
+    if found.code == 70:
+        return "a bug in meshctl"
+    counts = [(found.count(severity), severity) for severity in ("error", "warning")]
     return ", ".join(counted(count, severity) for count, severity in counts if count)
 
 
-def summary(ready: Ready) -> str:
+def _fixable(found: Checked, options: Options) -> str:
+    """Returns how many of the findings `--fix` can change, unless it has been asked to."""
+    fixable, count = sum(bool(one.fixes) for one in found.report.diagnostics), len(found.report.diagnostics)
+    if options.fix or not fixable:
+        return ""
+    if fixable < count:
+        return f"; --fix can change {fixable}"
+    return "; --fix can change all" if fixable > 1 else "; --fix can change it"
+
+
+def summary(launchable: Launchable) -> str:
     """ok: grpo: 3 groups, 5 workers, 4 components, 6 stages; plan 1f2e..."""
-    said = facts(ready)
-    counts = [
-        counted(int(said[key]), key.removesuffix("s"))
-        for key in ("groups", "workers", "components", "stages")
-        if key in said
-    ]
-    return f"ok: {said['name']}: {', '.join(counts)}; plan {said['digest']}"
+    values = facts(launchable)
+    counts = [counted(int(values[key]), key.removesuffix("s")) for key in values if key.endswith("s")]
+    return f"ok: {values['name']}: {', '.join(counts)}; plan {values['digest']}"
 
 
-def facts(ready: Ready) -> dict[str, str | int]:
-    plan = ready.plan
-    said: dict[str, str | int] = {
-        "name": plan.name,
-        "digest": plan.digest,
-        "groups": len(plan.groups),
-        "workers": plan.places,
-    }
-    return said | (
-        {"components": len(plan.components), "stages": len(plan.stages)} if plan.components else {}
-    )
+def facts(launchable: Launchable | None) -> dict[str, str | int]:
+    """Returns the numbers of a plan's parts, its name and its digest; empty if there is no plan."""
+    if launchable is None:
+        return {}
+    plan = launchable.plan
+    found: dict[str, str | int] = {"name": plan.name, "digest": plan.digest}
+    found |= {"groups": len(plan.groups), "workers": plan.places}
+    if plan.components:
+        found |= {"components": len(plan.components), "stages": len(plan.stages)}
+    return found
 
 
-# All of them
+# All recipes
 
 
-def tell(found: tuple[Checked, ...], asked: Asked, out: TextIO) -> int:
-    """Prints them in the format that is asked for; the exit code."""
-    format = asked.written_in
-    colour = coloured(out, asked.color)
+def report(found: tuple[Checked, ...], options: Options, out: TextIO) -> int:
+    """Prints the findings in the format of the options and returns the exit code."""
+    format, colour = options.report_format, coloured(out, options.color)
     findings = Findings(found, version() if format in ("json", "sarif") else "", colour, folder(), explained)
     draw: Callable[[Findings], str] = import_module(f"meshctl.view.reports.{format}").draw
     write(draw(findings), out)
@@ -165,7 +171,7 @@ def tell(found: tuple[Checked, ...], asked: Asked, out: TextIO) -> int:
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> str:
-    """The working directory, as seen from the checkout that GitHub shows the findings in."""
+    """Returns the working directory as a path below the checkout in which GitHub shows the findings."""
     if environ.get("GITHUB_ACTIONS") != "true" or not environ.get("GITHUB_WORKSPACE"):
         return ""
     here = os.path.relpath(Path.cwd(), environ["GITHUB_WORKSPACE"])
@@ -180,7 +186,7 @@ def version() -> str:
 
 
 def explained(code: str) -> str:
-    """What `meshctl explain` says of a code, its title first; nothing of one that has no page."""
+    """Returns the page of a code, its title first, or an empty text if the code has none."""
     from meshctl.diagnostics.codes import page
 
     try:
@@ -190,8 +196,6 @@ def explained(code: str) -> str:
     return "\n\n".join([found.title, *(piece for piece in found.why.pieces if isinstance(piece, str))])
 
 
-# What other commands show
-
-
 def draw(report: Report, out: TextIO) -> None:
+    """Prints a report as text, for other commands."""
     print(text(report, colour=coloured(out)), file=out)

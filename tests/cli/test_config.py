@@ -19,7 +19,7 @@ from meshctl.cli.launch import launch
 from meshctl.cli.load import plan_of
 from meshctl.cli.show_topology import Asked as Drawn
 from meshctl.cli.show_topology import show
-from meshctl.cli.validate import Asked, validate
+from meshctl.cli.validate import Options, validate
 from meshctl.engines.supervise import attempt
 from meshctl.engines.supervise.attempt import holds_secret
 from meshctl.text.redaction import HIDDEN
@@ -218,7 +218,7 @@ def test_no_command_shows_a_secret(
 ) -> None:
     code = 0 if overrides == GIVEN else 1
     for format in FORMATS:
-        assert validate(["recipe.yaml", *overrides], Asked(format)) == code
+        assert validate(["recipe.yaml", *overrides], Options(format)) == code
     for origins, format in [(False, "text"), (False, "json"), (True, "text"), (True, "json")]:
         assert config("recipe.yaml", overrides, origins, format) == code
     for format in ("text", "json", "mermaid", "svg", "html"):
@@ -226,7 +226,7 @@ def test_no_command_shows_a_secret(
     show("recipe.yaml", overrides, Drawn(rank="script:0"))
     show("recipe.yaml", overrides, Drawn(diff=f"vars.x.token={MARK} groups.train.ranks=4"))
     assert launch("recipe.yaml", overrides, dry_run=True) == code
-    validate([f"+vars.token={MARK}"], Asked())
+    validate([f"+vars.token={MARK}"], Options())
     out, err = capsys.readouterr()
     assert len(out) > 10_000 and MARK not in out
     assert MARK not in err

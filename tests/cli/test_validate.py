@@ -14,8 +14,8 @@ import pytest
 
 from meshctl.cli.color import coloured
 from meshctl.cli.fix import fix
-from meshctl.cli.load import Looked, Unreadable, look, plan_of
-from meshctl.cli.validate import Asked, checked, validate
+from meshctl.cli.load import CheckResult, Unreadable, check, plan_of
+from meshctl.cli.validate import Options, checked, validate
 from meshctl.diagnostics import RecipeError
 from meshctl.run.directory import RunDir, Start
 from tests.paths import RECIPE_GOLDEN as GOLDEN
@@ -169,7 +169,7 @@ def test_names_too_long_for_the_disk_are_only_unknown() -> None:
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str, **asked: Any) -> tuple[int, str, str]:
     """The exit code, and what went to stdout and stderr."""
-    code = validate(arguments, Asked(**asked))
+    code = validate(arguments, Options(**asked))
     return code, *capfd.readouterr()
 
 
@@ -404,14 +404,14 @@ def test_fix_keeps_comments_line_ends_and_rights_and_is_done_at_once(
     text = "# mine\r\nseed: 1\r\nseed: 1  # twice\r\ngroups: {a: {rank: 2, device_type: cpu, program: {module: json.tool}}}\r\n"
     (folder / "crlf.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())
     (folder / "crlf.yaml").chmod(0o640)
-    assert validate(["crlf.yaml"], Asked(fix=True)) == 0
+    assert validate(["crlf.yaml"], Options(fix=True)) == 0
     right = text.replace("seed: 1  # twice", "  # twice").replace("rank:", "ranks:").encode()
     there = folder / "crlf.yaml"
     assert there.read_bytes() == b"\xef\xbb\xbf" + right and there.stat().st_mode & 0o777 == 0o640
     said = capfd.readouterr().err
     assert said == "fixed crlf.yaml:3:1: `seed: 1` is gone\nfixed crlf.yaml:4:14: `rank` -> `ranks`\n"
     before = there.stat()
-    assert validate(["crlf.yaml"], Asked(fix=True)) == 0 and capfd.readouterr().err == ""
+    assert validate(["crlf.yaml"], Options(fix=True)) == 0 and capfd.readouterr().err == ""
     assert (there.stat().st_ino, there.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
@@ -493,8 +493,8 @@ def test_what_cannot_be_written_is_said_and_stays_wrong(
 def test_a_file_that_somebody_else_changes_is_left_alone(folder: Path) -> None:
     (folder / "r.yaml").write_text("nam: x\n")
 
-    def looks(held: Mapping[str, bytes]) -> Looked:
-        found = look("r.yaml", [], held)
+    def looks(held: Mapping[str, bytes]) -> CheckResult:
+        found = check("r.yaml", [], held)
         if held:
             (folder / "r.yaml").write_text("nam: y\n")
         return found
