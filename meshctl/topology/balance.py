@@ -4,9 +4,9 @@ A unit is a sample, or a group of samples that stays together; its weight is its
 computes the whole assignment alone, so it depends on nothing but the weights: all arithmetic is in integers,
 and ties go to the lower index.
 
-Heavy units go, longest first, to the part with the smallest load. What is left is light: neighbouring units
-fill what each part lacks, first most of them, and then the lightest ones, which even out what the first pass
-left. So a part consists of few runs of neighbouring samples, which are copied as a whole.
+Heavy units go, longest first, to the part with the smallest load. What is left is light: each part receives
+the next units in order, as many as it lacks, and a few units around each boundary even out its two sides. So
+a part consists of few runs of neighbouring samples, of few producers, which are copied as a whole.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ Numbers: TypeAlias = NDArray[numpy.int64]
 
 LIGHT_FRACTION = 16
 """A light unit weighs at most 1/16 of the smallest load that parts are filled up to."""
-RESERVED_FRACTION = 8
-MAX_RESERVED_PER_PART = 64
-"""The second pass has the lightest units: one of 8, and at most so many for each part."""
+WINDOW = 16
+"""The number of units around a boundary between two parts that even out its two sides."""
 MAX_ITEMS = 1 << 13
 """The number of items that equal counts assign one by one; of more units, neighbours form blocks."""
 MIN_ITEMS_PER_PART = 4
@@ -47,8 +46,10 @@ def equal_loads(weights: Numbers, parts: int) -> Numbers:
             break
         _longest_first(weights, light[is_heavy], loads, owner)
         light = light[~is_heavy]
-    for units in _coarse_and_fine(weights, light, parts):
-        _fill(weights, units, loads, owner)
+    if len(light):
+        neighbours = owner[light]
+        _fill(weights[light], loads, neighbours)
+        owner[light] = neighbours
     return owner
 
 
@@ -99,28 +100,37 @@ def _longest_first(weights: Numbers, units: Numbers, loads: Numbers, owner: Numb
         loads[part] = load
 
 
-def _coarse_and_fine(weights: Numbers, light: Numbers, parts: int) -> tuple[Numbers, Numbers]:
-    """Most of the light units in sample order, and the lightest ones, the heaviest of them first."""
-    reserved = min(len(light) // RESERVED_FRACTION, MAX_RESERVED_PER_PART * parts)
-    if not reserved:
-        return light, light[:0]
-    keys = weights[light] * len(light) + numpy.arange(len(light))
-    is_fine = keys < numpy.partition(keys, reserved)[reserved]
-    fine = light[is_fine]
-    return light[~is_fine], fine[numpy.argsort(-weights[fine], kind="stable")]
+def _fill(weights: Numbers, loads: Numbers, owner: Numbers) -> None:
+    """Gives neighbouring units to each part, as many as it lacks, and then evens out the boundaries.
+
+    `weights` and `owner` are those of the light units, in sample order.
+    """
+    sums = numpy.concatenate([[0], numpy.cumsum(weights)])
+    ends = numpy.cumsum(_lacking(loads, int(sums[-1])))[:-1]
+    cuts = numpy.searchsorted(sums, ends, side="right") - 1
+    owner[:] = numpy.searchsorted(cuts, numpy.arange(len(weights)), side="right")
+    before = numpy.diff(cuts, prepend=0)
+    after = numpy.diff(cuts, append=len(weights))
+    half = numpy.minimum(numpy.minimum(before, after) // 2, WINDOW // 2)
+    _refine(weights, owner, cuts, half, ends - sums[cuts - half])
 
 
-def _fill(weights: Numbers, units: Numbers, loads: Numbers, owner: Numbers) -> None:
-    """Gives each part the next units in order, as many as it lacks: a unit goes to the part in whose span of
-    the running total its middle lies."""
-    if not len(units):
-        return
-    sums = numpy.cumsum(weights[units])
-    ends = numpy.cumsum(_lacking(loads, int(sums[-1])))
-    middles = sums - weights[units] // 2 - 1
-    part = numpy.searchsorted(ends, middles, side="right")
-    owner[units] = part
-    numpy.add.at(loads, part, weights[units])
+def _refine(weights: Numbers, owner: Numbers, cuts: Numbers, half: Numbers, left: Numbers) -> None:
+    """Deals the units around each boundary again: the heaviest that still fits goes to the part on the left,
+    until nothing fits into what that part has `left`."""
+    offsets = numpy.arange(-(WINDOW // 2), WINDOW // 2)
+    is_inside = (offsets >= -half[:, None]) & (offsets < half[:, None])
+    units = numpy.where(is_inside, cuts[:, None] + offsets, 0)
+    window = numpy.where(is_inside, weights[units], 0)
+    falling = numpy.argsort(-window, axis=1, kind="stable")
+    boundary = numpy.arange(len(cuts))
+    goes_right = numpy.ones(window.shape, bool)
+    for column in falling.T:
+        weight = window[boundary, column]
+        fits = weight <= left
+        goes_right[boundary, column] = ~fits
+        left = left - numpy.where(fits, weight, 0)
+    owner[units[is_inside]] = (boundary[:, None] + goes_right)[is_inside]
 
 
 def _capped_longest_first(items: Numbers, loads: Numbers) -> Numbers:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 Id = tuple[int, ...]
 
@@ -79,9 +79,9 @@ class SampleTable:
 
     ids: tuple[Sequence[Id], ...]
     """Per producer, the ids of its samples in the order of its batch."""
-    lengths: tuple[Sequence[int], ...] | None = None
-    """Per producer, the number of tokens of each sample, as sequences or integer arrays. Only where the
-    dispatch balances tokens."""
+    lengths: tuple[Any, ...] | None = None
+    """Per producer, the number of tokens of each sample: sequences or arrays of integers. Only where
+    the dispatch balances tokens."""
     homes: tuple[Sequence[int], ...] | None = None
     """Per producer, the data rank that each sample returns to. Only where the dispatch has a `home`."""
     group_depth: int = 0

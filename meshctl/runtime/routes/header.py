@@ -20,12 +20,14 @@ from math import prod
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
 from meshctl.runtime.batch.ids import ids_of
-from meshctl.runtime.routes.rows import Piece, dtype_of, kind_of, packed, pieces_of
+from meshctl.runtime.routes.rows import Piece, dtype_of, kind_of, packed, pieces_of, row_index
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, fits, not_sent, unpack
 from meshctl.runtime.transports.buffers.memcpy import is_mappable
 from meshctl.topology.modes import Dispatch
@@ -37,7 +39,8 @@ MOST = 1 << 31
 """Samples that one speaker may say it has."""
 _WIDE = 1 << 63
 FEW = 4
-"""Runs that are joined one by one; of more, rows are picked by an index."""
+ROWS_PER_RUN = 16
+"""Few or long runs are joined one by one; of others, rows are picked by an index."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +330,7 @@ def table_of(rows: Sequence[Row]) -> SampleTable:
     """The table of a batch. A speaker whose stream ended has no samples."""
     forms = [row.form for row in rows if row.form]
     lengths = None if forms[0].lengths is None else tuple([_numbers(row, "lengths") for row in rows])
-    homes = None if forms[0].homes is None else tuple([_numbers(row, "homes") for row in rows])
+    homes = None if forms[0].homes is None else tuple([_numbers(row, "homes").tolist() for row in rows])
     return SampleTable(
         tuple([_ids(row) for row in rows]), lengths, homes, max([form.groups for form in forms])
     )
@@ -339,8 +342,8 @@ def _ids(row: Row) -> Sequence[Id]:
     return Grid(row.ids, row.form.shape) if row.form.shape else tuple(map(tuple, row.ids.tolist()))
 
 
-def _numbers(row: Row, what: str) -> list[int]:
-    return row.numbers[getattr(row.form, what)].tolist() if row.form else []
+def _numbers(row: Row, what: str) -> NDArray[numpy.int64]:
+    return row.numbers[getattr(row.form, what)].numpy() if row.form else numpy.empty(0, numpy.int64)
 
 
 @dataclass(frozen=True)
@@ -440,8 +443,9 @@ class Said:
 
     def _rows_of(self, part: int, tensors: Sequence[Tensor]) -> Tensor:
         """The rows of a part, in its order, of a tensor that each speaker has."""
-        if len(self.parts[part]) <= FEW:
-            return torch.cat([tensors[run.producer][run.start : run.stop] for run in self.parts[part]])
+        runs = self.parts[part]
+        if len(runs) <= FEW or len(runs) * ROWS_PER_RUN <= self.cut.counts[part]:
+            return torch.cat([tensors[run.producer][run.start : run.stop] for run in runs])
         return torch.cat([tensors[speaker] for speaker in self.cut.speakers[part]])[self._index(part)]
 
     def _index(self, part: int) -> Tensor:
@@ -449,17 +453,12 @@ class Said:
         found = self._indices.get(part)
         if found is None:
             has = self.cut.speakers[part]
-            starts = dict(
-                zip(
-                    has,
-                    accumulate((len(self.table.ids[speaker]) for speaker in has), initial=0),
-                    strict=False,
-                )
-            )
-            rows = list[int]()
-            for speaker, start, stop in self.parts[part]:
-                rows += range(starts[speaker] + start, starts[speaker] + stop)
-            found = self._indices[part] = torch.tensor(rows)
+            counts = [len(self.table.ids[speaker]) for speaker in has]
+            first = dict(zip(has, accumulate(counts, initial=0), strict=False))
+            spans = [
+                (first[speaker] + start, first[speaker] + stop) for speaker, start, stop in self.parts[part]
+            ]
+            found = self._indices[part] = row_index(spans)
         return found
 
     @cached_property

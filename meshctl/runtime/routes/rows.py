@@ -56,6 +56,15 @@ def packed(pieces: Sequence[Piece]) -> list[Piece]:
     return found
 
 
+def row_index(spans: Sequence[tuple[int, int]]) -> Tensor:
+    """int64 `[n]`: all numbers of some spans [start, stop), one span after another."""
+    starts, stops = torch.tensor(spans).unbind(1)
+    counts = stops - starts
+    ends = counts.cumsum(0)
+    shifts: Tensor = (starts - ends + counts).repeat_interleave(counts)
+    return torch.arange(int(ends[-1])) + shifts
+
+
 def kind_of(column: Column) -> str:
     """`tensor` and `ragged` are laid out by whoever knows their dtype and the shape of a row; a `list` is
     not, and what lies on a `device` gets from there to another by a way of its own."""
@@ -121,18 +130,19 @@ def picked(batch: Batch, pieces: Sequence[Piece]) -> Batch:
     """Rows of a batch as room for them, with what is not laid out in it already."""
     if len(pieces) < 2:  # views: the frame copies them once
         return batch.between(pieces[0].start, pieces[0].stop) if pieces else batch.between(0, 0)
-    rows = [row for piece in pieces for row in range(piece.start, piece.stop)]
     schema = schema_of(batch)
     lengths = {
         name: torch.cat([column[piece.start : piece.stop] for piece in pieces])
         for name, column in lengths_of(batch).items()
     }
     ids = torch.cat([batch.ids[piece.start : piece.stop] for piece in pieces])
-    made = room(schema, len(rows), lengths, ids, batch.group_depth)
-    others = Batch(
-        {name: column for name, column in batch.columns.items() if name not in schema}, ids=batch.ids
-    ).take(rows)
-    columns = {name: made.columns.get(name, others.columns.get(name, [])) for name in batch.columns}
+    made = room(schema, len(ids), lengths, ids, batch.group_depth)
+    columns = made.columns
+    if len(schema) < len(batch.columns):
+        others = Batch(
+            {name: column for name, column in batch.columns.items() if name not in schema}, ids=batch.ids
+        ).take(row_index([(piece.start, piece.stop) for piece in pieces]).tolist())
+        columns = {name: made.columns.get(name, others.columns.get(name, [])) for name in batch.columns}
     return Batch(columns, ids=ids, group_depth=batch.group_depth, most=batch.most)
 
 
@@ -141,12 +151,9 @@ def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
     target has no such places."""
     if not pieces:
         return
-    rows = (
-        [row for piece in pieces for row in range(piece.start, piece.stop)]
-        if len(pieces) > 1 and _together(pieces)
-        else None
-    )
-    index = None if rows is None else torch.tensor(rows)
+    index: Tensor | None = None
+    if any(isinstance(column, Tensor) for column in target.columns.values()) and _fill_a_gap(pieces):
+        index = row_index([(piece.start, piece.stop) for piece in pieces])
     whole = [(piece.at, piece.start, piece.stop) for piece in pieces]
     spans: dict[tuple[int, int], Spans] = {}
     for name, column in target.columns.items():
@@ -163,8 +170,9 @@ def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
 
 
 def _spans(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> Spans:
-    into, out = target.offsets.tolist(), source.offsets.tolist()
-    return [(into[piece.at], out[piece.start], out[piece.stop]) for piece in pieces]
+    at, start, stop = torch.tensor([(piece.at, piece.start, piece.stop) for piece in pieces]).unbind(1)
+    places = target.offsets[at].tolist(), source.offsets[start].tolist(), source.offsets[stop].tolist()
+    return list(zip(*places, strict=True))
 
 
 def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | None = None) -> None:
@@ -191,6 +199,8 @@ def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | Non
             target[at : at + stop - start].copy_(source[start:stop])
 
 
-def _together(pieces: Sequence[Piece]) -> bool:
-    """Whether they go to neighbouring places."""
-    return all(one.at + one.stop - one.start == other.at for one, other in pairwise(pieces))
+def _fill_a_gap(pieces: Sequence[Piece]) -> bool:
+    """Whether several pieces go to neighbouring places."""
+    return len(pieces) > 1 and all(
+        one.at + one.stop - one.start == other.at for one, other in pairwise(pieces)
+    )
