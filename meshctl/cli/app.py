@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
 from meshctl.cli.hydra_flags import answer
 from meshctl.cli.output import no_room, open_all, refused, write
@@ -30,11 +31,20 @@ app = typer.Typer(
 Recipe = Annotated[
     str,
     typer.Argument(
-        metavar="RECIPE", help="A recipe, - for standard input, or a run's directory.", show_default=False
+        metavar="RECIPE",
+        help="A recipe, - for standard input, or a run's directory.",
+        show_default=False,
+        autocompletion=sources.recipe,
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra's overrides.", show_default=False)
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Hydra's overrides.",
+        show_default=False,
+        autocompletion=sources.overrides,
+    ),
 ]
 
 
@@ -60,20 +70,46 @@ def meshctl(
 def init(
     name: Annotated[
         str,
-        typer.Argument(metavar="[NAME]", help="NAME.yaml, in a folder if it says one.", show_default=False),
+        typer.Argument(
+            metavar="[NAME]",
+            help="NAME.yaml, in a folder if it says one.",
+            show_default=False,
+            autocompletion=sources.files,
+        ),
     ] = "",
-    kind: Annotated[str, typer.Option(help="train, grpo, distill or script.", show_default=False)] = "",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="train, grpo, distill or script.", show_default=False, autocompletion=sources.kinds
+        ),
+    ] = "",
     device: Annotated[
-        str, typer.Option(help="cpu, cuda, npu or mps; what this machine has.", show_default=False)
+        str,
+        typer.Option(
+            help="cpu, cuda, npu or mps; what this machine has.",
+            show_default=False,
+            autocompletion=sources.device_types,
+        ),
     ] = "",
     ranks: Annotated[
         int | None, typer.Option(metavar="N", help="Devices, or on cpu processes, of all groups together.")
     ] = None,
     layout: Annotated[
-        str, typer.Option(help="fsdp, dp or hsdp: of the group that trains.", show_default=False)
+        str,
+        typer.Option(
+            help="fsdp, dp or hsdp: of the group that trains.",
+            show_default=False,
+            autocompletion=sources.layouts,
+        ),
     ] = "",
     script: Annotated[
-        str, typer.Option(metavar="FILE", help="Your own, written for torchrun.", show_default=False)
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Your own, written for torchrun.",
+            show_default=False,
+            autocompletion=sources.python_files,
+        ),
     ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
@@ -91,16 +127,31 @@ def validate(
         typer.Argument(
             metavar="RECIPE... [KEY=VALUE]...",
             help="Recipes, - for standard input; Hydra's overrides, for all of them.",
+            autocompletion=sources.recipes_and_overrides,
         ),
     ],
     format: Annotated[
-        str, typer.Option("--format", "-f", help="text, concise, json, github or sarif.", show_default=False)
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="text, concise, json, github or sarif.",
+            show_default=False,
+            autocompletion=sources.report_formats,
+        ),
     ] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
     fix: Annotated[
         bool, typer.Option("--fix", help="First change what has one safe answer, and say what.")
     ] = False,
-    color: Annotated[str, typer.Option(metavar="WHEN", help="auto, always or never.")] = "auto",
+    color: Annotated[
+        str,
+        typer.Option(
+            metavar="WHEN",
+            help="auto, always or never.",
+            autocompletion=sources.words("auto", "always", "never"),
+        ),
+    ] = "auto",
 ) -> None:
     """Says every mistake of recipes at once. Starts nothing, and imports nothing that they name."""
     from meshctl.cli.validate import Options, validate
@@ -115,7 +166,12 @@ def config(
     origins: Annotated[
         bool, typer.Option("--origins", help="Where each value was written, and what it replaced.")
     ] = False,
-    format: Annotated[str, typer.Option("--format", "-f", help="text (YAML) or json.")] = "text",
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format", "-f", help="text (YAML) or json.", autocompletion=sources.words("text", "json")
+        ),
+    ] = "text",
 ) -> None:
     """Prints a recipe as it is composed, without its secrets."""
     from meshctl.cli.config import config
@@ -128,14 +184,33 @@ def show_topology(
     recipe: Recipe,
     overrides: Overrides = None,
     format: Annotated[
-        str, typer.Option("--format", "-f", help="text, json, mermaid, svg or html; text, or what FILE says.")
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="text, json, mermaid, svg or html; text, or what FILE says.",
+            autocompletion=sources.picture_formats,
+        ),
     ] = "",
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Write it to a file.")] = "",
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", metavar="FILE", help="Write it to a file.", autocompletion=sources.files),
+    ] = "",
     component: Annotated[
-        str, typer.Option(metavar="NAME", help="One component: its process groups, stages and routes.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="One component: its process groups, stages and routes.",
+            autocompletion=sources.components,
+        ),
     ] = "",
     dim: Annotated[
-        str, typer.Option(metavar="DIM", help="The process groups along a dim, of all components or of one.")
+        str,
+        typer.Option(
+            metavar="DIM",
+            help="The process groups along a dim, of all components or of one.",
+            autocompletion=sources.dims,
+        ),
     ] = "",
     node: Annotated[
         int | None, typer.Option(metavar="N", help="One node: its devices and processes.")
@@ -143,7 +218,9 @@ def show_topology(
     rank: Annotated[
         str,
         typer.Option(
-            metavar="GROUP:N", help="One rank: its coordinates, peers and samples, and whom it talks to."
+            metavar="GROUP:N",
+            help="One rank: its coordinates, peers and samples, and whom it talks to.",
+            autocompletion=sources.ranks,
         ),
     ] = "",
     samples: Annotated[
@@ -152,7 +229,11 @@ def show_topology(
     ] = None,
     diff: Annotated[
         str | None,
-        typer.Option(metavar="OTHER", help="What changes to a recipe, overrides, or both in quotes."),
+        typer.Option(
+            metavar="OTHER",
+            help="What changes to a recipe, overrides, or both in quotes.",
+            autocompletion=sources.recipes_and_overrides,
+        ),
     ] = None,
 ) -> None:
     """Draws what a recipe would run. Where, in which meshes, with which data flow."""
@@ -170,7 +251,10 @@ def launch(
         bool, typer.Option("--dry-run", help="Say what would be started, and start nothing.")
     ] = False,
     only: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Run this group alone.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="GROUP", help="Run this group alone.", show_default=False, autocompletion=sources.groups
+        ),
     ] = None,
     replay: Annotated[
         list[str] | None,
@@ -178,6 +262,7 @@ def launch(
             metavar="ROUTE=DIR",
             help="With --only: where a run has recorded what the group takes.",
             show_default=False,
+            autocompletion=sources.recordings,
         ),
     ] = None,
     multirun: Annotated[
@@ -200,10 +285,19 @@ def launch(
 @app.command()
 def doctor(
     recipe: Annotated[
-        str, typer.Argument(metavar="[RECIPE]", help="Whether this one would start here.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="Whether this one would start here.",
+            show_default=False,
+            autocompletion=sources.recipe,
+        ),
     ] = "",
     overrides: Overrides = None,
-    format: Annotated[str, typer.Option("--format", "-f", help="text or json.")] = "text",
+    format: Annotated[
+        str,
+        typer.Option("--format", "-f", help="text or json.", autocompletion=sources.words("text", "json")),
+    ] = "text",
 ) -> None:
     """Says what this machine lacks, and what to do about it."""
     from meshctl.cli.doctor import doctor
@@ -214,7 +308,13 @@ def doctor(
 @app.command()
 def explain(
     code: Annotated[
-        str, typer.Argument(metavar="[CODE]", help="MC410; MC4 for all about meshes.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[CODE]",
+            help="MC410; MC4 for all about meshes.",
+            show_default=False,
+            autocompletion=sources.codes,
+        ),
     ] = "",
 ) -> None:
     """Says why a code is reported, with an example. Without one, lists all codes."""
@@ -226,7 +326,14 @@ def explain(
 @app.command()
 def schema(
     out: Annotated[
-        str, typer.Option("--out", "-o", metavar="FILE", help="Write it to a file, or into a folder.")
+        str,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write it to a file, or into a folder.",
+            autocompletion=sources.files,
+        ),
     ] = "",
 ) -> None:
     """The JSON Schema of recipes, for editors."""
@@ -238,7 +345,13 @@ def schema(
 @app.command()
 def completion(
     shell: Annotated[
-        str, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; what SHELL says.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[SHELL]",
+            help="bash, zsh or fish; what SHELL says.",
+            show_default=False,
+            autocompletion=sources.shells,
+        ),
     ] = "",
 ) -> None:
     """Prints the script by which a shell completes. It knows commands, recipes and overrides."""
@@ -249,7 +362,7 @@ def completion(
 
 @app.command()
 def agent(
-    plan: Annotated[Path, typer.Option(help="RUN/plan.json")],
+    plan: Annotated[Path, typer.Option(help="RUN/plan.json", autocompletion=sources.files)],
     node: Annotated[int, typer.Option(help="The node of the cluster that this is.")],
     head: Annotated[str, typer.Option(help="HOST:PORT at which the supervisor of the run listens.")],
     group: Annotated[str, typer.Option(help="The only group of the node to run. Left out: all.")] = "",

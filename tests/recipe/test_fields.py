@@ -5,6 +5,7 @@ from dataclasses import fields as attributes
 
 import pytest
 
+from meshctl.cli.completion.outline import Outline
 from meshctl.cli.completion.overrides import overrides
 from meshctl.diagnostics import Span
 from meshctl.recipe import field_types, model, reader, schema
@@ -25,7 +26,6 @@ from meshctl.recipe.fields import (
     Section,
 )
 from meshctl.recipe.key_paths import field_at, section_at
-from meshctl.recipe.quick_parse import Outline
 from meshctl.recipe.suggestions import ALIASES, RELATED, nearest_key
 
 HERE = Span("recipe.yaml", 1, 1)
@@ -74,7 +74,7 @@ def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) 
     values = FieldReader(TREE, readers=reader._READERS).section(Node({}, HERE), PATHS[section.name], section)
     assert values[field.key] == field.value_if_absent
     if field is not RECIPE.by_key["defaults"]:
-        proposed = {one.text: one.says for one in overrides(Outline(TREE), "++" + ".".join(path))}
+        proposed = {one.text: one.description for one in overrides(Outline(TREE), "++" + ".".join(path))}
         described = [says for text, says in proposed.items() if text.strip("+=.") == ".".join(path)]
         assert described and {*described} == {field.doc}
 
@@ -105,9 +105,9 @@ def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own.found[0].help == "did you mean `cool_down`?"
     described = schema.section_schema(section)["properties"]["cool_down"]
     assert (described["description"], described["default"]) == ("Seconds of rest between steps.", 2.5)
-    assert [one.says for one in overrides(Outline(TREE), "run.cool") if one.text == "run.cool_down="] == [
-        new.doc
-    ]
+    assert [
+        one.description for one in overrides(Outline(TREE), "run.cool") if one.text == "run.cool_down="
+    ] == [new.doc]
     assert [field.key for field in section.defaults()][-1] == "cool_down"
 
 

@@ -1,12 +1,14 @@
-"""What may stand where the cursor is: shells ask by `meshctl complete SHELL`, as the scripts here do.
+"""Shell completion. Shells ask by `meshctl complete SHELL`, as the scripts in this folder do.
 
-    meshctl val|                                          words.py: commands, options, recipes
+    meshctl val|                                          words.py: commands and options, from the command line
+    meshctl launch --only r|                              sources.py: what an option or argument may be, named
+                                                          beside each option in `cli/app.py`
     meshctl launch a.yaml groups.train.|                  overrides.py: keys of this recipe, and keys that
                                                           recipes have
     meshctl launch a.yaml layout@components.actor.p|      config groups and their options
-    meshctl launch a.yaml groups.train.device_type=|      words, names of what the recipe has, sizes that
-                                                          divide
+    meshctl launch a.yaml groups.train.device_type=|      words, names of the recipe, sizes that divide
 
-`line.py` finds the word in a shell's line and gives the answer in its terms. For a word of a recipe neither
-typer nor Hydra is loaded, nothing is executed, and whatever goes wrong is an empty answer.
+`line.py` finds the word in a shell's line and answers in the shell's terms. The scripts are not typer's: those add a
+space behind `groups.` and know nothing of what stands behind `=`. The recipe is composed as `validate` does it, nothing
+is executed, and whatever goes wrong is an empty answer.
 """

@@ -1,13 +1,16 @@
-"""One answer: a word, or as much of one as is known."""
+"""One answer of shell completion: a word, or the beginning of one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     text: str
-    says: str = ""
-    whole: bool = True
-    """Nothing more belongs to this word."""
+    description: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing more belongs to the word; else the shell adds no space behind it."""
+        is_list = "=[" in self.text and not self.text.endswith("]")
+        return not (is_list or self.text.endswith((".", "=", "@", "/", ":")))

@@ -45,9 +45,9 @@ def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iter
     *before, word = words or [""]
     for found in _fitting(before, word):
         yield (
-            f"{found.text}\t{found.says}\t{int(found.whole)}"
+            f"{found.text}\t{found.description}\t{int(found.is_whole)}"
             if shell == "zsh"
-            else f"{found.text}\t{found.says}".rstrip("\t")
+            else f"{found.text}\t{found.description}".rstrip("\t")
         )
 
 
@@ -107,7 +107,7 @@ def _bash(line: str, breaks: str) -> Iterator[str]:
     at = typed(line, breaks)
     for found in _fitting(at.words[1:], at.last):
         rest = found.text[at.kept :]
-        yield rest if at.quote else _escaped(rest) + " " * found.whole
+        yield rest if at.quote else _escaped(rest) + " " * found.is_whole
 
 
 def _escaped(text: str) -> str:

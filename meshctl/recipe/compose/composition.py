@@ -11,7 +11,7 @@ Merging is done here and not by Hydra, so every value keeps its file, line and c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +35,8 @@ class Composed:
     found: tuple[Diagnostic, ...]
     sources: tuple[tuple[str, tuple[str, ...]], ...]
     """(file, lines) of everything that was read; each override is a file of one line."""
+    chosen: tuple[str, ...] = ()
+    """What the defaults lists choose, as `layout@components.actor.parallel`."""
 
     @property
     def unreadable(self) -> bool:
@@ -60,6 +62,7 @@ def compose(
     choices, values = lists.sort(given)
     lists.chosen = frozenset(one.target for one in choices)
     root = Node({}, Span(name, 1, 1))
+    entries: list[DefaultsEntry] = []
     if store.is_readable(PRIMARY):
         layouts = [one for one in choices if is_layout(one.parsed.package) and not one.is_deletion]
         others = [one for one in choices if one not in layouts]
@@ -73,7 +76,15 @@ def compose(
     if not found and not root.value:
         found.append(_empty(store, name))
     lines = tuple((overrides.file_of(number), (text,)) for number, text in enumerate(texts, 1))
-    return Composed(root, tuple(dict.fromkeys(found)), (*store.sources, *lines))
+    chosen = tuple(choice for entry in entries for choice in _chosen(store, entry))
+    return Composed(root, tuple(dict.fromkeys(found)), (*store.sources, *lines), chosen)
+
+
+def _chosen(store: ConfigStore, entry: DefaultsEntry) -> Iterator[str]:
+    """Yields the `group@package` of the options that the defaults list of one config chooses."""
+    entries = None if entry.config == CHOICE else store.defaults(entry.config)
+    for item in entries.value if entries is not None and entries.is_list else ():
+        yield from (key.split(" ")[-1] for key, _ in item.items())
 
 
 def _empty(store: ConfigStore, name: str) -> Diagnostic:

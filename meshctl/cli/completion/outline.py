@@ -1,0 +1,53 @@
+"""The keys, names and values of a recipe, for shell completion: composed as `validate` does it, and not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshctl.diagnostics import Span
+from meshctl.recipe.compose.composition import compose
+from meshctl.recipe.compose.folders import SUFFIXES, config_folders, files, is_dir, list_groups
+from meshctl.recipe.compose.yaml_tree import Node
+
+
+@dataclass(frozen=True)
+class Outline:
+    root: Node = Node({}, Span("", 1, 1))
+    home: Path = Path()
+    """The recipe's folder."""
+    folders: tuple[Path, ...] = ()
+    """Where config groups are found."""
+    chosen: tuple[str, ...] = ()
+    """What defaults lists choose, as `group@package`."""
+
+    def names(self, *path: str) -> list[str]:
+        """Returns the keys of the mapping at a path."""
+        node = self.root.at(path)
+        return [key for key, _ in node.items()] if node is not None else []
+
+    def text(self, *path: str) -> str:
+        """Returns a value as it is written; empty for a mapping, a list, and where there is none."""
+        node = self.root.at(path)
+        return node.written if node is not None else ""
+
+    def groups(self) -> list[str]:
+        return list_groups(self.folders)
+
+    def options(self, group: str) -> Iterator[tuple[str, str]]:
+        """Yields the files of a config group, with the first line of each if it is a comment."""
+        found = {
+            file.stem: file for folder in self.folders[::-1] for file in files(folder / group, *SUFFIXES)
+        }
+        for name, file in found.items():
+            first = file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+            yield name, first[1:].strip() if first.startswith("#") else ""
+
+
+def outline(recipe: Path) -> Outline:
+    """Returns the outline of a file, or of the folder of a run."""
+    file = recipe / "recipe.yaml" if is_dir(recipe) else recipe
+    folders = tuple(dict.fromkeys(config_folders(file.parent, ())))
+    composed = compose(file, [], Path.cwd(), folders)
+    return Outline(composed.tree, file.parent, folders, composed.chosen)

@@ -1,0 +1,167 @@
+"""What options and arguments of the command line may be: callbacks that `cli/app.py` names beside each of them.
+
+A callback gets the arguments of the command so far, in `ctx.args`, and the beginning of the word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from meshctl.cli.completion.candidate import Candidate
+
+if TYPE_CHECKING:
+    from meshctl.cli.completion.outline import Outline
+
+RECIPE_SUFFIXES = (".yaml", ".yml")
+Callback = Callable[[typer.Context, str], Iterable[Candidate]]
+
+
+def words(*known: str) -> Callback:
+    """Returns a callback for a few words."""
+
+    def found(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+        return map(Candidate, known)
+
+    return found
+
+
+# Arguments
+
+
+def recipe(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    return _paths(incomplete, RECIPE_SUFFIXES)
+
+
+def overrides(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.cli.completion.overrides import overrides
+
+    return overrides(_outline(ctx), incomplete)
+
+
+def recipes_and_overrides(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
+    if not _is_override(incomplete):
+        yield from recipe(ctx, incomplete)
+    if ctx.args:
+        yield from overrides(ctx, incomplete)
+
+
+def codes(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
+    """Yields the codes that begin with a word, in the word's own case."""
+    from meshctl.diagnostics.codes import codes, head
+
+    for code in codes():
+        if code.startswith(incomplete.upper()):
+            yield Candidate(incomplete + code[len(incomplete) :], head(code)[1])
+
+
+def shells(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.cli.completion.shells import shells
+
+    return map(Candidate, shells())
+
+
+def files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    return _paths(incomplete, ("",))
+
+
+def python_files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    return _paths(incomplete, (".py",))
+
+
+# Options
+
+
+def report_formats(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.view.reports import FORMATS
+
+    return (Candidate(name, description) for name, description in FORMATS.items())
+
+
+def picture_formats(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.view.pictures import FORMATS
+
+    return map(Candidate, FORMATS)
+
+
+def kinds(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.recipe.templates import KINDS
+
+    return (Candidate(name, description) for name, description in KINDS.items())
+
+
+def layouts(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.recipe.templates import LAYOUTS
+
+    return (Candidate(name, description) for name, (description, _) in LAYOUTS.items())
+
+
+def device_types(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.recipe.fields import DEVICE_TYPES
+
+    return (Candidate(name, description) for name, description in DEVICE_TYPES.items())
+
+
+def dims(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    from meshctl.topology.sizes import SIZES
+
+    return (Candidate(size.removesuffix("_size")) for size in SIZES)
+
+
+def components(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    outline = _outline(ctx)
+    names = outline.names("components")
+    return (Candidate(name, outline.text("components", name, "_target_")) for name in names)
+
+
+def groups(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    return map(Candidate, _outline(ctx).names("groups"))
+
+
+def ranks(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    """Returns the beginnings of GROUP:N."""
+    return (Candidate(f"{name}:") for name in _outline(ctx).names("groups"))
+
+
+def recordings(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
+    """Returns ROUTE=DIR, in which a source stands for all of its routes."""
+    route, equals, folder = incomplete.partition("=")
+    if equals:
+        return (Candidate(f"{route}={one.text}") for one in _paths(folder, ()))
+    return (Candidate(f"{name}=") for name in _outline(ctx).names("pipeline"))
+
+
+# What they have in common
+
+
+def _outline(ctx: typer.Context) -> Outline:
+    """Returns the outline of the recipe that the line names."""
+    from meshctl.cli.completion.outline import Outline, outline
+
+    named = next((argument for argument in ctx.args if not _is_override(argument)), "")
+    return outline(Path(named).expanduser()) if named else Outline()
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or (word.startswith(("~", "+")) and not word.startswith("~/"))
+
+
+def _paths(word: str, suffixes: tuple[str, ...]) -> Iterator[Candidate]:
+    """Yields folders, and files that end so; hidden ones if the word begins like one."""
+    begun = word.rpartition("/")[2]
+    folder = word[: len(word) - len(begun)]
+    try:
+        entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
+    except (OSError, ValueError):
+        return
+    for entry in entries:
+        if entry.name.startswith(".") and not begun.startswith("."):
+            continue
+        if entry.is_dir():
+            yield Candidate(f"{folder}{entry.name}/")
+        elif entry.name.endswith(suffixes):
+            yield Candidate(f"{folder}{entry.name}")
