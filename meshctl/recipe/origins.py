@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose import yaml_reader
-from meshctl.recipe.compose.interpolation import references
 from meshctl.recipe.compose.overrides import is_override
+from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves, plain, replaced
 from meshctl.recipe.fields import CALL, CHECKPOINT, GROUP, RECIPE, RUN, SYNC, Section
 from meshctl.recipe.load import Loaded

@@ -18,8 +18,8 @@ import yaml
 from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.recipe import fields
 from meshctl.recipe.compose.errors import MAX_DEPTH
-from meshctl.recipe.compose.interpolation import references
 from meshctl.recipe.compose.overrides import is_override
+from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves
 from meshctl.recipe.fields import RECIPE
 from meshctl.text.redaction import (

@@ -1,23 +1,29 @@
-"""`${...}`: what a recipe says once and uses elsewhere.
+"""Resolves interpolations: `${...}` stands for another value of the recipe or for the environment.
 
     ${vars.seq_len}   ${.sibling}   ${..uncle}      another value of the recipe
     ${oc.env:NAME}    ${oc.env:NAME,default}        the environment
     ${oc.select:a.b,default}   ${oc.decode:text}    and no other resolver: a resolver is code
 
-In `args` and `env` an `${oc.env:X}` stays as written: the worker resolves it, so no secret is in a plan. References inside it are
-resolved here. `\\${` is a plain `${`.
+In `args` and `env`, `${oc.env:X}` is kept as written: the worker resolves it, so no secret is in a plan.
+References inside it are resolved here. `\\${` is a plain `${`.
 """
 
 from __future__ import annotations
 
 import operator
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Fix
+from meshctl.recipe.compose.references import (
+    InvalidInterpolation,
+    references,
+    split,
+    split_arguments,
+    target_of,
+)
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves
 from meshctl.recipe.fixes import meant
 from meshctl.recipe.suggestions import nearest_key
@@ -27,348 +33,263 @@ RESOLVERS = ("oc.env", "oc.select", "oc.decode")
 KEPT = {("components", "args"), ("groups", "env"), ("groups", "args")}
 """(mapping, key of its items) below which the environment is left to the worker."""
 MAX_READS = 50_000
+"""Maximum number of values that are read to resolve a recipe."""
+MAX_CHAIN = 64
+"""Maximum number of references that lead to one another."""
 
 
-class Wrong(Exception):
-    """Ends the reading of one value; the border below makes it a diagnostic."""
-
-    def __init__(self, code: str, message: str, help: str = "", circle: tuple[Path, ...] = ()) -> None:
-        super().__init__(message)
-        self.diagnostic = Diagnostic(code, message, help=help)
-        self.circle = circle
-        """The references that lead back to the first of them."""
-        self.path: Path | None = None
-        """Of the value in whose own text it is."""
-
-
-class Silent(Wrong):
-    """It leads to a value that is still to be given, or wrong: that is said there."""
+class ReportedElsewhere(InvalidInterpolation):
+    """The reference leads to a value that is missing or wrong, which is reported where it is written."""
 
     def __init__(self) -> None:
         super().__init__("", "")
 
 
+class TooMuch(InvalidInterpolation):
+    """A limit of the evaluation is exceeded; it is reported once, at the first value that exceeds it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("MC218", message)
+
+
 def resolve(
     root: Node, environ: Mapping[str, str] = os.environ, decode: Callable[[str], Any] = str
 ) -> tuple[Node, list[Diagnostic]]:
-    """The tree without interpolations, but for those of the environment in `args` and `env`; `decode` reads a
-    YAML scalar."""
-    whole = _Whole(_Reader(root, environ, decode))
-    return whole.read(root, ()), whole.found
+    """Returns the tree without interpolations, except those of the environment in `args` and `env`, and what is
+    wrong with them. `decode` reads a YAML scalar."""
+    resolver = _Resolver(_Evaluator(root, environ, decode))
+    return resolver.resolve(root, ()), resolver.found
 
 
 @dataclass
-class _Whole:
-    """Reads every value of a tree, and says each mistake once: where it is written, not wherever something
-    refers to it."""
+class _Resolver:
+    """Resolves every value of a tree, and reports each mistake once: where it is written, not wherever
+    something refers to it."""
 
-    reader: _Reader
+    evaluator: _Evaluator
     found: list[Diagnostic] = field(default_factory=list)
     circles: set[frozenset[Path]] = field(default_factory=set)
+    """Those that have been reported."""
+    is_limit_reported: bool = False
 
-    def read(self, node: Node, path: Path) -> Node:
+    def resolve(self, node: Node, path: Path) -> Node:
+        """Returns the node resolved; the same object if nothing in it changes."""
         if isinstance(node.value, dict):
-            items = {key: self.read(item, (*path, key)) for key, item in node.value.items()}
-            return (
-                node
-                if all(items[key] is item for key, item in node.value.items())
-                else replace(node, value=items)
-            )
+            items = {key: self.resolve(item, (*path, key)) for key, item in node.value.items()}
+            is_same = all(map(operator.is_, items.values(), node.value.values()))
+            return node if is_same else replace(node, value=items)
         if isinstance(node.value, list):
-            values = [self.read(item, (*path, str(index))) for index, item in enumerate(node.value)]
+            values = [self.resolve(item, (*path, str(index))) for index, item in enumerate(node.value)]
             return node if all(map(operator.is_, values, node.value)) else replace(node, value=values)
-        if not isinstance(node.value, str) or "${" not in node.value:
+        if not _is_interpolated(node):
             return node
         try:
-            value = self.reader.read(node, path, _is_kept(path))
-        except Wrong as wrong:
-            self.found += self.said(wrong, node, path)
+            value = self.evaluator.read(node, path, _is_kept(path))
+        except InvalidInterpolation as wrong:
+            self.found += self.diagnostics(wrong, node, path)
             value = replace(node, value=BROKEN)
         target = value.span if value.span != node.span else None
         return replace(value, span=node.span, key=node.key, target=target)
 
-    def said(self, wrong: Wrong, leaf: Node, path: Path) -> Iterator[Diagnostic]:
-        root = self.reader.root
-        if isinstance(wrong, Silent):
+    def diagnostics(self, wrong: InvalidInterpolation, leaf: Node, path: Path) -> Iterator[Diagnostic]:
+        root = self.evaluator.root
+        if isinstance(wrong, ReportedElsewhere) or (isinstance(wrong, TooMuch) and self.is_limit_reported):
             return
-        if wrong.circle:
+        if isinstance(wrong, TooMuch):
+            self.is_limit_reported = True
+            yield replace(wrong.diagnostic, primary=leaf.span)
+        elif wrong.circle:
             yield from self.circle(wrong, leaf, path)
         elif wrong.path in (None, path):
             yield replace(wrong.diagnostic, primary=leaf.span, fixes=_renamed(root, leaf, path))
-        elif (
-            wrong.path
-            and _is_kept(wrong.path)
-            and wrong.diagnostic.code == "MC215"
-            and (written := root.at(wrong.path))
-        ):
-            says = written.span.with_word(
-                f"`{'.'.join(wrong.path)}` is left to the workers, but this must be known now"
-            )
-            yield replace(wrong.diagnostic, primary=leaf.span, seconds=(says,))
+        elif wrong.path and _is_kept(wrong.path) and wrong.diagnostic.code == "MC215":
+            written = root.at(wrong.path)
+            assert written is not None
+            words = f"`{'.'.join(wrong.path)}` is left to the workers, but this must be known now"
+            yield replace(wrong.diagnostic, primary=leaf.span, seconds=(written.span.with_word(words),))
 
-    def circle(self, wrong: Wrong, leaf: Node, path: Path) -> Iterator[Diagnostic]:
-        """At the first of its values; the others are its second places."""
+    def circle(self, wrong: InvalidInterpolation, leaf: Node, path: Path) -> Iterator[Diagnostic]:
+        """Reports a circle at the first of its values; the others are the second spans."""
         here = next((index for index, one in enumerate(wrong.circle) if path[: len(one)] == one), None)
         if here is None or frozenset(wrong.circle) in self.circles:
             return
         self.circles.add(frozenset(wrong.circle))
         circle = [*wrong.circle[here:], *wrong.circle[:here]]
         names = [".".join(one) for one in (*circle, circle[0])]
-        spans = [
-            (node.span, names[index + 1])
-            for index, one in enumerate(circle)
-            if index and (node := self.reader.root.at(one))
-        ]
-        seconds = tuple(span.with_word(f"which refers to `{name}`") for span, name in spans)
-        yield Diagnostic("MC213", f"this refers to itself: {' -> '.join(names)}", leaf.span, seconds)
+        seconds = []
+        for one, following in zip(circle[1:], names[2:], strict=True):
+            if node := self.evaluator.root.at(one):
+                seconds.append(node.span.with_word(f"which refers to `{following}`"))
+        message = f"this refers to itself: {' -> '.join(names)}"
+        yield Diagnostic("MC213", message, leaf.span, tuple(seconds))
+
+
+def _is_interpolated(node: Node) -> bool:
+    return isinstance(node.value, str) and "${" in node.value
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether its environment is left to whoever needs it: to the worker, or of `vars` to the values that
-    refer to it."""
+    """Returns whether the environment of a value is left to the worker, or for `vars` to the values that refer
+    to it."""
     return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
 
 
 def _renamed(root: Node, leaf: Node, path: Path) -> tuple[Fix, ...]:
-    """The one reference that leads nowhere, with the key that was meant."""
+    """Returns the edit of the one reference that leads nowhere to the key that was meant."""
     broken = [
-        (written, target)
-        for written, target in references(leaf.value, path)
-        if target and root.at(target) is None
+        (text, target) for text, target in references(leaf.value, path) if target and not root.at(target)
     ]
     if len(broken) != 1:
         return ()
-    (written, target), *_ = broken
+    ((written, target),) = broken
     depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
     parent, key = root.at(target[:depth]), target[depth]
     right = meant(key, parent.value) if parent is not None and parent.is_mapping else ""
     if not right or written.count(key) != 1 or leaf.written.count(written) != 1:
         return ()
-    return (Fix(leaf.span, leaf.written, leaf.written.replace(written, written.replace(key, right))),)
-
-
-def references(text: str, path: Path) -> Iterator[tuple[str, Path | None]]:
-    """What the value at `path` refers to, from left to right: (as written, the key path; none for the
-    environment and what is wrong)."""
-    try:
-        inner = [piece for piece, is_inner in _pieces(text) if is_inner]
-    except Wrong:
-        return
-    for piece in inner:
-        name, colon, arguments = piece.strip().partition(":")
-        if "${" in piece:
-            yield from references(piece, path)
-            named = None
-        elif not colon:
-            named = _named(name, path)
-        else:
-            first = next(iter(_arguments(arguments)), "")
-            named = _named(first, path) if name == "oc.select" else None
-        yield f"${{{piece}}}", named
-
-
-def _named(text: str, path: Path) -> Path | None:
-    try:
-        return _target(text, path)
-    except Wrong:
-        return None
+    text = leaf.written.replace(written, written.replace(key, right))
+    return (Fix(leaf.span, leaf.written, text),)
 
 
 @dataclass
-class _Reader:
+class _Evaluator:
+    """Evaluates single values of a tree. Its methods raise `InvalidInterpolation`."""
+
     root: Node
     environ: Mapping[str, str]
     decode: Callable[[str], Any]
     open: list[Path] = field(default_factory=list)
     """The references that are being followed."""
-    count: int = 0
+    reads: int = 0
 
     def read(self, node: Node, path: Path, keep: bool) -> Node:
-        """The node with every interpolation in it read."""
-        self.count += 1
-        if self.count > MAX_READS:
-            raise Wrong("MC218", "the interpolations unfold to more than a recipe can need")
+        """Returns the node with every interpolation in it evaluated; `keep` leaves the environment as it is."""
+        self.reads += 1
+        if self.reads > MAX_READS:
+            raise TooMuch("the interpolations unfold to more than a recipe can need")
         if isinstance(node.value, dict):
-            return replace(
-                node, value={key: self.read(item, (*path, key), keep) for key, item in node.value.items()}
-            )
+            items = {key: self.read(item, (*path, key), keep) for key, item in node.value.items()}
+            return replace(node, value=items)
         if isinstance(node.value, list):
-            return replace(
-                node,
-                value=[self.read(item, (*path, str(index)), keep) for index, item in enumerate(node.value)],
-            )
+            values = [self.read(item, (*path, str(index)), keep) for index, item in enumerate(node.value)]
+            return replace(node, value=values)
         if node.value is BROKEN:
-            raise Silent()
-        if not isinstance(node.value, str) or "${" not in node.value:
+            raise ReportedElsewhere
+        if not _is_interpolated(node):
             return node
         try:
             return self.text(node, path, keep)
-        except Wrong as wrong:
+        except InvalidInterpolation as wrong:
             wrong.path = path if wrong.path is None else wrong.path
             raise
 
     def text(self, node: Node, path: Path, keep: bool) -> Node:
-        pieces = list(_pieces(node.value))
-        values = [
-            self.inner(text, path, keep, node) if inner else replace(node, value=text)
-            for text, inner in pieces
-        ]
+        parts, values = list(split(node.value)), list[Node]()
+        for text, is_inner in parts:
+            values.append(self.inner(text, path, keep, node) if is_inner else replace(node, value=text))
         if len(values) == 1:
             return values[0]
-        for value, (text, _) in zip(values, pieces, strict=True):
-            if isinstance(value.value, (dict, list)) or value.value is None:
+        for value, (text, _) in zip(values, parts, strict=True):
+            if value.is_mapping or value.is_list or value.value is None:
                 what = "nothing" if value.value is None else "a mapping" if value.is_mapping else "a list"
-                raise Wrong("MC218", f"`${{{text}}}` is {what}, which cannot be part of a text")
-        text = "".join(str(value.value) for value in values)
-        return replace(
-            node, value=text, written=text, from_environment=any(value.from_environment for value in values)
-        )
+                message = f"`${{{text}}}` is {what}, which cannot be part of a text"
+                raise InvalidInterpolation("MC218", message)
+        joined = "".join(str(value.value) for value in values)
+        from_environment = any(value.from_environment for value in values)
+        return replace(node, value=joined, written=joined, from_environment=from_environment)
 
     def inner(self, text: str, path: Path, keep: bool, node: Node) -> Node:
-        """The value of what stands between `${` and `}`."""
-        text = (
-            str(self.read(replace(node, value=text), path, keep).value).strip()
-            if "${" in text
-            else text.strip()
-        )
+        """Returns the value of what is between `${` and `}`."""
+        if "${" in text:
+            text = str(self.read(replace(node, value=text), path, keep).value)
+        text = text.strip()
         name, colon, arguments = text.partition(":")
         if not colon:
             return self.reference(text, path, keep)
         if name not in RESOLVERS:
-            raise Wrong("MC214", f"there is no resolver `{name}`", did_you_mean(name, RESOLVERS))
-        given = _arguments(arguments)
-        if name != "oc.decode" and (not given or not given[0] or len(given) > 2):
-            help = f"write ${{{name}:{'NAME' if name == 'oc.env' else 'KEY'}}}, or with a default: ${{{name}:NAME,VALUE}}"
-            raise Wrong(
-                "MC222",
-                f"`{name}` takes a name and perhaps a default, here are {len(given) if any(given) else 'none'}",
-                help,
+            raise InvalidInterpolation(
+                "MC214", f"there is no resolver `{name}`", did_you_mean(name, RESOLVERS)
             )
-        if name == "oc.env":
-            return self.environment(given, keep, node)
+        given = split_arguments(arguments)
         if name == "oc.decode":
-            if "${oc.env:" in arguments:
-                raise Wrong(
-                    "MC217",
-                    "`oc.decode` cannot read what only the worker knows",
-                    "say the value itself, or use it as text",
-                )
-            return replace(node, value=self.decode(",".join(given)), written=",".join(given))
-        return self.select(given, path, keep, node)
+            return self.decoded(given, arguments, node)
+        if not given or not given[0] or len(given) > 2:
+            count = len(given) if any(given) else "none"
+            message = f"`{name}` takes a name and perhaps a default, here are {count}"
+            key = "NAME" if name == "oc.env" else "KEY"
+            help = f"write ${{{name}:{key}}}, or with a default: ${{{name}:NAME,VALUE}}"
+            raise InvalidInterpolation("MC222", message, help)
+        return (
+            self.environment(given, keep, node) if name == "oc.env" else self.select(given, path, keep, node)
+        )
+
+    def decoded(self, given: list[str], arguments: str, node: Node) -> Node:
+        if "${oc.env:" in arguments:
+            message, help = (
+                "`oc.decode` cannot read what only the worker knows",
+                "say the value itself, or use it as text",
+            )
+            raise InvalidInterpolation("MC217", message, help)
+        text = ",".join(given)
+        return replace(node, value=self.decode(text), written=text)
 
     def environment(self, given: list[str], keep: bool, node: Node) -> Node:
-        name = given[0] if given else ""
+        name, *default = given
         if keep:
-            kept = f"${{oc.env:{','.join([name, *given[1:2]])}}}"
+            kept = f"${{oc.env:{','.join(given)}}}"
             return replace(node, value=kept, written=kept)
         if name in self.environ:
             return replace(node, value=self.environ[name], written="", from_environment=True)
-        if len(given) < 2:
-            raise Wrong(
-                "MC215",
-                f"the environment has no `{name}`",
-                f"set it, or give a default: ${{oc.env:{name},VALUE}}",
-            )
-        return replace(
-            node, value=None if given[1] == "null" else given[1], written=given[1], from_environment=True
-        )
+        if not default:
+            help = f"set it, or give a default: ${{oc.env:{name},VALUE}}"
+            raise InvalidInterpolation("MC215", f"the environment has no `{name}`", help)
+        value = None if default[0] == "null" else default[0]
+        return replace(node, value=value, written=default[0], from_environment=True)
 
     def select(self, given: list[str], path: Path, keep: bool, node: Node) -> Node:
+        name, *default = given
         try:
-            return self.reference(given[0] if given else "", path, keep)
-        except Wrong as wrong:
-            if wrong.diagnostic.code != "MC212" or wrong.path is not None or len(given) < 2:
+            return self.reference(name, path, keep)
+        except InvalidInterpolation as wrong:
+            if wrong.diagnostic.code != "MC212" or wrong.path is not None or not default:
                 raise
-            return replace(node, value=self.decode(given[1]), written=given[1])
+            return replace(node, value=self.decode(default[0]), written=default[0])
 
     def reference(self, text: str, path: Path, keep: bool) -> Node:
-        target = _target(text, path)
+        target = target_of(text, path)
         if target in self.open:
-            raise Wrong("MC213", "this refers to itself", circle=tuple(self.open[self.open.index(target) :]))
+            circle = tuple(self.open[self.open.index(target) :])
+            raise InvalidInterpolation("MC213", "this refers to itself", circle=circle)
         node = self.root.at(target)
         if node is None and text in RESOLVERS:
-            raise Wrong("MC222", f"`{text}` takes a name", f"write ${{{text}:NAME}}")
+            raise InvalidInterpolation("MC222", f"`{text}` takes a name", f"write ${{{text}:NAME}}")
+        name = ".".join(target)
         if node is None:
-            raise Wrong("MC212", f"there is no `{'.'.join(target)}` in the recipe", self.meant(target, path))
+            help = self.suggestion(target, path)
+            raise InvalidInterpolation("MC212", f"there is no `{name}` in the recipe", help)
         if node.value == MISSING:
-            raise Silent()
+            raise ReportedElsewhere
         if target == path[: len(target)]:
-            raise Wrong("MC213", f"this refers to `{'.'.join(target)}`, which it is part of")
+            raise InvalidInterpolation("MC213", f"this refers to `{name}`, which it is part of")
+        if len(self.open) == MAX_CHAIN:
+            raise TooMuch(f"more than {MAX_CHAIN} references lead to one another")
         self.open.append(target)
         try:
             return self.read(node, target, keep)
         finally:
             self.open.pop()
 
-    def meant(self, target: Path, path: Path) -> str:
-        for length in range(len(target)):
-            parent = self.root.at(target[:length])
-            if parent is not None and parent.is_mapping and parent.get(target[length]) is None:
-                near = nearest_key(target[length], parent.value)
-                if (
-                    meant := (*target[:length], near, *target[length + 1 :])
-                    if near
-                    else self.elsewhere(target[-1], path)
-                ):
-                    return f"did you mean `${{{'.'.join(meant)}}}`?"
-                return ""
-        return ""
+    def suggestion(self, target: Path, path: Path) -> str:
+        """Returns the help for a reference to nothing."""
+        depth = next(length for length in range(len(target)) if self.root.at(target[: length + 1]) is None)
+        parent = self.root.at(target[:depth])
+        if parent is None or not parent.is_mapping:
+            return ""
+        near = nearest_key(target[depth], parent.value)
+        right = (*target[:depth], near, *target[depth + 1 :]) if near else self.elsewhere(target[-1], path)
+        return f"did you mean `${{{'.'.join(right)}}}`?" if right else ""
 
     def elsewhere(self, key: str, here: Path) -> Path:
-        """The only other value of that name, wherever it is."""
+        """Returns the path of the only other value of this name, wherever it is."""
         found = [path for path, _ in leaves(self.root) if path[-1:] == (key,) and path != here]
         return found[0] if len(found) == 1 else ()
-
-
-def _target(text: str, path: Path) -> Path:
-    """The key path that a reference names; leading dots climb from the value that refers."""
-    dots = len(text) - len(text.lstrip("."))
-    keys = tuple(key for key in re.split(r"\.|\[|\]\.?", text.lstrip(".")) if key)
-    if dots >= len(path) + 1:
-        raise Wrong("MC212", f"`${{{text}}}` climbs out of the recipe")
-    if not keys:
-        raise Wrong("MC212", f"`${{{text}}}` names nothing")
-    return (*path[: len(path) - dots], *keys) if dots else keys
-
-
-def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """(text, whether it stood between `${` and `}`), from left to right."""
-    start = position = 0
-    plain = ""
-    while position < len(text):
-        if text.startswith("\\${", position):
-            plain, position = plain + text[start:position] + "${", position + 3
-            start = position
-        elif text.startswith("${", position):
-            if plain + text[start:position]:
-                yield plain + text[start:position], False
-            end = _close(text, position + 2)
-            yield text[position + 2 : end], True
-            plain, start, position = "", end + 1, end + 1
-        else:
-            position += 1
-    if plain + text[start:]:
-        yield plain + text[start:], False
-
-
-def _close(text: str, position: int) -> int:
-    """Where the brace that closes is."""
-    depth = 1
-    while position < len(text):
-        depth += (text[position] == "{") - (text[position] == "}")
-        if not depth:
-            return position
-        position += 1
-    raise Wrong("MC212", "this `${` is not closed", "add the `}`, or write `\\${` for the plain characters")
-
-
-def _arguments(text: str) -> list[str]:
-    """Parted at commas outside quotes, without the quotes."""
-    parts = re.findall(r"\s*('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^,]*)\s*(?:,|$)", text)
-    given = [
-        part.strip()
-        for part in (parts[:-1] if parts and parts[-1] == "" and not text.rstrip().endswith(",") else parts)
-    ]
-    return [
-        part[1:-1] if len(part) > 1 and part[0] in "'\"" and part[-1] == part[0] else part for part in given
-    ]

@@ -1,8 +1,8 @@
-"""YAML text -> a tree of nodes, with every hazard of YAML said as a diagnostic and none raised.
+"""Reads YAML text into a tree of nodes. Every hazard of YAML becomes a diagnostic; nothing is raised.
 
-Scalars are read by OmegaConf's own rules, so that 1e3 is a float here because it is one there. Refused:
-duplicate keys, tags but YAML's own (OmegaConf's loader would build objects from some), keys that are no text,
-aliases that lead into themselves, and text that unfolds to more than a recipe can need.
+Scalars are read by OmegaConf's rules, so 1e3 is a float here because it is one there. Refused are duplicate
+keys, tags other than YAML's own (OmegaConf's loader would build objects from some), keys that are no text,
+aliases that refer to themselves, and text that unfolds to more than a recipe can need.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshctl.recipe.compose.yaml_tree import BROKEN, Node, merge, over
 
 MAX_BYTES = 1 << 20
 MAX_DIGITS = 100
-"""Characters of a number; Python itself refuses to read or write much longer ones."""
+"""Maximum number of characters of a number; Python itself refuses to read or write much longer ones."""
 CORE = "tag:yaml.org,2002:"
 SCALARS = {"str", "int", "float", "bool", "null"}
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
@@ -29,7 +29,7 @@ FLOAT = re.compile(
     rf"(?:[-+]?{_DIGITS}\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?{_DIGITS}[eE][-+]?[0-9]+|\.{_DIGITS}(?:[eE][-+][0-9]+)?"
     rf"|[-+]?{_DIGITS}(?::[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
-"""Floats as OmegaConf knows them."""
+"""What OmegaConf reads as a float."""
 
 
 @dataclass
@@ -37,35 +37,30 @@ class Text:
     """One file of a recipe, read."""
 
     name: str
-    """As the user would name it."""
+    """The path as the user would name it."""
     lines: tuple[str, ...] = ()
     tree: Node | None = None
-    """None where it could not be read at all."""
+    """None if the file could not be read at all."""
     found: list[Diagnostic] = field(default_factory=list)
 
 
 def read(data: bytes, name: str) -> Text:
-    """The tree of one YAML file, or of nothing, an empty mapping."""
+    """Reads the bytes of one YAML file; an empty file is an empty mapping."""
     if len(data) > MAX_BYTES:
-        return Text(
-            name,
-            found=[Diagnostic("MC001", f"`{name}` is larger than {MAX_BYTES >> 20} MiB, a recipe is not")],
-        )
+        message = f"`{name}` is larger than {MAX_BYTES >> 20} MiB, a recipe is not"
+        return Text(name, found=[Diagnostic("MC001", message)])
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         return _not_utf8(data, error, name)
     result = Text(name, tuple(text.splitlines()))
     try:
-        if too_much := _read(text, exceeded_limit):
-            what, mark = too_much
-            result.found.append(
-                Diagnostic(
-                    "MC010", f"this {what}, a recipe needs less", Span(name, mark.line + 1, mark.column + 1)
-                )
-            )
+        if exceeded := _with_loader(text, exceeded_limit):
+            what, mark = exceeded
+            span = Span(name, mark.line + 1, mark.column + 1)
+            result.found.append(Diagnostic("MC010", f"this {what}, a recipe needs less", span))
             return result
-        root = _read(text, lambda loader: loader.get_single_node())
+        root = _with_loader(text, lambda loader: loader.get_single_node())
     except yaml.YAMLError as error:
         result.found.append(explain(error, name, text))
         return result
@@ -73,31 +68,56 @@ def read(data: bytes, name: str) -> Text:
     return result
 
 
+def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
+    before = data[: error.start]
+    line = before.count(b"\n") + 1
+    column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+    message = f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} on line {line}"
+    wrong = Diagnostic("MC002", message, Span(name, line, column), help="save the file as UTF-8")
+    return Text(name, tuple(data.decode("utf-8", "replace").splitlines()), None, [wrong])
+
+
 def dump(value: Any) -> str:
-    """Plain data as YAML text that reads back as the same."""
-    return yaml.dump(
-        value, Dumper=_dumper(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
-    )
+    """Returns plain data as YAML text that reads back as the same data."""
+    style: dict[str, Any] = {"default_flow_style": None, "allow_unicode": True, "width": 120}
+    return str(yaml.dump(value, Dumper=_dumper(), sort_keys=False, **style))
+
+
+# Scalars
+
+
+def scalar(written: str) -> Any:
+    """Returns what YAML reads from a plain scalar; what is no valid scalar stays text."""
+    loader = _loader()("")
+    try:
+        tag = loader.resolve(yaml.ScalarNode, written, (True, False))
+        return written if _is_too_long(tag, written) else _construct(loader, yaml.ScalarNode(tag, written))
+    except ValueError:
+        return written
+    finally:
+        loader.dispose()
 
 
 @cache
-def _scalars() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """How OmegaConf tells a number from text, by the first character: 1e3 is a float, a date is text. Its
-    loader is not asked, since it takes longer to load than a recipe to read; a test holds that it says the
-    same."""
-    resolvers = yaml.SafeLoader.yaml_implicit_resolvers
-    kept = {
-        first: [pair for pair in pairs if pair[0] != CORE + "timestamp"] for first, pairs in resolvers.items()
-    }
-    return kept | {first: [*kept.get(first, []), (CORE + "float", FLOAT)] for first in "-+0123456789."}
+def scalar_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Returns OmegaConf's rules for the type of a scalar, by its first character: 1e3 is a float, a date is text.
+
+    They are written out here, since OmegaConf's loader takes longer to import than a recipe to read.
+    """
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        resolvers[first] = [pair for pair in pairs if pair[0] != CORE + "timestamp"]
+    for first in "-+0123456789.":
+        resolvers.setdefault(first, []).append((CORE + "float", FLOAT))
+    return resolvers
 
 
 @cache
 def _loader() -> Any:
-    """The fast parser, with the scalars of OmegaConf."""
+    """Returns the parser in C with OmegaConf's scalars."""
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        yaml_implicit_resolvers = _scalars()
+        yaml_implicit_resolvers = scalar_resolvers()
 
     return Loader
 
@@ -105,7 +125,7 @@ def _loader() -> Any:
 @cache
 def _dumper() -> Any:
     class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-        yaml_implicit_resolvers = _scalars()
+        yaml_implicit_resolvers = scalar_resolvers()
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
@@ -113,46 +133,39 @@ def _dumper() -> Any:
     return Dumper
 
 
-def _read(text: str, what: Callable[[Any], Any]) -> Any:
+def _with_loader(text: str, call: Callable[[Any], Any]) -> Any:
     loader = _loader()(text)
     try:
-        return what(loader)
+        return call(loader)
     finally:
         loader.dispose()
 
 
-def scalar(written: str) -> Any:
-    """What YAML reads from a plain scalar; text that is none stays text."""
-    loader = _loader()("")
-    try:
-        tag = loader.resolve(yaml.ScalarNode, written, (True, False))
-        return written if _too_long(tag, written) else _construct(loader, yaml.ScalarNode(tag, written))
-    except ValueError:
-        return written
-    finally:
-        loader.dispose()
-
-
-def _too_long(tag: str, written: str) -> bool:
+def _is_too_long(tag: str, written: str) -> bool:
     return len(written) > MAX_DIGITS and tag in (CORE + "int", CORE + "float")
 
 
 def _construct(loader: Any, node: Any) -> Any:
-    return {
+    constructors = {
         "int": loader.construct_yaml_int,
         "float": loader.construct_yaml_float,
         "bool": loader.construct_yaml_bool,
         "null": lambda node: None,
         "str": lambda node: node.value,
-    }[node.tag.removeprefix(CORE)](node)
+    }
+    return constructors[node.tag.removeprefix(CORE)](node)
+
+
+# Trees
 
 
 class _Builder:
-    """yaml's nodes into ours, once each alias is unfolded."""
+    """Builds our nodes from yaml's, in which aliases are unfolded."""
 
     def __init__(self, text: Text, whole: str) -> None:
         self.text, self.whole = text, whole
         self.open: set[int] = set()
+        """The ids of the nodes around the current one."""
         self.loader = _loader()("")
 
     def tree(self, root: Any) -> Node:
@@ -161,58 +174,61 @@ class _Builder:
         finally:
             self.loader.dispose()
 
-    def say(
+    def report(
         self, code: str, message: str, span: Span, *seconds: Span, help: str = "", fixes: tuple[Fix, ...] = ()
     ) -> None:
         self.text.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes))
 
     def build(self, node: Any, key: Span | None = None) -> Node:
-        span = self.span(node)
         if id(node) in self.open:
-            marks = _read(
-                self.whole, lambda loader: alias_within(loader, node.start_mark.index, node.end_mark.index)
-            )
-            alias = self.between(*marks) if marks else span
-            self.say("MC007", "this alias leads into itself", alias, span.with_word("it stands inside this"))
-            return Node(BROKEN, span, key)
+            return self.cycle(node, key)
         self.open.add(id(node))
         try:
-            return self.built(node, span, key)
+            return self.build_opened(node, self.span(node), key)
         finally:
             self.open.discard(id(node))
 
-    def built(self, node: Any, span: Span, key: Span | None) -> Node:
-        kind = node.tag.removeprefix(CORE)
-        allowed = (
-            {"map"}
-            if isinstance(node, yaml.MappingNode)
-            else {"seq"}
-            if isinstance(node, yaml.SequenceNode)
-            else SCALARS
-        )
-        if node.tag == CORE + "value":
-            self.say("MC006", "a bare `=` is a tag of YAML 1.1", span, help='quote it: "="')
-            return Node(BROKEN, span, key)
-        if not node.tag.startswith(CORE) or kind not in allowed:
-            self.say(
-                "MC006",
-                f"the tag `{node.tag.replace(CORE, '!!')}` is not allowed",
-                span,
-                help="a recipe is plain data: remove it",
-            )
+    def cycle(self, node: Any, key: Span | None) -> Node:
+        """Reports an alias that refers to a collection around it."""
+        span, start, stop = self.span(node), node.start_mark.index, node.end_mark.index
+        marks = _with_loader(self.whole, lambda loader: alias_within(loader, start, stop))
+        alias = self.between(*marks) if marks else span
+        self.report("MC007", "this alias leads into itself", alias, span.with_word("it stands inside this"))
+        return Node(BROKEN, span, key)
+
+    def build_opened(self, node: Any, span: Span, key: Span | None) -> Node:
+        if self.is_refused_tag(node, span):
             return Node(BROKEN, span, key)
         if isinstance(node, yaml.MappingNode):
             return Node(self.mapping(node), span, key)
         if isinstance(node, yaml.SequenceNode):
             return Node([self.build(item) for item in node.value], span, key)
-        if _too_long(node.tag, node.value):
-            self.say("MC006", f"a number of {len(node.value):,} characters is none", span)
+        if _is_too_long(node.tag, node.value):
+            self.report("MC006", f"a number of {len(node.value):,} characters is none", span)
             return Node(BROKEN, span, key)
         try:
             return Node(_construct(self.loader, node), span, key, written=node.value)
         except (ValueError, KeyError, IndexError):
-            self.say("MC006", f"`{node.value[:40]}` is no {kind}", span)
+            kind = node.tag.removeprefix(CORE)
+            self.report("MC006", f"`{node.value[:40]}` is no {kind}", span)
             return Node(BROKEN, span, key)
+
+    def is_refused_tag(self, node: Any, span: Span) -> bool:
+        """Reports a tag that is not YAML's own for this kind of node."""
+        kind = node.tag.removeprefix(CORE)
+        if node.tag == CORE + "value":
+            self.report("MC006", "a bare `=` is a tag of YAML 1.1", span, help='quote it: "="')
+            return True
+        allowed = SCALARS
+        if not isinstance(node, yaml.ScalarNode):
+            allowed = {"map"} if isinstance(node, yaml.MappingNode) else {"seq"}
+        if node.tag.startswith(CORE) and kind in allowed:
+            return False
+        message = f"the tag `{node.tag.replace(CORE, '!!')}` is not allowed"
+        self.report("MC006", message, span, help="a recipe is plain data: remove it")
+        return True
+
+    # Mappings
 
     def mapping(self, node: Any) -> dict[str, Node]:
         items: dict[str, Node] = {}
@@ -223,23 +239,25 @@ class _Builder:
             span = self.span(key_node)
             if key_node.tag == CORE + "merge":
                 if merge_key:
-                    self.twice("<<", span, merge_key, "merge several in one list: `<<: [*a, *b]`")
+                    self.report_twice("<<", span, merge_key, "merge several in one list: `<<: [*a, *b]`")
                 merged, merge_key = _under(merged, self.merged(value_node, span)), span
                 continue
             key, value = self.key(key_node, span), self.build(value_node, span)
-            if key is not None and key in items:
-                fixes = self.removal(pairs[key], (key_node, value_node), node.flow_style)
-                self.twice(key, span, items[key].key or items[key].span, "keep one of them", fixes)
-                items[key] = (
-                    merge(items[key], value) if items[key].is_mapping and value.is_mapping else items[key]
-                )
-            elif key is not None:
+            if key is None:
+                continue
+            if key not in items:
                 items[key], pairs[key] = value, (key_node, value_node)
+                continue
+            old = items[key]
+            fixes = self.removal(pairs[key], (key_node, value_node), node.flow_style)
+            self.report_twice(key, span, old.key or old.span, "keep one of them", fixes)
+            if old.is_mapping and value.is_mapping:
+                items[key] = merge(old, value)
         return _under(items, merged)
 
-    def twice(self, key: str, span: Span, first: Span, help: str, fixes: tuple[Fix, ...] = ()) -> None:
+    def report_twice(self, key: str, span: Span, first: Span, help: str, fixes: tuple[Fix, ...] = ()) -> None:
         first = first.with_word("first given here")
-        self.say("MC005", f"`{key}` is given twice", span, first, help=help, fixes=fixes)
+        self.report("MC005", f"`{key}` is given twice", span, first, help=help, fixes=fixes)
 
     def removal(self, first: tuple[Any, Any], later: tuple[Any, Any], is_flow: bool) -> tuple[Fix, ...]:
         """Returns the edit that removes the later of two keys, if both are followed by the same text on their
@@ -267,36 +285,29 @@ class _Builder:
         return str(line[key.start_mark.column : stop])
 
     def merged(self, node: Any, key: Span) -> dict[str, Node]:
-        """What `<<` puts into a mapping; of several, the first that says a key wins."""
+        """Returns what `<<` merges into a mapping; the first of several sources that gives a key wins."""
         found: dict[str, Node] = {}
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             built = self.build(source, key)
             if not built.is_mapping and built.value is not BROKEN:
-                self.say(
-                    "MC009",
-                    "`<<` merges a mapping, this is none",
-                    built.span,
-                    help="name the anchor of one: `<<: *anchor`",
-                )
+                help = "name the anchor of one: `<<: *anchor`"
+                self.report("MC009", "`<<` merges a mapping, this is none", built.span, help=help)
             found = _under(found, dict(built.items()))
         return found
 
     def key(self, node: Any, span: Span) -> str | None:
-        if not isinstance(node, yaml.ScalarNode) or node.tag in (CORE + "null", CORE + "bool"):
-            shown = (
-                f"`{node.value}` is a {node.tag.removeprefix(CORE)}"
-                if isinstance(node, yaml.ScalarNode)
-                else "this is none"
-            )
-            plain = isinstance(node, yaml.ScalarNode) and not node.style
-            fixes = (
-                (Fix(span, node.value, f'"{node.value}"'),)
-                if plain and re.fullmatch(r"[\w~]+", node.value)
-                else ()
-            )
-            self.say("MC008", f"a key must be text, {shown} in YAML 1.1", span, help="quote it", fixes=fixes)
-            return None
-        return str(node.value)
+        """Returns the text of a key, or None for a key that is no text, which is reported."""
+        is_scalar = isinstance(node, yaml.ScalarNode)
+        if is_scalar and node.tag not in (CORE + "null", CORE + "bool"):
+            return str(node.value)
+        what = f"`{node.value}` is a {node.tag.removeprefix(CORE)}" if is_scalar else "this is none"
+        fixes: tuple[Fix, ...] = ()
+        if is_scalar and not node.style and re.fullmatch(r"[\w~]+", node.value):
+            fixes = (Fix(span, node.value, f'"{node.value}"'),)
+        self.report("MC008", f"a key must be text, {what} in YAML 1.1", span, help="quote it", fixes=fixes)
+        return None
+
+    # Spans
 
     def span(self, node: Any) -> Span:
         if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
@@ -304,28 +315,13 @@ class _Builder:
         return self.between(node.start_mark, node.end_mark)
 
     def between(self, start: Any, end: Any) -> Span:
+        """Returns the span between two marks; it ends with the line if the text does not."""
         line = self.text.lines[start.line] if start.line < len(self.text.lines) else ""
         stop = end.column if end.line == start.line else len(line.rstrip())
         return Span(self.text.name, start.line + 1, start.column + 1, max(1, stop - start.column))
 
 
 def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:
-    """Both, where the items that a mapping says itself replace those that are merged into it."""
-    return {
-        **merged,
-        **{key: over(item, merged[key]) if key in merged else item for key, item in items.items()},
-    }
-
-
-def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
-    before = data[: error.start]
-    line = before.count(b"\n") + 1
-    column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
-    lines = tuple(data.decode("utf-8", "replace").splitlines())
-    message = f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} on line {line}"
-    return Text(
-        name,
-        lines,
-        None,
-        [Diagnostic("MC002", message, Span(name, line, column), help="save the file as UTF-8")],
-    )
+    """Returns both, where the items that a mapping gives itself replace those that are merged into it."""
+    own = {key: over(item, merged[key]) if key in merged else item for key, item in items.items()}
+    return {**merged, **own}

@@ -1,11 +1,11 @@
-"""A composed recipe as a tree of values that know where they were written.
+"""Trees of values that know where they were written: one YAML file, or a composed recipe.
 
     Node("7", Span("recipe.yaml", 4, 10))            a scalar
-    Node({"steps": Node(...)}, Span(...))            a mapping; each item also knows the span of its key
+    Node({"steps": Node(...)}, Span(...))            a mapping; each item also has the span of its key
     Node([Node(...), Node(...)], Span(...))          a list
 
-Trees are never changed: `merge`, `put` and `without` give new ones that share what stayed, so one file can be
-mounted at several places. What a value replaced is kept, for "was 2, set at fsdp.yaml:2:10".
+Trees are immutable: `merge`, `put` and `without` return new trees that share the unchanged nodes, so one file
+can be mounted at several places. A node keeps what it replaced, for "was 2, set at fsdp.yaml:2:10".
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from meshctl.diagnostics import Span
 
 Path = tuple[str, ...]
 MISSING = "???"
-"""Says that a value must still be given; it never replaces one."""
+"""The text of a value that must still be given; it never replaces a value."""
 
 
 class Broken:
-    """Stands where a value could not be read and a diagnostic has said so: later rules stay silent about it."""
+    """The value of a node that could not be read. A diagnostic has reported it, so rules ignore the node."""
 
     def __repr__(self) -> str:
         return "<broken>"
@@ -38,17 +38,17 @@ class Node:
     """A scalar, a dict of key -> Node, or a list of Node."""
     span: Span
     key: Span | None = None
-    """Of the key that it stands under; none in a list and at the root."""
+    """The span of its key; None in a list and at the root."""
     written: str = ""
-    """A scalar's own text: `no` where the value is False."""
+    """The text of a scalar: `no` for False."""
     was: Node | None = None
-    """What it replaced."""
+    """The node that it replaced."""
     from_environment: bool = False
-    """Its text came, in whole or part, through `oc.env`."""
+    """Whether any of its text came from the environment, by `oc.env`."""
     target: Span | None = None
-    """Where the value is written that it refers to."""
+    """The span of the value that it refers to."""
     made: str = ""
-    """Why it is there although no text says it: "the file's name"; it stands where it would be written."""
+    """Why it exists although no text gives it, such as "the file's name"; its span is where it would be written."""
 
     @property
     def is_mapping(self) -> bool:
@@ -63,7 +63,7 @@ class Node:
             yield from self.value.items()
 
     def get(self, key: str) -> Node | None:
-        """A mapping's item, or a list's by its number."""
+        """Returns the item of a mapping, or of a list by its number; None if there is none."""
         if isinstance(self.value, dict):
             found = self.value.get(key)
             return found if isinstance(found, Node) else None
@@ -84,7 +84,7 @@ class Node:
 
 
 def plain(node: Node) -> Any:
-    """The same as dicts, lists and scalars."""
+    """Returns the tree as dicts, lists and scalars; None in place of broken values."""
     if node.value is BROKEN:
         return None
     if isinstance(node.value, dict):
@@ -93,7 +93,7 @@ def plain(node: Node) -> Any:
 
 
 def of_plain(value: Any, span: Span, key: Span | None = None) -> Node:
-    """Plain data that all stands at one place, as an override's does."""
+    """Returns plain data as a tree whose nodes all have the same span."""
     if isinstance(value, Mapping):
         return Node({str(name): of_plain(item, span, span) for name, item in value.items()}, span, key)
     if isinstance(value, (list, tuple)):
@@ -102,7 +102,7 @@ def of_plain(value: Any, span: Span, key: Span | None = None) -> Node:
 
 
 def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """Every scalar and every empty mapping or list."""
+    """Yields the path and node of every scalar and of every empty mapping or list."""
     if isinstance(node.value, dict) and node.value:
         for key, item in node.value.items():
             yield from leaves(item, (*path, key))
@@ -114,7 +114,7 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
 
 
 def merge(old: Node, new: Node) -> Node:
-    """OmegaConf's rules: mappings merge, everything else replaces, and ??? never replaces."""
+    """Merges by OmegaConf's rules: mappings merge, anything else replaces, and ??? never replaces."""
     if isinstance(old.value, dict) and isinstance(new.value, dict):
         items = dict(old.value)
         for key, item in new.value.items():
@@ -126,13 +126,13 @@ def merge(old: Node, new: Node) -> Node:
 
 
 def over(new: Node, old: Node) -> Node:
-    """The new node, which replaces the old one and whatever that had replaced."""
+    """Returns the new node with the old one, and whatever that had replaced, as its history."""
     return replace(new, was=over(new.was, old) if new.was else old)
 
 
 def replaced(root: Node, path: Path) -> Iterator[Node]:
-    """What the value at `path` has replaced, the last first: where a whole layout or list was replaced, what
-    stood there in the old one."""
+    """Yields the nodes that the value at `path` has replaced, the latest first. If a whole layout or list was
+    replaced, these are the nodes at the same path in the old one."""
     for length in range(len(path), -1, -1):
         node = root.at(path[:length])
         if node is not None and node.was is not None:
@@ -146,15 +146,15 @@ def _history(node: Node, path: Path) -> Iterator[Node]:
 
 
 def nested(path: Path, node: Node) -> Node:
-    """The node below the keys of `path`."""
+    """Returns a tree with the node at `path`."""
     for key in reversed(path):
         node = Node({key: node}, node.span, node.key or node.span)
     return node
 
 
 def put(root: Node, path: Path, node: Node) -> Node:
-    """The tree with `node` in place of whatever stood at `path`, unless that has been merged into it;
-    mappings on the way are made."""
+    """Returns the tree with `node` at `path`, as a replacement of the old value unless that has been merged into
+    it. Missing mappings on the way are created."""
     if not path:
         return replace(node if node.span == root.span else over(node, root), key=root.key or node.key)
     first, rest = path[0], path[1:]
@@ -173,7 +173,7 @@ def put(root: Node, path: Path, node: Node) -> Node:
 
 
 def without(root: Node, path: Path) -> Node:
-    """The tree without what stands at `path`, which is there."""
+    """Returns the tree without the value at `path`, which must exist."""
     first, rest = path[0], path[1:]
     if isinstance(root.value, list):
         items = list(root.value)
@@ -185,15 +185,3 @@ def without(root: Node, path: Path) -> Node:
     if rest:
         return replace(root, value={**root.value, first: without(root.value[first], rest)})
     return replace(root, value={key: item for key, item in root.value.items() if key != first})
-
-
-def size(node: Node) -> int:
-    """How many nodes the tree has."""
-    inner = (
-        node.value.values()
-        if isinstance(node.value, dict)
-        else node.value
-        if isinstance(node.value, list)
-        else ()
-    )
-    return 1 + sum(map(size, inner))

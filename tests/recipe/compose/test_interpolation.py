@@ -124,3 +124,16 @@ groups: {g: {env: {A: "${oc.env:B}"}, args: ["${oc.env:C}"], ranks: "${oc.env:CO
 def test_what_unfolds_without_end_is_cut_short() -> None:
     lines = ["v0: x"] + [f"v{n}: '${{v{n - 1}}}${{v{n - 1}}}'" for n in range(1, 40)]
     assert "MC218" in resolved("\n".join(lines))[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "${" * 2000 + "}" * 2000,
+        "a: '" + "${oc.select:x," * 500 + "1" + "}" * 500 + "'",
+        "\n".join(["v0: x", *(f"v{n}: '${{v{n - 1}}}'" for n in range(1, 1500))]),
+    ],
+)
+def test_what_is_nested_without_end_is_an_error(text: str) -> None:
+    assert {*resolved(text)[1]} == {"MC218"}
+    assert len(resolved(text)[1]) == 1

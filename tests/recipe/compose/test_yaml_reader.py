@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from meshctl.recipe.compose.errors import MAX_DEPTH, MAX_NODES
-from meshctl.recipe.compose.yaml_reader import _scalars, dump, read, scalar
+from meshctl.recipe.compose.yaml_reader import dump, read, scalar, scalar_resolvers
 from meshctl.recipe.compose.yaml_tree import plain
 
 TEXTS = [
@@ -180,4 +180,4 @@ def test_scalars_are_told_as_omegaconf_does(word: str) -> None:
         found = [*resolvers.get(word[:1], ()), *resolvers.get(None, ())]  # type: ignore[call-overload]
         return next((tag for tag, pattern in found if pattern.match(word)), "text")
 
-    assert kind(_scalars()) == kind(theirs)
+    assert kind(scalar_resolvers()) == kind(theirs)
