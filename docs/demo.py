@@ -24,7 +24,7 @@ def draw(run: RunDir) -> str:
         record=True, width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
     console.print("$ make demo", style="bold", highlight=False)
-    console.print(Picture.of(record.tally, record.tally.last[1] if record.tally.last else record.seconds))
+    console.print(Picture.of(record.state, record.state.last[1] if record.state.last else record.seconds))
     console.print()
     console.print(ending(record), highlight=False)
     svg = console.export_svg(title=plan.name, unique_id="demo")

@@ -1,4 +1,4 @@
-"""How a run looks while it goes on: a picture on a terminal, plain lines elsewhere.
+"""A run while it goes on: a picture on a terminal, plain lines elsewhere.
 
 view = for_terminal(plan, run, sys.stderr)
 view.on_event(event)
@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
-if TYPE_CHECKING:  # every report is below this package, and needs none of them
+if TYPE_CHECKING:  # this package contains every report, and reports need none of these
     from meshctl.plan.model import Plan
     from meshctl.run.directory import RunDir
     from meshctl.run.observer import Observer
@@ -21,12 +21,15 @@ if TYPE_CHECKING:  # every report is below this package, and needs none of them
 def for_terminal(
     plan: Plan, run: RunDir, stream: TextIO, environ: Mapping[str, str] = os.environ
 ) -> Observer:
-    """The dashboard where the stream is a terminal that can move its cursor, lines where not. NO_COLOR is
-    heard by both."""
+    """Returns the dashboard where the stream is a terminal that can move its cursor, otherwise plain output. Both
+    respect NO_COLOR."""
+    from meshctl.view.live.logs import GroupLogs
+
+    logs = GroupLogs(plan, run, from_end=run.events.exists() and run.read_start().attempt > 1)
     if stream.isatty() and environ.get("TERM", "") not in ("", "dumb"):
         from meshctl.view.live.dashboard import Dashboard
 
-        return Dashboard(plan, stream)
-    from meshctl.view.live.plain import Lines
+        return Dashboard(plan, stream, logs)
+    from meshctl.view.live.plain import PlainOutput
 
-    return Lines(plan, run, stream)
+    return PlainOutput(plan, run, stream, logs)

@@ -1,5 +1,4 @@
-"""The picture of a run on a terminal: steps, metrics, groups with their stages, routes, drawn anew eight
-times a second.
+"""The picture of a run on a terminal: steps, metrics, groups with their stages, and routes, drawn eight times a second.
 
     grpo-arithmetic  step 57/200 ━━━━━━━━━━━━━━━━━━━━━━━  0:12  6.8 steps/s  21.0 s left
 
@@ -12,9 +11,9 @@ times a second.
     route               a step    total
     batch -> rollouts   1.2 kB   240 kB
 
-It is a fold over events: `on_event` and `on_row` only count, a thread of rich's draws what was counted, and
-nothing ever waits for the terminal. It uses no alternate screen, so the last picture stays. Where the
-terminal is low, it shows less.
+Before its first step, a group shows the newest line that its workers have logged. `on_event` and `on_row` only count, and a
+thread of rich draws the counts, so nothing waits for the terminal. The last picture stays because no alternate screen is
+used. A low terminal shows less.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from rich.text import Text
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.view.formatting import bar, duration, milliseconds, number, rate, size, spark
-from meshctl.view.live.run_state import GroupTally, State, Tally
+from meshctl.view.live.logs import POLL_S, GroupLogs
+from meshctl.view.live.run_state import GroupState, RunState, State
 
-REFRESH = 8
-"""Pictures a second."""
+REFRESH_HZ = 8
 STYLES: Mapping[State, str] = {
     "waiting": "dim",
     "starting": "yellow",
@@ -47,36 +46,43 @@ STYLES: Mapping[State, str] = {
     "stopped": "yellow",
     "failed": "bold red",
 }
-COURSE = 24
-"""Columns of a metric's course."""
-BAR = 20
-"""Columns of the longest stage's bar."""
+SPARK_COLUMNS = 24
+"""Of the history of a metric."""
+BAR_COLUMNS = 20
+"""Of the bar of the longest stage."""
 
 
 class Dashboard:
-    def __init__(self, plan: Plan, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tally, self._clock, self._began = Tally(plan), clock, clock()
+    def __init__(
+        self,
+        plan: Plan,
+        stream: TextIO,
+        logs: GroupLogs | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state, self._clock, self._began = RunState(plan), clock, clock()
+        self._logs, self._newest, self._read_at = logs, dict[str, tuple[int, str]](), -POLL_S
         self._notice, self._closed = "starting", False
         self._lock = threading.Lock()
         self._live = Live(
             get_renderable=self._picture,
             console=Console(file=stream),
-            refresh_per_second=REFRESH,
+            refresh_per_second=REFRESH_HZ,
             vertical_overflow="crop",
         )
         self._live.start(refresh=True)
 
     def on_attempt(self, number: int, step: int | None) -> None:
-        pass  # its events say the same
+        pass  # the events of the launcher report the same
 
     def on_event(self, event: Event) -> None:
         with self._lock:
-            self._tally.on_event(event)
+            self._state.on_event(event)
             self._notice = notice_after(event, self._notice)
 
     def on_row(self, metrics: Mapping[str, Any]) -> None:
         with self._lock:
-            self._tally.on_row(metrics)
+            self._state.on_row(metrics)
             self._began = min(
                 self._began, self._clock() - metrics["time"]
             )  # the run began before this picture did
@@ -84,7 +90,7 @@ class Dashboard:
                 self._notice = ""
 
     def on_end(self, code: int, reason: str) -> None:
-        """Leaves a last, short picture: a summary follows, with the times and bytes of the whole run."""
+        """Leaves a last, short picture: the summary that follows has the times and bytes of the whole run."""
         if not self._closed:
             self._closed = True
             self._live.stop()
@@ -93,15 +99,22 @@ class Dashboard:
     def _picture(self) -> RenderableType:
         with self._lock:
             elapsed = self._clock() - self._began
-            return (
-                Picture.last(self._tally, elapsed)
-                if self._closed
-                else Picture.of(self._tally, elapsed, self._notice)
-            )
+            if self._closed:
+                return Picture.last(self._state, elapsed)
+            return Picture.of(self._state, elapsed, self._notice, self._log_table())
+
+    def _log_table(self) -> Table:
+        """Reads the log files twice a second, while a group has not run a step."""
+        if self._logs is None:
+            return grid()
+        if self._clock() - self._read_at >= POLL_S:
+            self._read_at = self._clock()
+            self._newest = dict(self._logs.newest())
+        return newest_logs(self._state, self._newest, self._logs.hint)
 
 
 def notice_after(event: Event, notice: str) -> str:
-    """The line below the progress: what the launcher last said."""
+    """Returns the line below the progress: what the launcher last reported."""
     match event.name:
         case "ready" if notice == "starting":
             return ""
@@ -116,28 +129,30 @@ def notice_after(event: Event, notice: str) -> str:
 
 
 class Picture:
-    """What the tally says, drawn for the console's width and height: the first of some pictures that fits."""
+    """The state of a run, drawn for the width and height of the console: the first of several pictures that fits."""
 
     def __init__(self, *choices: list[RenderableType]) -> None:
         self._choices = choices
 
     @classmethod
-    def of(cls, tally: Tally, elapsed: float, notice: str = "") -> Picture:
-        """Everything is read out of the tally here: what is drawn later does not change meanwhile."""
-        head: list[RenderableType] = [progress(tally, elapsed)]
+    def of(cls, state: RunState, elapsed: float, notice: str = "", logs: Table | None = None) -> Picture:
+        """Reads everything from the state now, so that the picture does not change while it is drawn."""
+        head: list[RenderableType] = [progress(state, elapsed)]
         if notice:
             head.append(Text(notice, style="yellow", no_wrap=True, overflow="ellipsis"))
-        states, seen, spent, sent = groups(tally, stages=False), metrics(tally), groups(tally), routes(tally)
+        states, seen, spent, sent = groups(state, stages=False), metrics(state), groups(state), routes(state)
+        said = logs if logs is not None else grid()
         return cls(
-            spaced(head, seen, spent, sent),
-            spaced(head, seen, spent),
+            spaced(head, seen, spent, sent, said),
+            spaced(head, seen, spent, said),
+            spaced(head, seen, states, said),
             spaced(head, seen, states),
             spaced(head, states),
         )
 
     @classmethod
-    def last(cls, tally: Tally, elapsed: float) -> Picture:
-        return cls(spaced([progress(tally, elapsed, over=True)], metrics(tally), groups(tally, stages=False)))
+    def last(cls, state: RunState, elapsed: float) -> Picture:
+        return cls(spaced([progress(state, elapsed, over=True)], metrics(state), groups(state, stages=False)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield next(
@@ -150,8 +165,7 @@ class Picture:
 
 
 class Fitted:
-    """A drawing of at most `width` columns that is drawn smaller where there is less room: it gives way
-    before words do."""
+    """A drawing of at most `width` columns. Where there is less room it shrinks before the words do."""
 
     def __init__(self, draw: Callable[[int], str], width: int) -> None:
         self._draw, self._width = draw, width
@@ -164,21 +178,20 @@ class Fitted:
 
 
 def spaced(head: list[RenderableType], *tables: Table) -> list[RenderableType]:
-    """Those that hold something, with a blank line before each."""
+    """Returns the tables with rows, with a blank line before each."""
     return [*head, *(part for table in tables if table.row_count for part in (Text(""), table))]
 
 
-def progress(tally: Tally, elapsed: float, over: bool = False) -> Table:
-    """Name, steps, a bar where the number of steps is known, time, speed, and what is left unless the run is
-    over."""
-    table, steps, speed = grid(expand=True), tally.steps, tally.steps_per_second
+def progress(state: RunState, elapsed: float, over: bool = False) -> Table:
+    """Returns name, steps, a bar where the number of steps is known, time, speed, and the time left."""
+    table, steps, speed = grid(expand=True), state.steps, state.steps_per_second
     cells: list[RenderableType] = [
-        Text(tally.plan.name, style="bold", no_wrap=True, overflow="ellipsis"),
-        f"step {tally.step}/{steps}" if steps else f"step {tally.step}",
-        ProgressBar(total=steps, completed=tally.step) if steps else "",
+        Text(state.plan.name, style="bold", no_wrap=True, overflow="ellipsis"),
+        f"step {state.step}/{steps}" if steps else f"step {state.step}",
+        ProgressBar(total=steps, completed=state.step) if steps else "",
         duration(elapsed),
         rate(speed) if speed else "",
-        f"{duration((steps - tally.step) / speed)} left" if speed and tally.step < steps and not over else "",
+        f"{duration((steps - state.step) / speed)} left" if speed and state.step < steps and not over else "",
     ]
     for index in range(len(cells)):
         table.add_column(no_wrap=True, ratio=1 if index == 2 else None)
@@ -186,29 +199,29 @@ def progress(tally: Tally, elapsed: float, over: bool = False) -> Table:
     return table
 
 
-def metrics(tally: Tally) -> Table:
+def metrics(state: RunState) -> Table:
     table = headed("metric", ">first", ">now", "")
-    for name, course in tally.shown():
-        course_of = partial(spark, list(course.points))
-        now = Text(number(course.last), style="" if course.last is not None else "bold red")
-        table.add_row(name, number(course.first), now, Fitted(course_of, COURSE))
+    for name, history in state.shown():
+        points = partial(spark, list(history.points))
+        now = Text(number(history.last), style="" if history.last is not None else "bold red")
+        table.add_row(name, number(history.first), now, Fitted(points, SPARK_COLUMNS))
     return table
 
 
-def groups(tally: Tally, stages: bool = True) -> Table:
+def groups(state: RunState, stages: bool = True) -> Table:
     table = (
         headed("group", "workers", "state", "stage", ">ms", "")
         if stages
         else headed("group", "workers", "state", "", "", "")
     )
-    longest = max((seconds for group in tally.groups.values() for _, seconds in spent(group)), default=0.0)
-    for placed in tally.plan.groups:
-        group = tally.groups[placed.name]
+    longest = max((seconds for group in state.groups.values() for _, seconds in spent(group)), default=0.0)
+    for placed in state.plan.groups:
+        group = state.groups[placed.name]
         rows: list[tuple[RenderableType, ...]] = [
             (
                 Text(stage),
                 milliseconds(seconds),
-                Fitted(partial(bar, seconds / longest if longest else 0), BAR),
+                Fitted(partial(bar, seconds / longest if longest else 0), BAR_COLUMNS),
             )
             for stage, seconds in (spent(group) if stages else ())
         ]
@@ -223,25 +236,41 @@ def groups(tally: Tally, stages: bool = True) -> Table:
     return table
 
 
-def spent(group: GroupTally) -> Iterator[tuple[str, float]]:
-    """Where a worker's step goes, lately: its stages, then what it waits for others."""
+def spent(group: GroupState) -> Iterator[tuple[str, float]]:
+    """Yields the recent seconds of a worker's stages, then of its waiting."""
     for stage, seconds in group.stages.items():
         yield stage, seconds.recent
     if group.step.times:
         yield "waits", group.waits
 
 
-def routes(tally: Tally) -> Table:
+def newest_logs(state: RunState, newest: Mapping[str, tuple[int, str]], hint: str) -> Table:
+    """Returns the newest log line of each group that has not run a step, and how to follow one rank."""
+    shown = {
+        f"{group}:{rank}": line
+        for group, (rank, line) in newest.items()
+        if not state.groups[group].step.times
+    }
+    table = headed("newest output")
+    for worker, line in shown.items():
+        label = worker.ljust(max(map(len, shown)))
+        table.add_row(Text.assemble((label, "dim"), "  ", line, no_wrap=True, overflow="ellipsis"))
+    if shown:
+        table.add_row(Text(hint, style="dim", overflow="fold"))
+    return table
+
+
+def routes(state: RunState) -> Table:
     table = headed("route", ">bytes a step", ">total")
-    for name, sent in tally.routes.items():
+    for name, sent in state.routes.items():
         if sent:
-            table.add_row(name, size(sent / max(1, tally.step)), size(sent))
+            table.add_row(name, size(sent / max(1, state.step)), size(sent))
     return table
 
 
 def headed(*titles: str) -> Table:
-    """A table without lines; `>` before a title puts its column to the right, one without title holds
-    drawings."""
+    """Returns a table without lines. `>` before a title aligns its column to the right; a column without a title
+    holds drawings."""
     table = grid(show_header=True)
     for title in titles:
         table.add_column(

@@ -1,8 +1,6 @@
-"""What a run looks like at one moment: the fold over events and metrics that the dashboard and the summary
-draw.
+"""The state of a run: a fold over events and metrics, drawn by the dashboard and the summary.
 
-It knows nothing of time or of a terminal, so it gives the same picture of a run that goes on and of one read
-back from disk.
+It depends on neither the clock nor a terminal, so a run that goes on and a run read back from disk look the same.
 """
 
 from __future__ import annotations
@@ -15,21 +13,21 @@ from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 
 State = Literal["waiting", "starting", "running", "done", "stopped", "failed"]
-"""`stopped` is who was ended because of others."""
-SHOWN = 8
-"""How many metrics are shown where the recipe does not say which."""
-KEPT = 512
-"""How many points of a metric's course are kept; beyond, every second goes."""
+"""`stopped`: the worker was ended because another one failed."""
+MAX_SHOWN = 8
+"""Metrics that are shown where the recipe does not list any."""
+MAX_POINTS = 512
+"""Points of a metric that are kept; beyond this number, every second one is dropped."""
 
 
 @dataclass
-class Spent:
-    """Seconds of one thing that happens again and again."""
+class Timing:
+    """Seconds that a repeated activity takes."""
 
     total: float = 0.0
     times: int = 0
     recent: float = 0.0
-    """Smoothed over about ten times."""
+    """A moving average over about ten times."""
 
     def add(self, seconds: float) -> None:
         self.recent += (seconds - self.recent) / min(self.times + 1, 10)
@@ -42,13 +40,13 @@ class Spent:
 
 
 @dataclass
-class Course:
-    """One metric over the steps."""
+class History:
+    """The values of one metric over the steps."""
 
     first: float | None = None
     last: float | None = None
     points: list[float] = field(default_factory=list)
-    """Thinned evenly as they get many."""
+    """At most `MAX_POINTS`, evenly spaced over the run."""
     _every: int = 1
     _seen: int = 0
 
@@ -58,22 +56,22 @@ class Course:
         if value is not None and self._seen % self._every == 0:
             self.points.append(value)
         self._seen += 1
-        if len(self.points) > KEPT:
+        if len(self.points) > MAX_POINTS:
             self.points = self.points[::2]
             self._every *= 2
 
 
 @dataclass
-class GroupTally:
+class GroupState:
     workers: int
     states: dict[int, State] = field(default_factory=dict)
-    stages: dict[str, Spent] = field(default_factory=dict)
-    """A worker's seconds per stage, over all workers and steps."""
-    step: Spent = field(default_factory=Spent)
+    stages: dict[str, Timing] = field(default_factory=dict)
+    """Seconds that a worker spends in each stage, over all workers and steps."""
+    step: Timing = field(default_factory=Timing)
 
     @property
     def state(self) -> State:
-        """The worst news first; running when all are."""
+        """The worst state of any worker; `running` once all workers are."""
         states = [self.states.get(rank, "waiting") for rank in range(self.workers)]
         for state in ("failed", "stopped", "waiting", "starting", "running"):
             if state in states:
@@ -82,31 +80,31 @@ class GroupTally:
 
     @property
     def waits(self) -> float:
-        """What a worker's step takes beyond its stages: waiting for others, moving batches."""
-        return max(0.0, self.step.recent - sum(spent.recent for spent in self.stages.values()))
+        """Recent seconds of a worker's step outside of its stages: waiting for other workers and moving batches."""
+        return max(0.0, self.step.recent - sum(timing.recent for timing in self.stages.values()))
 
     @property
     def waits_mean(self) -> float:
         return max(
-            0.0, self.step.mean - sum(spent.total for spent in self.stages.values()) / max(1, self.step.times)
+            0.0,
+            self.step.mean - sum(timing.total for timing in self.stages.values()) / max(1, self.step.times),
         )
 
 
-class Tally:
+class RunState:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.groups = {group.name: GroupTally(group.workers) for group in plan.groups}
+        self.groups = {group.name: GroupState(group.workers) for group in plan.groups}
         self.routes: dict[str, int] = {route.name: 0 for route in plan.routes}
-        """Bytes, over all workers and steps."""
-        self.courses: dict[str, Course] = {}
+        """Bytes sent, over all workers and steps."""
+        self.histories: dict[str, History] = {}
         self.step = 0
         """The last complete one."""
         self.steps = plan.run.steps
-        """How many there will be, as far as it is known: the data may have fewer. 0 where only a stop ends
-        the run."""
+        """The planned number of steps; the data may end earlier. 0 where only a stop ends the run."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
-        """(step, time) of the first and the last line that was seen."""
+        """(step, time) of the first and the last row of metrics."""
         self._stopping = False
         self._programs = {group.name for group in plan.groups if group.program}
 
@@ -144,15 +142,15 @@ class Tally:
                 return "done"
         return None
 
-    def _worked(self, group: GroupTally, value: Mapping[str, Any]) -> None:
+    def _worked(self, group: GroupState, value: Mapping[str, Any]) -> None:
         group.step.add(value.get("seconds", 0.0))
         for stage, seconds in value.get("stages", {}).items():
-            group.stages.setdefault(stage, Spent()).add(seconds)
+            group.stages.setdefault(stage, Timing()).add(seconds)
         for route, sent in value.get("routes", {}).items():
             self.routes[route] = self.routes.get(route, 0) + sent
 
     def on_row(self, metrics: Mapping[str, Any]) -> None:
-        """A step's line; the last one may come again, with more in it."""
+        """Adds a row of metrics; the last row may come again with more values."""
         here = (int(metrics["step"]), float(metrics["time"]))
         again = self.last is not None and here[0] == self.last[0]
         self.first, self.last = self.first or here, here
@@ -160,22 +158,21 @@ class Tally:
         for name, value in metrics.items():
             if name in ("step", "time"):
                 continue
-            if again and name in self.courses:
-                self.courses[name].last = value
+            if again and name in self.histories:
+                self.histories[name].last = value
             else:
-                self.courses.setdefault(name, Course()).add(value)
+                self.histories.setdefault(name, History()).add(value)
 
-    def shown(self) -> Iterator[tuple[str, Course]]:
-        """The metrics that the recipe wants seen, or the first few there are; one that was not said yet is
-        left out."""
-        for name in self.plan.run.show or list(self.courses)[:SHOWN]:
-            if name in self.courses:
-                yield name, self.courses[name]
+    def shown(self) -> Iterator[tuple[str, History]]:
+        """Yields the metrics that the recipe lists, or else the first `MAX_SHOWN`, as far as they have values."""
+        for name in self.plan.run.show or list(self.histories)[:MAX_SHOWN]:
+            if name in self.histories:
+                yield name, self.histories[name]
 
     @property
     def steps_per_second(self) -> float:
-        """Between the first and the last line, so that the start of the run does not count; 0 where there are
-        not two."""
+        """Measured between the first and the last row, so that the start of the run does not count; 0 with fewer than
+        two rows."""
         if not self.first or not self.last or self.last[1] <= self.first[1]:
             return 0.0
         return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])

@@ -10,8 +10,8 @@ from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.view.live import for_terminal
 from meshctl.view.live.dashboard import Dashboard, Picture, notice_after
-from meshctl.view.live.plain import Lines
-from meshctl.view.live.run_state import Tally
+from meshctl.view.live.plain import PlainOutput
+from meshctl.view.live.run_state import RunState
 from tests.view.conftest import Pinned
 from tests.view.recorded import Recorded, make_plan
 
@@ -28,21 +28,21 @@ def drawn(picture: Picture, width: int = 80, height: int = 40) -> str:
 
 
 @pytest.fixture
-def halfway(recorded: Recorded) -> Tally:
-    tally = Tally(recorded.plan)
-    recorded.feed(tally, steps=9)
-    return tally
+def halfway(recorded: Recorded) -> RunState:
+    state = RunState(recorded.plan)
+    recorded.feed(state, steps=9)
+    return state
 
 
-def test_at_80_columns(halfway: Tally, pinned: Pinned) -> None:
+def test_at_80_columns(halfway: RunState, pinned: Pinned) -> None:
     pinned("dashboard.txt", drawn(Picture.of(halfway, 4.25, "checkpoint of step 9")))
 
 
 def test_before_anything_was_said(pinned: Pinned) -> None:
-    pinned("dashboard_start.txt", drawn(Picture.of(Tally(make_plan()), 4.25, "starting")))
+    pinned("dashboard_start.txt", drawn(Picture.of(RunState(make_plan()), 4.25, "starting")))
 
 
-def test_after_a_worker_failed(halfway: Tally) -> None:
+def test_after_a_worker_failed(halfway: RunState) -> None:
     halfway.on_event(Event("fault", "train", 1, 10, "metrics"))
     assert [line.split()[3] for line in drawn(Picture.of(halfway, 4.25)).splitlines() if " cpu " in line] == [
         "running",
@@ -52,13 +52,13 @@ def test_after_a_worker_failed(halfway: Tally) -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 @pytest.mark.parametrize("height", [6, 10, 14, 40])
-def test_it_fits_into_the_terminal(halfway: Tally, width: int, height: int) -> None:
+def test_it_fits_into_the_terminal(halfway: RunState, width: int, height: int) -> None:
     lines = drawn(Picture.of(halfway, 4.25), width, height).splitlines()
     assert max(map(len, lines)) <= width and len(lines) < height
     assert "rollout" in "".join(lines) or width < 60
 
 
-def test_a_low_terminal_shows_what_matters_most(halfway: Tally) -> None:
+def test_a_low_terminal_shows_what_matters_most(halfway: RunState) -> None:
     pictures = [drawn(Picture.of(halfway, 4.25), height=height) for height in (30, 14, 10, 6)]
     assert ["rollouts -> metrics" in picture for picture in pictures] == [True, False, False, False]
     assert ["waits" in picture for picture in pictures] == [True, True, False, False]
@@ -66,11 +66,11 @@ def test_a_low_terminal_shows_what_matters_most(halfway: Tally) -> None:
     assert all("running" in picture for picture in pictures)
 
 
-def test_the_last_picture_leaves_times_and_bytes_to_the_summary(halfway: Tally, pinned: Pinned) -> None:
+def test_the_last_picture_leaves_times_and_bytes_to_the_summary(halfway: RunState, pinned: Pinned) -> None:
     pinned("dashboard_last.txt", drawn(Picture.last(halfway, 4.25)))
 
 
-def test_a_metric_that_is_not_finite_is_said(halfway: Tally) -> None:
+def test_a_metric_that_is_not_finite_is_said(halfway: RunState) -> None:
     halfway.on_row({"step": 10, "time": 9.0, "metrics.loss": None})
     assert "not finite" in drawn(Picture.of(halfway, 4.25))
 
@@ -107,9 +107,9 @@ def test_live_on_a_terminal_leaves_the_last_picture_and_the_cursor(
 @pytest.mark.parametrize(
     ("stream", "environ", "kind"),
     [
-        (io.StringIO(), {"TERM": "xterm"}, Lines),
-        (Terminal(), {"TERM": "dumb"}, Lines),
-        (Terminal(), {}, Lines),
+        (io.StringIO(), {"TERM": "xterm"}, PlainOutput),
+        (Terminal(), {"TERM": "dumb"}, PlainOutput),
+        (Terminal(), {}, PlainOutput),
         (Terminal(), {"TERM": "tmux-256color"}, Dashboard),
     ],
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.view.live.plain import Lines
+from meshctl.view.live.plain import PlainOutput
 from tests.view.conftest import Pinned
 from tests.view.recorded import Recorded, make_plan
 
@@ -14,7 +14,7 @@ def test_a_run_at_most_a_line_a_second_and_the_last_step_always(
     recorded: Recorded, run: RunDir, pinned: Pinned
 ) -> None:
     stream = io.StringIO()
-    view = Lines(recorded.plan, run, stream)
+    view = PlainOutput(recorded.plan, run, stream)
     recorded.feed(view)
     view.on_end(0, "")
     view.on_end(0, "")
@@ -23,7 +23,7 @@ def test_a_run_at_most_a_line_a_second_and_the_last_step_always(
 
 def test_slow_steps_have_a_line_each(run: RunDir) -> None:
     stream = io.StringIO()
-    view = Lines(make_plan(steps=0), run, stream)
+    view = PlainOutput(make_plan(steps=0), run, stream)
     for step in (1, 2, 3):
         view.on_row({"step": step, "time": 10.0 * step, "metrics.loss": None})
         assert stream.getvalue().count("step") == step
@@ -32,7 +32,7 @@ def test_slow_steps_have_a_line_each(run: RunDir) -> None:
 
 def test_a_line_that_comes_again_with_more_is_printed_with_all(run: RunDir) -> None:
     stream = io.StringIO()
-    view = Lines(make_plan(), run, stream)
+    view = PlainOutput(make_plan(), run, stream)
     view.on_row({"step": 1, "time": 1.0, "metrics.loss": 0.5})
     view.on_row({"step": 1, "time": 1.1, "metrics.loss": 0.5, "exam.reward": 0.9})
     view.on_end(0, "")
@@ -41,7 +41,7 @@ def test_a_line_that_comes_again_with_more_is_printed_with_all(run: RunDir) -> N
 
 def test_what_the_launcher_says(run: RunDir) -> None:
     stream = io.StringIO()
-    view = Lines(replace(make_plan(), name="x"), run, stream)
+    view = PlainOutput(replace(make_plan(), name="x"), run, stream)
     view.on_event(Event("resumed", step=40))
     view.on_event(Event("stopping", value={"reason": "interrupted"}))
     view.on_event(Event("checkpoint", step=41))
