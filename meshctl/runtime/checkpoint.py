@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from meshctl.run.directory import write_whole
-from meshctl.runtime.loop import StageError
+from meshctl.runtime.errors import StageError
 
 
 class CheckpointError(StageError):

@@ -20,8 +20,8 @@ from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.shutdown import Asked, Ending, Proposer
 from meshctl.runtime.component import Component, Place
-from meshctl.runtime.loop import Loop, Saver
-from meshctl.runtime.routes.channel import LANES
+from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
+from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.data_plane import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 from meshctl.runtime.world import ranks_by_node
@@ -42,7 +42,7 @@ def run(
     plan: Plan,
     make: Make,
     *,
-    saver: Saver | None = None,
+    save: CheckpointHook = lambda step, given: None,
     stop: threading.Event | None = None,
     timeout: float = 60.0,
 ) -> Outcome:
@@ -54,7 +54,7 @@ def run(
     hub: dict[int, MemoryTransport] = {}
     store.set_timeout(timedelta(days=1))
     places = [group.first_place + rank for group in plan.groups for rank in range(group.workers)]
-    slots = {number * LANES: route.slots for number, route in enumerate(plan.routes)}
+    slots = {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)}
     transports = {place: MemoryTransport(place, slots, hub) for place in places}
 
     def work(place: int) -> None:
@@ -74,9 +74,8 @@ def run(
             ending = Ending(store, store, place, places, transports[place].wake)
             for component in components.values():
                 component.place.stop = ending.ask
-            outcome.last[place] = Loop(
-                plan, group, rank, components, transports[place], ending, say, saver or Saver()
-            ).run()
+            context = LoopContext(plan, group, rank, components, transports[place], ending, say, save)
+            outcome.last[place] = Loop(context).run()
         except Exception as error:
             outcome.faults[place] = error
             for transport in transports.values():

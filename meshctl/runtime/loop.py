@@ -1,353 +1,284 @@
-"""What every worker does: the plan's stages, step by step, as far as they are its group's.
+"""What every worker executes: the plan's stages of its group, step by step.
 
-    for each step: for each stage that is due: take the inputs, call, give the value
+    for each step: for each stage that is due: receive the inputs, call, send the value
 
-A give never waits for its receiver's place in its program, so groups overlap as far as the slots of their
-routes reach, and no order of stages can deadlock. In a sync without staleness both ends meet (`weights.py`
-says why that cannot deadlock either). How the run ends is agreed by all (`ending.py`); a checkpoint is a cut
-between two steps.
+A send never waits for its receiver's place in its program, so groups overlap as far as the slots of their
+routes reach, and no order of stages can deadlock. In a sync without staleness both sides run together
+(`routes.weights` says why that cannot deadlock either). How the run ends is agreed by all workers
+(`run.shutdown`); a checkpoint is a cut between two steps.
 """
 
 from __future__ import annotations
 
-import hashlib
-import random
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
-from types import MappingProxyType
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshctl.plan.model import Component as Placed
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.directory import Recorded
 from meshctl.run.shutdown import ENDLESS, Ending
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.component import Component
-from meshctl.runtime.routes.channel import END, LANES, Channel, Party, Taken
-from meshctl.runtime.routes.record import Recorder, Replayed
-from meshctl.runtime.routes.weights import WeightChannel, weights_of
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import END, TAGS_PER_ROUTE, RouteContext, RouteEnd, RouteSide
+from meshctl.runtime.routes.inputs import Arguments, Input, Inputs
+from meshctl.runtime.routes.record import Recorder, ReplayedChannel
+from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
+from meshctl.runtime.schedule import Schedule
+from meshctl.runtime.seeding import seed_all
+from meshctl.runtime.sources import Sources
+from meshctl.runtime.step_report import Say, StepReport, scalars
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.data_plane import Dropped, Full, Transport
-from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
-from meshctl.topology.mesh import even_split
-from meshctl.topology.modes import producer_set
-from meshctl.topology.samples import Grid, RouteError
+from meshctl.topology.mesh import share
+from meshctl.topology.modes import COLLECT, RouteError, voices
+from meshctl.topology.partition import Grid
 
-_MENDABLE = (RouteError, BatchError, FrameError, Full)
-"""What is wrong with a user's values, or too much of them: told in one line."""
-Say = Callable[..., Any]
-"""Appends an event: `Journal.say`."""
-
-
-class StageError(ValueError):
-    """Something a user can mend, in a stage: the message stands for itself, no traceback is needed."""
-
-
-@dataclass
-class Clock:
-    """What one step cost this worker."""
-
-    stages: dict[str, float]
-    """Seconds in the called method."""
-    waits: dict[str, float]
-    """Seconds until the inputs were there."""
+USER_ERRORS = (RouteError, BatchError, FrameError, Full)
+"""Errors of a user's values, or of too many of them: reported in one line."""
+CheckpointHook = Callable[[int, Mapping[str, int]], None]
+"""Saves the state at a cut: (step, samples that each source has given)."""
 
 
 @dataclass(frozen=True)
-class Saver:
-    """What the loop calls at a cut: `save(step, given)`, with the samples that each source has given."""
+class LoopContext:
+    """What a worker's loop works with."""
 
-    save: Callable[[int, Mapping[str, int]], None] = lambda step, given: None
+    plan: Plan
+    group: str
+    rank: int
+    """In the group's world."""
+    components: Mapping[str, Component]
+    """Those of this worker's group, set up."""
+    transport: Transport
+    ending: Ending
+    say: Say
+    save: CheckpointHook = lambda step, given: None
+    recorder: Recorder | None = None
+    recorded: Mapping[str, Recorded] = field(default_factory=dict)
+    """Route -> its recording, for the routes that the plan replays."""
+
+    def hosts(self, stage: Stage) -> bool:
+        """Returns whether this worker's group runs a stage, or one side of a sync."""
+        return stage.component in self.components or stage.to in self.components
+
+    def side(self, component: str, execute: str = "all") -> RouteSide:
+        placed = self.plan.component(component)
+        group = self.plan.group(placed.group)
+        node_of = cache(partial(self.plan.node_of, placed.group))
+        return RouteSide(placed.mesh, group.first_place, execute, node_of, group.device_type)
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where this worker stands in a stage: what the plan says, asked once."""
+class StageContext:
+    """A stage as this worker runs it."""
 
-    placed: Placed
-    """The called component."""
+    stage: Stage
+    component: Component
+    method: Callable[..., Any]
     data_rank: int
-    number: int | None
-    """Which speaker of the stage's value it is; none where others speak for it."""
-    speakers: int
-    takes: tuple[tuple[Channel, ...], ...]
-    """Whence the stages of each input come."""
-    gives: tuple[Channel, ...]
+    producer: int | None
+    """This rank's index among the producers of the stage's value, or None."""
+    producers: int
+    inputs: Inputs
+    outputs: tuple[Channel, ...]
+    log: Callable[[Mapping[str, float], float], None]
+    """`self.log` while the stage runs."""
+    has_home: bool
+    """Whether a later stage sends the samples back to the data rank that made them."""
 
 
 class Loop:
-    def __init__(
-        self,
-        plan: Plan,
-        group: str,
-        rank: int,
-        components: Mapping[str, Component],
-        transport: Transport,
-        ending: Ending,
-        say: Say,
-        saver: Saver = Saver(),
-        recorder: Recorder | None = None,
-        recorded: Mapping[str, Recorded] = MappingProxyType({}),
-    ) -> None:
-        """`components` are those of this worker's group, set up; `rank` is its rank in the group. `recorded`
-        are the recordings of the routes that the plan replays, by their names."""
+    def __init__(self, context: LoopContext) -> None:
         self.at: tuple[str, int] = ("", 0)
         """The stage and the step that are being run: where a fault is."""
-        self._plan, self._group, self._rank = plan, group, rank
-        self._components = components
-        self._transport, self._ending, self._say, self._saver = transport, ending, say, saver
-        self._recorder, self._recorded = recorder, recorded
-        self._stages = [stage for stage in plan.stages if self._hosts(stage)]
-        self._homes = {route.dispatch.home for route in plan.routes if route.dispatch.home}
-        self._data: dict[tuple[str, str, str], Channel] = {}
-        self._weights: dict[str, WeightChannel] = {}
-        self._open()
-        self._channels: list[Channel | WeightChannel] = [*self._data.values(), *self._weights.values()]
-        self._replayed = [
-            (source, channel)
-            for (source, _, _), channel in self._data.items()
-            if isinstance(channel, Replayed)
-        ]
-        self._takes = [
-            (stage, [name for part in stage.inputs for name in part.stages]) for stage in plan.stages
-        ]
-        self._seats = {stage.name: self._seat(stage) for stage in self._stages if stage.kind == "call"}
-        self._given: dict[str, int] = {stage.name: 0 for stage in plan.stages if stage.is_source}
+        self._context, self._plan, self._say = context, context.plan, context.say
+        self._ending = context.ending
+        self._stages = [stage for stage in self._plan.stages if context.hosts(stage)]
+        self._schedule = Schedule(self._plan)
+        self._sources = Sources(self._plan, context.components)
+        self._data = _data_ends(context)
+        self._syncs = _sync_ends(context)
+        self._ends: list[RouteEnd] = [*self._data.values(), *self._syncs.values()]
+        self._replayed = [end for end in self._data.values() if isinstance(end, ReplayedChannel)]
+        self._calls = {
+            stage.name: self._stage_context(stage) for stage in self._stages if stage.kind == "call"
+        }
         self._versions: dict[str, int] = {}
-        self._cut = self._start = 0
-        self._before: dict[str, int] = {}
-        """The samples given before the first step of this attempt."""
-        self._open_ended = False
+        """Component -> the step whose weights it has loaded."""
+        self._saved = 0
+        """The last step after which the state was saved, or with which the run began."""
+        self._is_open_ended = False
         """Whether a stream may end unannounced."""
-        self._clock = Clock({}, {})
-        self._inside = False
-        """Whether the component's own code is running."""
-        self._metrics: list[dict[str, Any]] = []
-        self._now: set[str] = set()
-        """The stages that run in this step, on any worker: a value goes only to those."""
+        self._report = StepReport()
+        self._in_user_code = False
+        self._running: frozenset[str] = frozenset()
+        """The stages that run in this step, on any worker: a value is sent to those only."""
         self._ended = ""
-        """The source whose stream ended in this step, unannounced."""
-        transport.dropped = lambda: ending.dropped(self.at[1])
+        """The source whose stream has ended in this step, unannounced."""
+        context.transport.dropped = lambda: self._ending.dropped(self.at[1])
 
     # The run
 
     def run(self, start: int = 0, given: Mapping[str, int] | None = None) -> int:
-        """Runs the steps after `start` and returns the last one; `given` are the samples given before it."""
+        """Runs the steps after `start` and returns the last one. `given` are the samples that sources gave
+        before it. Raises `StageError` for a user's mistake, and what a component's own code raises."""
         try:
             return self._run_after(start, given or {})
-        except _MENDABLE as error:
-            if self._inside:
-                raise  # out of the user's own code: its line is worth more than ours
+        except USER_ERRORS as error:
+            if self._in_user_code:
+                raise  # its own traceback shows the line
             raise StageError(str(error)) from error
 
     def _run_after(self, start: int, given: Mapping[str, int]) -> int:
-        self._given.update(given)
-        self._start, self._before = start, dict(self._given)
-        self._open_ended = self._agree(start)
-        self._sync_all(start)
-        self._say("ready", step=start, last=self._ending.last if self._ending.last < ENDLESS else None)
-        step = start
-        try:
-            while not self._ended and self._ending.begin(step + 1):
-                self._step(step + 1)
-                step += not self._ended
-        except Dropped:
-            step = self._ending.last
-        if self._open_ended:
+        self._sources.begin(start, given)
+        self._is_open_ended = self._agree_on_length()
+        self._open(start)
+        last = self._ending.last
+        self._say("ready", step=start, last=last if last < ENDLESS else None)
+        step = self._run_steps(start)
+        if self._is_open_ended:
             step = self._ending.settle(step)
             self._close(step)
-        if self._recorder:
-            self._recorder.forget(step)
+        if self._context.recorder:
+            self._context.recorder.forget(step)
         self._ending.leave()
         return step
 
-    def _agree(self, start: int) -> bool:
-        """Tells and hears how many steps there are; whether some stream does not know."""
-        batches = {
-            stage.name: self._steps_of(stage, start)
-            for stage in self._stages
-            if self._limits(stage) and not self._rank
-        }
-        sources = [stage.name for stage in self._plan.stages if self._limits(stage)]
-        known = self._ending.plan(self._plan.run.steps, batches, sources)
+    def _agree_on_length(self) -> bool:
+        """Agrees with all workers on the planned last step, and returns whether a stream has no length."""
+        own = [] if self._context.rank else self._stages
+        names = self._sources.bounding
+        known = self._ending.plan(self._plan.run.steps, self._sources.last_steps(own), names)
         if self._plan.run.epochs and all(count is None for count in known):
             raise StageError(
-                f"run.epochs needs a source that knows its length, and none of {', '.join(sources)} has a __len__"
+                f"run.epochs needs a source that knows its length, and none of {', '.join(names)} has a __len__"
             )
         return None in known
 
-    @staticmethod
-    def _limits(stage: Stage) -> bool:
-        """Whether the run ends with this source's data; one that runs at certain times only counts on."""
-        return stage.is_source and not stage.when
+    def _open(self, start: int) -> None:
+        """Opens all routes; consumers of weights then hold those of their producers, also after a resume."""
+        self._saved = start
+        for end in self._data.values():
+            end.open(start)
+        for stage in self._stages:
+            if stage.kind == "sync":
+                self.at = (stage.name, start)
+                self._syncs[stage.name].open(start)
+                self._cut(stage, start)
 
-    def _steps_of(self, stage: Stage, start: int) -> int | None:
-        """The last step for which a source has data; none where it does not know."""
-        total = self._total(stage)
-        if total is None:
-            return None
-        left = -(-max(0, total - self._given[stage.name]) // stage.samples)
-        self._check_tail(stage, (total - self._given[stage.name]) % stage.samples, left)
-        return (start // stage.every + left) * stage.every
-
-    def _check_tail(self, stage: Stage, tail: int, calls: int) -> None:
-        """What is left for the last call must do for those that take it: said now, and not hours later."""
-        if self._plan.run.steps and calls * stage.every > self._plan.run.steps:
-            return
-        for route in self._plan.routes:
-            target = self._plan.stage(route.target)
-            if (
-                route.source == stage.name
-                and execute_mode(target.execute).is_joint
-                and not route.dispatch.allow_empty
-            ):
-                shares = dispatch_mode(route.dispatch.mode).share_count(
-                    self._plan.component(target.component).mesh
-                )
-                if 0 < tail < shares:
-                    raise StageError(
-                        f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` shares it among {shares}: "
-                        "say dispatch: {allow_empty: true} there, or choose samples or data so that more are left"
-                    )
-
-    def _total(self, stage: Stage) -> int | None:
-        """How many samples a source gives in the whole run, where it knows."""
-        component = self._components[stage.component]
-        length = getattr(component, "__len__", None)
-        return length() * max(1, self._plan.run.epochs) if length else None
+    def _run_steps(self, start: int) -> int:
+        """Runs the steps after `start` and returns the last one that was completed."""
+        step = start
+        try:
+            while not self._ended and self._ending.begin(step + 1):
+                self._run_step(step + 1)
+                step += not self._ended
+        except Dropped:
+            return self._ending.last
+        return step
 
     def _close(self, last: int) -> None:
-        """Where a stream may end unannounced: what was to run at the end, as far as it stands on its own, and
+        """After an unannounced end: runs the stages of the end, as far as they need no other ones, and saves
         the last state."""
-        self.at, self._metrics, self._now = ("", last), [], set()
-        self._transport.dropped = lambda: False
-        for channel in self._weights.values():
-            channel.forget(last)
-        for stage, takes in self._takes:
-            if (stage.when == "end" or (takes and not stage.when)) and all(
-                name in self._now for name in takes
-            ):
-                self._now.add(stage.name)
-        if self._now:
-            begin, self._clock = time.perf_counter(), Clock({}, {})
+        self.at, self._report = ("", last), StepReport()
+        self._context.transport.dropped = lambda: False
+        for end in self._ends:
+            end.close(last)
+        self._running = self._schedule.closing_stages()
+        if self._running:
             for stage in self._stages:
-                if stage.name in self._now:
-                    self._run(stage, last)
-            self._report(last, begin)
-        if self._plan.run.checkpoint and self._cut < last:
+                if stage.name in self._running:
+                    self._run_stage(stage, last)
+            self._report.send(self._say, last, self._ends)
+        if self._plan.run.checkpoint and self._saved < last:
             self._save(last)
 
     # One step
 
-    def _step(self, step: int) -> None:
-        begin = time.perf_counter()
-        self._clock = Clock({}, {})
-        now = self._now = {source for source, channel in self._replayed if channel.has(step)}
-        for stage, takes in self._takes:
-            if self._due(stage, step) and now.issuperset(takes):
-                now.add(stage.name)
+    def _run_step(self, step: int) -> None:
+        self._report = StepReport()
+        announced = self._ending.announced
+        is_saved = self._schedule.has_checkpoint(step, announced)
+        is_last = step == announced and not self._is_open_ended
+        replayed = {end.route.source for end in self._replayed if end.due(step)}
+        running = self._schedule.stages(step, is_last=is_last, is_saved=is_saved, replayed=replayed)
+        self._running = running
         for stage in self._stages:
-            if stage.name in self._now:
-                self._run(stage, step)
-            elif stage.kind == "sync" and self._takes_weights(stage):
-                self._take_weights(stage, step)
+            if stage.name in running:
+                self._run_stage(stage, step)
+            elif stage.kind == "sync":
+                self._load(stage, step, step)
         self.at = ("", step)
         if self._ended:
             return
-        if self._saves(step):
+        if is_saved:
             self._save(step)
-        self._report(step, begin)
+        self._report.send(self._say, step, self._ends)
 
-    def _due(self, stage: Stage, step: int) -> bool:
-        if stage.when:
-            at_end = step == self._ending.announced and not self._open_ended
-            return {"start": step == 1, "end": at_end, "checkpoint": self._saves(step)}[stage.when]
-        return step % stage.every == 0
-
-    def _saves(self, step: int) -> bool:
-        saves = self._plan.run.checkpoint
-        return saves is not None and (
-            step == self._ending.announced or (saves.every > 0 and step % saves.every == 0)
-        )
-
-    def _report(self, step: int, begin: float) -> None:
-        routes = {channel.route.name: channel.sent for channel in self._channels if channel.sent}
-        for channel in self._channels:
-            channel.sent = 0
-        seconds = time.perf_counter() - begin
-        for metric in self._metrics:
-            self._say("metric", step=step, **metric)
-        self._metrics = []
-        self._say(
-            "step",
-            step=step,
-            seconds=seconds,
-            stages=self._clock.stages,
-            waits=self._clock.waits,
-            routes=routes,
-        )
-
-    def _run(self, stage: Stage, step: int) -> None:
+    def _run_stage(self, stage: Stage, step: int) -> None:
         self.at = (stage.name, step)
         if stage.kind == "sync":
             self._sync(stage, step)
-        elif execute_mode(stage.execute).is_called(self._plan.component(stage.component).mesh, self._rank):
-            self._call(stage, step)
+        elif stage.execute != "first" or not self._context.rank:
+            self._call(self._calls[stage.name], step)
 
     # A call
 
-    def _call(self, stage: Stage, step: int) -> None:
-        begin = time.perf_counter()
-        arguments, first = ([], None) if stage.is_source else self._inputs(stage)
-        ready = time.perf_counter()
-        self._clock.waits[stage.name] = ready - begin
-        seat = self._seats[stage.name]
+    def _call(self, context: StageContext, step: int) -> None:
+        name, begin = context.stage.name, perf_counter()
+        arguments = Arguments() if context.stage.is_source else context.inputs.receive(step)
+        ready = perf_counter()
+        self._report.waits[name] = ready - begin
         if arguments is None:
             value: Any = END
-        elif stage.is_source:
-            numbers = self._numbers(stage)
-            self._given[stage.name] = numbers.stop
-            value = None if seat.number is None else self._source(stage, seat, seat.number, step, numbers)
+        elif context.stage.is_source:
+            value = self._next_samples(context, step)
         else:
-            value = self._called(stage, seat, step, arguments)
-            value = self._marked(stage, seat, identify(value, first)) if isinstance(value, Batch) else value
-        self._clock.stages[stage.name] = time.perf_counter() - ready
-        weight = (
-            float(len(first)) if first is not None else float(len(value)) if isinstance(value, Batch) else 1.0
-        )
-        self._give(stage, seat, value, weight)
+            value = self._call_method(context, step, arguments)
+            if isinstance(value, Batch):
+                value = self._marked(context, identify(value, arguments.first))
+        self._report.stages[name] = perf_counter() - ready
+        weight = 1.0
+        if arguments is not None and arguments.first is not None:
+            weight = float(len(arguments.first))
+        elif isinstance(value, Batch):
+            weight = float(len(value))
+        self._send(context, value, step, weight)
 
-    def _give(self, stage: Stage, seat: Seat, value: Any, weight: float) -> None:
-        now = [channel for channel in seat.gives if channel.route.target in self._now]
-        if self._recorder and seat.number is not None:
-            self._recorder.keep(
-                [channel.route for channel in now], self.at[1], seat.number, seat.speakers, value, weight
-            )
-        ends = [channel.give(value, weight, self._rank) for channel in now]
-        if value is END and (not seat.gives or any(ends)):
-            self._ended = self._ended or stage.name
-            if stage.is_source and seat.number == 0:
-                self._ending.ask(f"the data of `{stage.name}` ended", ended=self.at[1])
-        elif seat.number is not None and not seat.gives and not isinstance(value, Batch) and value is not END:
-            self._metric(stage, value, weight)
+    def _call_method(self, context: StageContext, step: int, arguments: Arguments) -> Any:
+        """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
+        place = context.component.place
+        place.step, place.log = step, context.log
+        stage = context.stage
+        device = place.device.type
+        seed_all(self._plan.seed, stage.component, stage.name, context.data_rank, step, device=device)
+        self._in_user_code = True
+        value = context.method(*arguments.positional, **arguments.named)
+        self._in_user_code = False
+        return Batch.from_tensordict(value) if is_tensordict(value) else value
 
-    def _source(self, stage: Stage, seat: Seat, number: int, step: int, numbers: range) -> Any:
-        """Of a source's next samples, those that are this data rank's; their ids are their numbers."""
-        part = even_split(len(numbers), seat.speakers, number)
+    def _next_samples(self, context: StageContext, step: int) -> Any:
+        """Returns this data rank's share of a source's next samples; their ids are their numbers."""
+        stage = context.stage
+        numbers = self._sources.next_numbers(stage)
+        if context.producer is None:
+            return None
+        part = share(len(numbers), context.producers, context.producer)
         mine = numbers[part.start : part.stop]
-        value = self._called(stage, seat, step, [("", mine)])
-        if value is None and (total := self._total(stage)) is not None:
-            raise StageError(
-                f"`{stage.component}` gave no samples from {mine.start} on, and it has said that there are {total}"
-            )
+        value = self._call_method(context, step, Arguments([mine]))
         if value is None:
+            if (total := self._sources.total(stage)) is not None:
+                raise StageError(
+                    f"`{stage.component}` gave no samples from {mine.start} on, and it has said that there are {total}"
+                )
             return END
         if not isinstance(value, Batch):
             raise StageError(
@@ -358,278 +289,154 @@ class Loop:
                 f"`{stage.component}.{stage.method}` gave {len(value)} samples, its share is {len(mine)}"
             )
         ids = Grid(mine.start, (len(value),)) if len(value) else torch.empty((0, 1), dtype=torch.int64)
-        most = -(-len(numbers) // seat.speakers)
-        return self._marked(stage, seat, Batch(value.columns, ids=ids, most=most))
+        most = -(-len(numbers) // context.producers)
+        return self._marked(context, Batch(value.columns, ids=ids, most=most))
 
-    def _seat(self, stage: Stage) -> Seat:
-        placed, who = (
-            self._plan.component(stage.component),
-            producer_set(collect_mode(stage.collect), execute_mode(stage.execute)),
-        )
-        takes = tuple(
-            tuple(self._data[source, stage.name, part.parameter] for source in part.stages)
-            for part in stage.inputs
-        )
-        gives = tuple(channel for (source, _, _), channel in self._data.items() if source == stage.name)
-        mesh = placed.mesh
-        return Seat(
-            placed, mesh.data_rank(self._rank), who.index_of(mesh, self._rank), who.count(mesh), takes, gives
-        )
-
-    def _numbers(self, stage: Stage) -> range:
-        start = self._given[stage.name]
-        total = self._total(stage) if self._limits(stage) else None
-        stop = start + stage.samples if total is None else min(start + stage.samples, total)
-        return range(start, stop)
-
-    def _called(self, stage: Stage, seat: Seat, step: int, arguments: Sequence[tuple[str, Any]]) -> Any:
-        component = self._components[stage.component]
-        place = component.place
-        place.step = step
-        place.log = lambda values, weight: self._logged(stage, seat, values, weight)
-        seed_all(self._plan.seed, stage.component, stage.name, seat.data_rank, step, device=place.device.type)
-        method = getattr(component, stage.method)
-        plain, named = (
-            [value for name, value in arguments if not name],
-            {name: value for name, value in arguments if name},
-        )
-        self._inside = True
-        value = method(*plain, **named)
-        self._inside = False
-        return Batch.from_tensordict(value) if is_tensordict(value) else value
-
-    def _marked(self, stage: Stage, seat: Seat, batch: Batch) -> Batch:
-        """Samples carry the version of the weights that made them, and their home where a later stage sends
-        them back to it."""
+    def _marked(self, context: StageContext, batch: Batch) -> Batch:
+        """Adds marks to samples: the version of the weights that made them, and their home where a later
+        stage sends them back to it."""
+        stage = context.stage
         marks: dict[str, Any] = {}
-        if seat.placed.name in self._versions:
-            marks[MARK + "version"] = torch.full((len(batch),), self._versions[seat.placed.name])
-        if stage.name in self._homes:
-            marks[MARK + "home." + stage.name] = torch.full((len(batch),), seat.data_rank)
+        if (version := self._versions.get(stage.component)) is not None:
+            marks[MARK + "version"] = torch.full((len(batch),), version)
+        if context.has_home:
+            marks[MARK + "home." + stage.name] = torch.full((len(batch),), context.data_rank)
         return batch.with_columns(**marks) if marks else batch
 
-    # Inputs
+    def _send(self, context: StageContext, value: Any, step: int, weight: float) -> None:
+        """Sends the value to the stages that run in this step. A value without consumers is a metric."""
+        outputs = [end for end in context.outputs if end.route.target in self._running]
+        if self._context.recorder and context.producer is not None:
+            routes = [end.route for end in outputs]
+            self._context.recorder.write(routes, step, context.producer, context.producers, value, weight)
+        ends = [end.send(value, step, weight) for end in outputs]
+        if value is not END:
+            is_metric = not context.outputs and context.producer is not None
+            if is_metric and not isinstance(value, Batch):
+                join = COLLECT[context.stage.collect].join
+                reduction = join if join in ("sum", "first") else "mean"
+                self._report.add_metric(context.stage.name, scalars(value), weight, reduction)
+        elif not context.outputs or any(ends):
+            self._ended = self._ended or context.stage.name
+            if context.stage.is_source and context.producer == 0:
+                self._ending.ask(f"the data of `{context.stage.name}` ended", ended=step)
 
-    def _inputs(self, stage: Stage) -> tuple[list[tuple[str, Any]] | None, Batch | None]:
-        """(parameter, value) of each input, none where a stream ended; and the first batch, which gives order
-        and shares to all."""
-        taken = [
-            [(channel, channel.take(self._rank)) for channel in channels]
-            for channels in self._seats[stage.name].takes
-        ]
-        lead: tuple[Channel, Taken] | None = None
-        for part in taken:
-            for pair in part:
-                if pair[1].value is END:
-                    return None, None
-                if lead is None and isinstance(pair[1].value, Batch):
-                    lead = pair
-        arguments, first = list[tuple[str, Any]](), None
-        for named, got in zip(stage.inputs, taken, strict=True):
-            value = self._joined(got, lead)
-            arguments.append((named.parameter, value))
-            first = value if first is None and isinstance(value, Batch) else first
-        return arguments, first
-
-    def _joined(self, got: Sequence[tuple[Channel, Taken]], lead: tuple[Channel, Taken] | None) -> Any:
-        """One parameter's value: the columns of all its stages, on the samples of the leading input."""
-        if len(got) == 1:
-            return self._aligned(*got[0], lead)
-        if not all(isinstance(taken.value, Batch) for _, taken in got):
-            kinds = ", ".join(
-                f"`{channel.route.source}` gives a {type(taken.value).__name__}" for channel, taken in got
-            )
-            raise RouteError(f"a list of stages joins batches: {kinds}")
-        values = [self._aligned(channel, taken, lead) for channel, taken in got]
-        whole = values[0]
-        for other in values[1:]:
-            whole = whole.joined(other)
-        return whole
-
-    def _aligned(self, channel: Channel, taken: Taken, lead: tuple[Channel, Taken] | None) -> Any:
-        if lead is None or taken is lead[1] or not isinstance(taken.value, Batch):
-            return taken.value
-        first, leading = lead
-        if first.cuts_samples and not channel.cuts_samples:
-            return taken.value
-        try:
-            batch = channel.aligned(taken, first.wanted(leading), self._rank)
-        except RouteError as error:
-            raise RouteError(
-                f"`{first.route.source}` and `{channel.route.source}` do not have the same samples: {error}"
-            ) from error
-        batch.most = leading.value.most
-        return batch
-
-    # Metrics
-
-    def _metric(self, stage: Stage, value: Any, weight: float) -> None:
-        """A value that no stage takes moves nowhere: the launcher folds it into the step's metrics."""
-        collect = collect_mode(stage.collect).join
-        values = scalars(value)
-        if values:
-            self._note(stage, values, weight, collect if collect in ("sum", "first") else "mean")
-
-    def _logged(self, stage: Stage, seat: Seat, values: Mapping[str, float], weight: float) -> None:
+    def _log(self, stage: Stage, is_counted: bool, values: Mapping[str, float], weight: float) -> None:
+        """`self.log` of a component: counted once per data rank."""
         for name, value in values.items():
             if not isinstance(value, (Mapping, bool, int, float, Tensor)):
                 raise TypeError(f"self.log takes numbers: {name!r} is a {type(value).__name__}")
-        if seat.placed.mesh.representative(seat.data_rank) == self._rank:
-            self._note(stage, scalars(values), float(weight), "mean")
-
-    def _note(self, stage: Stage, values: dict[str, float], weight: float, collect: str) -> None:
-        """Kept until the step is over: one that is dropped leaves no trace."""
-        self._metrics.append({"stage": stage.name, "values": values, "weight": weight, "collect": collect})
+        if is_counted:
+            self._report.add_metric(stage.name, scalars(values), float(weight), "mean")
 
     # Weights
 
-    def _sync_all(self, start: int) -> None:
-        """Before the first step, and after a resume: the takers' weights are the givers'."""
-        self._cut = start
-        for stage in self._stages:
-            if stage.kind == "sync":
-                self.at = (stage.name, start)
-                channel = self._weights[stage.name]
-                gives = (
-                    weights_of(self._components[stage.component], stage.method)
-                    if self._gives_weights(stage)
-                    else None
-                )
-                takes = self._own_weights(stage) if self._takes_weights(stage) else None
-                channel.meet(gives, takes)
-                self._move(stage, start, cut=True)
-
     def _sync(self, stage: Stage, step: int) -> None:
-        begin, channel = time.perf_counter(), self._weights[stage.name]
-        channel.waited = 0.0
-        self._move(stage, step)
-        self._clock.waits[stage.name] = channel.waited
-        self._clock.stages[stage.name] = time.perf_counter() - begin - channel.waited
+        begin, end = perf_counter(), self._syncs[stage.name]
+        end.seconds_waited = 0.0
+        end.send(self._weights(stage), step)
+        self._load(stage, step, step)
+        self._report.waits[stage.name] = end.seconds_waited
+        self._report.stages[stage.name] = perf_counter() - begin - end.seconds_waited
 
-    def _move(self, stage: Stage, step: int, *, cut: bool = False) -> None:
-        channel = self._weights[stage.name]
-        channel.given = step
-        if self._gives_weights(stage):
-            channel.give(weights_of(self._components[stage.component], stage.method), step)
-        if self._takes_weights(stage):
-            channel.due(step)
-            self._take_weights(stage, step, cut=cut)
+    def _weights(self, stage: Stage) -> Mapping[str, Tensor] | None:
+        component = self._context.components.get(stage.component)
+        return None if component is None else weights_of(component, stage.method)
 
-    def _take_weights(self, stage: Stage, step: int, *, cut: bool = False) -> None:
-        channel = self._weights[stage.name]
-        while channel.ready(step, cut=cut):
-            self.at = (
-                stage.name,
-                min(step, channel.next),
-            )  # what is due was given, in a step that is not dropped
-            stream = channel.take()
-            getattr(self._components[stage.to], stage.to_method)(stream)
-            if left := [name for name, _ in stream]:
+    def _load(self, stage: Stage, step: int, until: int) -> None:
+        """Loads the weights that are due by the step `until`."""
+        end = self._syncs[stage.name]
+        while end.due(until):
+            received = end.receive(step)
+            self.at = (stage.name, min(step, received.sent_step))  # it was sent in a step that is not dropped
+            getattr(self._context.components[stage.to], stage.to_method)(received.value)
+            if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(
-                    f"`{stage.to}.{stage.to_method}` left {', '.join(f'`{name}`' for name in left[:3])} of its stream unread"
+                    f"`{stage.to}.{stage.to_method}` left {', '.join(left[:3])} of its stream unread"
                 )
-            self._versions[stage.to] = channel.version
+            self._versions[stage.to] = received.sent_step
             self.at = (stage.name, step)
-
-    def _own_weights(self, stage: Stage) -> dict[str, Tensor]:
-        """The layout that the taker wants: what its own stream of the same name has."""
-        return weights_of(self._components[stage.to], stage.to_method.removeprefix("load_"))
-
-    def _gives_weights(self, stage: Stage) -> bool:
-        return self._plan.component(stage.component).group == self._group
-
-    def _takes_weights(self, stage: Stage) -> bool:
-        return self._plan.component(stage.to).group == self._group
 
     # Checkpoints
 
     def _save(self, step: int) -> None:
-        """A cut: the takers' weights are the givers', as they are after a resume, so nothing crosses it."""
+        """Saves the state after a step. Consumers load their producers' weights first, as after a resume, so
+        nothing crosses the cut."""
         for stage in self._stages:
             if stage.kind == "sync":
                 self.at = (stage.name, step)
-                if self._weights[stage.name].given < step:
-                    self._move(stage, step, cut=True)
-                elif self._takes_weights(stage):
-                    self._take_weights(stage, step, cut=True)
-        self._cut = step
+                self._cut(stage, step)
+        self._saved = step
         self.at = ("checkpoint", step)
-        self._saver.save(step, self._given_after(step))
+        self._context.save(step, self._sources.given_after(step))
         self.at = ("", step)
 
-    def _given_after(self, step: int) -> dict[str, int]:
-        """The samples that each source had given when that step was over; this worker may have begun steps
-        that are dropped."""
-        given = dict(self._given)
-        for stage in self._plan.stages:
-            if self._limits(stage):
-                calls = step // stage.every - self._start // stage.every
-                given[stage.name] = min(given[stage.name], self._before[stage.name] + calls * stage.samples)
-        return given
+    def _cut(self, stage: Stage, step: int) -> None:
+        """Lets the consumers of a sync catch up with its producers, whatever its lag."""
+        end = self._syncs[stage.name]
+        if end.last_sent < step:
+            end.send(self._weights(stage), step)
+        self._load(stage, step, until=step + stage.lag)
 
-    # Opening
+    # Contexts
 
-    def _hosts(self, stage: Stage) -> bool:
-        names = [stage.component, stage.to] if stage.kind == "sync" else [stage.component]
-        return any(name in self._components for name in names)
-
-    def _open(self) -> None:
-        for number, route in enumerate(self._plan.routes):
-            lane = number * LANES
-            source, target = self._plan.stage(route.source), self._plan.stage(route.target)
-            if route.kind == "weights":
-                if self._hosts(source):
-                    giver, taker = self._party(source.component), self._party(source.to)
-                    self._weights[source.name] = WeightChannel(
-                        route, giver, taker, self._transport, lane, source.lag, checksum=source.checksum
-                    )
-            elif self._hosts(source) or self._hosts(target):
-                giver, taker = (
-                    self._party(source.component, source.execute),
-                    self._party(target.component, target.execute),
-                )
-                self._data[source.name, target.name, route.parameter] = Channel(
-                    route, giver, taker, self._transport, lane
-                )
-        for route in self._plan.replayed:
-            target = self._plan.stage(route.target)
-            taker = self._party(target.component, target.execute)
-            replayed = Replayed(route, taker, self._transport, self._recorded[route.name], lambda: self.at[1])
-            self._data[route.source, route.target, route.parameter] = replayed
-
-    def _party(self, component: str, execute: str = "all") -> Party:
-        placed = self._plan.component(component)
-        group = self._plan.group(placed.group)
-        return Party(
-            placed.mesh,
-            group.first_place,
-            execute,
-            cache(partial(self._plan.node_of, placed.group)),
-            group.device_type,
+    def _stage_context(self, stage: Stage) -> StageContext:
+        mesh, rank = self._plan.component(stage.component).mesh, self._context.rank
+        component, data_rank = self._context.components[stage.component], mesh.data_rank(rank)
+        producers = voices(stage.collect, stage.execute)
+        inputs = [
+            Input(part.parameter, tuple(self._data[name, stage.name, part.parameter] for name in part.stages))
+            for part in stage.inputs
+        ]
+        return StageContext(
+            stage,
+            component,
+            getattr(component, stage.method),
+            data_rank,
+            producers.number(mesh, rank),
+            producers.count(mesh),
+            Inputs(tuple(inputs)),
+            tuple(end for (source, _, _), end in self._data.items() if source == stage.name),
+            partial(self._log, stage, mesh.representative(data_rank) == rank),
+            any(route.dispatch.home == stage.name for route in self._plan.routes),
         )
 
 
-def seed_all(*words: Any, device: str) -> None:
-    """Seeds the generators of torch, random and, where it is loaded, numpy: the same for the same words, on
-    any machine and layout."""
-    seed = int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
-    random.seed(seed)
-    if device == "cpu":
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed asks every kind of device that there is: 0.1 ms
-    else:
-        torch.manual_seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % 2**32)
+def _data_ends(context: LoopContext) -> dict[tuple[str, str, str], Channel]:
+    """Returns this worker's ends of data routes by (source, target, parameter)."""
+    plan, transport = context.plan, context.transport
+    found: dict[tuple[str, str, str], Channel] = {}
+    for number, route in enumerate(plan.routes):
+        source, target = plan.stage(route.source), plan.stage(route.target)
+        if route.kind == "data" and (context.hosts(source) or context.hosts(target)):
+            producer = context.side(source.component, source.execute)
+            consumer = context.side(target.component, target.execute)
+            made = RouteContext(route, producer, consumer, transport, number * TAGS_PER_ROUTE)
+            found[source.name, target.name, route.parameter] = Channel(made)
+    for route in plan.replayed:
+        target = plan.stage(route.target)
+        consumer = context.side(target.component, target.execute)
+        replayed = ReplayedChannel.of(route, consumer, transport, context.recorded[route.name])
+        found[route.source, route.target, route.parameter] = replayed
+    return found
 
 
-def scalars(value: Any, name: str = "") -> dict[str, float]:
-    """The numbers in a value, by name: nested mappings join their keys with a slash, a bare number is called
-    `value`."""
-    if isinstance(value, Mapping):
-        found = [scalars(item, f"{name}/{key}" if name else str(key)) for key, item in value.items()]
-        return {key: number for part in found for key, number in part.items()}
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    return {name or "value": float(value)} if isinstance(value, (bool, int, float)) else {}
+def _sync_ends(context: LoopContext) -> dict[str, WeightChannel]:
+    """Returns this worker's ends of weight routes by sync stage."""
+    plan = context.plan
+    found: dict[str, WeightChannel] = {}
+    for number, route in enumerate(plan.routes):
+        stage = plan.stage(route.source)
+        if route.kind == "weights" and context.hosts(stage):
+            sides = context.side(stage.component), context.side(stage.to)
+            made = RouteContext(route, *sides, context.transport, number * TAGS_PER_ROUTE)
+            produced = _weights_of(context, stage.component, stage.method)
+            wanted = _weights_of(context, stage.to, stage.to_method.removeprefix("load_"))
+            found[stage.name] = WeightChannel(made, produced, wanted, lag=stage.lag, checksum=stage.checksum)
+    return found
+
+
+def _weights_of(context: LoopContext, component: str, method: str) -> WeightsOf | None:
+    """Returns what reads the weights of a component of this worker, or None for one of another group."""
+    found = context.components.get(component)
+    return None if found is None else partial(weights_of, found, method)

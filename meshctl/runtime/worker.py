@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,10 +31,12 @@ from meshctl.run.directory import Recorded, RunDir
 from meshctl.run.events import Journal
 from meshctl.run.shutdown import Ending
 from meshctl.runtime.component import Component, ComponentError, Place
+from meshctl.runtime.errors import StageError
 from meshctl.runtime.instantiate import TargetError, make
-from meshctl.runtime.loop import Loop, Saver, StageError, seed_all
-from meshctl.runtime.routes.channel import LANES
+from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
+from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
+from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
 from meshctl.runtime.world import connect, devices_of, join, ranks_by_node, reach_all
 from meshctl.text.env_refs import names
@@ -120,10 +122,10 @@ class Worker:
             if start.resume
             else (start.after, given_after(plan, start.after))
         )
-        saver = Saver(self._saver(plan, components))
+        save = self._saver(plan, components)
         recorder = Recorder(plan.run.record, run.recorded) if plan.run.record else None
         recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
-        self._loop = Loop(
+        context = LoopContext(
             plan,
             told.group,
             told.rank,
@@ -131,10 +133,11 @@ class Worker:
             transport,
             ending,
             self._journal.say,
-            saver,
+            save,
             recorder,
             recorded,
         )
+        self._loop = Loop(context)
         self._doing = "the first sync"
         last = self._loop.run(step, given)
         self._doing = "close"
@@ -146,7 +149,7 @@ class Worker:
 
     @staticmethod
     def _reached(plan: Plan, place: int, store: dist.Store) -> Transport:
-        slots = {number * LANES: route.slots for number, route in enumerate(plan.routes)}
+        slots = {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)}
         return reach_all(plan, place, store, slots)
 
     def _components(
@@ -195,9 +198,7 @@ class Worker:
             component.load_state_dict(state)
         return int(Path(folder).name.removeprefix("step-")), checkpoint.load_positions(Path(folder))
 
-    def _saver(
-        self, plan: Plan, components: Mapping[str, Component]
-    ) -> Callable[[int, Mapping[str, int]], None]:
+    def _saver(self, plan: Plan, components: Mapping[str, Component]) -> CheckpointHook:
         if plan.run.checkpoint is None:
             return lambda step, given: None
         from meshctl.runtime import checkpoint  # half a second, which a run that saves nothing need not spend

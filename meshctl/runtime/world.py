@@ -31,7 +31,7 @@ from meshctl.runtime.devices.backend import (
     memory_of,
     transfers_of,
 )
-from meshctl.runtime.routes.channel import LANES
+from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
 from meshctl.runtime.transports.local import Address as NodeAddress
 from meshctl.runtime.transports.local import Local
@@ -97,7 +97,7 @@ def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) ->
     near = {worker.place for name in names for worker in plan.workers(name, node)}
     far = {worker.place for name in names for worker in plan.workers(name)} - near
     transport = Transport(
-        place, slots, partial(_name, plan), partial(_route_of, plan), len(plan.routes) * LANES
+        place, slots, partial(_name, plan), partial(_route_of, plan), len(plan.routes) * TAGS_PER_ROUTE
     )
     device = _device(meeting, transport, near, far)
     if len(near) > 1:
@@ -227,7 +227,7 @@ def _name(plan: Plan, place: int) -> str:
 
 
 def _route_of(plan: Plan, lane: int) -> str:
-    return plan.routes[lane // LANES].name if 0 <= lane < len(plan.routes) * LANES else ""
+    return plan.routes[lane // TAGS_PER_ROUTE].name if 0 <= lane < len(plan.routes) * TAGS_PER_ROUTE else ""
 
 
 def devices_of(group: Group) -> tuple[torch.device, ...]:

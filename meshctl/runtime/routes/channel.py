@@ -1,594 +1,478 @@
-"""One end of a route: what a worker gives to it, and what it takes from it.
+"""A worker's end of a data route.
 
-    giver:  the speakers tell each other what they hold (ids, lengths), and each writes its samples once for
-            all who get them
-    taker:  reads that table from one speaker, and computes with it alone which others it hears
+    producers    exchange their headers (ids, lengths, schemas), and each sends its samples once to all
+                 consumers that get them
+    consumers    receive all headers from the leader of their part, and compute from them which other
+                 producers send samples for it
 
-Both ends derive the same parts from the same table (`shares.py`), so nobody coordinates. A part goes once to
-each node, where those that get it read the same memory; what several speakers have of it they write into one
-frame, laid out by the one that tells the table, unless each made its own where the others can map it. Plain
-values (losses, statistics) travel with their weights in the table itself, and every taker joins them alone.
+All ranks of both sides compute the same parts from the same headers (`topology.partition`), so nobody
+coordinates. What several producers of one node hold of a part they write into one frame, which the leader
+lays out, unless the consumer can map their memory. Plain values (losses, statistics) travel with their
+weights in the headers, and every consumer joins them alone.
 
-    a frame    {"layout": digest, "table": rows, by the one that tells it, "part": rows of a batch, by who has
-               some}
+    a frame    [generation, digest, headers, batch]    the headers from the leader, else None; a batch or None
 
-The digest is of all that the parts follow from, so who reckons with other parts is named before anything of
-its is taken.
+The digest is of everything from which the parts follow, so a rank that computes other parts is named before
+any of its samples are used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
-import torch
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import MARK, Batch
-from meshctl.runtime.routes.header import (
-    Cut,
-    Form,
-    Row,
-    Said,
-    batch_row,
-    layout_of,
-    outline_of,
-    row_in,
-    rows_in,
-    table_of,
-    told,
+from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, ordered
+from meshctl.runtime.routes.end import (
+    END,
+    FORWARD,
+    REALIGN,
+    SHARED_WRITE,
+    SHARED_WRITE_MIN_BYTES,
+    TABLES,
+    VALUES,
+    Received,
+    RouteContext,
 )
-from meshctl.runtime.routes.rows import Piece, fill, picked, room
+from meshctl.runtime.routes.header import (
+    BatchSchema,
+    ProducerHeader,
+    decode,
+    decode_table,
+    describe,
+    digest_of,
+    encode,
+    partition_key,
+    table_of,
+)
+from meshctl.runtime.routes.joins import join
+from meshctl.runtime.routes.paths import Paths
+from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, gather, row_bytes
+from meshctl.runtime.routes.step import Partition, StepHeader
 from meshctl.runtime.transports.allgather import exchange
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
-from meshctl.runtime.transports.data_plane import Held, PeerLost, Transport, flat, tensor_of
-from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
-from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for
-from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Route, producer_set
-from meshctl.topology.samples import Id, RouteError, Run, align, sample_name
-
-VALUES, TABLES, HOPS, WRITTEN, PASSED = range(5)
-"""The lanes of a route: values; tables within a side; a hop beside the values (an alignment's second, layouts
-of weights); frames that several write; what is passed on within a node."""
-LANES = 5
-TOGETHER = 1 << 16
-"""Bytes of a part that would be copied from which on several speakers write all of it into one frame; what is
-less is joined by those who get it."""
+from meshctl.runtime.transports.buffers.memcpy import is_mappable
+from meshctl.runtime.transports.data_plane import Held, PeerLost, flat, tensor_of
+from meshctl.topology.modes import COLLECT, DISPATCH, RouteError, speakers
+from meshctl.topology.partition import Hearing, Run, hearing, parts_for
 
 
-@dataclass(frozen=True)
-class Party:
-    """One side of a route: a component's workers."""
+class _Message(NamedTuple):
+    """A frame of a route."""
 
-    mesh: DeviceMesh
-    first_place: int
-    """The place of its rank 0 in the job."""
-    execute: str = "all"
-    node_of: Callable[[int], int] = lambda rank: 0
-    device_type: str = "cpu"
-
-
-class Ended:
-    """Stands for the value of a step in which a stream had nothing more."""
-
-
-END = Ended()
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What a taker got for one step."""
-
-    value: Any
-    """A `Batch` in sample order, a joined plain value, or `END`."""
-    said: Said | None = None
-    """Of a batch: what all speakers held."""
+    generation: int
+    digest: int
+    table: Any = None
+    batch: Any = None
 
 
 class Channel:
-    """A worker's end of one route; the same object gives and takes where a component feeds itself."""
+    """A worker's end of one data route; the same object sends and receives where a component feeds itself."""
 
-    def __init__(self, route: Route, giver: Party, taker: Party, transport: Transport, lane: int) -> None:
-        self.route = route
-        self.sent = 0
-        """Bytes, in the step that is being run; what several read in the same memory counts once."""
-        self._giver, self._taker = giver, taker
-        self._transport = transport
-        self._lane = lane
-        collect = collect_mode(route.collect)
-        self._dispatch, self._execute = dispatch_mode(route.dispatch.mode), execute_mode(taker.execute)
-        self._speakers = producer_set(collect, execute_mode(giver.execute)).ranks(giver.mesh)
-        self._join = collect.join
-        self._places = tuple(giver.first_place + speaker for speaker in self._speakers)
-        """Of the speakers."""
-        self._number = {rank: number for number, rank in enumerate(self._speakers)}
-        self._seed = crc32(
-            repr(
-                (route, *((party.mesh, party.first_place, party.execute) for party in (giver, taker)))
-            ).encode()
-        )
-        self._sent_to: dict[tuple[int, int], list[list[int]]] = {}
-        self._heard_from: dict[tuple[int, int, int], list[int]] = {}
-        self._near: dict[tuple[int, tuple[int, ...]], bool] = {}
-        self._last: tuple[tuple[Form | None, ...], Cut] | None = None
-        """The outline of the last table, and its parts: those of the next one are mostly the same."""
+    def __init__(self, context: RouteContext) -> None:
+        self.route = context.route
+        self.bytes_sent = 0
+        self._context, self._transport, self._tag = context, context.transport, context.first_tag
+        self._producer, self._consumer = context.producer, context.consumer
+        self._generation = 0
+        self._join = COLLECT[self.route.collect].join
+        self._set_producers(speakers(self._producer.mesh, self.route.collect, self._producer.execute))
+        self._me = self._producers.index(context.rank) if context.rank in self._producers else None
+        sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
+        self._seed = crc32(repr((self.route, *sides)).encode())
+        self._last: tuple[tuple[BatchSchema | None, ...], Partition] | None = None
+        """The partition of the last step, with its key."""
 
-    @property
-    def cuts_samples(self) -> bool:
-        """Whether different ranks may receive different samples."""
-        return self._dispatch.cuts_samples
+    def _set_producers(self, ranks: tuple[int, ...]) -> None:
+        """Sets the ranks that send, in their order: everywhere else a producer is named by its index."""
+        self._producers, self._job_ranks = ranks, tuple(map(self._producer.job_rank, ranks))
+        mode, side = self.route.dispatch.mode, self._consumer
+        self.consumers: Hearing = hearing(side.mesh, side.execute, mode, len(ranks))
+        """Which ranks of the called component get which part."""
 
     @cached_property
-    def _hearing(self) -> ConsumerParts:
-        return consumer_parts(self._taker.mesh, self._execute, self._dispatch, len(self._speakers))
+    def _paths(self) -> Paths:
+        return Paths(self._context, self._producers, self.consumers)
 
-    def _speaking(self, speaker: int) -> int:
-        """The place of a speaker."""
-        return self._places[speaker]
+    @cached_property
+    def _led(self) -> tuple[int, ...]:
+        """The parts whose consumers receive the headers from this rank."""
+        return tuple(part for part, leader in enumerate(self.consumers.tellers) if leader == self._me)
 
-    def _hearers(self, part: int, speaker: int) -> list[list[int]]:
-        """The places that a speaker sends a part to, those that share memory together: all of its own node,
-        and one of each other."""
-        found = self._sent_to.get((part, speaker))
-        if found is None:
-            found = self._sent_to[part, speaker] = self._together_by_node(part, speaker)
-        return found
+    # The protocol of `RouteEnd`, as far as a data route has nothing to do
 
-    def _together_by_node(self, part: int, speaker: int) -> list[list[int]]:
-        here = self._giver.node_of(self._speakers[speaker])
-        near, far = list[int](), dict[int, int]()
-        for rank in self._hearing.ranks[part]:
-            node = self._taker.node_of(rank)
-            if node == here:
-                near.append(self._taker.first_place + rank)
-            else:
-                far.setdefault(node, self._taker.first_place + rank)
-        if not all(
-            self._transport.way(place).shares_memory for place in near if place != self._transport.place
-        ):
-            return [[place] for place in (*near, *far.values())]
-        return [*([near] if near else []), *([place] for place in far.values())]
+    def open(self, step: int) -> None:
+        pass
 
-    # Giving
+    def due(self, step: int) -> bool:
+        return False
 
-    def give(self, value: Any, weight: float, rank: int) -> bool:
-        """Sends this rank's part of the stage's value; every rank of the giving component calls it, only
-        speakers speak.
+    def close(self, last: int) -> None:
+        pass
 
-        Returns whether the stream has ended: on all speakers, not only on this one.
-        """
-        me = self._number.get(rank)
-        if me is None:
+    def reopen(self, generation: int) -> None:
+        self._generation = generation
+
+    # Sending
+
+    def send(self, value: Any, step: int, weight: float = 1.0) -> bool:
+        if self._me is None:
             return value is END
-        own = self._row(value, weight)
-        table = exchange(self._transport, self._places, me, self._lane + TABLES, told(own))
-        rows = [own if speaker == me else self._row_of(speaker, row) for speaker, row in enumerate(table)]
-        layout = layout_of(self._seed, table)
-        said = self._said(rows, layout)
+        own = self._describe(value, weight)
+        table = exchange(self._transport, self._job_ranks, self._me, self._tag + TABLES, encode(own))
+        headers = [
+            own if number == self._me else self._decoded(number, row) for number, row in enumerate(table)
+        ]
+        digest = digest_of(self._seed, table)
+        header = self._step_header(headers, digest)
         try:
-            for part, teller in enumerate(self._hearing.leaders):
-                head = {"layout": layout, "table": table} if teller == me else {"layout": layout}
-                if said is not None:
-                    self._give_part(said, head, part, value, me)
-                elif teller == me:
-                    self._send_part(head, part, me)
+            if header is None:
+                for part in self._led:
+                    self._send_frame(part, _Message(self._generation, digest, table))
+            else:
+                self._send_parts(header, table, value)
         except Held as held:
-            raise self._overheld(held) from None
-        return own.ended and all(row.ended for row in rows)
+            raise self._buffers_held(held) from None
+        return all(each.is_end for each in headers)
 
-    def _row_of(self, speaker: int, said: Any) -> Row:
-        row = row_in(said)
-        if row is None:
-            raise self._strange(speaker, "no row of a table")
-        return row
-
-    def _row(self, value: Any, weight: float) -> Row:
-        """What the other speakers and the hearers must know of this part."""
+    def _describe(self, value: Any, weight: float) -> ProducerHeader:
+        """Returns what the other producers and the consumers must know of this rank's value. Raises
+        `RouteError` where the route cannot carry it."""
         if value is END:
-            return Row()
-        if self._join == "samples" and not (
-            isinstance(value, (Batch, list)) or (isinstance(value, Tensor) and value.ndim)
-        ):
-            how = (
-                "does it return what it made?"
-                if value is None
-                else "flatten joins batches, lists and tensors: say mean, sum or first"
+            return ProducerHeader()
+        if isinstance(value, Batch) and self._join in ("samples", "first"):
+            if (home := self.route.dispatch.home) and MARK + "home." + home not in value:
+                raise RouteError(
+                    f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there"
+                )
+            alone = len(self._producers) == 1
+            return describe(
+                value, self.route.dispatch, alone=alone, is_mappable=self._transport.lies_mappable
             )
-            raise RouteError(
-                f"`{self.route.source}` gave {'None' if value is None else f'a {type(value).__name__}'}; {how}"
-            )
-        if not isinstance(value, Batch) or self._join == "list" or callable(self._join):
-            return Row(value=value, weight=weight)
-        if self._join in ("mean", "sum"):
-            raise RouteError(
-                f"`{self.route.source}` gave a Batch, and collect: {self.route.collect} is for numbers and tensors"
-            )
-        if (home := self.route.dispatch.home) and MARK + "home." + home not in value:
-            raise RouteError(
-                f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there"
-            )
-        return batch_row(
-            value,
-            self.route.dispatch,
-            alone=len(self._speakers) == 1,
-            lies_mappable=self._transport.lies_mappable,
-        )
+        self._check_joinable(value)
+        return ProducerHeader(value=value, weight=weight)
 
-    def _send(self, places: Sequence[int], lane: int, value: Mapping[str, Any]) -> None:
-        frame = self._transport.frame(places, value, lent=True)
-        self.sent += frame.moved
-        self._transport.send(places, self._lane + lane, frame)
+    def _check_joinable(self, value: Any) -> None:
+        gave = f"`{self.route.source}` gave "
+        if self._join == "samples" and not isinstance(value, list):
+            if value is None:
+                raise RouteError(f"{gave}None; does it return what it made?")
+            if not isinstance(value, Tensor) or not value.ndim:
+                hint = "flatten joins batches, lists and tensors: say mean, sum or first"
+                raise RouteError(f"{gave}a {type(value).__name__}; {hint}")
+        if self._join in ("mean", "sum") and isinstance(value, Batch):
+            raise RouteError(f"{gave}a Batch, and collect: {self.route.collect} is for numbers and tensors")
 
-    def _send_part(self, value: Mapping[str, Any], part: int, me: int) -> None:
-        for places in self._hearers(part, me):
-            self._send(places, VALUES, value)
+    def _decoded(self, producer: int, row: Any) -> ProducerHeader:
+        header = decode(row)
+        if header is None:
+            raise self._unexpected(producer, "no row of a table")
+        return header
 
-    def _give_part(
-        self, said: Said, head: Mapping[str, Any], part: int, value: Batch | Ended, me: int
-    ) -> None:
-        """What this speaker has of a part, and the table where it is the one that tells it."""
-        if me not in said.cut.speakers[part] and "table" not in head:
-            return
-        if not isinstance(value, Batch):
-            self._send_part(head, part, me)
-            return
-        if schema := self._together(said, part):
-            self._give_together(said, head, part, value, me, schema)
-            return
-        pieces = said.cut.share(part, me).packed
-        whole = {**head, "part": picked(value, pieces)}
-        if len(pieces) < 2:
-            self._send_part(whole, part, me)
-            return
-        for places in self._hearers(part, me):
-            frame = self._transport.frame(places, whole, lent=True)
-            loan = self._transport.lend(places, self._lane, frame.nbytes, frame.beside)
-            frame.write(loan.frame)
-            fill(unpack(loan.frame, [*map(flat, loan.beside)])["part"], value, pieces)
-            self.sent += frame.moved
-            self._transport.deliver(loan)
+    def _send_parts(self, header: StepHeader, table: Sequence[bytes], value: Any) -> None:
+        """Sends the samples that this rank holds, and the headers for the parts that it leads."""
+        assert self._me is not None
+        for part in header.partition.touched_by(self._me, self._led):
+            is_leader = self.consumers.tellers[part] == self._me
+            message = _Message(self._generation, header.digest, table if is_leader else None)
+            if not isinstance(value, Batch):
+                self._send_frame(part, message)
+            elif schema := self._shared_schema(header, part):
+                self._write_shared(header, message, part, value, schema)
+            else:
+                ranges = header.partition.held(part, self._me).packed
+                self._send_rows(part, message._replace(batch=gather(value, ranges)), value, ranges)
 
-    def _together(self, said: Said, part: int) -> Mapping[str, Sequence[Any]] | None:
-        """The columns of a part that several speakers write into one frame: where all, and all who get it,
-        share memory, and these could not map them as they lie."""
-        teller, has = self._hearing.leaders[part], said.cut.speakers[part]
-        if len(has) < 2 or said.rows[teller].form is None or not self._share_memory(part, has):
+    def _send_rows(self, part: int, message: _Message, value: Batch, ranges: Sequence[RowRange]) -> None:
+        """Sends rows of a batch; those that are no neighbours are copied where the frame is."""
+        if len(ranges) < 2:
+            self._send_frame(part, message)
+            return
+        for job_ranks in self._paths.destinations(part, self._me or 0):
+            frame = self._transport.frame(job_ranks, [*message], lent=True)
+            lease = self._transport.lend(job_ranks, self._tag + VALUES, frame.nbytes, frame.beside)
+            frame.write(lease.frame)
+            fill(unpack(lease.frame, [*map(flat, lease.beside)])[3], value, ranges)
+            self.bytes_sent += frame.moved
+            self._transport.deliver(lease)
+
+    def _send_frame(self, part: int, message: _Message) -> None:
+        assert self._me is not None
+        for job_ranks in self._paths.destinations(part, self._me):
+            self._send_to(job_ranks, VALUES, message)
+
+    def _send_to(self, job_ranks: Sequence[int], tag: int, message: _Message) -> None:
+        frame = self._transport.frame(job_ranks, [*message], lent=True)
+        self.bytes_sent += frame.moved
+        self._transport.send(job_ranks, self._tag + tag, frame)
+
+    # One frame of several producers
+
+    def _shared_schema(self, header: StepHeader, part: int) -> Schema | None:
+        """Returns the columns of a part that several producers write into one frame: where they and all
+        consumers share memory, and the consumers cannot map the columns as they are."""
+        producers, leader = header.partition.producers[part], self.consumers.tellers[part]
+        if len(producers) < 2 or header.headers[leader].schema is None:
             return None
-        schema = said.schema_of(part)
-        return schema if schema and said.must_copy(part, schema, TOGETHER) else None
+        if not self._paths.can_write_together(part, producers):
+            return None
+        schema = header.schema_of(part)
+        return schema if schema and needs_copy(header, part, schema, SHARED_WRITE_MIN_BYTES) else None
 
-    def _share_memory(self, part: int, has: tuple[int, ...]) -> bool:
-        """Whether some speakers, the teller of a part, and all who get it are on one node, and can write to
-        the same frame."""
-        found = self._near.get((part, has))
-        if found is None:
-            speakers, hearers = (self._hearing.leaders[part], *has), self._hearing.ranks[part]
-            nodes = {self._giver.node_of(self._speakers[speaker]) for speaker in speakers} | set(
-                map(self._taker.node_of, hearers)
-            )
-            places = {
-                *map(self._speaking, speakers),
-                *(self._taker.first_place + rank for rank in hearers),
-            } - {self._transport.place}
-            found = len(nodes) < 2 and all(self._transport.way(place).shares_memory for place in places)
-            self._near[part, has] = found
-        return found
-
-    def _give_together(
-        self,
-        said: Said,
-        head: Mapping[str, Any],
-        part: int,
-        value: Batch,
-        me: int,
-        schema: Mapping[str, Sequence[Any]],
+    def _write_shared(
+        self, header: StepHeader, message: _Message, part: int, value: Batch, schema: Schema
     ) -> None:
-        teller, has = self._hearing.leaders[part], said.cut.speakers[part]
-        hearers = [self._taker.first_place + rank for rank in self._hearing.ranks[part]]
-        pieces = said.cut.share(part, me).pieces
-        if me == teller:
-            lengths = {
-                name: said.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"
-            }
-            whole = room(schema, said.cut.counts[part], lengths, said.ids_of(part), said.table.group_depth)
-            frame = Frame({**head, "part": whole})
-            writers = [self._speaking(other) for other in has if other != me]
-            loan = self._transport.lend(
-                hearers, self._lane, frame.nbytes, writers=writers, writing=self._lane + WRITTEN
-            )
-            frame.write(loan.frame)
-            for writer in writers:
-                self._transport.invite(loan, writer, self._lane + WRITTEN)
-            self._fill(loan.frame, value, pieces)
-            self._transport.deliver(loan)
-        elif pieces:
-            frame_of_teller = tensor_of(
-                self._transport.receive(self._speaking(teller), self._lane + WRITTEN).frame
-            )
-            self._fill(frame_of_teller, value, pieces)
-            self._transport.send(hearers, self._lane, Frame(head))
+        """Writes this rank's rows into the frame of the leader, which lays it out and sends it; the others
+        send only that they have written."""
+        assert self._me is not None
+        ranges = header.partition.held(part, self._me).ranges
+        leader = self.consumers.tellers[part]
+        readers = [self._consumer.job_rank(rank) for rank in self.consumers.ranks[part]]
+        if leader != self._me:
+            lent = self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE)
+            self._fill(tensor_of(lent.frame), value, ranges)
+            self._transport.send(readers, self._tag + VALUES, Frame([*message]))
+            return
+        ragged = [name for name, (kind, *_) in schema.items() if kind == "ragged"]
+        lengths = {name: header.lengths_of(part, name) for name in ragged}
+        rows = header.partition.counts[part]
+        empty = empty_like(schema, rows, lengths, header.ids_of(part), header.table.group_depth)
+        frame = Frame([*message._replace(batch=empty)])
+        others = [self._job_ranks[other] for other in header.partition.producers[part] if other != self._me]
+        tag = self._tag + SHARED_WRITE
+        lease = self._transport.lend(readers, self._tag, frame.nbytes, writers=others, writing=tag)
+        frame.write(lease.frame)
+        for other in others:
+            self._transport.invite(lease, other, tag)
+        self._fill(lease.frame, value, ranges)
+        self._transport.deliver(lease)
 
-    def _fill(self, frame: Tensor, value: Batch, pieces: Sequence[Piece]) -> None:
-        if pieces:
-            whole: Batch = unpack(frame)["part"]
-            fill(whole, value, pieces)
-            self.sent += sum(piece.stop - piece.start for piece in pieces) * len(frame) // max(1, len(whole))
+    def _fill(self, frame: Tensor, value: Batch, ranges: Sequence[RowRange]) -> None:
+        if ranges:
+            whole: Batch = unpack(frame)[3]
+            fill(whole, value, ranges)
+            self.bytes_sent += sum(map(len, ranges)) * len(frame) // max(1, len(whole))
 
-    # Taking
+    # Receiving
 
-    def take(self, rank: int) -> Taken:
-        """This rank's share of the next value; for a batch, in sample order."""
-        part = self._hearing.part_of[rank]
-        teller = self._hearing.leaders[part]
-        heard = self._receive(rank, part, teller)
-        table: Any = heard.get("table") if isinstance(heard, dict) else None
-        rows = rows_in(table, len(self._speakers))
-        if rows is None:
-            raise self._strange(teller, "no table")
-        layout = layout_of(self._seed, table)
-        self._check(heard, layout, teller)
-        said = self._said(rows, layout)
-        if said is None:
-            kept = [rows[speaker] for speaker in self._hearing.producers[part]]
-            return Taken(
-                END
-                if kept[0].ended
-                else join(self._join, [(row.value, row.weight or 0.0) for row in kept], self.route)
-            )
-        has = said.cut.speakers[part]
-        others = [speaker for speaker in has if speaker != teller]
-        if self._together(said, part):
-            for speaker in others:
-                self._check(self._receive(rank, part, speaker), layout, speaker)
-            batch = self._part_of(heard, said.cut.counts[part], teller)
-        else:
-            told_here = teller in has or (not has and heard.get("part") is not None)
-            parts = (
-                {teller: self._part_of(heard, said.cut.share(part, teller).count, teller)}
-                if told_here
-                else {}
-            )
-            for speaker in others:
-                got = self._receive(rank, part, speaker)
-                self._check(got, layout, speaker)
-                parts[speaker] = self._part_of(got, said.cut.share(part, speaker).count, speaker)
-            batch = _assembled(said.parts[part], parts, self._transport.cat)
-        batch.most = said.cut.most
-        return Taken(batch, said)
+    def receive(self, step: int) -> Received:
+        part = self.consumers.part_of[self._context.consumer_rank]
+        leader = self.consumers.tellers[part]
+        message = self._next(part, leader)
+        headers = decode_table(message.table, len(self._producers))
+        if headers is None:
+            raise self._unexpected(leader, "no table")
+        digest = digest_of(self._seed, message.table)
+        self._check(message, digest, leader)
+        header = self._step_header(headers, digest)
+        if header is None:
+            return Received(self._joined([headers[number] for number in self.consumers.speakers[part]]))
+        batch = self._received_batch(header, part, message)
+        batch.most = header.partition.largest
+        return Received(batch, header)
 
-    def _check(self, heard: Any, layout: int, speaker: int) -> None:
-        """Whoever sends a frame must reckon with the same parts."""
-        if not _says(heard, layout):
-            raise self._strange(speaker, "another layout of the samples")
+    def _joined(self, headers: Sequence[ProducerHeader]) -> Any:
+        if headers[0].is_end:
+            return END
+        return join(self._join, [(header.value, header.weight or 0.0) for header in headers], self.route)
 
-    def _part_of(self, heard: dict[str, Any], count: int, speaker: int) -> Batch:
-        """The batch that came for a part; it has the rows that the table says."""
-        batch = heard.get("part")
+    def _received_batch(self, header: StepHeader, part: int, message: _Message) -> Batch:
+        """Returns the samples of a part, of which the leader sent `message`."""
+        partition, leader = header.partition, self.consumers.tellers[part]
+        producers = partition.producers[part]
+        others = [number for number in producers if number != leader]
+        if self._shared_schema(header, part):
+            for producer in others:
+                self._check(self._next(part, producer), header.digest, producer)
+            return self._batch_in(message, partition.counts[part], leader)
+        batches: dict[int, Batch] = {}
+        if leader in producers or (not producers and message.batch is not None):
+            batches[leader] = self._batch_in(message, partition.held(part, leader).count, leader)
+        for producer in others:
+            sent = self._next(part, producer)
+            self._check(sent, header.digest, producer)
+            batches[producer] = self._batch_in(sent, partition.held(part, producer).count, producer)
+        return _assembled(partition.parts[part], batches, self._transport.cat)
+
+    def _batch_in(self, message: _Message, count: int, producer: int) -> Batch:
+        batch = message.batch
         if not isinstance(batch, Batch) or len(batch) != count:
-            raise self._strange(speaker, f"no batch of {count} samples")
+            raise self._unexpected(producer, f"no batch of {count} samples")
         return batch
 
-    def _overheld(self, held: Held) -> RouteError:
+    def _next(self, part: int, producer: int) -> _Message:
+        """Returns the next frame of a producer, without those of older generations."""
+        while True:
+            message = _message_in(self._hear(part, producer))
+            if message is None:
+                raise self._unexpected(producer, "no frame of a route")
+            if message.generation >= self._generation:
+                return message
+
+    def _hear(self, part: int, producer: int) -> Any:
+        """Receives a value from a producer, or from the rank of this node that forwards it."""
+        source = self._job_ranks[producer]
+        peers = self._paths.forwarding(self._context.consumer_rank, part, producer)
+        if not peers:
+            return self._transport.hear(source, self._tag)
+        if peers[0] != self._transport.place:
+            return self._transport.hear(peers[0], self._tag + FORWARD)
+        delivery = self._transport.receive(source, self._tag)
+        value = self._transport.read(delivery, source)
+        try:
+            self._transport.pass_on(delivery, peers[1:], self._tag + FORWARD)
+        except Held as held:
+            raise self._buffers_held(held) from None
+        return value
+
+    def _check(self, message: _Message, digest: int, producer: int) -> None:
+        if message.digest != digest or message.generation != self._generation:
+            raise self._unexpected(producer, "another layout of the samples")
+
+    def _unexpected(self, producer: int, what: str) -> PeerLost:
+        return self._transport.lost(self._job_ranks[producer], f"sent {what} on `{self.route.name}`")
+
+    def _buffers_held(self, held: Held) -> RouteError:
         return RouteError(
             f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept"
         )
 
-    def _strange(self, speaker: int, what: str) -> PeerLost:
-        return self._transport.lost(self._speaking(speaker), f"sent {what} on `{self.route.name}`")
+    # What follows from the headers
 
-    def _receive(self, rank: int, part: int, speaker: int) -> Any:
-        """What a speaker sent for a part: from it, or from the one on this node that it was sent to."""
-        peers = self._heard_from.get((rank, part, speaker))
-        if peers is None:
-            near = self._giver.node_of(self._speakers[speaker]) == self._taker.node_of(rank)
-            peers = self._heard_from[rank, part, speaker] = [] if near else self._peers(rank, part)
-        if len(peers) < 2:
-            return self._transport.hear(self._speaking(speaker), self._lane)
-        if peers[0] != self._transport.place:
-            return self._transport.hear(peers[0], self._lane + PASSED)
-        came = self._transport.receive(self._speaking(speaker), self._lane)
-        value = self._transport.read(came, self._speaking(speaker))
-        try:
-            self._transport.pass_on(came, peers[1:], self._lane + PASSED)
-        except Held as held:
-            raise self._overheld(held) from None
-        return value
-
-    def _peers(self, rank: int, part: int) -> list[int]:
-        """The places of this node that get a part; the first of them hears those of other nodes, for all."""
-        here = self._taker.node_of(rank)
-        return [
-            self._taker.first_place + other
-            for other in self._hearing.ranks[part]
-            if self._taker.node_of(other) == here
-        ]
-
-    def _said(self, rows: Sequence[Row], layout: int) -> Said | None:
-        """Of a batch; none where the rows are plain values or an end."""
-        if all(row.form is None for row in rows):
+    def _step_header(self, headers: Sequence[ProducerHeader], digest: int) -> StepHeader | None:
+        """Returns the header of a step with a batch, or None where all producers sent plain values or
+        ended."""
+        key = partition_key(headers)
+        if self._last is not None and key == self._last[0]:
+            return StepHeader(headers, self._last[1], digest)
+        if all(header.schema is None for header in headers):
             return None
-        outline = outline_of(rows)
-        if outline is not None and self._last and self._last[0] == outline:
-            return Said(rows, self._last[1], layout)
         try:
-            cut = Cut(
-                parts_for(
-                    self._execute, self._dispatch, self.route.dispatch, self._taker.mesh, table_of(rows)
-                )
+            parts = parts_for(
+                self._consumer.execute, self.route.dispatch, self._consumer.mesh, table_of(headers)
             )
         except RouteError as error:
             raise RouteError(f"`{self.route.source}` gives stage `{self.route.target}` {error}") from None
-        if outline is not None:
-            self._last = outline, cut
-        return Said(rows, cut, layout)
+        partition = Partition(parts)
+        if key is not None:
+            self._last = key, partition
+        return StepHeader(headers, partition, digest)
 
-    # Aligning
+    # Aligning inputs
 
-    def aligned(self, taken: Taken, wanted: Wanted, rank: int) -> Batch:
-        """The batch of this input in the order and the shares of the first one: `wanted` is what every rank
-        got of that.
+    def assignment(self, received: Received) -> Assignment:
+        """Returns which samples each rank of the called component has of a received batch."""
+        return Assignment(self.consumers, received.header)
 
-        Usually they lie there already. Where the first input was balanced or sent home and this one was not,
-        its samples make a second hop between the ranks of the called component.
-        """
-        assert taken.said is not None
-        held = self.wanted(taken)
-        batch: Batch = taken.value
-        if held.hearing.ranks == wanted.hearing.ranks and held.keys == wanted.keys:
-            return batch
-        return self._realigned(batch, taken.said, held.ids, wanted.ids, rank)
+    def aligned(self, received: Received, wanted: Assignment) -> Batch:
+        """Returns a received batch with the samples and the order of another input."""
 
-    def _realigned(
-        self,
-        batch: Batch,
-        said: Said,
-        held: Mapping[int, list[Id]],
-        wanted: Mapping[int, list[Id]],
-        rank: int,
-    ) -> Batch:
-        everybody = {id for ids in wanted.values() for id in ids}
-        align(sorted(everybody), said.table)  # says which one is missing
-        if extra := {id for ids in held.values() for id in ids} - everybody:
-            raise RouteError(f"sample {sample_name(min(extra))} is missing in the first input")
-        if all(set(held[r]) == set(wanted[r]) for r in wanted):
-            return _ordered(batch, held[rank], wanted[rank])
-        if self._execute.is_per_producer:
-            raise RouteError("inputs of a stage with `execute: peer` must come from the same ranks")
-        return self._second_hop(batch, said, held, wanted, rank)
+        def realign(batch: Batch, held: IdsByRank, wanted: IdsByRank) -> Batch:
+            return self._realign(batch, received.header.digest, held, wanted)
 
-    def _second_hop(
-        self,
-        batch: Batch,
-        said: Said,
-        held: Mapping[int, Sequence[Id]],
-        wanted: Mapping[int, Sequence[Id]],
-        rank: int,
-    ) -> Batch:
-        mode, mesh = self._dispatch, self._taker.mesh
-        peers = [mode.counterpart(mesh, rank, share) for share in range(mode.share_count(mesh))]
+        held = self.assignment(received)
+        return aligned(received.value, held, wanted, self._context.consumer_rank, realign)
+
+    def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
+        """Moves samples between the ranks of the called component, each to the rank that needs it."""
+        self._check_realignable()
+        mode, mesh, rank = (
+            DISPATCH[self.route.dispatch.mode],
+            self._consumer.mesh,
+            self._context.consumer_rank,
+        )
+        peers = [mode.holder(mesh, rank, share) for share in range(mode.shares(mesh))]
         for peer in peers:
-            asked = set(wanted[peer])
-            if peer != rank and (rows := [index for index, id in enumerate(held[rank]) if id in asked]):
-                self._send(
-                    [self._taker.first_place + peer], HOPS, {"layout": said.layout, "part": batch.take(rows)}
-                )
-        asked = set(wanted[rank])
-        parts = [batch.take([index for index, id in enumerate(held[rank]) if id in asked])]
+            rows = _rows_of(held[rank], wanted[peer])
+            if peer != rank and rows:
+                message = _Message(self._generation, digest, batch=batch.take(rows))
+                self._send_to([self._consumer.job_rank(peer)], REALIGN, message)
+        needed = set(wanted[rank])
+        parts = [batch.take(_rows_of(held[rank], wanted[rank]))]
         for peer in peers:
-            if peer != rank and not asked.isdisjoint(held[peer]):
-                parts.append(self._hopped(said, self._taker.first_place + peer))
+            if peer != rank and not needed.isdisjoint(held[peer]):
+                parts.append(self._realigned_from(self._consumer.job_rank(peer), digest))
         whole = Batch.concat(parts)
-        return _ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
+        return ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
 
-    def _hopped(self, said: Said, place: int) -> Batch:
-        heard = self._transport.hear(place, self._lane + HOPS)
-        batch = heard.get("part") if _says(heard, said.layout) else None
-        if not isinstance(batch, Batch):
-            raise PeerLost(
-                f"{self._transport.who(place)} sent another layout of the samples on `{self.route.name}`"
-            )
-        return batch
+    def _check_realignable(self) -> None:
+        if self._consumer.execute == "peer":
+            raise RouteError("inputs of a stage with `execute: peer` must come from the same ranks")
 
-    def wanted(self, taken: Taken) -> Wanted:
-        """What every rank of the called component got of this input."""
-        assert taken.said is not None
-        return Wanted(self._hearing, taken.said)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which samples every rank of a component has of one input."""
-
-    hearing: ConsumerParts
-    said: Said
-
-    @cached_property
-    def keys(self) -> list[tuple[object, ...]]:
-        """Per part; equal ones mean equal samples in the same order."""
-        return [self.said.table.key_of(part) for part in self.said.parts]
-
-    @cached_property
-    def ids(self) -> dict[int, list[Id]]:
-        """Per rank, in order."""
-        ids = [self.said.table.ids_of(part) for part in self.said.parts]
-        return {rank: ids[part] for rank, part in self.hearing.part_of.items()}
+    def _realigned_from(self, job_rank: int, digest: int) -> Batch:
+        while True:
+            message = _message_in(self._transport.hear(job_rank, self._tag + REALIGN))
+            if message is None or message.generation >= self._generation:
+                break
+        if message is None or message.digest != digest or not isinstance(message.batch, Batch):
+            who = self._transport.who(job_rank)
+            raise PeerLost(f"{who} sent another layout of the samples on `{self.route.name}`")
+        return message.batch
 
 
-def _says(heard: Any, layout: int) -> bool:
-    """Whether what came is a frame of this layout."""
-    return isinstance(heard, dict) and type(heard.get("layout")) is int and heard["layout"] == layout
+def _message_in(value: Any) -> _Message | None:
+    """Returns the frame of a route that a value is, or None where it is none."""
+    if isinstance(value, list) and len(value) == 4 and type(value[0]) is int and type(value[1]) is int:
+        return _Message(*value)
+    return None
+
+
+def _rows_of(held: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
+    """Returns the rows of the samples that are wanted."""
+    ids = set(wanted)
+    return [row for row, id in enumerate(held) if id in ids]
 
 
 def _assembled(
-    samples: Sequence[Run], parts: Mapping[int, Batch], cat: Callable[[list[Tensor]], Tensor]
+    runs: Sequence[Run], batches: Mapping[int, Batch], cat: Callable[[list[Tensor]], Tensor]
 ) -> Batch:
-    """The speakers' parts in sample order."""
-    if len(parts) == 1 and len(samples) < 2:
-        [only] = parts.values()
+    """Returns the batches of the producers as one, in sample order."""
+    if len(batches) == 1 and len(runs) < 2:
+        [only] = batches.values()
         return only
-    filled = [speaker for speaker in sorted(parts) if len(parts[speaker])]
-    whole = Batch.concat([parts[speaker] for speaker in filled or sorted(parts)[:1]] or [Batch({})], cat)
+    filled = [number for number in sorted(batches) if len(batches[number])]
+    some = filled or sorted(batches)[:1]
+    whole = Batch.concat([batches[number] for number in some] or [Batch({})], cat)
     starts, at = {}, 0
-    for speaker in filled:
-        starts[speaker], at = at, at + len(parts[speaker])
+    for number in filled:
+        starts[number], at = at, at + len(batches[number])
     rows = list[int]()
-    for run in samples:
-        rows += range(starts[run.producer], starts[run.producer] + len(run))
-        starts[run.producer] += len(run)
+    for run in runs:
+        rows += range(starts[run.speaker], starts[run.speaker] + len(run))
+        starts[run.speaker] += len(run)
     return whole if rows == list(range(len(rows))) else whole.take(rows)
 
 
-def _ordered(batch: Batch, held: Sequence[Id], wanted: Sequence[Id]) -> Batch:
-    if list(held) == list(wanted):
-        return batch
-    where = {id: row for row, id in enumerate(held)}
-    return batch.take([where[id] for id in wanted])
+def needs_copy(header: StepHeader, part: int, schema: Schema, min_bytes: int) -> bool:
+    """Returns whether at least `min_bytes` of a part must be copied because its consumers cannot map the
+    columns as they are."""
+    copied = 0
+    for name, (kind, dtype, shape) in schema.items():
+        row = row_bytes(dtype, shape)
+        if kind == "ragged":
+            copied += row * int(header.lengths_of(part, name).sum())
+        elif not _can_be_mapped(header, part, name, row):
+            copied += row * header.partition.counts[part]
+        if copied >= min_bytes:
+            return True
+    return False
 
 
-def join(
-    how: str | Callable[[Sequence[tuple[Any, float]]], Any], parts: Sequence[tuple[Any, float]], route: Route
-) -> Any:
-    """The value of a stage from its speakers' (value, weight), in their order."""
-    values = [value for value, _ in parts]
-    if callable(how):
-        return how(parts)
-    if how == "first":
-        return values[0]
-    if how == "list":
-        return values
-    if how == "samples":
-        if all(isinstance(value, list) for value in values):
-            return [item for value in values for item in value]
-        if all(isinstance(value, Tensor) for value in values):
-            return torch.cat(values)
-        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
-        raise RouteError(f"`{route.source}` gave different kinds on its ranks: {kinds}")
-    return _reduced(how, parts, route)
-
-
-def _reduced(how: str, parts: Sequence[tuple[Any, float]], route: Route) -> Any:
-    first = parts[0][0]
-    if isinstance(first, Mapping):
-        keys = dict.fromkeys(key for value, _ in parts for key in value)
-        return {
-            key: _reduced(how, [(value[key], weight) for value, weight in parts if key in value], route)
-            for key in keys
-        }
-    if not all(isinstance(value, (bool, int, float, Tensor)) for value, _ in parts):
-        raise RouteError(
-            f"`{route.source}` gave a {type(first).__name__}, and collect: {how} is for numbers, tensors and mappings of them"
-        )
-    shapes = dict.fromkeys(tuple(value.shape) if isinstance(value, Tensor) else () for value, _ in parts)
-    if len(shapes) > 1:
-        said = " and ".join(str(list(shape)) for shape in shapes)
-        raise RouteError(
-            f"`{route.source}` gave tensors of the shapes {said} on its ranks, and collect: {how} is for those of one shape"
-        )
-    if how == "sum":
-        return sum(value for value, _ in parts)
-    weight = sum(weight for _, weight in parts)
-    return sum(value * weight for value, weight in parts) / weight if weight else first
+def _can_be_mapped(header: StepHeader, part: int, name: str, row: int) -> bool:
+    """Returns whether consumers can map the producers' memory of a column, with rows of `row` bytes, one
+    after another."""
+    end, partition = 0, header.partition
+    for producer in partition.producers[part]:
+        schema, ranges = header.headers[producer].schema, partition.held(part, producer).ranges
+        if schema is None or name not in schema.mappable or len(ranges) > 1 or ranges[0].at != end:
+            return False
+        [rows] = ranges
+        end += len(rows)
+        is_last = end == partition.counts[part]
+        if not is_mappable(rows.start * row, len(rows) * row, last=is_last):
+            return False
+    return True

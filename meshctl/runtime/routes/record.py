@@ -1,23 +1,23 @@
-"""What a stage gave, kept on disk, and given again: `run.record` and `launch --replay`.
+"""Values of stages on disk, and routes that replay them: `run.record` and `launch --replay`.
 
-    recorded/STAGE/step-N/K-of-M.safetensors       the value of speaker K of M, before it is shared out
+    recorded/STAGE/step-N/K-of-M.safetensors       the value of producer K of M, before it is partitioned
 
-A value is kept as its speaker gave it, once for all routes of the stage, so any number of ranks may take it
-again: each takes its part by the same arithmetic as from living speakers, and maps the files, so it reads
-what it needs of them.
+A value is written as its producer sent it, once for all routes of the stage, so any number of ranks can
+consume it again: each takes its part by the same arithmetic as from living producers, and maps the files, so
+it reads only what it needs.
 
-A file is in the format of safetensors, which needs no package to be written and opens with its tools:
+A file has the format of safetensors, which is written without its package and read by its tools:
 
     tensor:NAME                     a tensor column
-    values:NAME, offsets:NAME       a ragged one
+    values:NAME, offsets:NAME       a ragged column
     ids                             int64 [n, depth]
     rest                            uint8: a frame of everything else (plain data, the order of columns, the
                                     weight); never pickle
 
-Of the formats measured (64 KiB and 256 MiB, half of it ragged; milliseconds to write, then to open): this
-0.14 and 68, 0.13 and 0.5; safetensors' own package 0.24 and 69, 0.18 and 0.6; Arrow 0.37 and 66, 0.21 and
-0.8; frames written in place 0.26 and 136, 0.15 and 0.5. Arrow knows no bfloat16 and no rows of more than one
-dim without an extension, and the packages know no ragged columns.
+Milliseconds to write and to open 64 KiB and 256 MiB, half of it ragged: this 0.14 and 68, 0.13 and 0.5;
+safetensors' own package 0.24 and 69, 0.18 and 0.6; Arrow 0.37 and 66, 0.21 and 0.8; frames written in place
+0.26 and 136, 0.15 and 0.5. Arrow has no bfloat16 and no rows of more than one dim without an extension, and
+neither package has ragged columns.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from torch import Tensor
 
 from meshctl.run.directory import Recorded
 from meshctl.runtime.batch.batch import Batch, BatchError, Column, Ragged
-from meshctl.runtime.routes.channel import END, Channel, Party, Taken, join
-from meshctl.runtime.routes.header import Said
+from meshctl.runtime.routes.alignment import IdsByRank, ordered
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import END, Received, RouteContext, RouteSide
+from meshctl.runtime.routes.joins import join
 from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, pack, ragged, unpack
 from meshctl.runtime.transports.data_plane import Transport
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Route
-from meshctl.topology.samples import Id, RouteError
+from meshctl.topology.modes import Route, RouteError
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
-"""As safetensors calls them; a column of another one is kept in `rest`."""
+"""The names of safetensors; a column of another dtype is kept in `rest`."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGN = 64
 _LENGTH = struct.Struct("<Q")
@@ -58,25 +59,25 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Recorder:
-    """Keeps what this worker gives to some routes."""
+    """Writes what this worker sends on some routes."""
 
     def __init__(self, routes: Collection[str], folder: Callable[[str], Recorded]) -> None:
-        """`routes` are the names of those that are recorded; `folder` says where a stage's recording is."""
+        """`routes` are the names of the recorded routes; `folder` returns the recording of a stage."""
         self._routes, self._folder = frozenset(routes), folder
-        self._mine: dict[Path, Recorded] = {}
-        """By the name of its files, what this worker writes to."""
+        self._written: dict[Path, Recorded] = {}
+        """The recordings that this worker writes to, by the name of its files."""
 
-    def keep(
-        self, routes: Iterable[Route], step: int, speaker: int, speakers: int, value: Any, weight: float
+    def write(
+        self, routes: Iterable[Route], step: int, producer: int, producers: int, value: Any, weight: float
     ) -> None:
-        """Writes a stage's value where one of the routes to which it goes is recorded. Raises `RouteError`
-        where it cannot."""
+        """Writes a stage's value where one of the routes on which it is sent is recorded. Raises `RouteError`
+        where the disk refuses it."""
         route = next((route for route in routes if route.name in self._routes), None)
         if route is None:
             return
         recorded = self._folder(route.source)
-        path = recorded.file(step, speaker, speakers)
-        self._mine[recorded.path / path.name] = recorded
+        path = recorded.file(step, producer, producers)
+        self._written[recorded.path / path.name] = recorded
         try:
             write(path, value, weight, {"stage": route.source, "step": str(step), "collect": route.collect})
         except OSError as error:
@@ -85,15 +86,15 @@ class Recorder:
             ) from error
 
     def forget(self, last: int) -> None:
-        """Deletes what this worker wrote of steps after the last: they were dropped."""
-        for path, recorded in self._mine.items():
+        """Deletes what this worker wrote of the dropped steps, those after the last."""
+        for path, recorded in self._written.items():
             for folder in recorded.folders(last):
                 (folder / path.name).unlink(missing_ok=True)
 
 
 def write(path: Path, value: Any, weight: float, about: Mapping[str, str]) -> None:
-    """A speaker's value, whole or not at all; `about` is for whoever looks into the file. Raises `FrameError`
-    for what is no data."""
+    """Writes a producer's value, whole or not at all, with the metadata `about`. Raises `FrameError` for a
+    value that is no data."""
     tensors = _tensors(value, weight)
     head: dict[str, Any] = {"__metadata__": dict(about)}
     at = 0
@@ -117,14 +118,14 @@ def write(path: Path, value: Any, weight: float, about: Mapping[str, str]) -> No
 
 
 def _tensors(value: Any, weight: float) -> dict[str, Tensor]:
-    """By name; the widest numbers first, so that each begins at a multiple of its own width and there are no
-    gaps."""
-    said: dict[str, Any] = {"weight": weight}
+    """Returns the tensors of a file by name, the widest dtype first, so that each begins at a multiple of its
+    own width and there are no gaps."""
+    rest: dict[str, Any] = {"weight": weight}
     found: dict[str, Tensor] = {}
     if value is END:
-        said["end"] = True
+        rest["end"] = True
     elif isinstance(value, Batch):
-        said |= {
+        rest |= {
             "batch": {"columns": list(value.columns), "group_depth": value.group_depth, "most": value.most},
             "others": {},
         }
@@ -135,10 +136,10 @@ def _tensors(value: Any, weight: float) -> dict[str, Tensor]:
             elif isinstance(column, Tensor) and column.dtype in _NAMES:
                 found[f"tensor:{name}"] = column
             else:
-                said["others"][name] = column
+                rest["others"][name] = column
     else:
-        said["value"] = value
-    found["rest"] = pack(said)
+        rest["value"] = value
+    found["rest"] = pack(rest)
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
     return dict(sorted(flat.items(), key=lambda item: -item[1].itemsize))
 
@@ -147,11 +148,8 @@ def _tensors(value: Any, weight: float) -> dict[str, Tensor]:
 
 
 def read(path: Path) -> tuple[Any, float]:
-    """A speaker's value and its weight; tensors are views of the file, and writing to them does not change
-    it.
-
-    Raises `FrameError`, with the path, for what is no recording.
-    """
+    """Returns a producer's value and its weight. Tensors are views of the file; writing to them does not
+    change it. Raises `FrameError`, with the path, for what is no recording."""
     try:
         tensors = _mapped(path)
         return _value(tensors)
@@ -180,7 +178,9 @@ def _mapped(path: Path) -> dict[str, Tensor]:
     if start > size:
         raise FrameError("it ends within its header")
     head = json.loads(bytes_of(whole[_LENGTH.size : start]))
-    return {name: _view(whole[start:], name, **said) for name, said in head.items() if name != "__metadata__"}
+    return {
+        name: _view(whole[start:], name, **entry) for name, entry in head.items() if name != "__metadata__"
+    }
 
 
 def _view(data: Tensor, name: str, dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> Tensor:
@@ -199,17 +199,17 @@ def _view(data: Tensor, name: str, dtype: str, shape: Sequence[int], data_offset
 
 
 def _value(tensors: Mapping[str, Tensor]) -> tuple[Any, float]:
-    said = unpack(tensors["rest"].clone())  # frames are aligned to more than its place here
-    if "end" in said:
-        return END, float(said["weight"])
-    if "batch" not in said:
-        return said["value"], float(said["weight"])
-    about, others = said["batch"], said["others"]
+    rest = unpack(tensors["rest"].clone())  # a frame needs a larger alignment than it has in the file
+    if "end" in rest:
+        return END, float(rest["weight"])
+    if "batch" not in rest:
+        return rest["value"], float(rest["weight"])
+    about, others = rest["batch"], rest["others"]
     columns = {name: others[name] if name in others else _column(tensors, name) for name in about["columns"]}
     if tensors["ids"].dtype is not torch.int64 or tensors["ids"].ndim != 2:
         raise FrameError("its ids are no ids")
     batch = Batch(columns, ids=tensors["ids"], group_depth=int(about["group_depth"]), most=int(about["most"]))
-    return batch, float(said["weight"])
+    return batch, float(rest["weight"])
 
 
 def _column(tensors: Mapping[str, Tensor], name: str) -> Column:
@@ -218,54 +218,49 @@ def _column(tensors: Mapping[str, Tensor], name: str) -> Column:
     return ragged(tensors[f"values:{name}"], tensors[f"offsets:{name}"])
 
 
-class Replayed(Channel):
-    """A taker's end of a route whose givers are not there: it takes its part of what they gave when it was
-    recorded.
+class ReplayedChannel(Channel):
+    """A consumer's end of a route without producers: it receives its part of what they sent when the route
+    was recorded. Every rank has the whole recording before it, so ranks exchange nothing."""
 
-    It speaks to nobody: every rank has the whole recording before it.
-    """
+    def __init__(self, context: RouteContext, recorded: Recorded) -> None:
+        super().__init__(context)
+        self._recorded = recorded
+        self._values: list[tuple[Any, float]] = []
+        """The (value, weight) of each producer in this step."""
 
-    def __init__(
-        self, route: Route, taker: Party, transport: Transport, recorded: Recorded, at: Callable[[], int]
-    ) -> None:
-        """`at` says which step is being run."""
-        super().__init__(route, Party(DeviceMesh.from_sizes(world_size=1), 0), taker, transport, 0)
-        self._recorded, self._at = recorded, at
-        self._given: list[tuple[Any, float]] = []
+    @classmethod
+    def of(
+        cls, route: Route, consumer: RouteSide, transport: Transport, recorded: Recorded
+    ) -> ReplayedChannel:
+        nobody = RouteSide(DeviceMesh.from_sizes(world_size=1), 0)
+        return cls(RouteContext(route, nobody, consumer, transport), recorded)
 
-    def has(self, step: int) -> bool:
-        """Whether the route was given something in a step."""
+    def due(self, step: int) -> bool:
         return bool(self._recorded.files(step))
 
-    def take(self, rank: int) -> Taken:
-        files = self._recorded.files(self._at())
+    def receive(self, step: int) -> Received:
+        files = self._recorded.files(step)
         if not files:
             raise RouteError(f"`{self.route.name}` has nothing of this step in {self._recorded.path}")
-        self._given = [read(path) for path in files]
-        self._speakers = tuple(range(len(self._given)))
-        self.__dict__.pop("_hearing", None)  # another attempt may have had other speakers
-        said = self._said([self._row(value, weight) for value, weight in self._given], 0)
-        part = self._hearing.part_of[rank]
-        if said is None:
-            heard = [self._given[speaker] for speaker in self._hearing.producers[part]]
-            return Taken(END if heard[0][0] is END else join(self._join, heard, self.route))
-        runs = [self._given[run.producer][0].take(range(run.start, run.stop)) for run in said.parts[part]]
-        batch = Batch.concat(runs or [self._batches()[0].take([])])
-        batch.most = said.cut.most
-        return Taken(batch, said)
+        self._values = [read(path) for path in files]
+        self._set_producers(tuple(range(len(files))))  # another attempt may have had others
+        header = self._step_header([self._describe(value, weight) for value, weight in self._values], 0)
+        part = self.consumers.part_of[self._context.consumer_rank]
+        if header is None:
+            parts = [self._values[number] for number in self.consumers.speakers[part]]
+            return Received(END if parts[0][0] is END else join(self._join, parts, self.route))
+        runs = header.partition.parts[part]
+        rows = [self._values[run.speaker][0].take(range(run.start, run.stop)) for run in runs]
+        batch = Batch.concat(rows or [self._batches()[0].take([])])
+        batch.most = header.partition.largest
+        return Received(batch, header)
 
     def _batches(self) -> list[Batch]:
-        return [value for value, _ in self._given if isinstance(value, Batch)]
+        return [value for value, _ in self._values if isinstance(value, Batch)]
 
-    def _second_hop(
-        self,
-        batch: Batch,
-        said: Said,
-        held: Mapping[int, Sequence[Id]],
-        wanted: Mapping[int, Sequence[Id]],
-        rank: int,
-    ) -> Batch:
-        """What other ranks hold is in the recording, too."""
+    def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
+        """The samples of the other ranks are in the recording, too."""
+        self._check_realignable()
         whole = Batch.concat([batch for batch in self._batches() if len(batch)])
-        where = {tuple(id): row for row, id in enumerate(whole.ids.tolist())}
-        return whole.take([where[id] for id in wanted[rank]])
+        held_ids = [tuple(id) for id in whole.ids.tolist()]
+        return ordered(whole, held_ids, wanted[self._context.consumer_rank])

@@ -1,8 +1,8 @@
-"""Rows of a batch on their way into a frame: laid out first, then copied once, from where they are to where
-they will be read.
+"""Rows of a batch on their way into a frame. The frame is laid out first; each row is then copied once, from
+the producer's tensor to the memory in which the consumer reads it.
 
-Several speakers may fill one frame: all know from the table how many rows each of them has, so one of them
-lays it out and each writes its own rows.
+Several producers may fill one frame: all of them know from the headers of the step how many rows each one
+has, so the leader lays the frame out and every producer writes its own rows.
 """
 
 from __future__ import annotations
@@ -20,80 +20,88 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.transports.buffers.frames import FrameError, on_device
 from meshctl.runtime.transports.buffers.memcpy import by_libc, is_plain
-from meshctl.topology.samples import Run
+from meshctl.topology.partition import Run
 
-SMALL = 1 << 10
-"""Bytes of a row below which many of them are picked by an index."""
+INDEX_MAX_ROW_BYTES = 1 << 10
+"""Rows smaller than this are gathered by an index where there are many of them."""
+Schema = Mapping[str, Sequence[Any]]
+"""Column -> kind, name of the dtype, shape of a row: plain data."""
 Spans = list[tuple[int, int, int]]
-"""Place in the target, the source's first row, and the one after its last."""
+"""First row in the target, first row in the source, row after the last one in the source."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Neighbouring rows of one batch, and their place in another."""
+class RowRange:
+    """Neighbouring rows of one batch, and where they go in another."""
 
     at: int
+    """The first row in the target."""
     start: int
     stop: int
 
+    def __len__(self) -> int:
+        return self.stop - self.start
 
-def pieces_of(part: Sequence[Run], speaker: int) -> list[Piece]:
-    """What a speaker has of a part."""
+
+def ranges_of(part: Sequence[Run], producer: int) -> list[RowRange]:
+    """Returns the rows of a part that a producer holds, with their rows in the part."""
     found, at = [], 0
     for run in part:
-        if run.producer == speaker:
-            found.append(Piece(at, run.start, run.stop))
+        if run.speaker == producer:
+            found.append(RowRange(at, run.start, run.stop))
         at += len(run)
     return found
 
 
-def packed(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same rows one after another."""
+def packed(ranges: Sequence[RowRange]) -> list[RowRange]:
+    """Returns the same rows, one after another in the target."""
     found, at = [], 0
-    for piece in pieces:
-        found.append(Piece(at, piece.start, piece.stop))
-        at += piece.stop - piece.start
+    for each in ranges:
+        found.append(RowRange(at, each.start, each.stop))
+        at += len(each)
     return found
 
 
-def row_index(spans: Sequence[tuple[int, int]]) -> Tensor:
-    """int64 `[n]`: all numbers of some spans [start, stop), one span after another."""
-    starts, stops = torch.tensor(spans).unbind(1)
-    counts = stops - starts
-    ends = counts.cumsum(0)
-    shifts: Tensor = (starts - ends + counts).repeat_interleave(counts)
-    return torch.arange(int(ends[-1])) + shifts
+def rows_in(ranges: Sequence[RowRange]) -> list[int]:
+    """Returns the rows of the source, in order."""
+    return [row for each in ranges for row in range(each.start, each.stop)]
 
 
 def kind_of(column: Column) -> str:
-    """`tensor` and `ragged` are laid out by whoever knows their dtype and the shape of a row; a `list` is
-    not, and what lies on a `device` gets from there to another by a way of its own."""
+    """Returns `tensor` or `ragged` for a column that can be laid out from its dtype and the shape of a row,
+    `list` for plain data, and `device` for a column outside of this host's memory."""
     if isinstance(column, list):
         return "list"
     values = column.values if isinstance(column, Ragged) else column
-    return "device" if on_device(values) else "tensor" if values is column else "ragged"
+    if on_device(values):
+        return "device"
+    return "tensor" if values is column else "ragged"
 
 
 def schema_of(batch: Batch) -> dict[str, list[Any]]:
-    """As plain data: what another process must know to lay the batch's columns out, as far as they can be."""
-    said: dict[str, list[Any]] = {}
+    """Returns the schema of the columns that can be laid out."""
+    schema: dict[str, list[Any]] = {}
     for name, column in batch.columns.items():
         if (kind := kind_of(column)) in ("tensor", "ragged"):
             values: Any = column.values if isinstance(column, Ragged) else column
-            said[name] = [kind, str(values.dtype), list(values.shape[1:])]
-    return said
+            schema[name] = [kind, str(values.dtype), list(values.shape[1:])]
+    return schema
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """`torch.float32`, as a schema says it. Raises `FrameError` for what is none."""
+    """Returns the dtype that a schema names (`torch.float32`). Raises `FrameError`."""
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
         raise FrameError(f"a column of the unknown dtype {name}")
     return found
 
 
+def row_bytes(dtype: str, shape: Sequence[int]) -> int:
+    return prod(shape) * dtype_of(dtype).itemsize
+
+
 def lengths_of(batch: Batch) -> dict[str, Tensor]:
-    """Of the ragged columns that are laid out."""
+    """Returns the row lengths of the ragged columns that can be laid out."""
     return {
         name: column.lengths
         for name, column in batch.columns.items()
@@ -101,60 +109,59 @@ def lengths_of(batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def room(
-    schema: Mapping[str, Sequence[Any]],
-    rows: int,
-    lengths: Mapping[str, Tensor],
-    ids: Tensor,
-    group_depth: int,
+def empty_like(
+    schema: Schema, rows: int, lengths: Mapping[str, Tensor], ids: Tensor, group_depth: int
 ) -> Batch:
-    """A batch of `rows` samples whose columns are room to be filled (tensors on `meta`); offsets and ids are
-    there. Columns of the same lengths, the tensor itself, share their offsets."""
+    """Returns a batch of `rows` samples without values: its columns are tensors on `meta`.
+
+    Offsets and ids are there. Columns whose lengths are the same tensor share their offsets.
+    """
     columns: dict[str, Column] = {}
-    known: dict[int, Tensor] = {}
+    offsets: dict[int, Tensor] = {}
     for name, (kind, dtype, shape) in schema.items():
-        of = dtype_of(dtype)
         if kind == "ragged":
-            offsets = known.get(id(lengths[name]))
-            if offsets is None:
-                offsets = known[id(lengths[name])] = torch.cat(
-                    [torch.zeros(1, dtype=torch.int64), lengths[name].cumsum(0)]
-                )
-            columns[name] = Ragged(torch.empty([int(offsets[-1]), *shape], dtype=of, device="meta"), offsets)
+            bounds = offsets.get(id(lengths[name]))
+            if bounds is None:
+                zero = torch.zeros(1, dtype=torch.int64)
+                bounds = offsets[id(lengths[name])] = torch.cat([zero, lengths[name].cumsum(0)])
+            columns[name] = Ragged(_on_meta([int(bounds[-1]), *shape], dtype), bounds)
         else:
-            columns[name] = torch.empty([rows, *shape], dtype=of, device="meta")
+            columns[name] = _on_meta([rows, *shape], dtype)
     return Batch(columns, ids=ids, group_depth=group_depth)
 
 
-def picked(batch: Batch, pieces: Sequence[Piece]) -> Batch:
-    """Rows of a batch as room for them, with what is not laid out in it already."""
-    if len(pieces) < 2:  # views: the frame copies them once
-        return batch.between(pieces[0].start, pieces[0].stop) if pieces else batch.between(0, 0)
+def _on_meta(shape: Sequence[int], dtype: str) -> Tensor:
+    return torch.empty(shape, dtype=dtype_of(dtype), device="meta")
+
+
+def gather(batch: Batch, ranges: Sequence[RowRange]) -> Batch:
+    """Returns some rows of a batch as a frame takes them: views where they are neighbours, else columns
+    without values that `fill` fills in the frame. Columns that cannot be laid out are copied."""
+    if not ranges:
+        return batch.between(0, 0)
+    if len(ranges) == 1:
+        return batch.between(ranges[0].start, ranges[0].stop)
+    rows = rows_in(ranges)
     schema = schema_of(batch)
     lengths = {
-        name: torch.cat([column[piece.start : piece.stop] for piece in pieces])
+        name: torch.cat([column[each.start : each.stop] for each in ranges])
         for name, column in lengths_of(batch).items()
     }
-    ids = torch.cat([batch.ids[piece.start : piece.stop] for piece in pieces])
-    made = room(schema, len(ids), lengths, ids, batch.group_depth)
-    columns = made.columns
-    if len(schema) < len(batch.columns):
-        others = Batch(
-            {name: column for name, column in batch.columns.items() if name not in schema}, ids=batch.ids
-        ).take(row_index([(piece.start, piece.stop) for piece in pieces]).tolist())
-        columns = {name: made.columns.get(name, others.columns.get(name, [])) for name in batch.columns}
+    ids = torch.cat([batch.ids[each.start : each.stop] for each in ranges])
+    empty = empty_like(schema, len(rows), lengths, ids, batch.group_depth)
+    others = {name: column for name, column in batch.columns.items() if name not in schema}
+    copied = Batch(others, ids=batch.ids).take(rows)
+    columns = {name: (empty if name in schema else copied).columns[name] for name in batch.columns}
     return Batch(columns, ids=ids, group_depth=batch.group_depth, most=batch.most)
 
 
-def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
-    """Copies rows of one batch to their places in another, column by column. Raises `FrameError` where the
-    target has no such places."""
-    if not pieces:
+def fill(target: Batch, source: Batch, ranges: Sequence[RowRange]) -> None:
+    """Copies rows of one batch into another, column by column. Raises `FrameError` where the target has no
+    such rows."""
+    if not ranges:
         return
-    index: Tensor | None = None
-    if any(isinstance(column, Tensor) for column in target.columns.values()) and _fill_a_gap(pieces):
-        index = row_index([(piece.start, piece.stop) for piece in pieces])
-    whole = [(piece.at, piece.start, piece.stop) for piece in pieces]
+    index = torch.tensor(rows_in(ranges)) if len(ranges) > 1 and _are_neighbours(ranges) else None
+    whole = [(each.at, each.start, each.stop) for each in ranges]
     spans: dict[tuple[int, int], Spans] = {}
     for name, column in target.columns.items():
         given = source[name]
@@ -163,34 +170,31 @@ def fill(target: Batch, source: Batch, pieces: Sequence[Piece]) -> None:
         if isinstance(column, Ragged):
             alike = id(column.offsets), id(given.offsets)
             if alike not in spans:
-                spans[alike] = _spans(column, given, pieces)
+                spans[alike] = _spans(column, given, ranges)
             _copy_rows(column.values, given.values.detach(), spans[alike])
         elif isinstance(column, Tensor):
             _copy_rows(column, given.detach(), whole, index)
 
 
-def _spans(target: Ragged, source: Ragged, pieces: Sequence[Piece]) -> Spans:
-    at, start, stop = torch.tensor([(piece.at, piece.start, piece.stop) for piece in pieces]).unbind(1)
-    places = target.offsets[at].tolist(), source.offsets[start].tolist(), source.offsets[stop].tolist()
-    return list(zip(*places, strict=True))
+def _are_neighbours(ranges: Sequence[RowRange]) -> bool:
+    """Returns whether the rows go to neighbouring rows of the target."""
+    return all(one.at + len(one) == other.at for one, other in pairwise(ranges))
+
+
+def _spans(target: Ragged, source: Ragged, ranges: Sequence[RowRange]) -> Spans:
+    into, out = target.offsets.tolist(), source.offsets.tolist()
+    return [(into[each.at], out[each.start], out[each.stop]) for each in ranges]
 
 
 def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | None = None) -> None:
-    """`index` are all rows of the spans, where they go to neighbouring places."""
-    fits = all(
-        0 <= at <= at + stop - start <= len(target) and 0 <= start <= stop <= len(source)
-        for at, start, stop in spans
-    )
-    if target.dtype != source.dtype or target.shape[1:] != source.shape[1:] or not fits:
-        raise FrameError(
-            f"no room for rows of {source.dtype} {list(source.shape[1:])} in {target.dtype} {list(target.shape)}"
-        )
+    """Copies spans of rows; `index` holds all their rows where they go to neighbouring rows of the target."""
+    _check_fit(target, source, spans)
     row = prod(source.shape[1:]) * source.element_size()
-    if index is not None and row < SMALL and target.is_cpu and source.is_cpu:
-        torch.index_select(source, 0, index, out=target[spans[0][0] : spans[0][0] + len(index)])
-    elif (
-        is_plain(target) and is_plain(source) and by_libc(max(stop - start for _, start, stop in spans) * row)
-    ):
+    largest = max(stop - start for _, start, stop in spans) * row
+    if index is not None and row < INDEX_MAX_ROW_BYTES and target.is_cpu and source.is_cpu:
+        first = spans[0][0]
+        torch.index_select(source, 0, index, out=target[first : first + len(index)])
+    elif by_libc(largest) and is_plain(target) and is_plain(source):
         into, out = target.data_ptr(), source.data_ptr()
         for at, start, stop in spans:
             ctypes.memmove(into + at * row, out + start * row, (stop - start) * row)
@@ -199,8 +203,14 @@ def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | Non
             target[at : at + stop - start].copy_(source[start:stop])
 
 
-def _fill_a_gap(pieces: Sequence[Piece]) -> bool:
-    """Whether several pieces go to neighbouring places."""
-    return len(pieces) > 1 and all(
-        one.at + one.stop - one.start == other.at for one, other in pairwise(pieces)
+def _check_fit(target: Tensor, source: Tensor, spans: Spans) -> None:
+    """Raises `FrameError` where rows would be read or written outside of their tensors: another process may
+    have laid the target out."""
+    is_inside = all(
+        0 <= at <= at + stop - start <= len(target) and 0 <= start <= stop <= len(source)
+        for at, start, stop in spans
     )
+    if target.dtype != source.dtype or target.shape[1:] != source.shape[1:] or not is_inside:
+        raise FrameError(
+            f"no room for rows of {source.dtype} {list(source.shape[1:])} in {target.dtype} {list(target.shape)}"
+        )

@@ -1,14 +1,14 @@
-"""Which rank gives which part of which parameter to whom: the links of a sync, from what all givers hold and
-all takers want.
+"""Which rank sends which part of which parameter to whom in a sync, from the shards that all producers hold
+and all consumers want.
 
-    box       a part of a parameter: where it begins and how large it is, per dim
-    item      a box that some takers want, or a slab of it where it is larger than what travels at once
-    bucket    neighbouring items for the same takers, from the same givers: what travels at once
+    shard     a part of a parameter: where it begins and its size, per dim
+    item      a shard that some consumers want, or a slab of it where it is larger than a bucket
+    bucket    neighbouring items for the same consumers from the same producers, sent at once
 
-Takers of one node that want the same box get it together. Of several givers that hold the same box the
-nearest gives it, and equals take turns. Every rank computes the same buckets in the same order, and goes
-through those that it gives or takes in that order: whoever waits in a sync waits for what comes earlier in
-it, so no two layouts can make it stand still.
+Consumers of one node that want the same shard receive it together. Of several producers that hold the same
+shard the nearest sends it, and equally near ones take turns. Every rank computes the same buckets in the same
+order, and goes through those that it sends or receives in that order: whoever waits in a sync waits for an
+earlier bucket, so no two layouts can deadlock.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from torch import Tensor
 
 from meshctl.topology.samples import RouteError
 
-BUCKET = 128 << 20
-"""Bytes of a bucket at most: a box that is larger is cut, and who takes it puts it together."""
-FULL = 16 << 20
-"""Bytes of a bucket of several items at most; a larger one has a bucket of its own."""
+MAX_BUCKET_BYTES = 128 << 20
+"""Maximum size of a bucket: a larger shard is split, and its consumer puts it together."""
+MAX_JOINED_BYTES = 16 << 20
+"""Maximum size of a bucket of several items; a larger item has a bucket of its own."""
 
 
 @runtime_checkable
-class Sharded(Protocol):
-    """torch's DTensor by what is used of it: importing the class costs half a second that most workers need
-    not spend."""
+class DTensorLike(Protocol):
+    """What is used of torch's DTensor. Importing its class costs half a second that most workers save."""
 
     def __create_chunk_list__(self) -> Sequence[Any]: ...
     def to_local(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class Box:
-    """A part of a parameter: where it begins and how large it is, per dim."""
+class Shard:
+    """A part of a parameter: where it begins and its size, per dim."""
 
     start: tuple[int, ...]
     size: tuple[int, ...]
@@ -51,53 +50,49 @@ class Box:
         """Elements."""
         return prod(self.size)
 
-    def meet(self, other: Box) -> Box | None:
-        """What two boxes share, or none."""
+    def intersection(self, other: Shard) -> Shard | None:
+        """Returns what two shards share, or None."""
         start = tuple(map(max, self.start, other.start))
-        stop = [
-            min(a + n, b + m)
-            for a, n, b, m in zip(self.start, self.size, other.start, other.size, strict=True)
-        ]
+        ends = zip(self.start, self.size, other.start, other.size, strict=True)
+        stop = [min(a + n, b + m) for a, n, b, m in ends]
         size = tuple(end - begin for begin, end in zip(start, stop, strict=True))
-        return None if any(extent <= 0 for extent in size) else Box(start, size)
+        return None if any(extent <= 0 for extent in size) else Shard(start, size)
 
-    def of(self, tensor: Tensor, outer: Box) -> Tensor:
-        """The view of this box in a tensor that holds `outer`."""
-        slices = [
-            slice(at - begin, at - begin + extent)
-            for at, begin, extent in zip(self.start, outer.start, self.size, strict=True)
-        ]
+    def view_of(self, tensor: Tensor, outer: Shard) -> Tensor:
+        """Returns the view of this shard in a tensor that holds the shard `outer`."""
+        dims = zip(self.start, outer.start, self.size, strict=True)
+        slices = [slice(at - begin, at - begin + extent) for at, begin, extent in dims]
         return tensor[tuple(slices)] if slices else tensor
 
-    def slabs(self, most: int) -> Iterator[Box]:
-        """The box cut into neighbouring ones of at most so many elements, in order; each lies in one piece in
-        a tensor of the box."""
-        if self.count <= most:
+    def slabs(self, max_elements: int) -> Iterator[Shard]:
+        """Yields the shard in neighbouring slabs of at most `max_elements`, in order; each is contiguous in a
+        tensor of the shard."""
+        if self.count <= max_elements:
             yield self
             return
         dim = next(dim for dim, extent in enumerate(self.size) if extent > 1)
-        rows = max(1, most // prod(self.size[dim + 1 :]))
+        rows = max(1, max_elements // prod(self.size[dim + 1 :]))
         for at in range(0, self.size[dim], rows):
             start, size = [*self.start], [*self.size]
             start[dim], size[dim] = start[dim] + at, min(rows, size[dim] - at)
-            yield from Box(tuple(start), tuple(size)).slabs(most)
+            yield from Shard(tuple(start), tuple(size)).slabs(max_elements)
 
 
-Layout = Mapping[str, Box]
-"""What one rank holds of each parameter."""
+Layout = Mapping[str, Shard]
+"""Parameter -> the shard that one rank holds or wants."""
 
 
-def boxes(weights: Mapping[str, Tensor]) -> dict[str, Box]:
-    """What this rank holds: the shard of a DTensor, or the whole of a plain tensor; an empty shard is left
-    out."""
+def layout_of(weights: Mapping[str, Tensor]) -> dict[str, Shard]:
+    """Returns what this rank holds: the shard of a DTensor, or the whole of a plain tensor. Empty shards are
+    left out."""
     held = {}
     for name, tensor in weights.items():
-        if isinstance(tensor, Sharded):
-            for chunk in tensor.__create_chunk_list__():
-                if prod(chunk.sizes):
-                    held[name] = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-        else:
-            held[name] = Box((0,) * tensor.ndim, tuple(tensor.shape))
+        if not isinstance(tensor, DTensorLike):
+            held[name] = Shard((0,) * tensor.ndim, tuple(tensor.shape))
+            continue
+        for chunk in tensor.__create_chunk_list__():
+            if prod(chunk.sizes):
+                held[name] = Shard(tuple(chunk.offsets), tuple(chunk.sizes))
     return held
 
 
@@ -107,134 +102,145 @@ class Parameter:
     dtype: torch.dtype
 
     @property
-    def whole(self) -> Box:
-        return Box((0,) * len(self.shape), self.shape)
+    def whole(self) -> Shard:
+        return Shard((0,) * len(self.shape), self.shape)
 
 
 @dataclass(frozen=True)
-class Item:
+class TransferItem:
     name: str
-    box: Box
+    """Of the parameter."""
+    shard: Shard
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """What travels at once. Of each item every giver has one part, and all parts together are the item."""
+    """What is sent at once. Each producer has one part of each item; all parts together are the item."""
 
-    takers: tuple[int, ...]
-    givers: tuple[int, ...]
-    """In the order of their parts."""
-    items: tuple[Item, ...]
+    consumers: tuple[int, ...]
+    """Ranks of the consuming component, all on one node."""
+    producers: tuple[int, ...]
+    """Ranks of the producing component, in the order of their parts."""
+    items: tuple[TransferItem, ...]
     nbytes: int
 
     @property
-    def teller(self) -> int:
-        """The giver that lays it out, where they write it together; bucket after bucket it is the same for
-        the same takers."""
-        return self.givers[self.takers[0] % len(self.givers)]
+    def leader(self) -> int:
+        """The producer that lays out the frame of a bucket that several write. It is the same for all buckets
+        of the same consumers."""
+        return self.producers[self.consumers[0] % len(self.producers)]
 
 
-Near = Callable[[int, tuple[int, ...]], int]
-"""How far a giver is from some takers: 0 for the only taker itself, 1 for the same node, 2 for another."""
+Distance = Callable[[int, tuple[int, ...]], int]
+"""(producer, consumers) -> 0 for the only consumer itself, 1 for the same node, 2 for another node."""
 
 
 @dataclass(frozen=True)
-class Layouts:
-    """What all givers hold and all takers want; the same on every rank of both sides. Raises `RouteError`
-    where it does not fit."""
+class SyncPlan:
+    """What all producers hold and all consumers want; the same on every rank of both sides."""
 
     parameters: Mapping[str, Parameter]
-    """In the order in which they travel."""
-    givers: Sequence[Layout]
-    takers: Sequence[Layout | None]
-    """None for a taker that wants every parameter in full."""
+    """In the order in which they are sent."""
+    held: Sequence[Layout]
+    """Producer -> its shards."""
+    requested: Sequence[Layout | None]
+    """Consumer -> the shards that it asked for, or None for every parameter in full."""
 
-    def wanted(self, taker: int) -> dict[str, Box]:
-        """What a taker wants, in the order in which it gets it."""
-        said = self.takers[taker]
-        if said is None:
+    def wanted(self, consumer: int) -> dict[str, Shard]:
+        """Returns what a consumer receives, in order. Raises `RouteError` for what no producer holds."""
+        requested = self.requested[consumer]
+        if requested is None:
             return {name: each.whole for name, each in self.parameters.items()}
-        for name, box in said.items():
+        for name, shard in requested.items():
             if name not in self.parameters:
                 raise RouteError(f"the givers hold no weights called `{name}`")
-            if len(box.start) != len(self.parameters[name].shape):
-                shape = list(self.parameters[name].shape)
+            shape = list(self.parameters[name].shape)
+            if len(shard.start) != len(shape):
                 raise RouteError(
-                    f"`{name}` has {len(box.start)} dims where it is loaded and the shape {shape} where it comes from"
+                    f"`{name}` has {len(shard.start)} dims where it is loaded and the shape {shape} where it comes from"
                 )
-        return {name: said[name] for name in self.parameters if name in said}
+        return {name: requested[name] for name in self.parameters if name in requested}
 
-    def buckets(self, node_of: Callable[[int], int], far: Near, most: int, full: int) -> list[Bucket]:
-        """All buckets of a sync, in order: of at most `full` bytes, or of one item of at most `most`.
-        `node_of` says where a taker is."""
-        begun: list[_Begun] = []
-        filling: dict[tuple[int, ...], _Begun] = {}
-        wanted = [self.wanted(taker) for taker in range(len(self.takers))]
+    def parts(self, bucket: Bucket, producer: int) -> list[Shard]:
+        """Returns a producer's part of each item of a bucket."""
+        held = self.held[producer]
+        parts = [item.shard.intersection(held[item.name]) for item in bucket.items]
+        return [part for part in parts if part is not None]
+
+    def buckets(
+        self, node_of: Callable[[int], int], distance: Distance, max_bytes: int, max_joined_bytes: int
+    ) -> list[Bucket]:
+        """Returns all buckets of a sync, in order. `node_of` returns the node of a consumer. Raises
+        `RouteError` where the shards do not cover what is wanted exactly once."""
+        open_buckets: dict[tuple[int, ...], _OpenBucket] = {}
+        begun: list[_OpenBucket] = []
+        wanted = [self.wanted(consumer) for consumer in range(len(self.requested))]
         for name, parameter in self.parameters.items():
-            held = self._held(name)
-            for box, takers in _together(name, wanted, node_of).items():
-                self._check(name, box, held)
-                for slab in box.slabs(max(1, most // parameter.dtype.itemsize)):
-                    holders = tuple(ranks for part, ranks in held.items() if part.meet(slab))
-                    for some in takers:
-                        bucket = filling.get(some)
-                        if bucket is None or not bucket.takes(
-                            holders, slab.count * parameter.dtype.itemsize, full
+            held = self._holders(name)
+            width = parameter.dtype.itemsize
+            for shard, consumer_sets in _consumers_by_shard(name, wanted, node_of).items():
+                _check_covered(name, shard, held)
+                for slab in shard.slabs(max(1, max_bytes // width)):
+                    holders = tuple(ranks for part, ranks in held.items() if part.intersection(slab))
+                    for consumers in consumer_sets:
+                        bucket = open_buckets.get(consumers)
+                        if bucket is None or not bucket.has_room(
+                            holders, slab.count * width, max_joined_bytes
                         ):
-                            bucket = filling[some] = _Begun(some, holders)
+                            bucket = open_buckets[consumers] = _OpenBucket(consumers, holders)
                             begun.append(bucket)
-                        bucket.add(Item(name, slab), slab.count * parameter.dtype.itemsize)
-        return [bucket.done(number, far) for number, bucket in enumerate(begun)]
+                        bucket.add(TransferItem(name, slab), slab.count * width)
+        return [bucket.closed(number, distance) for number, bucket in enumerate(begun)]
 
-    def _held(self, name: str) -> dict[Box, tuple[int, ...]]:
-        """Who holds which part of a parameter, in the order of the parts."""
-        found: dict[Box, list[int]] = {}
-        for giver, layout in enumerate(self.givers):
+    def _holders(self, name: str) -> dict[Shard, tuple[int, ...]]:
+        """Returns the producers that hold each shard of a parameter, in the order of the shards."""
+        found: dict[Shard, list[int]] = {}
+        for producer, layout in enumerate(self.held):
             if name in layout:
-                found.setdefault(layout[name], []).append(giver)
-        return {box: tuple(found[box]) for box in sorted(found, key=lambda box: box.start)}
-
-    @staticmethod
-    def _check(name: str, wanted: Box, held: Mapping[Box, object]) -> None:
-        found = sum(part.count for box in held if (part := box.meet(wanted)))
-        if found != wanted.count:
-            how = "more than one part of some elements" if found > wanted.count else "only a part"
-            raise RouteError(f"the givers hold {how} of `{name}`")
+                found.setdefault(layout[name], []).append(producer)
+        return {shard: tuple(found[shard]) for shard in sorted(found, key=lambda shard: shard.start)}
 
 
-def _together(
+def _check_covered(name: str, wanted: Shard, held: Mapping[Shard, object]) -> None:
+    found = sum(part.count for shard in held if (part := shard.intersection(wanted)))
+    if found != wanted.count:
+        how = "more than one part of some elements" if found > wanted.count else "only a part"
+        raise RouteError(f"the givers hold {how} of `{name}`")
+
+
+def _consumers_by_shard(
     name: str, wanted: Sequence[Layout], node_of: Callable[[int], int]
-) -> dict[Box, list[tuple[int, ...]]]:
-    """The takers of each box of a parameter, those of one node together; a box without elements does not
-    travel."""
-    found: dict[Box, dict[int, list[int]]] = {}
-    for taker, layout in enumerate(wanted):
+) -> dict[Shard, list[tuple[int, ...]]]:
+    """Returns the consumers of each shard of a parameter, one tuple per node. Shards without elements are not
+    sent."""
+    found: dict[Shard, dict[int, list[int]]] = {}
+    for consumer, layout in enumerate(wanted):
         if name in layout and layout[name].count:
-            found.setdefault(layout[name], {}).setdefault(node_of(taker), []).append(taker)
-    return {box: [tuple(takers) for takers in nodes.values()] for box, nodes in found.items()}
+            found.setdefault(layout[name], {}).setdefault(node_of(consumer), []).append(consumer)
+    return {shard: [tuple(consumers) for consumers in nodes.values()] for shard, nodes in found.items()}
 
 
 @dataclass
-class _Begun:
+class _OpenBucket:
     """A bucket that is being filled."""
 
-    takers: tuple[int, ...]
+    consumers: tuple[int, ...]
     holders: tuple[tuple[int, ...], ...]
-    """Of each part of every item in it, the givers that could give it."""
-    items: list[Item] = field(default_factory=list)
+    """For each part of every item, the producers that hold it."""
+    items: list[TransferItem] = field(default_factory=list)
     nbytes: int = 0
 
-    def takes(self, holders: tuple[tuple[int, ...], ...], nbytes: int, full: int) -> bool:
-        return self.holders == holders and self.nbytes + nbytes <= full
+    def has_room(self, holders: tuple[tuple[int, ...], ...], nbytes: int, max_bytes: int) -> bool:
+        return self.holders == holders and self.nbytes + nbytes <= max_bytes
 
-    def add(self, item: Item, nbytes: int) -> None:
+    def add(self, item: TransferItem, nbytes: int) -> None:
         self.items.append(item)
         self.nbytes += nbytes
 
-    def done(self, number: int, far: Near) -> Bucket:
-        givers = []
+    def closed(self, number: int, distance: Distance) -> Bucket:
+        producers = []
         for ranks in self.holders:
-            distance = min(far(rank, self.takers) for rank in ranks)
-            nearest = [rank for rank in ranks if far(rank, self.takers) == distance]
-            givers.append(nearest[number % len(nearest)])
-        return Bucket(self.takers, tuple(givers), tuple(self.items), self.nbytes)
+            least = min(distance(rank, self.consumers) for rank in ranks)
+            nearest = [rank for rank in ranks if distance(rank, self.consumers) == least]
+            producers.append(nearest[number % len(nearest)])
+        return Bucket(self.consumers, tuple(producers), tuple(self.items), self.nbytes)

@@ -1,28 +1,30 @@
-"""A sync: weights from one component's mesh to another's, each shard from a rank that holds it to those that
-need it.
+"""A worker's end of a sync: weights from one component's mesh to another's, each shard from a rank that holds
+it to those that need it.
 
-    giver    weights() -> (name, tensor or DTensor): what this rank holds, as boxes of the whole parameter
-    taker    load_weights(stream of (name, tensor)): what its own weights() holds, or whole parameters where
-             it has none
+    producer    weights() -> (name, tensor or DTensor): what this rank holds, as shards of whole parameters
+    consumer    load_weights(stream of (name, tensor)): the shards that its own weights() holds, or whole
+                parameters where it has none
 
-At the first sync both sides tell each other their boxes; from then on every rank computes the same links
-alone (`weight_links.py`). Weights travel in buckets. Within a node a bucket is written once for all who take
-it, by all its givers together, and is read where it lies; to another node it goes once, and the first who
-takes it there passes it on. No rank gathers more than what it asked for.
+At the first sync both sides agree on a plan (`negotiation`, `sync_plan`). Weights are sent in buckets. Within
+a node a bucket is written once for all of its consumers, by all of its producers together, and read where it
+is; to another node it is sent once, and its first consumer there forwards it. No rank gathers more than it
+asked for.
 
-A sync is exact: in step k the taker loads what was given in step k - lag, never "the newest there is". A cut
-(a checkpoint, the first step) lets it catch up, so that nothing crosses it.
+A sync is exact: in step k the consumer loads what was sent in step k - lag, never "the newest there is". A
+cut (a checkpoint, the first step) lets it catch up, so that nothing crosses it.
 
-    lag 0       givers and takers meet in the sync. One bucket lies between a giver and those who take from
-                it, and another one is
-                being read (and the one before it, until the reader drops its last tensor). Who does both
-                gives, while it takes, what
-                comes before in the order of all buckets.
-    lag n       givers go on at once, and n + 1 times what the takers want lies in memory that they share, or
-                on the way to them.
+    lag 0       producers and consumers run the sync together. One bucket waits between a producer and its
+                consumers while another one is read (and the one before it, until the reader drops its last
+                tensor). A rank that does both sends, while it receives, what comes before in the order of all
+                buckets.
+    lag n       producers go on at once, and n + 1 times what the consumers want is in shared memory or on its
+                way.
 
-Nothing waits in a circle: who waits in a sync waits for somebody who is in an earlier stage, or in the same
-sync at an earlier bucket.
+There is no circular wait: whoever waits in a sync waits for a rank in an earlier stage, or in the same sync
+at an earlier bucket.
+
+    a frame    [generation, step, checksums, tensors]    the producer's part of each item; without tensors
+               where it wrote them into the frame of the leader
 """
 
 from __future__ import annotations
@@ -30,541 +32,447 @@ from __future__ import annotations
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from meshctl.runtime.devices.backend import DEVICES
 from meshctl.runtime.routes import sync_plan
-from meshctl.runtime.routes.channel import HOPS, PASSED, TABLES, TOGETHER, WRITTEN, Party
-from meshctl.runtime.routes.sync_plan import Box, Bucket, Item, Layout, Layouts, Parameter, Sharded, boxes
-from meshctl.runtime.transports.allgather import exchange
+from meshctl.runtime.routes.end import (
+    FORWARD,
+    SHARED_WRITE,
+    SHARED_WRITE_MIN_BYTES,
+    VALUES,
+    Received,
+    RouteContext,
+)
+from meshctl.runtime.routes.negotiation import Weights, negotiate
+from meshctl.runtime.routes.paths import can_share_memory
+from meshctl.runtime.routes.sync_plan import Bucket, DTensorLike, Layout, Shard, SyncPlan, layout_of
 from meshctl.runtime.transports.buffers.caching_allocator import Warm
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, on_device, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
-from meshctl.runtime.transports.data_plane import UNBOUND, Delivery, Held, Loan, Transport
-from meshctl.topology.modes import Route
-from meshctl.topology.samples import RouteError
+from meshctl.runtime.transports.data_plane import UNBOUND, Delivery, Held, Loan
+from meshctl.topology.modes import RouteError
 
-Arrived = list[tuple[Box, Tensor]]
-"""What came of one item: parts, or the whole."""
+Arrived = list[tuple[Shard, Tensor]]
+"""What arrived of one item: its parts, or the whole."""
+WeightsOf = Callable[[], Weights]
+"""Returns the weights of a component on this rank."""
+
+
+class _Message(NamedTuple):
+    """What one producer sends of one bucket."""
+
+    generation: int
+    step: int
+    checksums: Sequence[int]
+    """One for its part of each item; empty where the sync has none."""
+    tensors: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
-class Message:
-    """What one giver says of one bucket."""
+class _Buckets:
+    """The buckets of a sync, and the paths by which they travel."""
 
-    step: int
-    sums: Sequence[int]
-    """The checksum of its part of each item; empty where nobody asked for them."""
-    tensors: Sequence[Tensor]
-    """Its parts, or the whole items where several write them together and it lays them out; none where it
-    wrote to another's."""
+    context: RouteContext
+    plan: SyncPlan
+    all: Sequence[Bucket]
+
+    @classmethod
+    def of(cls, context: RouteContext, plan: SyncPlan) -> _Buckets:
+        def distance(producer: int, consumers: tuple[int, ...]) -> int:
+            first = consumers[0]
+            if len(consumers) == 1 and context.producer.job_rank(producer) == context.consumer.job_rank(
+                first
+            ):
+                return 0
+            return 1 if context.producer.node_of(producer) == context.consumer.node_of(first) else 2
+
+        sizes = sync_plan.MAX_BUCKET_BYTES, sync_plan.MAX_JOINED_BYTES
+        return cls(context, plan, plan.buckets(context.consumer.node_of, distance, *sizes))
+
+    def slots(self, lag: int) -> int:
+        """Returns how many frames of one producer may wait for one consumer; the same on every rank."""
+        if not lag:
+            return 1
+        frames = Counter[tuple[int, int]]()
+        kinds = Counter((bucket.producers, bucket.consumers) for bucket in self.all)
+        for (producers, consumers), count in kinds.items():
+            frames.update(dict.fromkeys(product(producers, consumers), count))
+        return (lag + 1) * max(frames.values(), default=1)
+
+    def readers(self, bucket: Bucket) -> list[int]:
+        """Returns the job ranks of a bucket's consumers."""
+        return [self.context.consumer.job_rank(consumer) for consumer in bucket.consumers]
+
+    def is_forwarded(self, bucket: Bucket, producer: int) -> bool:
+        """Returns whether the first consumer forwards what a producer sends: all consumers of a bucket are on
+        one node, and the producer is on another."""
+        return len(bucket.consumers) > 1 and not self._is_near(bucket, producer)
+
+    def destinations(self, bucket: Bucket, producer: int) -> list[list[int]]:
+        """Returns the job ranks to which a producer sends; those of one list read the same memory."""
+        readers = self.readers(bucket)
+        if self.is_forwarded(bucket, producer):
+            return [readers[:1]]
+        if self._is_near(bucket, producer) and can_share_memory(self.context.transport, readers):
+            return [readers]
+        return [[reader] for reader in readers]
+
+    def is_shared(self, bucket: Bucket) -> bool:
+        """Returns whether the producers of a bucket write one frame: where they and its consumers share
+        memory, and tensors do not go from device to device without it."""
+        if len(bucket.producers) < 2 or bucket.nbytes < SHARED_WRITE_MIN_BYTES:
+            return False
+        device_type = self.context.producer.device_type
+        if device_type == self.context.consumer.device_type and device_type in DEVICES:
+            return False
+        if not all(self._is_near(bucket, producer) for producer in bucket.producers):
+            return False
+        writers = [self.context.producer.job_rank(producer) for producer in bucket.producers]
+        return can_share_memory(self.context.transport, [*self.readers(bucket), *writers])
+
+    def _is_near(self, bucket: Bucket, producer: int) -> bool:
+        node = self.context.consumer.node_of(bucket.consumers[0])
+        return self.context.producer.node_of(producer) == node
 
 
 class WeightChannel:
-    """A worker's end, or both ends, of one sync. In its step all givers call `give`, and all takers read
-    `take()` to its end."""
+    """A worker's end, or both ends, of one sync: a `RouteEnd`.
+
+    Every rank of both sides calls `send` in each step in which the sync stage runs; consumers then receive,
+    as long as something is due, and read each stream to its end.
+    """
 
     def __init__(
         self,
-        route: Route,
-        giver: Party,
-        taker: Party,
-        transport: Transport,
-        lane: int,
-        lag: int,
+        context: RouteContext,
+        produced: WeightsOf | None,
+        wanted: WeightsOf | None,
         *,
+        lag: int = 0,
         checksum: bool = False,
     ) -> None:
-        """`checksum`: givers tell a checksum of every part, and a taker whose part has another one raises
-        `RouteError`."""
-        self.route = route
-        self.sent = 0
-        """Bytes, in the step that is being run; what several read in the same memory counts once."""
-        self.given = -1
-        """The last step whose weights were given."""
-        self.waited = 0.0
-        """Seconds in which a taker had nothing to load."""
-        self.version = 0
-        """The step whose weights the taker holds; 0 for the first ones."""
-        self._giver, self._taker = giver, taker
-        self._givers = [giver.first_place + rank for rank in range(giver.mesh.world_size)]
-        self._takers = [taker.first_place + rank for rank in range(taker.mesh.world_size)]
-        self._transport, self._lane, self._lag, self._checksum = transport, lane, lag, checksum
-        transport.reserve(lane, UNBOUND)  # until it is known how many it needs
-        self._warm = Warm()
+        """`produced` returns the weights of this rank where it produces; `wanted` those whose layout it wants
+        where it consumes (empty for every parameter in full). With `checksum`, producers send a checksum of
+        each part, and a part with another one raises `RouteError`."""
+        self.route = context.route
+        self.bytes_sent = 0
+        self.seconds_waited = 0.0
+        """Seconds in which this rank had nothing to load; the loop sets it to 0."""
+        self.last_sent = -1
+        """The last step whose weights were sent."""
+        self._context, self._transport, self._tag = context, context.transport, context.first_tag
+        self._produced, self._wanted_of = produced, wanted
+        self._lag, self._has_checksums = lag, checksum
+        self._generation = 0
         self._last: int | None = None
-        """Of the run, where it ended unannounced: what was given later is dropped."""
+        """The run's last step, where it ended unannounced: what was sent later is dropped."""
         self._pending: deque[int] = deque()
-        self._layouts = Layouts({}, (), ())
-        self._buckets: list[Bucket] = []
-        self._gives: list[int] = []
-        """The buckets of which this rank gives a part, by number."""
-        self._takes: dict[str, list[tuple[int, int]]] = {}
-        """Parameter -> (bucket, place in it) of each of its items that this rank takes."""
-        self._begun_by: dict[str, int] = {}
-        """Parameter -> the last bucket that begins with it or one before it."""
-        self._wanted: Layout = {}
-        self._held: Layout = {}
+        """The steps whose weights are still to be received."""
+        self._memory = Warm()
+        self._transport.reserve(self._tag, UNBOUND)  # until the plan says how many slots it needs
+
+    # Opening
+
+    def open(self, step: int) -> None:
+        produced = None if self._produced is None else self._produced()
+        wanted = None if self._wanted_of is None else self._wanted_of()
+        plan = negotiate(self._context, produced, wanted, self._malformed)
+        self._plan, self._buckets = plan, _Buckets.of(self._context, plan)
+        self._held: Layout = {} if produced is None else layout_of(produced)
         self._local: dict[str, Tensor] = {}
-        """What is being given."""
         self._unsent: deque[int] = deque()
+        """The buckets of the current step that this rank has not sent yet, by number."""
+        self._index(produced is not None, wanted is not None)
+        self._transport.reserve(self._tag, self._buckets.slots(self._lag))
 
-    # Meeting
-
-    def meet(self, gives: Mapping[str, Tensor] | None, takes: Mapping[str, Tensor] | None) -> None:
-        """Exchanges layouts, once: all ranks of both components call it together.
-
-        `gives` are this rank's weights where it gives, `takes` where it takes: empty where it wants every
-        parameter in full.
-        """
-        gave = None if gives is None else self._gather(self._givers, _said(gives))
-        took = None if takes is None else self._gather(self._takers, _said(takes))
-        if took is None and gave is not None:
-            self._tell(self._takers, self._givers, gave)
-            took = self._hear(self._takers, self._givers)
-        elif gave is None and took is not None:
-            self._tell(self._givers, self._takers, took)
-            gave = self._hear(self._givers, self._takers)
-        assert gave is not None and took is not None
-        self._held = {} if gives is None else boxes(gives)
-        self._link(gave, took)
-
-    def _gather(self, places: list[int], row: Any) -> list[Any]:
-        return exchange(
-            self._transport, places, places.index(self._transport.place), self._lane + TABLES, row
-        )
-
-    def _tell(self, theirs: list[int], ours: list[int], rows: list[Any]) -> None:
-        me = ours.index(self._transport.place)
-        for index, place in enumerate(theirs):
-            if index % len(ours) == me:
-                self._transport.send(place, self._lane + HOPS, Frame(rows))
-
-    def _hear(self, theirs: list[int], ours: list[int]) -> list[Any]:
-        teller = theirs[ours.index(self._transport.place) % len(theirs)]
-        rows = self._unpacked(teller, self._lane + HOPS)
-        if not isinstance(rows, list) or len(rows) != len(theirs):
-            raise self._malformed(teller, f"no {len(theirs)} layouts")
-        return rows
-
-    def _link(self, gave: list[Any], took: list[Any]) -> None:
-        """Who sends what to whom in every sync from now on."""
-        held = self._heard(self._givers, gave)
-        wanted = [
-            layout if row else None for row, layout in zip(took, self._heard(self._takers, took), strict=True)
+    def _index(self, produces: bool, consumes: bool) -> None:
+        """Finds the buckets of this rank, by number."""
+        buckets, producer, consumer = self._buckets.all, self._context.rank, self._context.consumer_rank
+        self._sends = [
+            number for number, bucket in enumerate(buckets) if produces and producer in bucket.producers
         ]
-        self._layouts = layouts = Layouts(_parameters(gave, took), held, wanted)
-        self._buckets = layouts.buckets(self._taker.node_of, self._far, sync_plan.BUCKET, sync_plan.FULL)
-        me = self._transport.place
-        if me in self._givers:
-            giver = self._givers.index(me)
-            self._gives = [number for number, bucket in enumerate(self._buckets) if giver in bucket.givers]
-        if me in self._takers:
-            taker = self._takers.index(me)
-            self._wanted = layouts.wanted(taker)
-            for number, bucket in enumerate(self._buckets):
-                for at, item in enumerate(bucket.items if taker in bucket.takers else ()):
-                    self._takes.setdefault(item.name, []).append((number, at))
-            begins = Counter(bucket.items[0].name for bucket in self._buckets)
-            begun = accumulate(begins[name] for name in layouts.parameters)
-            self._begun_by = {name: count - 1 for name, count in zip(layouts.parameters, begun, strict=True)}
-        self._transport.reserve(self._lane, self._slots)
+        self._wanted: Layout = self._plan.wanted(consumer) if consumes else {}
+        self._items: dict[str, list[tuple[int, int]]] = {}
+        """Parameter -> (bucket, index in it) of each of its items that this rank receives."""
+        for number, bucket in enumerate(buckets):
+            if consumes and consumer in bucket.consumers:
+                for at, item in enumerate(bucket.items):
+                    self._items.setdefault(item.name, []).append((number, at))
+        begins = Counter(bucket.items[0].name for bucket in buckets)
+        ends = accumulate(begins[name] for name in self._plan.parameters)
+        self._last_bucket = {name: count - 1 for name, count in zip(self._plan.parameters, ends, strict=True)}
+        """Parameter -> the last bucket that begins with it or with one before it."""
 
-    def _heard(self, places: Sequence[int], rows: Sequence[Any]) -> list[Layout]:
-        """What each place holds or wants."""
-        for place, row in zip(places, rows, strict=True):
-            if not isinstance(row, dict) or not all(
-                isinstance(name, str) and _is_layout(said) for name, said in row.items()
-            ):
-                raise self._malformed(place, "no layout")
-        return [
-            {name: Box(tuple(box[0]), tuple(box[1])) for name, (_, _, *box) in row.items() if box}
-            for row in rows
-        ]
+    def reopen(self, generation: int) -> None:
+        self._generation = generation
+        self._pending.clear()
 
-    @property
-    def _slots(self) -> int:
-        """How many frames of one giver may wait for one taker to come for them; the same on every rank of
-        both sides."""
-        if not self._lag:
-            return 1
-        frames = Counter[tuple[int, int]]()
-        for (givers, takers), count in Counter(
-            (bucket.givers, bucket.takers) for bucket in self._buckets
-        ).items():
-            frames.update(dict.fromkeys(product(givers, takers), count))
-        return (self._lag + 1) * max(frames.values(), default=1)
+    def close(self, last: int) -> None:
+        """Not all ranks had begun the steps after `last`, so all send again at the next cut."""
+        self._pending = deque(step for step in self._pending if step <= last)
+        self._last, self.last_sent = last, -1
+        self._unsent.clear()
 
-    def _far(self, giver: int, takers: tuple[int, ...]) -> int:
-        if len(takers) == 1 and self._givers[giver] == self._takers[takers[0]]:
-            return 0
-        return 1 if self._giver.node_of(giver) == self._taker.node_of(takers[0]) else 2
+    # Sending
 
-    # Giving
+    def send(self, value: Weights | None, step: int, weight: float = 1.0) -> bool:
+        """Sends this rank's parts of the weights of `step`; `value` is None where it only consumes.
 
-    def give(self, weights: Mapping[str, Tensor], step: int) -> None:
-        """Sends this rank's parts of the weights of `step`; where it takes them in the same step, `take` does
-        it.
-
-        The weights must stay as they are until then. Raises `RouteError` where they are not laid out as in
-        the first sync.
+        A rank that also consumes them in the same step sends while it receives: the weights must stay as they
+        are until then.
         """
-        if boxes(weights) != self._held:
+        self.last_sent = step
+        if self._wanted_of is not None:
+            self._pending.append(step)
+        if value is None:
+            return False
+        if layout_of(value) != self._held:
             raise RouteError(
                 f"`{self.route.source}` gives other weights, or in other shards, than in the first sync"
             )
         self._local = {
-            name: tensor.to_local() if isinstance(tensor, Sharded) else tensor
-            for name, tensor in weights.items()
+            name: tensor.to_local() if isinstance(tensor, DTensorLike) else tensor
+            for name, tensor in value.items()
         }
-        self.given = step
-        self._unsent = deque(self._gives)
-        if self._lag or self._transport.place not in self._takers:
-            self._send_until(len(self._buckets))
+        self._unsent = deque(self._sends)
+        if self._lag or self._wanted_of is None:
+            self._send_until(len(self._buckets.all))
+        return False
 
     def _send_until(self, number: int) -> None:
         """Sends what is left up to a bucket."""
         try:
             while self._unsent and self._unsent[0] <= number:
-                self._send(self._buckets[self._unsent.popleft()])
+                self._send_bucket(self._buckets.all[self._unsent.popleft()])
         except Held as held:
-            raise self._overheld(held) from None
+            raise self._buffers_held(held) from None
         if not self._unsent:
             self._local = {}
 
-    def _send(self, bucket: Bucket) -> None:
-        giver = self._givers.index(self._transport.place)
-        parts = self._parts(bucket, giver)
+    def _send_bucket(self, bucket: Bucket) -> None:
+        me = self._context.rank
+        parts = self._plan.parts(bucket, me)
         own = [
-            box.of(self._local[item.name], self._held[item.name])
-            for item, box in zip(bucket.items, parts, strict=True)
+            part.view_of(self._local[item.name], self._held[item.name])
+            for item, part in zip(bucket.items, parts, strict=True)
         ]
-        sums = [checksum(tensor) for tensor in own] if self._checksum else []
-        self.sent += sum(tensor.nbytes for tensor in own)
-        if not self._is_shared(bucket):
-            for places in self._hearers(bucket, giver):
-                self._transport.send(
-                    places, self._lane, self._transport.frame(places, [self.given, sums, own])
-                )
-        elif bucket.teller == giver:
-            loan = self._begun(bucket, sums)
-            _fill(unpack(loan.frame)[2], bucket.items, parts, own)
-            self._transport.deliver(loan)
+        sums = [checksum(tensor) for tensor in own] if self._has_checksums else []
+        self.bytes_sent += sum(tensor.nbytes for tensor in own)
+        head = [self._generation, self.last_sent, sums]
+        if not self._buckets.is_shared(bucket):
+            for job_ranks in self._buckets.destinations(bucket, me):
+                frame = self._transport.frame(job_ranks, [*head, own])
+                self._transport.send(job_ranks, self._tag + VALUES, frame)
+        elif bucket.leader == me:
+            lease = self._lay_out(bucket, head)
+            _fill(unpack(lease.frame)[3], bucket, parts, own)
+            self._transport.deliver(lease)
         else:
-            _fill(self._invited(bucket), bucket.items, parts, own)
-            self._transport.send(self._places(bucket), self._lane, Frame([self.given, sums, []]))
+            _fill(self._invited(bucket), bucket, parts, own)
+            self._transport.send(self._buckets.readers(bucket), self._tag + VALUES, Frame([*head, []]))
 
-    def _begun(self, bucket: Bucket, sums: Sequence[int]) -> Loan:
-        """A bucket laid out, to which the others who give it are invited."""
-        room = [
-            torch.empty(item.box.size, dtype=self._layouts.parameters[item.name].dtype, device="meta")
+    def _lay_out(self, bucket: Bucket, head: list[Any]) -> Loan:
+        """Leases the frame of a bucket and invites the other producers to write to it."""
+        empty = [
+            torch.empty(item.shard.size, dtype=self._plan.parameters[item.name].dtype, device="meta")
             for item in bucket.items
         ]
-        frame = Frame([self.given, sums, room])
-        writers = [self._givers[other] for other in bucket.givers if other != bucket.teller]
-        loan = self._transport.lend(
-            self._places(bucket), self._lane, frame.nbytes, writers=writers, writing=self._lane + WRITTEN
-        )
-        frame.write(loan.frame)
-        for writer in writers:
-            self._transport.invite(loan, writer, self._lane + WRITTEN)
-        return loan
+        frame = Frame([*head, empty])
+        others = [self._context.producer.job_rank(each) for each in bucket.producers if each != bucket.leader]
+        readers, tag = self._buckets.readers(bucket), self._tag + SHARED_WRITE
+        lease = self._transport.lend(readers, self._tag, frame.nbytes, writers=others, writing=tag)
+        frame.write(lease.frame)
+        for other in others:
+            self._transport.invite(lease, other, tag)
+        return lease
 
     def _invited(self, bucket: Bucket) -> Sequence[Tensor]:
-        """Room for the items of a bucket, in the frame of the one who lays it out."""
-        teller = self._givers[bucket.teller]
-        message = self._message(teller, self._lane + WRITTEN, self.given)
-        self._check(message, teller, bucket, [item.box for item in bucket.items])
+        """Returns the items of a bucket in the frame that its leader laid out."""
+        leader = self._context.producer.job_rank(bucket.leader)
+        message = self._next(leader, partial(self._hear, leader, SHARED_WRITE), self.last_sent)
+        self._check(message, leader, bucket, [item.shard for item in bucket.items])
         return message.tensors
 
-    def _places(self, bucket: Bucket) -> list[int]:
-        return [self._takers[taker] for taker in bucket.takers]
+    # Receiving
 
-    def _hearers(self, bucket: Bucket, giver: int) -> list[list[int]]:
-        """The takers of a bucket that a giver sends it to, those that read the same memory together."""
-        places = self._places(bucket)
-        if self._passed_on(bucket, giver):
-            return [places[:1]]
-        return (
-            [places]
-            if self._is_near(bucket, giver) and self._share_memory(places)
-            else [[place] for place in places]
-        )
+    def due(self, step: int) -> bool:
+        """Returns whether weights that were sent in `step` - lag or before are still to be received."""
+        return bool(self._pending) and self._pending[0] <= step - self._lag
 
-    def _is_near(self, bucket: Bucket, giver: int) -> bool:
-        """Whether a giver is on the node of a bucket's takers."""
-        return self._giver.node_of(giver) == self._taker.node_of(bucket.takers[0])
+    def receive(self, step: int) -> Received:
+        """Returns the next weights as a stream of (name, tensor), in the producers' order: to be read, not
+        written, and valid as long as they are referenced.
 
-    def _passed_on(self, bucket: Bucket, giver: int) -> bool:
-        """Whether the first taker of a bucket passes on what a giver sends: all takers of a bucket are on one
-        node."""
-        return len(bucket.takers) > 1 and not self._is_near(bucket, giver)
-
-    def _share_memory(self, places: Iterable[int]) -> bool:
-        return all(
-            self._transport.way(place).shares_memory for place in places if place != self._transport.place
-        )
-
-    def _is_shared(self, bucket: Bucket) -> bool:
-        """Whether its givers write a bucket together: where all of them, and its takers, share memory, and
-        nothing gets from device to device without it."""
-        if len(bucket.givers) < 2 or bucket.nbytes < TOGETHER:
-            return False
-        if self._giver.device_type == self._taker.device_type and self._giver.device_type in DEVICES:
-            return False
-        node = self._taker.node_of(bucket.takers[0])
-        near = all(self._giver.node_of(giver) == node for giver in bucket.givers)
-        return near and self._share_memory(
-            [*self._places(bucket), *(self._givers[giver] for giver in bucket.givers)]
-        )
-
-    def _parts(self, bucket: Bucket, giver: int) -> list[Box]:
-        """What a giver gives of each item."""
-        held = self._layouts.givers[giver]
-        parts = [item.box.meet(held[item.name]) for item in bucket.items]
-        return [part for part in parts if part is not None]
-
-    # Taking
-
-    def due(self, step: int) -> None:
-        """The givers give in this step; what they give is taken `lag` steps later, or at the next cut."""
-        self._pending.append(step)
-
-    def ready(self, step: int, *, cut: bool = False) -> bool:
-        """Whether there is something to take in this step: what was given in step - lag, or all of it at a
-        cut."""
-        return bool(self._pending) and (cut or self._pending[0] <= step - self._lag)
-
-    @property
-    def next(self) -> int:
-        """The step whose weights are taken next."""
-        return self._pending[0]
-
-    def forget(self, last: int) -> None:
-        """Drops what steps after the last were to give. Not all ranks had begun them, so all give once more
-        at the next cut."""
-        self._pending = deque(step for step in self._pending if step <= last)
-        self._last, self.given = last, -1
-        self._unsent.clear()
-
-    def take(self) -> Iterator[tuple[str, Tensor]]:
-        """The next weights as (name, tensor), in the givers' order: to be read, not written, and alive as
-        long as somebody has them.
-
-        Memory is used again as tensors die, so who keeps none holds no more than the buckets that are under
-        way, and whole the parameters that are larger than one.
+        Memory is used again as tensors die. A consumer that keeps none holds no more than the buckets on
+        their way, and in full the parameters that are larger than a bucket.
         """
-        self.version = self.next
+        return Received(self._stream(self._pending[0]), sent_step=self._pending[0])
+
+    def _stream(self, version: int) -> Iterator[tuple[str, Tensor]]:
         opened: dict[int, list[Arrived]] = {}
-        for name, box in self._wanted.items():
-            tensors = [self._tensor(name, box, opened)]
-            self._send_until(
-                self._begun_by[name]
-            )  # who loads it may wait for the other takers to have it, too
+        for name, shard in self._wanted.items():
+            tensors = [self._tensor(name, shard, version, opened)]
+            self._send_until(self._last_bucket[name])  # loading it may wait for the other consumers' copies
             yield name, tensors.pop()
-        self._send_until(len(self._buckets))
+        self._send_until(len(self._buckets.all))
         self._pending.popleft()
 
-    def _tensor(self, name: str, box: Box, opened: dict[int, list[Arrived]]) -> Tensor:
-        """A parameter: a view where it came in one piece. `opened` are the buckets of which something is
-        left."""
+    def _tensor(self, name: str, shard: Shard, version: int, opened: dict[int, list[Arrived]]) -> Tensor:
+        """Returns a parameter, as a view where it arrived in one piece. `opened` are the buckets of which
+        something is left."""
         whole: Tensor | None = None
-        for number, at in self._takes.get(name, ()):
+        for number, at in self._items.get(name, ()):
             if number not in opened:
                 self._send_until(number)
-                opened[number] = self._open(self._buckets[number])
+                opened[number] = self._open_bucket(self._buckets.all[number], version)
             arrived, opened[number][at] = opened[number][at], []
             if at == len(opened[number]) - 1:
                 del opened[number]
-            if len(arrived) == 1 and arrived[0][0] == box:
+            if len(arrived) == 1 and arrived[0][0] == shard:
                 return arrived[0][1]
             for part, tensor in arrived:
-                whole = self._room(name, box, tensor) if whole is None else whole
-                copy(part.of(whole, box), tensor)
-        return self._room(name, box) if whole is None else whole
+                whole = self._allocated(name, shard, tensor) if whole is None else whole
+                copy(part.view_of(whole, shard), tensor)
+        return self._allocated(name, shard) if whole is None else whole
 
-    def _room(self, name: str, box: Box, like: Tensor | None = None) -> Tensor:
-        """Memory for a whole parameter, where some of it is."""
-        dtype = self._layouts.parameters[name].dtype
+    def _allocated(self, name: str, shard: Shard, like: Tensor | None = None) -> Tensor:
+        """Returns memory for a whole parameter, on the device of its parts."""
+        dtype = self._plan.parameters[name].dtype
         if like is not None and on_device(like):
-            return torch.empty(box.size, dtype=dtype, device=like.device)
-        return self._warm.take("weights", box.count * dtype.itemsize).view(dtype).view(box.size)
+            return torch.empty(shard.size, dtype=dtype, device=like.device)
+        return self._memory.take("weights", shard.count * dtype.itemsize).view(dtype).view(shard.size)
 
-    def _open(self, bucket: Bucket) -> list[Arrived]:
-        """What came of each item of the next bucket."""
-        shared = self._is_shared(bucket)
-        order = sorted(bucket.givers, key=lambda giver: giver != bucket.teller) if shared else bucket.givers
+    def _open_bucket(self, bucket: Bucket, version: int) -> list[Arrived]:
+        """Returns what arrived of each item of the next bucket."""
+        is_shared = self._buckets.is_shared(bucket)
+        producers = list(bucket.producers)
+        if is_shared:
+            producers.sort(key=lambda producer: producer != bucket.leader)
         found: list[Arrived] = [[] for _ in bucket.items]
-        for giver in order:
-            place = self._givers[giver]
-            message = self._message(
-                place,
-                self._lane,
-                self.version,
-                self._places(bucket) if self._passed_on(bucket, giver) else (),
-            )
-            parts = self._parts(bucket, giver)
-            if not shared:
-                self._check(message, place, bucket, parts)
+        for producer in producers:
+            sender = self._context.producer.job_rank(producer)
+            message = self._next(sender, partial(self._receive_bucket, bucket, producer, sender), version)
+            parts = self._plan.parts(bucket, producer)
+            if not is_shared:
+                self._check(message, sender, bucket, parts)
                 for arrived, part, tensor in zip(found, parts, message.tensors, strict=True):
                     arrived.append((part, tensor))
-            elif giver == bucket.teller:
-                whole = [item.box for item in bucket.items]
-                self._check(message, place, bucket, whole)
-                found = [[(box, tensor)] for box, tensor in zip(whole, message.tensors, strict=True)]
-            if self._checksum:
-                self._prove(message, place, bucket, parts, found)
+            elif producer == bucket.leader:
+                whole = [item.shard for item in bucket.items]
+                self._check(message, sender, bucket, whole)
+                found = [[(shard, tensor)] for shard, tensor in zip(whole, message.tensors, strict=True)]
+            if self._has_checksums:
+                self._verify(message, sender, bucket, parts, found)
         return found
 
-    # What came
+    def _receive_bucket(self, bucket: Bucket, producer: int, sender: int) -> Any:
+        """Receives the frame of a producer; the first consumer forwards it to the others where it comes from
+        another node."""
+        if not self._buckets.is_forwarded(bucket, producer):
+            return self._hear(sender, VALUES)
+        first, *others = self._buckets.readers(bucket)
+        if self._transport.place != first:
+            return self._hear(first, FORWARD)
+        delivery = self._transport.receive(sender, self._tag + VALUES)
+        value = self._value(delivery, sender)
+        try:
+            self._transport.pass_on(delivery, others, self._tag + FORWARD)
+        except Held as held:
+            raise self._buffers_held(held) from None
+        return value
 
-    def _message(self, place: int, lane: int, step: int, passed_on: Sequence[int] = ()) -> Message:
-        """The next message of a giver, which must be of `step`; the first of `passed_on` gets it for all of
-        them. Raises `RouteError`."""
+    def _hear(self, job_rank: int, tag: int) -> Any:
+        return self._value(self._transport.receive(job_rank, self._tag + tag), job_rank)
+
+    def _value(self, delivery: Delivery, job_rank: int) -> Any:
+        try:
+            return delivery.value(self._transport.device)
+        except FrameError as error:
+            raise self._malformed(job_rank, str(error)) from None
+
+    # Checking
+
+    def _next(self, job_rank: int, hear: Callable[[], Any], step: int) -> _Message:
+        """Returns the next message of a producer, which must be of `step`. Messages of older generations and
+        of dropped steps are skipped. Raises `RouteError`."""
         while True:
             begin = time.perf_counter()
-            said = self._passed(place, passed_on) if passed_on else self._unpacked(place, lane)
-            self.waited += time.perf_counter() - begin
-            if not isinstance(said, list) or [type(part) for part in said] != [int, list, list]:
-                raise self._malformed(place, "no step, sums and tensors")
-            message = Message(*said)
-            if self._last is not None and message.step > self._last:
-                continue  # given in a step that is dropped
+            value = hear()
+            self.seconds_waited += time.perf_counter() - begin
+            if not isinstance(value, list) or [type(part) for part in value] != [int, int, list, list]:
+                raise self._malformed(job_rank, "no step, sums and tensors")
+            message = _Message(*value)
+            is_dropped = self._last is not None and message.step > self._last
+            if message.generation < self._generation or is_dropped:
+                continue
             if message.step != step:
-                who = self._transport.who(place)
+                who = self._transport.who(job_rank)
                 raise RouteError(
                     f"`{self.route.name}`: weights of step {message.step} came from {who} where those of step {step} were due"
                 )
             return message
 
-    def _passed(self, place: int, takers: Sequence[int]) -> Any:
-        """What comes from another node for several takers of this one."""
-        first, *others = takers
-        if self._transport.place != first:
-            return self._unpacked(first, self._lane + PASSED)
-        came = self._transport.receive(place, self._lane)
-        value = self._value(came, place)
-        try:
-            self._transport.pass_on(came, others, self._lane + PASSED)
-        except Held as held:
-            raise self._overheld(held) from None
-        return value
-
-    def _unpacked(self, place: int, lane: int) -> Any:
-        return self._value(self._transport.receive(place, lane), place)
-
-    def _value(self, came: Delivery, place: int) -> Any:
-        try:
-            return came.value(self._transport.device)
-        except FrameError as error:
-            raise self._malformed(place, str(error)) from None
-
-    def _check(self, message: Message, place: int, bucket: Bucket, parts: Sequence[Box]) -> None:
+    def _check(self, message: _Message, job_rank: int, bucket: Bucket, parts: Sequence[Shard]) -> None:
         if len(message.tensors) != len(parts):
-            raise self._malformed(place, f"{len(message.tensors)} tensors where {len(parts)} were due")
+            raise self._malformed(job_rank, f"{len(message.tensors)} tensors where {len(parts)} were due")
         for item, part, tensor in zip(bucket.items, parts, message.tensors, strict=True):
-            dtype = self._layouts.parameters[item.name].dtype
+            dtype = self._plan.parameters[item.name].dtype
             if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != part.size:
                 raise self._malformed(
-                    place, f"`{item.name}` is not the {dtype} of shape {list(part.size)} that was due"
+                    job_rank, f"`{item.name}` is not the {dtype} of shape {list(part.size)} that was due"
                 )
 
-    def _prove(
-        self, message: Message, place: int, bucket: Bucket, parts: Sequence[Box], found: Sequence[Arrived]
+    def _verify(
+        self,
+        message: _Message,
+        job_rank: int,
+        bucket: Bucket,
+        parts: Sequence[Shard],
+        found: Sequence[Arrived],
     ) -> None:
-        """Compares the checksums of a giver's parts. Raises `RouteError`."""
-        if len(message.sums) != len(parts):
-            raise self._malformed(place, f"{len(message.sums)} checksums where {len(parts)} were due")
-        for item, part, arrived, said in zip(bucket.items, parts, found, message.sums, strict=True):
-            box, tensor = arrived[-1]
-            if checksum(part.of(tensor, box)) != said:
-                who = self._transport.who(place)
+        """Compares the checksums of a producer's parts."""
+        if len(message.checksums) != len(parts):
+            raise self._malformed(job_rank, f"{len(message.checksums)} checksums where {len(parts)} were due")
+        for item, part, arrived, expected in zip(bucket.items, parts, found, message.checksums, strict=True):
+            shard, tensor = arrived[-1]
+            if checksum(part.view_of(tensor, shard)) != expected:
+                who = self._transport.who(job_rank)
                 raise RouteError(
                     f"`{self.route.name}`: `{item.name}` from {who} is not what it gave: its checksum is another one"
                 )
 
-    def _overheld(self, held: Held) -> RouteError:
+    def _buffers_held(self, held: Held) -> RouteError:
         return RouteError(
             f"`{self.route.name}`: {held}; weights are lent while they are loaded: clone() what is kept"
         )
 
-    def _malformed(self, place: int, why: str) -> RouteError:
-        return RouteError(
-            f"`{self.route.name}`: {self._transport.who(place)} gave what are no weights: {why}"
-        )
+    def _malformed(self, job_rank: int, why: str) -> RouteError:
+        who = self._transport.who(job_rank)
+        return RouteError(f"`{self.route.name}`: {who} gave what are no weights: {why}")
 
 
 def checksum(tensor: Tensor) -> int:
-    """CRC-32 of a tensor's elements in their order."""
+    """Returns the CRC-32 of a tensor's elements in their order."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.nbytes else 0
 
 
-def _fill(room: Sequence[Tensor], items: Sequence[Item], parts: Sequence[Box], own: Sequence[Tensor]) -> None:
-    """Copies a giver's parts to their places in the items."""
-    for target, item, part, tensor in zip(room, items, parts, own, strict=True):
-        copy(part.of(target, item.box), tensor.detach())
+def _fill(whole: Sequence[Tensor], bucket: Bucket, parts: Sequence[Shard], own: Sequence[Tensor]) -> None:
+    """Copies a producer's parts into the items of a bucket."""
+    for target, item, part, tensor in zip(whole, bucket.items, parts, own, strict=True):
+        copy(part.view_of(target, item.shard), tensor.detach())
 
 
-def _said(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Parameter -> [shape, dtype, and where this rank holds some of it: start, size]."""
-    held = boxes(weights)
-    return {
-        name: [
-            list(tensor.shape),
-            str(tensor.dtype),
-            *([list(held[name].start), list(held[name].size)] if name in held else []),
-        ]
-        for name, tensor in weights.items()
-    }
-
-
-def _is_layout(said: Any) -> bool:
-    """Whether it is what `_said` says of one parameter."""
-    if not isinstance(said, list) or len(said) not in (2, 4) or not isinstance(said[1], str):
-        return False
-    shape, _, *box = said
-    sizes = all(
-        isinstance(part, list) and all(type(size) is int and size >= 0 for size in part)
-        for part in (shape, *box)
-    )
-    return (
-        sizes
-        and all(len(part) == len(shape) for part in box)
-        and isinstance(getattr(torch, said[1].removeprefix("torch."), 0), torch.dtype)
-    )
-
-
-def _parameters(gave: Sequence[Mapping[str, Any]], took: Sequence[Mapping[str, Any]]) -> dict[str, Parameter]:
-    """What the givers hold of, in their order. Raises `RouteError` where ranks do not agree on a shape or
-    dtype."""
-    found: dict[str, Parameter] = {}
-    for row in gave:
-        for name, (shape, said, *_) in row.items():
-            dtype = getattr(torch, said.removeprefix("torch."))
-            parameter = found.setdefault(name, Parameter(tuple(shape), dtype))
-            if parameter != Parameter(tuple(shape), dtype):
-                raise RouteError(
-                    f"`{name}` is {list(parameter.shape)} of {parameter.dtype} on one giver, {shape} of {dtype} on another"
-                )
-    for row in took:
-        for name, (shape, *_) in row.items():
-            if name in found and list(found[name].shape) != shape:
-                raise RouteError(
-                    f"`{name}` has the shape {shape} where it is loaded and {list(found[name].shape)} where it comes from"
-                )
-    return found
-
-
-def weights_of(component: object, method: str) -> dict[str, Tensor]:
-    """What a component's `weights()` (or another stream of that shape) gives on this rank; empty where it has
-    none."""
+def weights_of(component: object, method: str) -> Mapping[str, Tensor]:
+    """Returns the weights that a component's `weights()`, or another stream of that form, has on this rank;
+    empty where it has no such method."""
     offered = getattr(component, method, None)
-    stream: Iterable[tuple[str, Tensor]] = offered() if offered else ()
-    return dict(stream)
+    return dict(offered()) if offered else {}

@@ -1,0 +1,69 @@
+"""Inputs of one call on the same samples: the first batch gives their order, and which rank gets which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.routes.step import StepHeader
+from meshctl.topology.modes import Id, RouteError
+from meshctl.topology.partition import Hearing, align, name_of
+
+IdsByRank = Mapping[int, Sequence[Id]]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which samples of one input each rank of the called component has."""
+
+    consumers: Hearing
+    step: StepHeader
+
+    @cached_property
+    def keys(self) -> list[tuple[object, ...]]:
+        """One key per part; equal keys mean equal samples in the same order."""
+        return [self.step.key_of(part) for part in range(len(self.step.partition.parts))]
+
+    @cached_property
+    def ids(self) -> dict[int, list[Id]]:
+        """Rank -> the ids of its samples, in order."""
+        ids = [self.step.table.ids_of(part) for part in self.step.partition.parts]
+        return {rank: ids[part] for rank, part in self.consumers.part_of.items()}
+
+    def is_like(self, other: Assignment) -> bool:
+        """Returns whether every rank has the same samples, in the same order."""
+        return self.consumers.ranks == other.consumers.ranks and self.keys == other.keys
+
+
+def aligned(
+    batch: Batch,
+    held: Assignment,
+    wanted: Assignment,
+    rank: int,
+    realign: Callable[[Batch, IdsByRank, IdsByRank], Batch],
+) -> Batch:
+    """Returns an input's batch with the samples and the order of the first input.
+
+    They are mostly there. Where the first input was balanced or sent home and this one was not, `realign`
+    moves samples between the ranks. Raises `RouteError` for a sample that only one of the inputs has.
+    """
+    if held.is_like(wanted):
+        return batch
+    everybody = {id for ids in wanted.ids.values() for id in ids}
+    align(sorted(everybody), held.step.table)  # names a sample that is missing
+    extra = {id for ids in held.ids.values() for id in ids} - everybody
+    if extra:
+        raise RouteError(f"sample {name_of(min(extra))} is missing in the first input")
+    if all(set(held.ids[each]) == set(wanted.ids[each]) for each in wanted.ids):
+        return ordered(batch, held.ids[rank], wanted.ids[rank])
+    return realign(batch, held.ids, wanted.ids)
+
+
+def ordered(batch: Batch, held: Sequence[Id], wanted: Sequence[Id]) -> Batch:
+    """Returns the rows `wanted` of a batch of the samples `held`."""
+    if list(held) == list(wanted):
+        return batch
+    rows = {id: row for row, id in enumerate(held)}
+    return batch.take([rows[id] for id in wanted])

@@ -1,0 +1,128 @@
+"""What all routes have in common: their two sides, their tags, and the protocol by which the loop drives them.
+
+    open(step)              the sides agree on what travels, before the first step and after a resume
+    send(value, step)       every producer rank, in each step in which the source stage runs
+    due(step), receive(step)    every consumer rank
+    reopen(generation)      a side was restarted: frames of older generations are dropped from now on
+    close(last)             the run's last step is known: what was sent after it is forgotten
+
+A frame of a route names the generation of its sender, so that a frame which a dead process left behind is
+recognised. Nothing restarts a side yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from meshctl.runtime.routes.step import StepHeader
+from meshctl.runtime.transports.data_plane import Transport
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Route
+
+VALUES, TABLES, REALIGN, SHARED_WRITE, FORWARD = range(5)
+"""The tags of a route, counted from its first: values; rows exchanged within a side; samples moved between
+consumers (and the layouts of weights); buffers that several producers write; frames forwarded within a node."""
+TAGS_PER_ROUTE = 5
+SHARED_WRITE_MIN_BYTES = 1 << 16
+"""Minimum size of a part for its producers to write into one shared frame. Smaller parts are sent separately
+and concatenated by the consumer."""
+
+
+@dataclass(frozen=True)
+class RouteSide:
+    """One side of a route: the workers of a component."""
+
+    mesh: DeviceMesh
+    first_job_rank: int
+    """The job rank of the component's rank 0; the others follow."""
+    execute: str = "all"
+    node_of: Callable[[int], int] = lambda rank: 0
+    """Returns the node of a rank."""
+    device_type: str = "cpu"
+
+    def job_rank(self, rank: int) -> int:
+        return self.first_job_rank + rank
+
+    @property
+    def job_ranks(self) -> range:
+        return range(self.first_job_rank, self.first_job_rank + self.mesh.world_size)
+
+
+@dataclass(frozen=True)
+class RouteContext:
+    """What a worker's end of a route is made of."""
+
+    route: Route
+    producer: RouteSide
+    consumer: RouteSide
+    transport: Transport
+    first_tag: int = 0
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the producing component."""
+        return self.transport.place - self.producer.first_job_rank
+
+    @property
+    def consumer_rank(self) -> int:
+        """This worker's rank in the consuming component."""
+        return self.transport.place - self.consumer.first_job_rank
+
+
+class StreamEnd:
+    """The type of `END`."""
+
+
+END = StreamEnd()
+"""The value of a step in which a source has no more samples."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """The value that a rank received in one step."""
+
+    value: Any
+    """A `Batch` in sample order, a joined plain value, a stream of weights, or `END`."""
+    step: StepHeader | None = None
+    """Which samples all producers and consumers of a batch hold."""
+    sent_step: int = 0
+    """The step in which weights were sent."""
+
+    @property
+    def header(self) -> StepHeader:
+        """The header of a batch."""
+        assert self.step is not None
+        return self.step
+
+
+class RouteEnd(Protocol):
+    """A worker's end of one route. It sends, receives, or does both where a component feeds itself."""
+
+    route: Route
+    bytes_sent: int
+    """Bytes sent since the loop last set it to 0; bytes that several ranks read from the same memory count
+    once."""
+
+    def open(self, step: int) -> None:
+        """Agrees with all other ranks of both sides on what travels; all of them call it together."""
+
+    def due(self, step: int) -> bool:
+        """Returns whether a value can be received in `step` that no stage of this plan sends in that step."""
+
+    def send(self, value: Any, step: int, weight: float = 1.0) -> bool:
+        """Sends this rank's part of the value of `step`, and returns whether the stream has ended.
+
+        Every rank of the producing component calls it. Raises `RouteError` for a value that the route cannot
+        carry, and `PeerLost`.
+        """
+
+    def receive(self, step: int) -> Received:
+        """Returns the next value for this rank. Raises `RouteError` and `PeerLost`."""
+
+    def reopen(self, generation: int) -> None:
+        """Continues with a side that was restarted: what its earlier generations sent is dropped."""
+
+    def close(self, last: int) -> None:
+        """Forgets what was sent, or is still expected, for steps after `last`."""

@@ -1,0 +1,96 @@
+"""The arguments of a call: the values of all its inputs, aligned by sample id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import END, Received
+from meshctl.topology.modes import RouteError
+
+
+class _Value(NamedTuple):
+    channel: Channel
+    received: Received
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one call of an endpoint."""
+
+    positional: list[Any] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+    first: Batch | None = None
+    """The first batch among them, which gives order and shares to the others."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One parameter of a call."""
+
+    parameter: str
+    """Empty for the only one."""
+    channels: tuple[Channel, ...]
+    """Where its values come from; the columns of several stages are joined."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All inputs of a stage on this rank."""
+
+    inputs: tuple[Input, ...]
+
+    def receive(self, step: int) -> Arguments | None:
+        """Returns the arguments of a step's call, or None where a stream has ended."""
+        received = [[_Value(c, c.receive(step)) for c in each.channels] for each in self.inputs]
+        values = [value for some in received for value in some]
+        if any(value.received.value is END for value in values):
+            return None
+        leading = next((value for value in values if isinstance(value.received.value, Batch)), None)
+        positional, named = list[Any](), dict[str, Any]()
+        first: Batch | None = None
+        for each, some in zip(self.inputs, received, strict=True):
+            argument = _joined(some, leading)
+            if first is None and isinstance(argument, Batch):
+                first = argument
+            if each.parameter:
+                named[each.parameter] = argument
+            else:
+                positional.append(argument)
+        return Arguments(positional, named, first)
+
+
+def _joined(values: Sequence[_Value], leading: _Value | None) -> Any:
+    """Returns one parameter's value: the columns of all its stages, on the samples of the leading input."""
+    if len(values) == 1:
+        return _aligned(values[0], leading)
+    if not all(isinstance(value.received.value, Batch) for value in values):
+        kinds = ", ".join(
+            f"`{value.channel.route.source}` gives a {type(value.received.value).__name__}"
+            for value in values
+        )
+        raise RouteError(f"a list of stages joins batches: {kinds}")
+    whole, *others = [_aligned(value, leading) for value in values]
+    for other in others:
+        whole = whole.joined(other)
+    return whole
+
+
+def _aligned(value: _Value, leading: _Value | None) -> Any:
+    batch = value.received.value
+    if leading is None or value is leading or not isinstance(batch, Batch):
+        return batch
+    first, own = leading.channel.route, value.channel.route
+    if own.dispatch.mode == "all" and first.dispatch.mode != "all":
+        return batch
+    try:
+        batch = value.channel.aligned(value.received, leading.channel.assignment(leading.received))
+    except RouteError as error:
+        raise RouteError(
+            f"`{first.source}` and `{own.source}` do not have the same samples: {error}"
+        ) from error
+    batch.most = leading.received.value.most
+    return batch

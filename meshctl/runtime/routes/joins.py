@@ -1,0 +1,69 @@
+"""How the values of a stage's producers become one value: one function for each `join` of a collect mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.topology.modes import Join, Route, RouteError
+
+Parts = Sequence[tuple[Any, float]]
+"""The (value, weight) of each producer, in their order."""
+
+
+def join(how: Join, parts: Parts, route: Route) -> Any:
+    """Returns the value of a stage from those of its producers. Raises `RouteError` where they do not fit."""
+    return JOINS[how](parts, route)
+
+
+def _concatenated(parts: Parts, route: Route) -> Any:
+    values = [value for value, _ in parts]
+    if all(isinstance(value, list) for value in values):
+        return [item for value in values for item in value]
+    if all(isinstance(value, Tensor) for value in values):
+        return torch.cat(values)
+    kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+    raise RouteError(f"`{route.source}` gave different kinds on its ranks: {kinds}")
+
+
+def _reduced(parts: Parts, route: Route, reduce: Callable[[Parts], Any]) -> Any:
+    """Applies a reduction to numbers and tensors, and to mappings of them key by key."""
+    first = parts[0][0]
+    if isinstance(first, Mapping):
+        keys = dict.fromkeys(key for value, _ in parts for key in value)
+        return {
+            key: _reduced([(value[key], weight) for value, weight in parts if key in value], route, reduce)
+            for key in keys
+        }
+    if not all(isinstance(value, (bool, int, float, Tensor)) for value, _ in parts):
+        raise RouteError(
+            f"`{route.source}` gave a {type(first).__name__}, and collect: {route.collect} is for numbers, tensors and mappings of them"
+        )
+    shapes = dict.fromkeys(tuple(value.shape) if isinstance(value, Tensor) else () for value, _ in parts)
+    if len(shapes) > 1:
+        listed = " and ".join(str(list(shape)) for shape in shapes)
+        raise RouteError(
+            f"`{route.source}` gave tensors of the shapes {listed} on its ranks, and collect: {route.collect} is for those of one shape"
+        )
+    return reduce(parts)
+
+
+def _sum(parts: Parts) -> Any:
+    return sum(value for value, _ in parts)
+
+
+def _mean(parts: Parts) -> Any:
+    weight = sum(weight for _, weight in parts)
+    return sum(value * weight for value, weight in parts) / weight if weight else parts[0][0]
+
+
+JOINS: Mapping[Join, Callable[[Parts, Route], Any]] = {
+    "samples": _concatenated,
+    "mean": lambda parts, route: _reduced(parts, route, _mean),
+    "sum": lambda parts, route: _reduced(parts, route, _sum),
+    "first": lambda parts, route: parts[0][0],
+    "list": lambda parts, route: [value for value, _ in parts],
+}

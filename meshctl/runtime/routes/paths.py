@@ -1,0 +1,90 @@
+"""By which paths the parts of a route travel: who reads the same memory, and who forwards to whom.
+
+A part goes once to each node. On the producer's own node all consumers of the part read the same memory; to
+any other node the frame goes to the first of the part's ranks there, which forwards it to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshctl.runtime.routes.end import RouteContext
+from meshctl.runtime.transports.data_plane import Transport
+from meshctl.topology.partition import Hearing
+
+
+def can_share_memory(transport: Transport, job_ranks: Iterable[int]) -> bool:
+    """Returns whether this worker and all of the others can read and write the same memory."""
+    return all(transport.way(other).shares_memory for other in job_ranks if other != transport.place)
+
+
+class Paths:
+    """The paths of one route, each computed when it is first needed."""
+
+    def __init__(self, context: RouteContext, producers: tuple[int, ...], consumers: Hearing) -> None:
+        """`producers` are the ranks that send, in their order."""
+        self._producer, self._consumer = context.producer, context.consumer
+        self._transport = context.transport
+        self._producers, self._consumers = producers, consumers
+        self._destinations: dict[tuple[int, int], list[list[int]]] = {}
+        self._forwarders: dict[tuple[int, int, int], list[int]] = {}
+        self._shared: dict[tuple[int, tuple[int, ...]], bool] = {}
+
+    def destinations(self, part: int, producer: int) -> list[list[int]]:
+        """Returns the job ranks to which a producer sends a part; those of one list read the same memory."""
+        found = self._destinations.get((part, producer))
+        if found is None:
+            found = self._destinations[part, producer] = self._find_destinations(part, producer)
+        return found
+
+    def _find_destinations(self, part: int, producer: int) -> list[list[int]]:
+        here = self._node_of_producer(producer)
+        near, far = list[int](), dict[int, int]()
+        for rank in self._consumers.ranks[part]:
+            node = self._consumer.node_of(rank)
+            if node == here:
+                near.append(self._consumer.job_rank(rank))
+            else:
+                far.setdefault(node, self._consumer.job_rank(rank))
+        one_by_one = [[other] for other in far.values()]
+        if not near:
+            return one_by_one
+        if can_share_memory(self._transport, near):
+            return [near, *one_by_one]
+        return [*([other] for other in near), *one_by_one]
+
+    def can_write_together(self, part: int, producers: tuple[int, ...]) -> bool:
+        """Returns whether some producers, the leader of a part and all of its consumers are on one node and
+        can use the same frame."""
+        found = self._shared.get((part, producers))
+        if found is None:
+            found = self._shared[part, producers] = self._find_shared(part, producers)
+        return found
+
+    def _find_shared(self, part: int, producers: tuple[int, ...]) -> bool:
+        writers, readers = {self._consumers.tellers[part], *producers}, self._consumers.ranks[part]
+        nodes = {self._node_of_producer(writer) for writer in writers}
+        nodes |= {self._consumer.node_of(rank) for rank in readers}
+        job_ranks = [self._producer.job_rank(self._producers[writer]) for writer in writers]
+        job_ranks += [self._consumer.job_rank(rank) for rank in readers]
+        return len(nodes) == 1 and can_share_memory(self._transport, job_ranks)
+
+    def forwarding(self, rank: int, part: int, producer: int) -> list[int]:
+        """Returns the job ranks of a rank's node that share the frames of a producer on another node; the
+        first of them receives and forwards. Empty where the rank receives from the producer itself."""
+        found = self._forwarders.get((rank, part, producer))
+        if found is None:
+            node = self._consumer.node_of(rank)
+            is_near = self._node_of_producer(producer) == node
+            peers = (
+                []
+                if is_near
+                else [r for r in self._consumers.ranks[part] if self._consumer.node_of(r) == node]
+            )
+            found = self._forwarders[rank, part, producer] = (
+                [self._consumer.job_rank(peer) for peer in peers] if len(peers) > 1 else []
+            )
+        return found
+
+    def _node_of_producer(self, producer: int) -> int:
+        return self._producer.node_of(self._producers[producer])

@@ -1,0 +1,164 @@
+"""One step of a route, as every rank of both sides computes it from the headers of all producers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.runtime.batch.ids import ids_of
+from meshctl.runtime.routes.header import ProducerHeader, table_of
+from meshctl.runtime.routes.rows import RowRange, packed, ranges_of
+from meshctl.topology.partition import Grid, Run, Table
+
+MAX_RUNS_SLICED = 4
+"""Runs of rows that are sliced one by one; the rows of more runs are gathered by an index."""
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """The rows of one part that one producer holds."""
+
+    ranges: Sequence[RowRange]
+    packed: Sequence[RowRange]
+    """The same rows, one after another."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The parts of a step's samples. The next step mostly has the same ones."""
+
+    parts: Sequence[Sequence[Run]]
+
+    @cached_property
+    def producers(self) -> list[tuple[int, ...]]:
+        """Part -> the producers that hold some of it."""
+        return [tuple(sorted({run.speaker for run in part})) for part in self.parts]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Part -> its samples."""
+        return [sum([len(run) for run in part]) for part in self.parts]
+
+    @cached_property
+    def largest(self) -> int:
+        """The samples of the largest part."""
+        return max(self.counts, default=0)
+
+    @cached_property
+    def _held(self) -> dict[tuple[int, int], HeldRows]:
+        return {}
+
+    @cached_property
+    def _touched(self) -> dict[int, list[int]]:
+        return {}
+
+    def touched_by(self, producer: int, led: Sequence[int]) -> list[int]:
+        """Returns the parts for which a producer sends something: those of which it holds some, and those
+        that it leads."""
+        found = self._touched.get(producer)
+        if found is None:
+            held = [part for part, producers in enumerate(self.producers) if producer in producers]
+            found = self._touched[producer] = sorted({*held, *led})
+        return found
+
+    def held(self, part: int, producer: int) -> HeldRows:
+        """Returns the rows of a part that a producer holds."""
+        found = self._held.get((part, producer))
+        if found is None:
+            ranges = ranges_of(self.parts[part], producer)
+            found = self._held[part, producer] = HeldRows(ranges, packed(ranges), sum(map(len, ranges)))
+        return found
+
+
+@dataclass(frozen=True)
+class StepHeader:
+    """The headers of all producers in one step, and what follows from them."""
+
+    headers: Sequence[ProducerHeader]
+    partition: Partition
+    digest: int
+    """The digest that every frame of this step names."""
+
+    @cached_property
+    def table(self) -> Table:
+        return table_of(self.headers)
+
+    def key_of(self, part: int) -> tuple[object, ...]:
+        """Returns a key of the samples of a part, in their order."""
+        return self.table.key_of(self.partition.parts[part])
+
+    def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
+        """Returns the columns of a part where all of its producers have the same ones, and all columns can be
+        laid out."""
+        producers = self.partition.producers[part]
+        schemas = [schema.columns for producer in producers if (schema := self.headers[producer].schema)]
+        is_laid_out = all(len(kind) > 1 for kind in schemas[0].values())
+        return schemas[0] if is_laid_out and all(each == schemas[0] for each in schemas) else None
+
+    def lengths_of(self, part: int, name: str) -> Tensor:
+        """Returns the lengths of a ragged column, in the order of a part. Columns that share their lengths
+        have the same tensor."""
+        indices = tuple(
+            [header.schema.ragged.get(name) if header.schema else None for header in self.headers]
+        )
+        found = self._lengths.get((part, indices))
+        if found is None:
+            empty = torch.empty(0, dtype=torch.int64)
+            each = [
+                empty if index is None else header.numbers[index]
+                for header, index in zip(self.headers, indices, strict=True)
+            ]
+            found = self._lengths[part, indices] = self._rows_of(part, each)
+        return found
+
+    @cached_property
+    def _lengths(self) -> dict[tuple[int, tuple[int | None, ...]], Tensor]:
+        return {}
+
+    def ids_of(self, part: int) -> Tensor:
+        """Returns the ids of a part, int64 `[n, depth]`."""
+        return self._rows_of(part, self._ids)
+
+    @cached_property
+    def _ids(self) -> list[Tensor]:
+        """Producer -> the ids of its samples."""
+        found = []
+        for ids, header in zip(self.table.ids, self.headers, strict=True):
+            if isinstance(ids, Grid):
+                found.append(ids_of(ids, 0, len(ids)))
+            else:
+                found.append(header.ids if len(ids) else torch.empty(0))
+        return found
+
+    def _rows_of(self, part: int, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the rows of a part, in its order, of a tensor that each producer has."""
+        runs = self.partition.parts[part]
+        if len(runs) <= MAX_RUNS_SLICED:
+            return torch.cat([tensors[run.speaker][run.start : run.stop] for run in runs])
+        return torch.cat([tensors[producer] for producer in self.partition.producers[part]])[
+            self._index(part)
+        ]
+
+    def _index(self, part: int) -> Tensor:
+        """Returns the rows of a part in the concatenated batches of its producers."""
+        found = self._indices.get(part)
+        if found is None:
+            producers = self.partition.producers[part]
+            ends = accumulate((len(self.table.ids[producer]) for producer in producers), initial=0)
+            starts = dict(zip(producers, ends, strict=False))
+            rows = list[int]()
+            for producer, start, stop in self.partition.parts[part]:
+                rows += range(starts[producer] + start, starts[producer] + stop)
+            found = self._indices[part] = torch.tensor(rows)
+        return found
+
+    @cached_property
+    def _indices(self) -> dict[int, Tensor]:
+        return {}

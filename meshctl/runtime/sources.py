@@ -1,0 +1,86 @@
+"""How far the sources of a run are: which samples come next, and when the data end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from meshctl.plan.model import Plan, Stage
+from meshctl.runtime.component import Component
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.schedule import bounds_run
+from meshctl.topology.modes import DISPATCH
+
+
+class Sources:
+    """The samples that each source of the plan has given."""
+
+    def __init__(self, plan: Plan, components: Mapping[str, Component]) -> None:
+        """`components` are those of this worker's group."""
+        self._plan, self._components = plan, components
+        self._given = {stage.name: 0 for stage in plan.stages if stage.is_source}
+        self._start = 0
+        self._given_at_start: Mapping[str, int] = {}
+
+    @property
+    def bounding(self) -> list[str]:
+        """The sources that bound the run, by name."""
+        return [stage.name for stage in self._plan.stages if bounds_run(stage)]
+
+    def begin(self, start: int, given: Mapping[str, int]) -> None:
+        """Continues after a step, with the samples that were given by then."""
+        self._given.update(given)
+        self._start, self._given_at_start = start, dict(self._given)
+
+    def total(self, stage: Stage) -> int | None:
+        """Returns how many samples a source gives in the whole run, or None where it has no length."""
+        length = getattr(self._components[stage.component], "__len__", None)
+        return length() * max(1, self._plan.run.epochs) if length else None
+
+    def next_numbers(self, stage: Stage) -> range:
+        """Returns the numbers of a source's next samples, and counts them as given."""
+        start = self._given[stage.name]
+        stop = start + stage.samples
+        if not stage.when and (total := self.total(stage)) is not None:
+            stop = min(stop, total)
+        self._given[stage.name] = stop
+        return range(start, stop)
+
+    def last_steps(self, stages: Sequence[Stage]) -> dict[str, int | None]:
+        """Returns the last step for which each bounding source has data, or None where it has no length."""
+        return {stage.name: self._last_step(stage) for stage in stages if bounds_run(stage)}
+
+    def _last_step(self, stage: Stage) -> int | None:
+        total = self.total(stage)
+        if total is None:
+            return None
+        left = max(0, total - self._given[stage.name])
+        calls = -(-left // stage.samples)
+        self._check_tail(stage, (total - self._given[stage.name]) % stage.samples, calls)
+        return (self._start // stage.every + calls) * stage.every
+
+    def _check_tail(self, stage: Stage, tail: int, calls: int) -> None:
+        """Raises `StageError` where the samples of the last call are too few for their consumers: at the
+        start and not hours later."""
+        if not tail or (self._plan.run.steps and calls * stage.every > self._plan.run.steps):
+            return
+        for route in self._plan.routes:
+            target = self._plan.stage(route.target)
+            if route.source != stage.name or target.execute != "all" or route.dispatch.allow_empty:
+                continue
+            shares = DISPATCH[route.dispatch.mode].shares(self._plan.component(target.component).mesh)
+            if tail < shares:
+                raise StageError(
+                    f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` shares it among {shares}: "
+                    "say dispatch: {allow_empty: true} there, or choose samples or data so that more are left"
+                )
+
+    def given_after(self, step: int) -> dict[str, int]:
+        """Returns the samples that each source had given after a step; this worker may have begun steps that
+        are dropped."""
+        given = dict(self._given)
+        for stage in self._plan.stages:
+            if bounds_run(stage):
+                calls = step // stage.every - self._start // stage.every
+                planned = self._given_at_start[stage.name] + calls * stage.samples
+                given[stage.name] = min(given[stage.name], planned)
+        return given
