@@ -20,7 +20,8 @@ from torch import Tensor
 from benchmarks import samples
 from benchmarks.worlds import Taker, even, plan_of
 from meshctl.plan.model import Plan
-from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.data_plane import Loan, PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 
@@ -112,14 +113,15 @@ def guarded(
 def step(plan: Plan, transport: Counting, total: int) -> None:
     """One rank's part of one step."""
     group, rank = plan.at_place(transport.place)
-    giver, taker = (
-        Party(component.mesh, plan.group(component.group).first_place) for component in plan.components
-    )
-    channel, ranks = Channel(plan.routes[0], giver, taker, transport, 0), plan.group(group).workers
+    sides = [
+        RouteSide(component.mesh, plan.group(component.group).first_place) for component in plan.components
+    ]
+    channel = Channel(RouteContext(plan.routes[0], *sides, transport))
+    ranks = plan.group(group).workers
     if group == "one":
-        channel.give(even(total, rank, ranks), 1.0, rank)
+        channel.send(even(total, rank, ranks), 1)
     else:
-        Taker(samples.share(rank, ranks))(channel.take(rank).value)
+        Taker(samples.share(rank, ranks))(channel.receive(1).value)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from meshctl.run.events import Journal
 from meshctl.run.shutdown import Ending
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, Place, endpoint
-from meshctl.runtime.loop import Loop
-from meshctl.runtime.routes.channel import LANES
+from meshctl.runtime.loop import Loop, LoopContext
+from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.world import reach_all
 
 GOAL = 100.0
@@ -158,7 +158,7 @@ def run(end: End, folder: Path, steps: int) -> None:
         end.plan,
         end.place,
         store,
-        {number * LANES: route.slots for number, route in enumerate(end.plan.routes)},
+        {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(end.plan.routes)},
     )
     ending = Ending(
         PrefixStore("ending", store),
@@ -171,7 +171,10 @@ def run(end: End, folder: Path, steps: int) -> None:
     component = (Maker if end.gives else Taker)(Turn(end.driver, steps))
     component._place = Place(placed.name, placed.mesh, end.rank)
     journal = Journal(folder / f"{end.group}-{end.rank}.jsonl", end.group, end.rank)
-    loop = Loop(end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal.say)
+    context = LoopContext(
+        end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal.say
+    )
+    loop = Loop(context)
     end.driver.answer(0)
     loop.run()
     transport.close()

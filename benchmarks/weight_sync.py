@@ -36,7 +36,8 @@ from torch import Tensor
 
 from benchmarks.worlds import End, Step, World
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run, Stage
-from meshctl.runtime.routes.sync_plan import BUCKET, Box
+from meshctl.runtime.routes.sync_plan import MAX_BUCKET_BYTES
+from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.world import reach_all
 from meshctl.topology.mesh import DeviceMesh, even_split
@@ -112,7 +113,7 @@ def model(mib: int) -> Iterator[tuple[str, tuple[int, ...], int | None]]:
 class Shard:
     """A parameter as a DTensor holds it, without its process group."""
 
-    def __init__(self, shape: tuple[int, ...], box: Box, local: Tensor) -> None:
+    def __init__(self, shape: tuple[int, ...], box: Part, local: Tensor) -> None:
         self.shape, self.dtype, self.ndim = shape, local.dtype, len(shape)
         self.box, self._local = box, local
         self.offsets, self.sizes = box.start, box.size
@@ -134,7 +135,7 @@ def weights(mesh: DeviceMesh, rank: int, mib: int, *, fill: bool) -> dict[str, A
             ranges[dim] = even_split(shape[dim], mesh.size("tp"), mesh.dim_rank(rank, "tp"))
         rows = even_split(len(ranges[0]), mesh.size("fsdp"), mesh.dim_rank(rank, "fsdp"))
         ranges[0] = ranges[0][rows.start : rows.stop]
-        box = Box(tuple(part.start for part in ranges), tuple(map(len, ranges)))
+        box = Part(tuple(part.start for part in ranges), tuple(map(len, ranges)))
         held[name] = Shard(
             shape,
             box,
@@ -143,7 +144,7 @@ def weights(mesh: DeviceMesh, rank: int, mib: int, *, fill: bool) -> dict[str, A
     return held
 
 
-def expected(number: int, box: Box) -> Tensor:
+def expected(number: int, box: Part) -> Tensor:
     grids = [
         torch.arange(start, start + size, dtype=torch.int16)
         for start, size in zip(box.start, box.size, strict=True)
@@ -155,7 +156,6 @@ def expected(number: int, box: Box) -> Tensor:
 def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
     """A step over the product's own channel."""
     transport = reach_all(end.plan, end.place, end.connect(), {0: 2})
-    channel = WeightChannel(end.plan.routes[0], end.party("actor"), end.party("sampler"), transport, 0, lag=0)
     own, step = (
         weights(
             end.plan.component("actor" if end.gives else "sampler").mesh,
@@ -165,19 +165,21 @@ def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
         ),
         0,
     )
-    channel.meet(own if end.gives else None, None if end.gives else own)
+    ends = (lambda: own, None) if end.gives else (None, lambda: own)
+    channel = WeightChannel(end.context(transport), *ends)
+    channel.open(0)
 
     def give() -> int:
         nonlocal step
-        step, channel.sent = step + 1, 0
-        channel.give(own, step)
-        return channel.sent
+        step, channel.bytes_sent = step + 1, 0
+        channel.send(own, step)
+        return channel.bytes_sent
 
     def take() -> None:
         nonlocal step
         step += 1
-        channel.due(step)
-        for number, (name, tensor) in enumerate(channel.take()):
+        channel.send(None, step)
+        for number, (name, tensor) in enumerate(channel.receive(step).value):
             if step == 1 and not torch.equal(
                 tensor.view(torch.int16), expected(number, own[name].box).view(torch.int16)
             ):
@@ -228,7 +230,7 @@ class Found:
 
 
 def measured(case: Case, mib: int, rounds: int) -> Found:
-    nbytes = sum(2 * Box((0,) * len(shape), shape).count for _, shape, _ in model(mib))
+    nbytes = sum(2 * Part((0,) * len(shape), shape).count for _, shape, _ in model(mib))
     begins = {
         "once": partial(sync, case, mib, False),
         "load": partial(sync, case, mib, True),
@@ -265,7 +267,7 @@ def compared(case: Case, found: Found) -> list[dict[str, Any]]:
             1000 * statistics.median(found.times[name]),
             1000 * times * statistics.median(found.times["memcpy"]),
         )
-        ratio, buckets = statistics.median(ratios), found.extra[name] / BUCKET / case.sets
+        ratio, buckets = statistics.median(ratios), found.extra[name] / MAX_BUCKET_BYTES / case.sets
         print(
             f"    {name}  {ours:7.1f} ms  memcpy {theirs:7.1f} ms  {ratio:5.2f} x  extra {found.extra[name] / MIB:6.1f} MiB"
         )
@@ -301,7 +303,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    print(f"driver-timed; a bucket is {BUCKET / MIB:g} MiB")
+    print(f"driver-timed; a bucket is {MAX_BUCKET_BYTES / MIB:g} MiB")
     cases = [each for case in CASES for each in compared(case, measured(case, args.mib, args.rounds))]
     worst, *others = sorted(cases, key=margin)
     print(

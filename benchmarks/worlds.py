@@ -22,7 +22,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from benchmarks import samples
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.data_plane import Transport
 from meshctl.runtime.world import reach_all
 from meshctl.topology.mesh import DeviceMesh
@@ -75,9 +76,13 @@ class End:
     def gives(self) -> bool:
         return self.group == "one"
 
-    def party(self, component: str) -> Party:
-        placed = self.plan.component(component)
-        return Party(placed.mesh, self.plan.group(placed.group).first_place)
+    def context(self, transport: Transport) -> RouteContext:
+        """Returns the context of the plan's only route."""
+        sides = [
+            RouteSide(placed.mesh, self.plan.group(placed.group).first_place)
+            for placed in self.plan.components
+        ]
+        return RouteContext(self.plan.routes[0], *sides, transport)
 
 
 @dataclass(frozen=True)
@@ -122,14 +127,14 @@ def moving(end: End, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> 
 
 
 def _step(end: End, transport: Transport, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
-    channel = Channel(end.plan.routes[0], end.party("maker"), end.party("taker"), transport, 0)
+    channel = Channel(end.context(transport))
 
     def give() -> int:
-        channel.sent, batch = 0, next()
-        channel.give(batch, len(batch), end.rank)
-        return channel.sent
+        channel.bytes_sent, batch = 0, next()
+        channel.send(batch, 0, len(batch))
+        return channel.bytes_sent
 
-    return give if end.gives else lambda: use(channel.take(end.rank).value)
+    return give if end.gives else lambda: use(channel.receive(0).value)
 
 
 class World:

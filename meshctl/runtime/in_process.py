@@ -8,20 +8,23 @@ as in processes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch.distributed import HashStore
 
 from meshctl.plan.model import Plan
+from meshctl.run.directory import Recorded
 from meshctl.run.events import Event
 from meshctl.run.shutdown import Asked, Ending, Proposer
 from meshctl.runtime.component import Component, Place
 from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
+from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.transports.data_plane import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 from meshctl.runtime.world import ranks_by_node
@@ -43,6 +46,8 @@ def run(
     make: Make,
     *,
     save: CheckpointHook = lambda step, given: None,
+    recorder: Recorder | None = None,
+    recorded: Mapping[str, Recorded] = MappingProxyType({}),
     stop: threading.Event | None = None,
     timeout: float = 60.0,
 ) -> Outcome:
@@ -74,7 +79,9 @@ def run(
             ending = Ending(store, store, place, places, transports[place].wake)
             for component in components.values():
                 component.place.stop = ending.ask
-            context = LoopContext(plan, group, rank, components, transports[place], ending, say, save)
+            context = LoopContext(
+                plan, group, rank, components, transports[place], ending, say, save, recorder, recorded
+            )
             outcome.last[place] = Loop(context).run()
         except Exception as error:
             outcome.faults[place] = error

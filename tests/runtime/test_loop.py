@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from meshctl.runtime import in_process
 from meshctl.runtime.batch.batch import Batch, BatchError
 from meshctl.runtime.component import Component, endpoint
-from meshctl.runtime.loop import StageError
+from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes import weights
 from meshctl.topology.modes import Dispatch
 from tests.runtime.pipelines import Echo, Source, made, pipelines
@@ -355,7 +355,7 @@ def test_a_stream_that_ends_unannounced_ends_the_run_before_that_step() -> None:
     saved: list[int] = []
     outcome = in_process.run(
         job, lambda name, rank: {"source": Stream(), "other": Source(), "echo": Echo(seen), "late": Echo([])}[name],
-        saver=in_process.Saver(lambda step, given: saved.append(step)),
+        save=lambda step, given: saved.append(step),
     )  # fmt: skip
     assert not outcome.faults
     assert set(outcome.last.values()) == {3}

@@ -416,9 +416,11 @@ class Channel:
 
 def _message_in(value: Any) -> _Message | None:
     """Returns the frame of a route that a value is, or None where it is none."""
-    if isinstance(value, list) and len(value) == 4 and type(value[0]) is int and type(value[1]) is int:
-        return _Message(*value)
-    return None
+    if not isinstance(value, list) or len(value) != 4:
+        return None
+    message = _Message(*value)
+    has_digest = type(message.generation) is int and type(message.digest) is int
+    return message if has_digest and message.generation >= 0 else None
 
 
 def _rows_of(held: Sequence[Any], wanted: Sequence[Any]) -> list[int]:

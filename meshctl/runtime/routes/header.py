@@ -3,7 +3,7 @@
     a batch          E | int64, the first id | schema       ids numbered evenly, and no lengths needed
                      F | frame of [schema, ids, numbers]    otherwise
     a plain value    F | frame of [value, weight]
-    end of stream    nothing
+    end of stream    .
 
 A schema names the kinds of the columns, and which of the numbers are lengths: all that other producers and
 the consumers need to lay the samples out. It is mostly that of the step before, so it is encoded and decoded
@@ -33,7 +33,7 @@ SCHEMAS_KEPT = 64
 MAX_SAMPLES = 1 << 31
 """Samples that one producer may announce."""
 _INT64 = 1 << 63
-_EVEN, _FRAME = b"E", b"F"
+_EVEN, _FRAME, _END = b"E", b"F", b"."
 _FIRST_ID = struct.Struct("<cq")
 
 
@@ -227,7 +227,7 @@ def encode(header: ProducerHeader) -> bytes:
     """Returns a header as bytes. Raises `FrameError` for a value that cannot be sent."""
     schema = header.schema
     if schema is None:
-        return b"" if header.is_end else _FRAME + Frame([header.value, header.weight]).inline()
+        return _END if header.is_end else _FRAME + Frame([header.value, header.weight]).inline()
     if schema.grid and not header.numbers:
         return _FIRST_ID.pack(_EVEN, header.ids) + schema.encoded
     return _FRAME + Frame([schema.encoded, header.ids, header.numbers]).inline()
@@ -270,7 +270,7 @@ def decode(row: Any) -> ProducerHeader | None:
     """Returns the header that some bytes are, or None where they are none."""
     if not isinstance(row, bytes):
         return None
-    if not row:
+    if row == _END:
         return ProducerHeader()
     if row[:1] == _EVEN and len(row) > _FIRST_ID.size:
         return _decoded_batch(row[_FIRST_ID.size :], _FIRST_ID.unpack_from(row)[1], [])

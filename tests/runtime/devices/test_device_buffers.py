@@ -26,8 +26,9 @@ from meshctl.runtime.devices.backend import DEVICES, DeviceError, Neighbours
 from meshctl.runtime.devices.device_buffers import OnDevice
 from meshctl.runtime.devices.nccl import PairTransfers
 from meshctl.runtime.routes import rows, weights
-from meshctl.runtime.routes.channel import Channel, Party
-from meshctl.runtime.routes.sync_plan import Box
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import RouteContext, RouteSide
+from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers import buffer_pool, frames
 from meshctl.runtime.transports.buffers.arena import ArenaError
@@ -319,15 +320,14 @@ def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int
 
     def channel_of(worker: Worker) -> Channel:
         route = Route("a -> b", "a", "b", dispatch=Dispatch(balance=balance))
-        return Channel(
-            route, Party(sizes[0], 0), Party(DeviceMesh.from_sizes(dp_size=2), givers), worker.transport, 0
-        )
+        consumer = RouteSide(DeviceMesh.from_sizes(dp_size=2), givers)
+        return Channel(RouteContext(route, RouteSide(sizes[0], 0), consumer, worker.transport))
 
     def giver(worker: Worker) -> bool:
         device, channel = Device(worker, KINDS[kind], tmp_path / "store"), channel_of(worker)
         everywhere(device)
         for step in range(6):
-            channel.give(ragged_batch(device, worker.place, step), 12, worker.place)
+            channel.send(ragged_batch(device, worker.place, step), step, 12)
         worker.transport.close()
         return True
 
@@ -336,7 +336,7 @@ def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int
         everywhere(device)
         whole = False
         for step in range(6):
-            batch = channel.take(worker.place - givers).value
+            batch = channel.receive(step).value
             assert is_as_given(batch, step)
             whole = whole or device.memory.holds(batch["wide"])
         worker.transport.close()
@@ -360,21 +360,15 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
         device = Device(worker, KINDS[kind], tmp_path / "store")
         everywhere(device)
         mesh, gives = DeviceMesh.from_sizes(dp_size=2), worker.place < 2
-        channel = WeightChannel(
-            Route("s", "s", "s", kind="weights"),
-            Party(mesh, 0),
-            Party(mesh, 2),
-            worker.transport,
-            0,
-            0,
-            checksum=True,
+        context = RouteContext(
+            Route("s", "s", "s", kind="weights"), RouteSide(mesh, 0), RouteSide(mesh, 2), worker.transport
         )
 
         def held(step: int) -> dict[str, Any]:
             found = {}
             for name, shape in shapes.items():
                 half = shape[0] // 2
-                box = Box((half * worker.place, *(0 for _ in shape[1:])), (half, *shape[1:]))
+                box = Part((half * worker.place, *(0 for _ in shape[1:])), (half, *shape[1:]))
                 found[name] = Shard(
                     shape,
                     box,
@@ -382,14 +376,14 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
                 )
             return found
 
+        ends = (lambda: held(0), None) if gives else (None, lambda: {})
+        channel = WeightChannel(context, *ends, checksum=True)
+        channel.open(0)
         for step in range(1, 5):
-            if step == 1:
-                channel.meet(held(0) if gives else None, None if gives else {})
-            if gives:
-                channel.give(held(step), step)
-            else:
-                channel.due(step)
-                assert all(torch.equal(tensor, whole(name, step)) for name, tensor in channel.take())
+            channel.send(held(step) if gives else None, step)
+            if not gives:
+                stream = channel.receive(step).value
+                assert all(torch.equal(tensor, whole(name, step)) for name, tensor in stream)
         worker.transport.close()
         return True
 
@@ -400,7 +394,7 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
 class Shard:
     """A shard as a DTensor holds it."""
 
-    def __init__(self, shape: tuple[int, ...], box: Box, local: Tensor) -> None:
+    def __init__(self, shape: tuple[int, ...], box: Part, local: Tensor) -> None:
         self.shape, self.dtype, self.ndim = shape, local.dtype, len(shape)
         self.offsets, self.sizes, self._local = box.start, box.size, local
 

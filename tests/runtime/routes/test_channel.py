@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.data_plane import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
 from meshctl.topology.mesh import DeviceMesh
@@ -45,20 +46,20 @@ def run(
     hub: dict[int, MemoryTransport] = {}
     gave: dict[int, Any] = {}
     faults: list[Exception] = []
-    parties = [
-        Party(givers, 0, node_of=lambda rank: rank * nodes // givers.world_size),
-        Party(takers, givers.world_size, execute, lambda rank: rank * nodes // takers.world_size),
+    sides = [
+        RouteSide(givers, 0, node_of=lambda rank: rank * nodes // givers.world_size),
+        RouteSide(takers, givers.world_size, execute, lambda rank: rank * nodes // takers.world_size),
     ]
     places = range(givers.world_size + takers.world_size)
     transports = {place: MemoryTransport(place, {}, hub) for place in places}
 
     def work(place: int) -> None:
         rank = place - givers.world_size
-        channel = Channel(route, *parties, transports[place], 0)
+        channel = Channel(RouteContext(route, *sides, transports[place]))
         try:
             if rank < 0:
                 give(channel, place)
-            elif rank in channel._hearing.part_of:
+            elif rank in channel.consumers.part_of:
                 gave[rank] = take(channel, rank)
         except Exception as error:
             faults.append(error)
@@ -169,13 +170,13 @@ def test_every_taker_gets_its_samples_as_they_were(
     most = max(sum(map(len, part)) for part in parts_for(execute, dispatch, takers, table))
 
     def give(channel: Channel, rank: int) -> None:
-        for _ in range(2):
-            channel.give(batches[givers.data_rank(rank)], 1, rank)
+        for step in range(2):
+            channel.send(batches[givers.data_rank(rank)], step)
 
     def take(channel: Channel, rank: int) -> list[Batch]:
-        return [channel.take(rank).value for _ in range(2)]
+        return [channel.receive(step).value for step in range(2)]
 
-    with patch("meshctl.runtime.routes.channel.TOGETHER", together):
+    with patch("meshctl.runtime.routes.channel.SHARED_WRITE_MIN_BYTES", together):
         got = run(Route("a -> b", "a", "b", dispatch=dispatch), givers, takers, give, take, execute, nodes)
     assert got.keys() == wanted.keys()
     for rank, twice in got.items():
@@ -199,7 +200,7 @@ def plain(value: Any) -> Any:
 )  # fmt: skip
 def test_plain_values_join_alike_for_all_takers(collect: str, values: list[Any], joined: Any) -> None:
     def give(channel: Channel, rank: int) -> None:
-        channel.give(values[rank], 1.0 + rank, rank)
+        channel.send(values[rank], 1, 1.0 + rank)
 
     two = DeviceMesh.from_sizes(dp_size=2)
     got = run(
@@ -207,7 +208,7 @@ def test_plain_values_join_alike_for_all_takers(collect: str, values: list[Any],
         two,
         two,
         give,
-        lambda channel, rank: plain(channel.take(rank).value),
+        lambda channel, rank: plain(channel.receive(1).value),
     )
     assert got == {0: joined, 1: joined}
 
@@ -227,8 +228,8 @@ def test_what_cannot_be_joined_is_said_where_it_was_given(collect: str, value: A
             Route("a -> b", "a", "b", collect=collect),
             one,
             one,
-            lambda channel, rank: channel.give(value, 1, rank),
-            Channel.take,
+            lambda channel, rank: channel.send(value, 1),
+            lambda channel, rank: channel.receive(1),
         )
 
 
@@ -239,8 +240,8 @@ def test_a_sample_that_two_hold_is_an_error_for_all() -> None:
             Route("a -> b", "a", "b"),
             two,
             two,
-            lambda channel, rank: channel.give(batch, 1, rank),
-            Channel.take,
+            lambda channel, rank: channel.send(batch, 1),
+            lambda channel, rank: channel.receive(1),
         )
 
 
@@ -254,18 +255,18 @@ def test_whoever_reckons_with_other_parts_is_named() -> None:
         Route("a -> b", "a", "b"),
     ]
     channels = [
-        Channel(route, Party(two, 0), Party(one, 2), transport, 0)
+        Channel(RouteContext(route, RouteSide(two, 0), RouteSide(one, 2), transport))
         for route, transport in zip(routes, transports, strict=True)
     ]
     batches = [Batch({"x": torch.ones(2)}, ids=torch.arange(2) + 2 * rank) for rank in range(2)]
     threads = [
-        threading.Thread(target=channels[rank].give, args=(batches[rank], 1.0, rank), daemon=True)
+        threading.Thread(target=channels[rank].send, args=(batches[rank], 1), daemon=True)
         for rank in range(2)
     ]
     for thread in threads:
         thread.start()
     with pytest.raises(PeerLost, match="place 1 sent another layout of the samples on `a -> b`"):
-        channels[2].take(0)
+        channels[2].receive(1)
     for thread in threads:
         thread.join(10)
 
@@ -283,10 +284,10 @@ def test_what_is_kept_of_a_step_is_not_taken_for_the_next() -> None:
         for step, (columns, first) in enumerate(made):
             count = len(next(iter(columns.values())))
             ids = torch.arange(count) * (1 + step % 2) + first + 100 * rank * (-1) ** step + 100
-            channel.give(Batch(dict(columns), ids=ids), 1.0, rank)
+            channel.send(Batch(dict(columns), ids=ids), step)
 
     def take(channel: Channel, rank: int) -> list[Batch]:
-        return [channel.take(rank).value.clone() for _ in made]
+        return [channel.receive(step).value.clone() for step in range(len(made))]
 
     found = run(Route("a -> b", "a", "b", slots=20), mesh, mesh, give, take)
     for step, (columns, first) in enumerate(made):

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
-from meshctl.runtime.routes.channel import TOGETHER, Channel, Party, Taken
+from meshctl.runtime.routes.channel import Channel, needs_copy
+from meshctl.runtime.routes.end import SHARED_WRITE_MIN_BYTES, Received, RouteContext, RouteSide
 from meshctl.runtime.routes.header import (
-    Cut,
-    Form,
-    Row,
-    Said,
-    batch_row,
-    form_in,
-    layout_of,
-    outline_of,
-    row_in,
-    rows_in,
+    BatchSchema,
+    ProducerHeader,
+    decode,
+    decode_schema,
+    decode_table,
+    describe,
+    digest_of,
+    encode,
+    partition_key,
     table_of,
-    told,
 )
+from meshctl.runtime.routes.step import Partition, StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.data_plane import PeerLost
 from meshctl.runtime.transports.memory import MemoryTransport
@@ -60,35 +60,36 @@ ODD = [*PLAIN, torch.ones(2), torch.tensor(3), BATCH]
 
 
 def opened() -> dict[str, Any]:
-    """What a teller sends, and inside it the row, and inside that its form."""
-    form, ids, numbers = unpack(told(batch_row(BATCH, Dispatch(balance="tokens"), alone=False)))
-    return {"rows": [[unpack(form), ids, numbers]], "part": BATCH}
+    """Returns what a leader sends, and inside it the header, and inside that its schema."""
+    schema, ids, numbers = unpack(encode(describe(BATCH, Dispatch(balance="tokens"), alone=False))[1:])
+    return {"headers": [[unpack(schema), ids, numbers]], "part": BATCH}
 
 
-def closed(said: Any) -> Any:
-    """The same as it is sent: forms and rows are bytes, and the layout is that of these rows."""
-    if not isinstance(said, dict) or not isinstance(said.get("rows"), list):
-        return said
-    rows = []
-    for row in said["rows"]:
-        if isinstance(row, list) and row and not isinstance(row[0], (bytes, int)):
-            row = [Frame(row[0]).inline(), *row[1:]]
-        rows.append(Frame(row).inline())
-    return {"layout": layout_of(channel()._seed, rows), "table": rows, "part": said["part"]}
+def closed(opened: Any) -> Any:
+    """Returns the same as it is sent: schemas and headers are bytes, and the digest is theirs."""
+    if not isinstance(opened, dict) or not isinstance(opened.get("headers"), list):
+        return opened
+    headers = []
+    for header in opened["headers"]:
+        if isinstance(header, list) and header and not isinstance(header[0], (bytes, int)):
+            header = [Frame(header[0]).inline(), *header[1:]]
+        headers.append(b"F" + Frame(header).inline())
+    return [0, digest_of(channel()._seed, headers), headers, opened["part"]]
 
 
 def channel(transport: Any = None) -> Channel:
     one = DeviceMesh.from_sizes()
     route = Route("a -> b", "a", "b", dispatch=Dispatch(balance="tokens"))
-    return Channel(route, Party(one, 0), Party(one, 1), transport, 0)
+    transport = transport or MemoryTransport(0, {}, {})
+    return Channel(RouteContext(route, RouteSide(one, 0), RouteSide(one, 1), transport))
 
 
-def taken(said: Any) -> Taken:
-    """What a taker makes of it."""
+def received(frame: Any) -> Received:
+    """Returns what a consumer makes of it."""
     hub: dict[int, MemoryTransport] = {}
-    giver, taker = (MemoryTransport(place, {}, hub) for place in (0, 1))
-    giver.send(1, 0, Frame(said))
-    return channel(taker).take(0)
+    producer, consumer = (MemoryTransport(place, {}, hub) for place in (0, 1))
+    producer.send(1, 0, Frame(frame))
+    return channel(consumer).receive(1)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -109,44 +110,44 @@ def changed(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
 
 def test_what_is_told_comes_back() -> None:
     said = closed(opened())
-    found = taken(said)
+    found = received(said)
     assert torch.equal(found.value["x"], BATCH["x"]) and found.value["t"] == BATCH["t"]
-    assert rows_in(said["table"], 1) is not None and rows_in(said["table"], 2) is None
-    assert all(rows_in(odd, 1) is None and rows_in([odd], 1) is None for odd in ODD)
+    assert decode_table(said[2], 1) is not None and decode_table(said[2], 2) is None
+    assert all(decode_table(odd, 1) is None and decode_table([odd], 1) is None for odd in ODD)
 
 
 @settings(max_examples=400)
 @given(st.sampled_from([*places(opened())]), st.sampled_from(ODD))
 def test_whatever_else_is_told_is_an_error_that_names_who_told_it(path: tuple[Any, ...], odd: Any) -> None:
     try:
-        found = taken(closed(changed(opened(), path, odd)))
+        found = received(closed(changed(opened(), path, odd)))
     except PeerLost as error:
         assert "place 0 sent" in str(error)
     except (RouteError, BatchError):
         pass  # numbers that could be right, and do not fit
     else:
-        assert path[:1] == ("rows",) or len(found.value) <= 4
+        assert path[:1] == ("headers",) or len(found.value) <= 4
 
 
 @settings(max_examples=100)
 @given(st.sampled_from([*places(closed(opened()))]), st.sampled_from(ODD))
 def test_nor_does_it_help_to_leave_the_digest_as_it_was(path: tuple[Any, ...], odd: Any) -> None:
     try:
-        found = taken(changed(closed(opened()), path, odd))
+        found = received(changed(closed(opened()), path, odd))
     except PeerLost as error:
         assert "place 0 sent" in str(error)
     else:
-        assert (path == ("part",) and found.value is BATCH) or len(found.value) == 4
+        assert (path == (3,) and found.value is BATCH) or len(found.value) == 4
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=40), st.integers(0, 300), st.integers(0, 7))
 def test_a_row_of_turned_bits_is_a_row_or_none(more: bytes, at: int, bit: int) -> None:
-    row = bytearray(told(batch_row(BATCH, Dispatch(balance="tokens"), alone=False)))
+    row = bytearray(encode(describe(BATCH, Dispatch(balance="tokens"), alone=False)))
     row[at % len(row)] ^= 1 << bit
-    assert row_in(more) is None
-    assert row_in(bytes(row)) is None or isinstance(row_in(bytes(row)), Row)
-    assert form_in(more) is None
+    assert decode(more) is None
+    assert decode(bytes(row)) is None or isinstance(decode(bytes(row)), ProducerHeader)
+    assert decode_schema(more) is None
 
 
 FORM: list[Any] = [[2], 0, {}, {}, None, None, []]
@@ -178,22 +179,24 @@ FORM: list[Any] = [[2], 0, {}, {}, None, None, []]
 def test_what_is_no_row(row: Any) -> None:
     if isinstance(row[0], list):
         row = [Frame(row[0]).inline(), *row[1:]]
-    assert row_in(Frame(row).inline()) is None
+    assert decode(b"F" + Frame(row).inline()) is None
 
 
 def test_rows_of_one_table_say_the_same_numbers() -> None:
     batch = Batch({"x": torch.ones(2)}, ids=torch.arange(2))
-    one, other = (told(batch_row(batch, Dispatch(balance=balance), alone=True)) for balance in ("tokens", ""))
+    one, other = (
+        encode(describe(batch, Dispatch(balance=balance), alone=True)) for balance in ("tokens", "")
+    )
     assert (
-        rows_in([one, one], 2) is not None
-        and rows_in([one, told(Row())], 2) is not None
-        and rows_in([one, other], 2) is None
+        decode_table([one, one], 2) is not None
+        and decode_table([one, encode(ProducerHeader())], 2) is not None
+        and decode_table([one, other], 2) is None
     )
 
 
 def test_a_table_lists_only_ids_that_are_not_even() -> None:
     rows = [
-        batch_row(Batch({}, ids=torch.tensor(ids)), Dispatch(), alone=True) for ids in ([5, 6, 7], [9, 12])
+        describe(Batch({}, ids=torch.tensor(ids)), Dispatch(), alone=True) for ids in ([5, 6, 7], [9, 12])
     ]
     table = table_of(rows)
     assert table is not None and table.ids == (Grid(5, (3,)), ((9,), (12,)))
@@ -204,8 +207,8 @@ def test_columns_that_are_ragged_alike_tell_their_lengths_once() -> None:
     batch = Batch(
         {"a": ragged, "b": Ragged(ragged.values.int(), ragged.offsets), "c": Ragged.of([torch.ones(1)] * 3)}
     )
-    row = batch_row(batch, Dispatch(balance="tokens"), alone=False)
-    assert row.form and row.form.ragged == {"a": 0, "b": 0, "c": 1} and row.form.lengths == 0
+    row = describe(batch, Dispatch(balance="tokens"), alone=False)
+    assert row.schema and row.schema.ragged == {"a": 0, "b": 0, "c": 1} and row.schema.tokens == 0
     assert [each.tolist() for each in row.numbers] == [[2, 0, 1], [1, 1, 1]]
 
 
@@ -218,7 +221,7 @@ def test_a_form_changes_with_what_it_is_a_form_of() -> None:
         ("y", torch.ones(2)),
     ]
     batches = [Batch({name: column}, ids=torch.arange(len(column))) for name, column in columns]
-    assert len({told(batch_row(batch, Dispatch(), alone=True)) for batch in batches}) == 5
+    assert len({encode(describe(batch, Dispatch(), alone=True)) for batch in batches}) == 5
 
 
 starts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=3, max_size=3)
@@ -232,26 +235,26 @@ def test_tables_of_one_outline_are_cut_alike(
     if even:
         other = [(start * 3, count) for start, count in one]
     rows = [
-        [_counted(Grid(start, (count, *inner))) if count else Row() for start, count in some]
+        [_counted(Grid(start, (count, *inner))) if count else ProducerHeader() for start, count in some]
         for some in (one, other)
     ]
-    outlines = [outline_of(some) for some in rows]
-    if outlines[0] is not None and outlines[0] == outlines[1] and any(row.form for row in rows[0]):
+    outlines = [partition_key(some) for some in rows]
+    if outlines[0] is not None and outlines[0] == outlines[1] and any(row.schema for row in rows[0]):
         mesh, dispatch = DeviceMesh.from_sizes(dp_size=3), Dispatch(allow_empty=True)
         cuts = [parts_for(execute, dispatch, mesh, table_of(some)) for some in rows]
         assert cuts[0] == cuts[1]
 
 
-def _counted(grid: Grid) -> Row:
-    return batch_row(Batch({}, ids=grid, group_depth=len(grid.shape) - 1), Dispatch(), alone=True)
+def _counted(grid: Grid) -> ProducerHeader:
+    return describe(Batch({}, ids=grid, group_depth=len(grid.shape) - 1), Dispatch(), alone=True)
 
 
 def test_what_is_shared_out_by_its_samples_has_no_outline() -> None:
     batch = Batch({"x": torch.ones(2)}, ids=torch.tensor([5, 9]))
-    assert outline_of([batch_row(batch, Dispatch(), alone=True)]) is None
-    assert outline_of([batch_row(BATCH, Dispatch(balance="tokens"), alone=True)]) is None
-    assert outline_of([_counted(Grid(4, (2,))), _counted(Grid(2, (2,)))]) is None
-    assert outline_of([_counted(Grid(4, (2,))), _counted(Grid(6, (2,)))]) is not None
+    assert partition_key([describe(batch, Dispatch(), alone=True)]) is None
+    assert partition_key([describe(BATCH, Dispatch(balance="tokens"), alone=True)]) is None
+    assert partition_key([_counted(Grid(4, (2,))), _counted(Grid(2, (2,)))]) is None
+    assert partition_key([_counted(Grid(4, (2,))), _counted(Grid(6, (2,)))]) is not None
 
 
 @pytest.mark.parametrize(
@@ -266,13 +269,13 @@ def test_what_is_shared_out_by_its_samples_has_no_outline() -> None:
     ],
 )
 def test_a_form_of_more_than_can_be_is_none(form: list[Any]) -> None:
-    assert form_in(Frame(form).inline()) is None
+    assert decode_schema(Frame(form).inline()) is None
 
 
 def test_a_group_is_a_part_of_an_id() -> None:
     form = Frame([[], 2, {}, {}, None, None, []]).inline()
-    assert row_in(Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
-    assert row_in(Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None
+    assert decode(b"F" + Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
+    assert decode(b"F" + Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None
 
 
 Runs = list[tuple[int, int, int]]
@@ -297,18 +300,18 @@ def test_what_is_copied_is_what_nobody_could_map(runs: Runs, width: int, mappabl
     schema = {"x": ["tensor", "torch.float32", [width]], "y": ["tensor", "torch.int64", []]}
     named = {"both": ("x", "x"), "first": ("x", ""), "none": ("", "")}[mappable]
     rows = [
-        Row(Form((200,), 0, schema, {}, None, None, tuple(names)), 200 * number)
+        ProducerHeader(BatchSchema((200,), 0, schema, {}, None, None, tuple(names)), 200 * number)
         for number, names in enumerate(named)
     ]
-    said = Said(rows, Cut([[Run(*run) for run in runs]]), 0)
-    assert said.must_copy(0, schema, TOGETHER) == copied
+    header = StepHeader(rows, Partition([[Run(*run) for run in runs]]), 0)
+    assert needs_copy(header, 0, schema, SHARED_WRITE_MIN_BYTES) == copied
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])
 def test_offsets_that_do_not_fit_their_values_are_told_to_who_made_them(offsets: list[int]) -> None:
     column = Ragged(torch.arange(4), torch.tensor(offsets))
     with pytest.raises(BatchError, match="column 'tokens' is ragged, and its offsets do not fit its values"):
-        batch_row(
+        describe(
             Batch({"x": Ragged.of([torch.arange(2)] * (len(offsets) - 1)), "tokens": column}),
             Dispatch(),
             alone=True,
@@ -325,4 +328,4 @@ def test_offsets_that_do_not_fit_their_values_are_told_to_who_made_them(offsets:
 )
 def test_a_tensor_that_is_no_column_is_told_to_who_made_it(tensor: Tensor, why: str) -> None:
     with pytest.raises(BatchError, match=f"column 'x': {why}"):
-        batch_row(Batch({"x": tensor}), Dispatch(), alone=True)
+        describe(Batch({"x": tensor}), Dispatch(), alone=True)

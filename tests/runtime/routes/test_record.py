@@ -6,7 +6,6 @@ import json
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from meshctl.run.directory import Recorded, RunDir
 from meshctl.runtime import in_process
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.component import endpoint
-from meshctl.runtime.loop import Loop, StageError
-from meshctl.runtime.routes.channel import END
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.record import DTYPES, Recorder, read, write
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.topology.modes import Dispatch
@@ -247,18 +246,24 @@ def run(
     job: Plan,
     seen: Seen,
     folder: Path,
-    patch: pytest.MonkeyPatch,
     recorded: dict[str, Recorded] | None = None,
 ) -> in_process.Outcome:
     """A plan in threads, that records all its routes, or replays those that it has to."""
-    recorder = {"recorder": Recorder([route.name for route in job.routes], RunDir(folder).recorded)}
-    patch.setattr(in_process, "Loop", partial(Loop, **({"recorded": recorded} if recorded else recorder)))
-    return in_process.run(job, lambda name, rank: Source() if name.startswith("source") else Echo(seen))
+    return in_process.run(
+        job,
+        lambda name, rank: Source() if name.startswith("source") else Echo(seen),
+        recorder=None if recorded else recorder_of(job, folder),
+        recorded=recorded or {},
+    )
 
 
-def replay(job: Plan, group: str, seen: Seen, folder: Path, patch: pytest.MonkeyPatch) -> in_process.Outcome:
+def recorder_of(job: Plan, folder: Path) -> Recorder:
+    return Recorder([route.name for route in job.routes], RunDir(folder).recorded)
+
+
+def replay(job: Plan, group: str, seen: Seen, folder: Path) -> in_process.Outcome:
     recorded = {route.name: RunDir(folder).recorded(route.source) for route in incoming(job, group)}
-    return run(only(job, group, recorded).plan, seen, folder, patch, recorded)
+    return run(only(job, group, recorded).plan, seen, folder, recorded)
 
 
 def of_group(job: Plan, group: str, seen: Seen) -> Iterator[Any]:
@@ -273,31 +278,23 @@ def test_a_group_alone_gets_what_it_got_among_all(
     job: Plan, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        whole: dict[str, Seen] = {group.name: [] for group in job.groups}
-        patch.setattr(
-            in_process,
-            "Loop",
-            partial(Loop, recorder=Recorder([route.name for route in job.routes], RunDir(folder).recorded)),
-        )
-        outcome = in_process.run(
-            job, lambda name, rank: Source() if name.startswith("source") else Echo(whole[name[-1]])
-        )
-        assert not outcome.faults
-        for group in whole:
-            seen: Seen = []
-            assert not replay(job, group, seen, folder, patch).faults
-            for one, other in zip(
-                of_group(job, group, whole[group]), of_group(job, group, seen), strict=True
-            ):
-                assert [at for at, _ in one] == [at for at, _ in other]
-                assert all(same(batch, again) for (_, batch), (_, again) in zip(one, other, strict=True))
+    whole: dict[str, Seen] = {group.name: [] for group in job.groups}
+    outcome = in_process.run(
+        job,
+        lambda name, rank: Source() if name.startswith("source") else Echo(whole[name[-1]]),
+        recorder=recorder_of(job, folder),
+    )
+    assert not outcome.faults
+    for group in whole:
+        seen: Seen = []
+        assert not replay(job, group, seen, folder).faults
+        for one, other in zip(of_group(job, group, whole[group]), of_group(job, group, seen), strict=True):
+            assert [at for at, _ in one] == [at for at, _ in other]
+            assert all(same(batch, again) for (_, batch), (_, again) in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-def test_any_number_of_ranks_may_take_it(
-    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_ranks_may_take_it(workers: int, tmp_path: Path) -> None:
     def job(workers: int) -> Plan:
         stages = [
             call("batch", "source.next", samples=11), call("thrice", "echo.thrice", "batch"),
@@ -311,15 +308,14 @@ def test_any_number_of_ranks_may_take_it(
             steps=2,
         )
 
-    assert not run(job(2), [], tmp_path, monkeypatch).faults
+    assert not run(job(2), [], tmp_path).faults
     lived: Seen = []
-    monkeypatch.setattr(in_process, "Loop", Loop)
     assert not in_process.run(
         job(workers),
         lambda name, rank: Source() if name == "source" else Echo(lived if name == "sink" else []),
     ).faults
     seen: Seen = []
-    assert not replay(job(workers), "b", seen, tmp_path, monkeypatch).faults
+    assert not replay(job(workers), "b", seen, tmp_path).faults
     for one, other in zip(of_group(job(workers), "b", lived), of_group(job(workers), "b", seen), strict=True):
         assert len(one) == 4 and all(
             all(map(same, call, again)) for call, again in zip(one, other, strict=True)
@@ -334,7 +330,7 @@ class Short(Source):
         return Batch({"x": torch.tensor(list(samples))}) if samples.stop <= 10 else None
 
 
-def test_a_step_that_is_dropped_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
     stages = [call("long", "source.next", samples=4), call("short", "brief.next", samples=4),
               call("one", "echo.take", "long"), call("two", "echo.take", "short")]  # fmt: skip
     job = plan(
@@ -344,10 +340,11 @@ def test_a_step_that_is_dropped_leaves_nothing(tmp_path: Path, monkeypatch: pyte
         steps=0,
     )
     recorder = Recorder(["long -> one", "short -> two"], RunDir(tmp_path).recorded)
-    monkeypatch.setattr(in_process, "Loop", partial(Loop, recorder=recorder))
     lived: Seen = []
     outcome = in_process.run(
-        job, lambda name, rank: {"source": Source, "brief": Short}[name]() if name != "echo" else Echo(lived)
+        job,
+        lambda name, rank: {"source": Source, "brief": Short}[name]() if name != "echo" else Echo(lived),
+        recorder=recorder,
     )
     assert not outcome.faults and set(outcome.last.values()) == {3}
     for stage in ("long", "short"):
@@ -357,17 +354,17 @@ def test_a_step_that_is_dropped_leaves_nothing(tmp_path: Path, monkeypatch: pyte
         ]
     seen: Seen = []
     job = replace(job, run=replace(job.run, steps=3))
-    assert not replay(job, "c", seen, tmp_path, monkeypatch).faults
+    assert not replay(job, "c", seen, tmp_path).faults
     assert [len(batch) for _, _, batch in seen] == [4, 4, 4, 4, 4, 2]
     done = [call for call in lived if call[0] <= 3]  # a stage may have begun the step that was dropped
     assert all(all(map(same, call, again)) for call, again in zip(done, seen, strict=True))
 
 
-def test_a_file_that_is_damaged_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_damaged_is_told_in_one_line(tmp_path: Path) -> None:
     job = two_groups()
-    assert not run(job, [], tmp_path, monkeypatch).faults
+    assert not run(job, [], tmp_path).faults
     RunDir(tmp_path).recorded("batch").files(2)[0].write_bytes(b"nothing")
-    faults = replay(job, "b", [], tmp_path, monkeypatch).faults
+    faults = replay(job, "b", [], tmp_path).faults
     assert faults
     for fault in faults.values():
         assert isinstance(fault, StageError) and "step-2/0-of-1.safetensors is no recording" in str(fault)

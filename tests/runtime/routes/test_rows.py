@@ -14,14 +14,14 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import grid_of, ids_of
 from meshctl.runtime.routes.rows import (
-    Piece,
+    RowRange,
     dtype_of,
+    empty_like,
     fill,
+    gather,
     lengths_of,
     packed,
-    picked,
-    pieces_of,
-    room,
+    ranges_of,
     schema_of,
 )
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
@@ -85,8 +85,8 @@ def dealt(draw: st.DrawFn, rows: int = ROWS, speakers: int = 3) -> list[Run]:
     return list(draw(st.permutations(found)))
 
 
-def rows_of(pieces: list[Piece]) -> list[int]:
-    return [row for piece in pieces for row in range(piece.start, piece.stop)]
+def rows_of(ranges: list[RowRange]) -> list[int]:
+    return [row for each in ranges for row in range(each.start, each.stop)]
 
 
 def alike(one: Batch, other: Batch) -> None:
@@ -109,13 +109,13 @@ def same(one: Tensor, other: Tensor) -> bool:
 @settings(max_examples=300)
 @given(batches(), dealt())
 def test_a_frame_of_picked_rows_is_what_take_gives(batch: Batch, part: list[Run]) -> None:
-    pieces = packed(pieces_of(part, 1))
-    frame = Frame(picked(batch, pieces))
+    ranges = packed(ranges_of(part, 1))
+    frame = Frame(gather(batch, ranges))
     memory = torch.full((frame.nbytes,), 0x55, dtype=torch.uint8)
     got = unpack(frame.write(memory))
-    if len(pieces) > 1:
-        fill(got, batch, pieces)
-    alike(got, batch.take(rows_of(pieces)))
+    if len(ranges) > 1:
+        fill(got, batch, ranges)
+    alike(got, batch.take(rows_of(ranges)))
     assert not [
         column for column in got.columns.values() if isinstance(column, Tensor) and column.requires_grad
     ]
@@ -134,10 +134,10 @@ def test_what_several_write_into_one_frame_is_their_rows_in_order(
     whole = Batch.concat(held)
     expected = whole.take([run.producer * ROWS + row for run in part for row in range(run.start, run.stop)])
     schema, lengths = schema_of(model), lengths_of(expected)
-    frame = Frame(room(schema, len(expected), lengths, expected.ids, 1))
+    frame = Frame(empty_like(schema, len(expected), lengths, expected.ids, 1))
     memory = frame.write(torch.full((frame.nbytes,), 0x55, dtype=torch.uint8))
     for speaker in data.draw(st.permutations(range(3))):
-        fill(unpack(memory), held[speaker], pieces_of(part, speaker))
+        fill(unpack(memory), held[speaker], ranges_of(part, speaker))
     alike(unpack(memory), expected)
 
 
@@ -150,20 +150,18 @@ def test_nothing_is_filled_where_there_is_nothing_to_fill() -> None:
 
 def test_one_piece_is_not_copied_before_the_frame_copies_it() -> None:
     batch = Batch({"x": torch.arange(6), "r": Ragged.of([torch.arange(2)] * 6)})
-    got = picked(batch, [Piece(0, 2, 5)])
+    got = gather(batch, [RowRange(0, 2, 5)])
     assert (
         got["x"].data_ptr() == batch["x"][2:].data_ptr()
         and got["r"].values.data_ptr() == batch["r"].values[4:].data_ptr()
     )
-    assert picked(batch, [Piece(0, 0, 1), Piece(1, 3, 4)])["x"].is_meta
+    assert gather(batch, [RowRange(0, 0, 1), RowRange(1, 3, 4)])["x"].is_meta
 
 
 @given(dealt())
 def test_the_pieces_of_all_speakers_fill_a_part_exactly(part: list[Run]) -> None:
-    pieces = [piece for speaker in range(3) for piece in pieces_of(part, speaker)]
-    places = sorted(
-        place for piece in pieces for place in range(piece.at, piece.at + piece.stop - piece.start)
-    )
+    ranges = [each for speaker in range(3) for each in ranges_of(part, speaker)]
+    places = sorted(place for each in ranges for place in range(each.at, each.at + each.stop - each.start))
     assert places == list(range(sum(map(len, part))))
 
 
@@ -210,17 +208,18 @@ def test_a_dtype_that_is_none_is_refused(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "pieces", [[Piece(4, 0, 4)], [Piece(4, 0, 2), Piece(6, 2, 4)], [Piece(0, 0, 1), Piece(4, 0, 4)]]
+    "ranges",
+    [[RowRange(4, 0, 4)], [RowRange(4, 0, 2), RowRange(6, 2, 4)], [RowRange(0, 0, 1), RowRange(4, 0, 4)]],
 )
 def test_a_frame_without_room_for_what_is_given_is_refused(
-    target: Tensor | Ragged, why: str, pieces: list[Piece]
+    target: Tensor | Ragged, why: str, ranges: list[RowRange]
 ) -> None:
     """A frame that another process laid out: whatever it says, nobody writes past its end."""
     given = Batch(
         {"x": Ragged(torch.ones(8), torch.arange(5) * 2) if isinstance(target, Ragged) else torch.ones(4, 3)}
     )
     with pytest.raises(FrameError, match="no room for rows of"):
-        fill(batch_of(target), given, pieces)
+        fill(batch_of(target), given, ranges)
 
 
 def batch_of(column: Tensor | Ragged) -> Batch:
@@ -232,17 +231,17 @@ def test_rows_are_copied_by_whoever_is_faster() -> None:
     given = Batch(
         {"large": torch.randn(6, 300_000), "small": torch.arange(6.0), "strided": torch.randn(6, 8)[:, ::2]}
     )
-    for pieces in ([Piece(0, 2, 4), Piece(2, 0, 1)], [Piece(3, 2, 4), Piece(0, 5, 6)]):
+    for ranges in ([RowRange(0, 2, 4), RowRange(2, 0, 1)], [RowRange(3, 2, 4), RowRange(0, 5, 6)]):
         target = Batch(
             {
                 name: torch.zeros_like(given[name], memory_format=torch.contiguous_format)
                 for name in given.names
             }
         )
-        fill(target, given, pieces)
+        fill(target, given, ranges)
         for name in given.names:
-            for piece in pieces:
+            for each in ranges:
                 assert torch.equal(
-                    target[name][piece.at : piece.at + piece.stop - piece.start],
-                    given[name][piece.start : piece.stop],
+                    target[name][each.at : each.at + each.stop - each.start],
+                    given[name][each.start : each.stop],
                 )

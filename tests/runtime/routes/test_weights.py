@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshctl.runtime.routes import sync_plan, weights
-from meshctl.runtime.routes.channel import LANES, PASSED, Party
-from meshctl.runtime.routes.sync_plan import Box
+from meshctl.runtime.routes.end import FORWARD, TAGS_PER_ROUTE, RouteContext, RouteSide
+from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.data_plane import Loan, PeerLost
@@ -48,7 +49,7 @@ def value(name: str, step: int) -> Tensor:
 class Shard:
     """What is used of a DTensor."""
 
-    def __init__(self, whole: Tensor, box: Box) -> None:
+    def __init__(self, whole: Tensor, box: Part) -> None:
         self.shape, self.dtype, self.ndim = whole.shape, whole.dtype, whole.ndim
         self._whole, self._box = whole, box
 
@@ -64,7 +65,7 @@ class Shard:
         return self._box.size
 
     def to_local(self) -> Tensor:
-        return self._box.of(self._whole, Box((0,) * self.ndim, tuple(self.shape))).clone()
+        return self._box.view_of(self._whole, Part((0,) * self.ndim, tuple(self.shape))).clone()
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Layout:
             ranges[-1] = even_split(len(ranges[-1]), self.tp, tp)
             part = even_split(len(ranges[0]), self.fsdp, fsdp)
             ranges[0] = ranges[0][part.start : part.stop]
-        return Shard(whole, Box(tuple(r.start for r in ranges), tuple(map(len, ranges))))
+        return Shard(whole, Part(tuple(r.start for r in ranges), tuple(map(len, ranges))))
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ def run(
     faults: list[BaseException] = []
     compared = [0] * len(places)
 
-    def party(group: int) -> Party:
-        return Party(
+    def side(group: int) -> RouteSide:
+        return RouteSide(
             DeviceMesh.from_sizes(dp_size=sizes[group]),
             first[group],
             node_of=lambda rank: (first[group] + rank) % nodes,
@@ -142,31 +143,34 @@ def run(
         channels: list[tuple[Sync, int | None, int | None, WeightChannel]] = []
         for number, sync in enumerate(syncs):
             route = Route(f"sync {number}", "a", "a", kind="weights")
-            sides = party(sync.groups[0]), party(sync.groups[1])
-            made = WeightChannel(
-                route, *sides, transports[place], number * LANES, sync.lag, checksum=sync.checksum
-            )
+            sides = side(sync.groups[0]), side(sync.groups[1])
+            context = RouteContext(route, *sides, transports[place], number * TAGS_PER_ROUTE)
             giver, taker = (rank_in(group, place) for group in sync.groups)
+            made = WeightChannel(
+                context,
+                None if giver is None else partial(sync.giver.held, giver),
+                None if taker is None else partial(wanted_by, sync, taker),
+                lag=sync.lag,
+                checksum=sync.checksum,
+            )
             channels.append((sync, giver, taker, made))
         for step in range(steps):
             for sync, giver, taker, channel in channels:
                 if giver is None and taker is None:
                     continue
                 gives = None if giver is None else sync.giver.held(giver, step)
-                takes = None if taker is None else {} if sync.taker.plain else sync.taker.held(taker)
                 if not step:
-                    channel.meet(gives, takes)
-                if gives is not None:
-                    channel.give(gives, step)
-                if takes is not None:
-                    channel.due(step)
-                    while channel.ready(step, cut=step in (0, steps - 1)):
-                        compared[place] += compare(channel, takes)
+                    channel.open(step)
+                channel.send(gives, step)
+                while channel.due(step + sync.lag * (step in (0, steps - 1))):
+                    compared[place] += compare(channel, step, wanted_by(sync, taker or 0))
 
-    def compare(channel: WeightChannel, takes: Mapping[str, Any]) -> int:
-        version = channel.next
-        got = dict(channel.take())
-        assert channel.version == version
+    def wanted_by(sync: Sync, taker: int) -> dict[str, Any]:
+        return {} if sync.taker.plain else sync.taker.held(taker)
+
+    def compare(channel: WeightChannel, step: int, takes: Mapping[str, Any]) -> int:
+        received = channel.receive(step)
+        version, got = received.sent_step, dict(received.value)
         assert set(got) == (
             {name for name, shard in takes.items() if shard._box.count} if takes else set(SHAPES)
         )
@@ -201,9 +205,9 @@ def run(
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of a few rows, written together from a few bytes on."""
-    monkeypatch.setattr(sync_plan, "BUCKET", 80)
-    monkeypatch.setattr(sync_plan, "FULL", 48)
-    monkeypatch.setattr(weights, "TOGETHER", 24)
+    monkeypatch.setattr(sync_plan, "MAX_BUCKET_BYTES", 80)
+    monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", 48)
+    monkeypatch.setattr(weights, "SHARED_WRITE_MIN_BYTES", 24)
 
 
 @st.composite
@@ -274,7 +278,7 @@ def test_what_goes_to_another_node_goes_there_once() -> None:
 
     sync = Sync(Layout(fsdp=2), Layout(dp=4, plain=True), (0, 1))
     assert run([2, 4], [sync], 3, nodes=2, transport=Watched) == 3 * 4 * len(SHAPES)
-    assert {(giver, taker) for giver, taker, lane in crossed if lane in (0, PASSED)} == {(1, 2), (0, 3)}
+    assert {(giver, taker) for giver, taker, lane in crossed if lane in (0, FORWARD)} == {(1, 2), (0, 3)}
 
 
 # Buckets that lie under way
@@ -287,13 +291,13 @@ class Counted:
         hub: dict[int, MemoryTransport] = {}
         self.transports = [MemoryTransport(place, {}, hub) for place in range(2)]
         route = Route("publish", "publish", "publish", kind="weights")
-        one, other = (Party(DeviceMesh.from_sizes(dp_size=1), place) for place in range(2))
-        self.giver, self.taker = (
-            WeightChannel(route, one, other, transport, 0, lag) for transport in self.transports
-        )
+        one, other = (RouteSide(DeviceMesh.from_sizes(dp_size=1), place) for place in range(2))
+        contexts = [RouteContext(route, one, other, transport) for transport in self.transports]
         self.given = Layout().held(0)
-        thread = self._begin(lambda: self.giver.meet(self.given, None))
-        self.taker.meet(None, {})
+        self.giver = WeightChannel(contexts[0], lambda: self.given, None, lag=lag)
+        self.taker = WeightChannel(contexts[1], None, lambda: {}, lag=lag)
+        thread = self._begin(lambda: self.giver.open(0))
+        self.taker.open(0)
         thread.join(5)
 
     def _begin(self, work: Callable[[], None]) -> threading.Thread:
@@ -304,7 +308,7 @@ class Counted:
     def give(self, *steps: int) -> threading.Thread:
         def work() -> None:
             for step in steps:
-                self.giver.give(self.given, step)
+                self.giver.send(self.given, step)
 
         return self._begin(work)
 
@@ -316,9 +320,9 @@ class Counted:
 def test_without_a_lag_one_frame_waits_and_one_is_read() -> None:
     pair = Counted(0)
     thread = pair.give(0)
-    pair.taker.due(0)
+    pair.taker.send(None, 0)
     most = 0
-    for _ in pair.taker.take():
+    for _ in pair.taker.receive(0).value:
         thread.join(0.01)
         most = max(most, pair.waiting)
     thread.join(5)
@@ -336,8 +340,8 @@ def test_with_a_lag_givers_go_on_and_stop_after_it(lag: int) -> None:
     more.join(0.1)
     assert more.is_alive() and pair.waiting == full
     for step in range(lag + 2):
-        pair.taker.due(step)
-        for _ in pair.taker.take():
+        pair.taker.send(None, step)
+        for _ in pair.taker.receive(step).value:
             pass
     more.join(5)
     assert not more.is_alive()
@@ -347,16 +351,15 @@ def test_what_one_keeps_stays_as_it_is() -> None:
     """Also parameters that came in several parts, over several syncs."""
     hub: dict[int, MemoryTransport] = {}
     transport = MemoryTransport(0, {}, hub)
-    alone = Party(DeviceMesh.from_sizes(dp_size=1), 0)
-    channel = WeightChannel(
-        Route("publish", "publish", "publish", kind="weights"), alone, alone, transport, 0, 0
-    )
-    channel.meet(Layout().held(0), {})
+    alone = RouteSide(DeviceMesh.from_sizes(dp_size=1), 0)
+    route = Route("publish", "publish", "publish", kind="weights")
+    context = RouteContext(route, alone, alone, transport)
+    channel = WeightChannel(context, lambda: Layout().held(0), lambda: {})
+    channel.open(0)
     kept = []
     for step in range(3):
-        channel.give(Layout().held(0, step), step)
-        channel.due(step)
-        kept.append(dict(channel.take()))
+        channel.send(Layout().held(0, step), step)
+        kept.append(dict(channel.receive(step).value))
     assert all(torch.equal(kept[step][name], value(name, step)) for step in range(3) for name in SHAPES)
 
 
@@ -364,45 +367,45 @@ def test_what_one_keeps_stays_as_it_is() -> None:
 
 
 def link(
-    givers: Sequence[Mapping[str, Box]], wanted: Mapping[str, Box], shape: tuple[int, ...] = (4,)
+    givers: Sequence[Mapping[str, Part]], wanted: Mapping[str, Part], shape: tuple[int, ...] = (4,)
 ) -> list[sync_plan.Bucket]:
     parameters = {name: sync_plan.Parameter(shape, torch.float32) for row in givers for name in row}
-    return sync_plan.Layouts(parameters, givers, [wanted]).buckets(
+    return sync_plan.SyncPlan(parameters, givers, [wanted]).buckets(
         lambda taker: 0, lambda giver, takers: 1, 1 << 10, 1 << 10
     )
 
 
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(RouteError, match="no weights called `w`"):
-        link([{}], {"w": Box((0,), (4,))})
+        link([{}], {"w": Part((0,), (4,))})
     with pytest.raises(RouteError, match="only a part of `w`"):
-        link([{"w": Box((0,), (2,))}], {"w": Box((0,), (4,))})
+        link([{"w": Part((0,), (2,))}], {"w": Part((0,), (4,))})
     with pytest.raises(RouteError, match="more than one part of some elements of `w`"):
-        link([{"w": Box((0,), (2,))}, {"w": Box((0,), (4,))}], {"w": Box((0,), (4,))})
+        link([{"w": Part((0,), (2,))}, {"w": Part((0,), (4,))}], {"w": Part((0,), (4,))})
 
 
 def test_other_weights_than_at_first_are_refused() -> None:
     pair = Counted(0)
     with pytest.raises(RouteError, match="gives other weights"):
-        pair.giver.give({"w": torch.zeros(3)}, 0)
+        pair.giver.send({"w": torch.zeros(3)}, 0)
 
 
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
         (7, "no step, sums and tensors"),
-        ([0, [], [torch.zeros(2)]], "`embedding` is not the torch.float32 of shape"),
-        ([0, [], []], "0 tensors where 1 were due"),
-        ([0, [], {"w": 1}], "no step, sums and tensors"),
-        ([1, [], []], "weights of step 1 came from place 0 where those of step 0 were due"),
+        ([0, 0, [], [torch.zeros(2)]], "`embedding` is not the torch.float32 of shape"),
+        ([0, 0, [], []], "0 tensors where 1 were due"),
+        ([0, 0, [], {"w": 1}], "no step, sums and tensors"),
+        ([0, 1, [], []], "weights of step 1 came from place 0 where those of step 0 were due"),
     ],
 )
 def test_a_malformed_message_names_who_sent_it(sent: Any, why: str) -> None:
     pair = Counted(0)
     pair.transports[0].send(1, 0, Frame(sent))
-    pair.taker.due(0)
+    pair.taker.send(None, 0)
     with pytest.raises(RouteError, match=f"(?s)`publish`.*place 0.*{why}" if "place 0" not in why else why):
-        list(pair.taker.take())
+        list(pair.taker.receive(0).value)
 
 
 def test_a_malformed_layout_names_who_sent_it() -> None:
@@ -412,7 +415,7 @@ def test_a_malformed_layout_names_who_sent_it() -> None:
     )
     again.start()
     with pytest.raises(RouteError, match="place 0 gave what are no weights: no layout"):
-        pair.taker.meet(None, {})
+        pair.taker.open(0)
 
 
 @pytest.mark.parametrize("giver", [Layout(), Layout(fsdp=2)])
@@ -437,9 +440,9 @@ def test_a_wrong_checksum_names_sync_parameter_and_giver(
 
 def test_what_was_given_in_a_dropped_step_is_skipped() -> None:
     pair = Counted(0)
-    pair.transports[0].send(1, 0, Frame([5, [], []]))
-    pair.taker.forget(4)
+    pair.transports[0].send(1, 0, Frame([0, 5, [], []]))
+    pair.taker.close(4)
     thread = pair.give(4)
-    pair.taker.due(4)
-    assert len(list(pair.taker.take())) == len(SHAPES)
+    pair.taker.send(None, 4)
+    assert len(list(pair.taker.receive(4).value)) == len(SHAPES)
     thread.join(5)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.routes import sync_plan
-from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.routes import negotiation, sync_plan
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers import buffer_pool
 from meshctl.runtime.transports.buffers.arena import GRAIN
@@ -525,13 +526,8 @@ def ragged_batch(rank: int) -> Batch:
 def channel_of(worker: Worker) -> Channel:
     """From places 0 and 1 to 2 and 3, balanced by tokens."""
     mesh = DeviceMesh.from_sizes(dp_size=2)
-    return Channel(
-        Route("a -> b", "a", "b", dispatch=Dispatch(balance="tokens")),
-        Party(mesh, 0),
-        Party(mesh, 2),
-        worker.transport,
-        0,
-    )
+    route = Route("a -> b", "a", "b", dispatch=Dispatch(balance="tokens"))
+    return Channel(RouteContext(route, RouteSide(mesh, 0), RouteSide(mesh, 2), worker.transport))
 
 
 def at_work(place: int, victim: int, messages: int) -> Callable[[Worker], int]:
@@ -539,11 +535,11 @@ def at_work(place: int, victim: int, messages: int) -> Callable[[Worker], int]:
     ends, too."""
 
     def steps(channel: Channel) -> None:
-        for _ in range(10_000):
+        for step in range(10_000):
             if place < 2:
-                channel.give(ragged_batch(place), 16, place)
+                channel.send(ragged_batch(place), step, 16)
             else:
-                tokens = channel.take(place - 2).value["tokens"]
+                tokens = channel.receive(step).value["tokens"]
                 assert all(len(row) == int(row[0]) == int(row[-1]) for row in tokens.rows())
 
     def work(worker: Worker) -> int:
@@ -584,8 +580,8 @@ def test_a_sync_of_many_buckets_waits_for_a_taker_that_is_late(
 ) -> None:
     """Two givers, with a lag: they may be ahead by more than a lane has at first. `early`: one gives before
     the taker knows how much."""
-    monkeypatch.setattr(sync_plan, "BUCKET", GRAIN)
-    monkeypatch.setattr(sync_plan, "FULL", GRAIN)
+    monkeypatch.setattr(sync_plan, "MAX_BUCKET_BYTES", GRAIN)
+    monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", GRAIN)
     held, lag, steps = (
         {f"w{number}": torch.full((4 * GRAIN // 8,), float(number)) for number in range(4)},
         1,
@@ -593,19 +589,21 @@ def test_a_sync_of_many_buckets_waits_for_a_taker_that_is_late(
     )
 
     def channel_of(worker: Worker) -> WeightChannel:
-        sides = Party(DeviceMesh.from_sizes(dp_size=2), 0), Party(DeviceMesh.from_sizes(), 2)
-        return WeightChannel(Route("s", "s", "s", kind="weights"), *sides, worker.transport, 0, lag)
+        sides = RouteSide(DeviceMesh.from_sizes(dp_size=2), 0), RouteSide(DeviceMesh.from_sizes(), 2)
+        context = RouteContext(Route("s", "s", "s", kind="weights"), *sides, worker.transport)
+        if worker.place == 2:
+            return WeightChannel(context, None, lambda: {}, lag=lag)
+        return WeightChannel(context, lambda: held, None, lag=lag)
 
     def giver(worker: Worker) -> bool:
         channel = channel_of(worker)
         if worker.place == 0 and early:  # it tells the taker what there is; the other one goes on
-            monkeypatch.setattr(
-                channel, "_tell", lambda *words: (worker.hear(), WeightChannel._tell(channel, *words))
-            )
+            send = negotiation._send
+            monkeypatch.setattr(negotiation, "_send", lambda *words: (worker.hear(), send(*words)))
         for step in range(steps):
             if not step:
-                channel.meet(held, None)
-            channel.give({name: tensor + step for name, tensor in held.items()}, step)
+                channel.open(0)
+            channel.send({name: tensor + step for name, tensor in held.items()}, step)
             if step == lag:
                 worker.say("ahead")
         worker.transport.close()
@@ -613,15 +611,15 @@ def test_a_sync_of_many_buckets_waits_for_a_taker_that_is_late(
 
     def taker(worker: Worker) -> bool:
         channel = channel_of(worker)
-        channel.meet(None, {})
+        channel.open(0)
         worker.hear()
         worker.look()
         for step in range(steps):
-            channel.due(step)
-            while channel.ready(step, cut=step == steps - 1):
-                assert all(
-                    torch.equal(tensor, held[name] + channel.version) for name, tensor in channel.take()
-                )
+            channel.send(None, step)
+            while channel.due(step + lag * (step == steps - 1)):
+                received = channel.receive(step)
+                for name, tensor in received.value:
+                    assert torch.equal(tensor, held[name] + received.sent_step)
         worker.transport.close()
         return True
 

@@ -21,8 +21,8 @@ from meshctl.plan.model import Input, Plan
 from meshctl.run.shutdown import Ending, Proposer
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Place
-from meshctl.runtime.loop import Loop
-from meshctl.runtime.routes.channel import LANES
+from meshctl.runtime.loop import Loop, LoopContext
+from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.data_plane import Transport
 from meshctl.runtime.transports.tcp import Address, Tcp
 from meshctl.runtime.world import reach_all
@@ -118,7 +118,7 @@ def reached(job: Plan, place: int, store: Store) -> Transport:
 
 
 def slots_of(job: Plan) -> dict[int, int]:
-    return {index * LANES: route.slots for index, route in enumerate(job.routes)}
+    return {index * TAGS_PER_ROUTE: route.slots for index, route in enumerate(job.routes)}
 
 
 def spread(job: Plan) -> Plan:
@@ -172,7 +172,8 @@ def work(way: str, place: int, port: int, folder: Path) -> None:
         ending = Ending(
             PrefixStore("ending", store), PrefixStore("ending", ear), place, range(job.places), transport.wake
         )
-        last = Loop(job, group, rank, components, transport, ending, lambda *args, **kwargs: None).run()
+        context = LoopContext(job, group, rank, components, transport, ending, lambda *args, **kwargs: None)
+        last = Loop(context).run()
         transport.close()
         said.append([number, last, told_by(seen)])
     (folder / f"{way}-{place}.json").write_text(json.dumps(said))

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.routes.channel import Channel, Party
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.buffers.arena import GRAIN, ArenaError
 from meshctl.runtime.transports.buffers.buffer_pool import HELD, INLINE
 from meshctl.runtime.transports.buffers.frames import MOST_BESIDE, FrameError
@@ -59,16 +60,15 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
     rows, steps, places = 32, 40, 1 + 2 * replicas
 
     def channel_to(worker: Worker) -> Channel:
-        taker = Party(DeviceMesh.from_sizes(dp_size=2, tp_size=replicas), 1)
-        return Channel(
-            Route("a -> b", "a", "b"), Party(DeviceMesh.from_sizes(), 0), taker, worker.transport, 0
-        )
+        consumer = RouteSide(DeviceMesh.from_sizes(dp_size=2, tp_size=replicas), 1)
+        producer, route = RouteSide(DeviceMesh.from_sizes(), 0), Route("a -> b", "a", "b")
+        return Channel(RouteContext(route, producer, consumer, worker.transport))
 
     def giver(worker: Worker) -> list[int]:
         channel, blocks = channel_to(worker), 0
         for step in range(steps):
             batch = made(worker, rows, step)
-            channel.give(batch, rows, 0)
+            channel.send(batch, step, rows)
             blocks = max(blocks, len(worker.local.lending.arena._blocks))
         worker.transport.close()
         return [blocks, len(worker.local.lending.rooms), worker.local.nbytes]
@@ -76,7 +76,7 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
     def taker(worker: Worker) -> bool:
         channel, rank = channel_to(worker), worker.place - 1
         for step in range(steps):
-            batch = channel.take(rank).value
+            batch = channel.receive(step).value
             assert len(batch) == rows // 2 and is_made(batch, rank // replicas * rows // 2, step, rows)
         worker.transport.close()
         return True
@@ -102,7 +102,9 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
             DeviceMesh.from_sizes(dp_size=givers),
             DeviceMesh.from_sizes(dp_size=2, tp_size=replicas),
         )
-        return Channel(Route("a -> b", "a", "b"), Party(giver, 0), Party(taker, givers), worker.transport, 0)
+        route = Route("a -> b", "a", "b")
+        sides = RouteSide(giver, 0), RouteSide(taker, givers)
+        return Channel(RouteContext(route, *sides, worker.transport))
 
     def whole(step: int) -> Tensor:
         return (torch.arange(givers * rows * width) + step).view(-1, width).float()
@@ -120,7 +122,7 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
                 {"x": x.view(rows, width).copy_(whole(step)[own]), "y": y},
                 ids=torch.arange(givers * rows)[own],
             )
-            channel.give(batch, rows, worker.place)
+            channel.send(batch, step, rows)
             blocks = max(blocks, len(worker.local.lending.arena._blocks))
         del batch, x
         worker.transport.close()
@@ -131,7 +133,7 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
         mine = slice(rank // replicas * 2 * rows, (rank // replicas + 1) * 2 * rows)
         strips = worker.local._strips._kept
         for step in range(steps):
-            kept.append((step, channel.take(rank).value))
+            kept.append((step, channel.receive(step).value))
             for number, batch in kept:
                 assert torch.equal(batch["x"], whole(number)[mine])
                 assert torch.equal(batch["y"], torch.arange(givers * rows)[mine] + number)
