@@ -37,9 +37,10 @@ from meshctl.runtime.sources import Sources
 from meshctl.runtime.step_report import Say, StepReport, scalars
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.data_plane import Dropped, Full, Transport
-from meshctl.topology.mesh import share
-from meshctl.topology.modes import COLLECT, RouteError, voices
-from meshctl.topology.partition import Grid
+from meshctl.runtime.user_modes import collect_mode, execute_mode
+from meshctl.topology.mesh import even_split
+from meshctl.topology.modes import producer_set
+from meshctl.topology.samples import Grid, RouteError
 
 USER_ERRORS = (RouteError, BatchError, FrameError, Full)
 """Errors of a user's values, or of too many of them: reported in one line."""
@@ -83,6 +84,8 @@ class StageContext:
     stage: Stage
     component: Component
     method: Callable[..., Any]
+    is_called: bool
+    """Whether the stage calls this rank."""
     data_rank: int
     producer: int | None
     """This rank's index among the producers of the stage's value, or None."""
@@ -91,6 +94,8 @@ class StageContext:
     outputs: tuple[Channel, ...]
     log: Callable[[Mapping[str, float], float], None]
     """`self.log` while the stage runs."""
+    reduction: str
+    """How the value's numbers become one metric: `mean`, `sum` or `first`."""
     has_home: bool
     """Whether a later stage sends the samples back to the data rank that made them."""
 
@@ -227,8 +232,8 @@ class Loop:
         self.at = (stage.name, step)
         if stage.kind == "sync":
             self._sync(stage, step)
-        elif stage.execute != "first" or not self._context.rank:
-            self._call(self._calls[stage.name], step)
+        elif (call := self._calls[stage.name]).is_called:
+            self._call(call, step)
 
     # A call
 
@@ -271,7 +276,7 @@ class Loop:
         numbers = self._sources.next_numbers(stage)
         if context.producer is None:
             return None
-        part = share(len(numbers), context.producers, context.producer)
+        part = even_split(len(numbers), context.producers, context.producer)
         mine = numbers[part.start : part.stop]
         value = self._call_method(context, step, Arguments([mine]))
         if value is None:
@@ -313,9 +318,7 @@ class Loop:
         if value is not END:
             is_metric = not context.outputs and context.producer is not None
             if is_metric and not isinstance(value, Batch):
-                join = COLLECT[context.stage.collect].join
-                reduction = join if join in ("sum", "first") else "mean"
-                self._report.add_metric(context.stage.name, scalars(value), weight, reduction)
+                self._report.add_metric(context.stage.name, scalars(value), weight, context.reduction)
         elif not context.outputs or any(ends):
             self._ended = self._ended or context.stage.name
             if context.stage.is_source and context.producer == 0:
@@ -383,7 +386,11 @@ class Loop:
     def _stage_context(self, stage: Stage) -> StageContext:
         mesh, rank = self._plan.component(stage.component).mesh, self._context.rank
         component, data_rank = self._context.components[stage.component], mesh.data_rank(rank)
-        producers = voices(stage.collect, stage.execute)
+        collect, execute = collect_mode(stage.collect), execute_mode(stage.execute)
+        producers = producer_set(collect, execute)
+        reduction = (
+            collect.join if isinstance(collect.join, str) and collect.join in ("sum", "first") else "mean"
+        )
         inputs = [
             Input(part.parameter, tuple(self._data[name, stage.name, part.parameter] for name in part.stages))
             for part in stage.inputs
@@ -392,12 +399,14 @@ class Loop:
             stage,
             component,
             getattr(component, stage.method),
+            execute.is_called(mesh, rank),
             data_rank,
-            producers.number(mesh, rank),
+            producers.index_of(mesh, rank),
             producers.count(mesh),
             Inputs(tuple(inputs)),
             tuple(end for (source, _, _), end in self._data.items() if source == stage.name),
             partial(self._log, stage, mesh.representative(data_rank) == rank),
+            reduction,
             any(route.dispatch.home == stage.name for route in self._plan.routes),
         )
 

@@ -8,7 +8,7 @@ from meshctl.plan.model import Plan, Stage
 from meshctl.runtime.component import Component
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.schedule import bounds_run
-from meshctl.topology.modes import DISPATCH
+from meshctl.runtime.user_modes import dispatch_mode, execute_mode
 
 
 class Sources:
@@ -65,10 +65,11 @@ class Sources:
             return
         for route in self._plan.routes:
             target = self._plan.stage(route.target)
-            if route.source != stage.name or target.execute != "all" or route.dispatch.allow_empty:
+            if route.source != stage.name or route.dispatch.allow_empty:
                 continue
-            shares = DISPATCH[route.dispatch.mode].shares(self._plan.component(target.component).mesh)
-            if tail < shares:
+            mesh = self._plan.component(target.component).mesh
+            shares = dispatch_mode(route.dispatch.mode).share_count(mesh)
+            if execute_mode(target.execute).is_joint and tail < shares:
                 raise StageError(
                     f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` shares it among {shares}: "
                     "say dispatch: {allow_empty: true} there, or choose samples or data so that more are left"

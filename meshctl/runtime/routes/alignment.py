@@ -8,8 +8,8 @@ from functools import cached_property
 
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.step import StepHeader
-from meshctl.topology.modes import Id, RouteError
-from meshctl.topology.partition import Hearing, align, name_of
+from meshctl.topology.consumers import ConsumerParts
+from meshctl.topology.samples import Id, RouteError, align, sample_name
 
 IdsByRank = Mapping[int, Sequence[Id]]
 
@@ -18,7 +18,7 @@ IdsByRank = Mapping[int, Sequence[Id]]
 class Assignment:
     """Which samples of one input each rank of the called component has."""
 
-    consumers: Hearing
+    consumers: ConsumerParts
     step: StepHeader
 
     @cached_property
@@ -55,7 +55,7 @@ def aligned(
     align(sorted(everybody), held.step.table)  # names a sample that is missing
     extra = {id for ids in held.ids.values() for id in ids} - everybody
     if extra:
-        raise RouteError(f"sample {name_of(min(extra))} is missing in the first input")
+        raise RouteError(f"sample {sample_name(min(extra))} is missing in the first input")
     if all(set(held.ids[each]) == set(wanted.ids[each]) for each in wanted.ids):
         return ordered(batch, held.ids[rank], wanted.ids[rank])
     return realign(batch, held.ids, wanted.ids)

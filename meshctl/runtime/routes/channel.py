@@ -57,8 +57,10 @@ from meshctl.runtime.transports.allgather import exchange
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.buffers.memcpy import is_mappable
 from meshctl.runtime.transports.data_plane import Held, PeerLost, flat, tensor_of
-from meshctl.topology.modes import COLLECT, DISPATCH, RouteError, speakers
-from meshctl.topology.partition import Hearing, Run, hearing, parts_for
+from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
+from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for
+from meshctl.topology.modes import producer_set
+from meshctl.topology.samples import RouteError, Run
 
 
 class _Message(NamedTuple):
@@ -79,8 +81,13 @@ class Channel:
         self._context, self._transport, self._tag = context, context.transport, context.first_tag
         self._producer, self._consumer = context.producer, context.consumer
         self._generation = 0
-        self._join = COLLECT[self.route.collect].join
-        self._set_producers(speakers(self._producer.mesh, self.route.collect, self._producer.execute))
+        self._collect, self._dispatch = (
+            collect_mode(self.route.collect),
+            dispatch_mode(self.route.dispatch.mode),
+        )
+        self._execute = execute_mode(self._consumer.execute)
+        producers = producer_set(self._collect, execute_mode(self._producer.execute))
+        self._set_producers(producers.ranks(self._producer.mesh))
         self._me = self._producers.index(context.rank) if context.rank in self._producers else None
         sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
         self._seed = crc32(repr((self.route, *sides)).encode())
@@ -90,8 +97,9 @@ class Channel:
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
         """Sets the ranks that send, in their order: everywhere else a producer is named by its index."""
         self._producers, self._job_ranks = ranks, tuple(map(self._producer.job_rank, ranks))
-        mode, side = self.route.dispatch.mode, self._consumer
-        self.consumers: Hearing = hearing(side.mesh, side.execute, mode, len(ranks))
+        self.consumers: ConsumerParts = consumer_parts(
+            self._consumer.mesh, self._execute, self._dispatch, len(ranks)
+        )
         """Which ranks of the called component get which part."""
 
     @cached_property
@@ -101,9 +109,14 @@ class Channel:
     @cached_property
     def _led(self) -> tuple[int, ...]:
         """The parts whose consumers receive the headers from this rank."""
-        return tuple(part for part, leader in enumerate(self.consumers.tellers) if leader == self._me)
+        return tuple(part for part, leader in enumerate(self.consumers.leaders) if leader == self._me)
 
     # The protocol of `RouteEnd`, as far as a data route has nothing to do
+
+    @property
+    def cuts_samples(self) -> bool:
+        """Whether different ranks may receive different samples."""
+        return self._dispatch.cuts_samples
 
     def open(self, step: int) -> None:
         pass
@@ -144,7 +157,7 @@ class Channel:
         `RouteError` where the route cannot carry it."""
         if value is END:
             return ProducerHeader()
-        if isinstance(value, Batch) and self._join in ("samples", "first"):
+        if isinstance(value, Batch) and (self._collect.is_batch or self._collect.is_first):
             if (home := self.route.dispatch.home) and MARK + "home." + home not in value:
                 raise RouteError(
                     f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there"
@@ -158,13 +171,13 @@ class Channel:
 
     def _check_joinable(self, value: Any) -> None:
         gave = f"`{self.route.source}` gave "
-        if self._join == "samples" and not isinstance(value, list):
+        if self._collect.is_batch and not isinstance(value, list):
             if value is None:
                 raise RouteError(f"{gave}None; does it return what it made?")
             if not isinstance(value, Tensor) or not value.ndim:
                 hint = "flatten joins batches, lists and tensors: say mean, sum or first"
                 raise RouteError(f"{gave}a {type(value).__name__}; {hint}")
-        if self._join in ("mean", "sum") and isinstance(value, Batch):
+        if self._collect.is_reduced and isinstance(value, Batch):
             raise RouteError(f"{gave}a Batch, and collect: {self.route.collect} is for numbers and tensors")
 
     def _decoded(self, producer: int, row: Any) -> ProducerHeader:
@@ -177,7 +190,7 @@ class Channel:
         """Sends the samples that this rank holds, and the headers for the parts that it leads."""
         assert self._me is not None
         for part in header.partition.touched_by(self._me, self._led):
-            is_leader = self.consumers.tellers[part] == self._me
+            is_leader = self.consumers.leaders[part] == self._me
             message = _Message(self._generation, header.digest, table if is_leader else None)
             if not isinstance(value, Batch):
                 self._send_frame(part, message)
@@ -215,7 +228,7 @@ class Channel:
     def _shared_schema(self, header: StepHeader, part: int) -> Schema | None:
         """Returns the columns of a part that several producers write into one frame: where they and all
         consumers share memory, and the consumers cannot map the columns as they are."""
-        producers, leader = header.partition.producers[part], self.consumers.tellers[part]
+        producers, leader = header.partition.producers[part], self.consumers.leaders[part]
         if len(producers) < 2 or header.headers[leader].schema is None:
             return None
         if not self._paths.can_write_together(part, producers):
@@ -230,7 +243,7 @@ class Channel:
         send only that they have written."""
         assert self._me is not None
         ranges = header.partition.held(part, self._me).ranges
-        leader = self.consumers.tellers[part]
+        leader = self.consumers.leaders[part]
         readers = [self._consumer.job_rank(rank) for rank in self.consumers.ranks[part]]
         if leader != self._me:
             lent = self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE)
@@ -261,7 +274,7 @@ class Channel:
 
     def receive(self, step: int) -> Received:
         part = self.consumers.part_of[self._context.consumer_rank]
-        leader = self.consumers.tellers[part]
+        leader = self.consumers.leaders[part]
         message = self._next(part, leader)
         headers = decode_table(message.table, len(self._producers))
         if headers is None:
@@ -270,7 +283,7 @@ class Channel:
         self._check(message, digest, leader)
         header = self._step_header(headers, digest)
         if header is None:
-            return Received(self._joined([headers[number] for number in self.consumers.speakers[part]]))
+            return Received(self._joined([headers[number] for number in self.consumers.producers[part]]))
         batch = self._received_batch(header, part, message)
         batch.most = header.partition.largest
         return Received(batch, header)
@@ -278,11 +291,11 @@ class Channel:
     def _joined(self, headers: Sequence[ProducerHeader]) -> Any:
         if headers[0].is_end:
             return END
-        return join(self._join, [(header.value, header.weight or 0.0) for header in headers], self.route)
+        return join(self._collect, [(header.value, header.weight or 0.0) for header in headers], self.route)
 
     def _received_batch(self, header: StepHeader, part: int, message: _Message) -> Batch:
         """Returns the samples of a part, of which the leader sent `message`."""
-        partition, leader = header.partition, self.consumers.tellers[part]
+        partition, leader = header.partition, self.consumers.leaders[part]
         producers = partition.producers[part]
         others = [number for number in producers if number != leader]
         if self._shared_schema(header, part):
@@ -353,7 +366,7 @@ class Channel:
             return None
         try:
             parts = parts_for(
-                self._consumer.execute, self.route.dispatch, self._consumer.mesh, table_of(headers)
+                self._execute, self._dispatch, self.route.dispatch, self._consumer.mesh, table_of(headers)
             )
         except RouteError as error:
             raise RouteError(f"`{self.route.source}` gives stage `{self.route.target}` {error}") from None
@@ -380,12 +393,8 @@ class Channel:
     def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
         """Moves samples between the ranks of the called component, each to the rank that needs it."""
         self._check_realignable()
-        mode, mesh, rank = (
-            DISPATCH[self.route.dispatch.mode],
-            self._consumer.mesh,
-            self._context.consumer_rank,
-        )
-        peers = [mode.holder(mesh, rank, share) for share in range(mode.shares(mesh))]
+        mode, mesh, rank = self._dispatch, self._consumer.mesh, self._context.consumer_rank
+        peers = [mode.counterpart(mesh, rank, share) for share in range(mode.share_count(mesh))]
         for peer in peers:
             rows = _rows_of(held[rank], wanted[peer])
             if peer != rank and rows:
@@ -400,7 +409,7 @@ class Channel:
         return ordered(whole, [tuple(id) for id in whole.ids.tolist()], wanted[rank])
 
     def _check_realignable(self) -> None:
-        if self._consumer.execute == "peer":
+        if self._execute.is_per_producer:
             raise RouteError("inputs of a stage with `execute: peer` must come from the same ranks")
 
     def _realigned_from(self, job_rank: int, digest: int) -> Batch:
@@ -444,8 +453,8 @@ def _assembled(
         starts[number], at = at, at + len(batches[number])
     rows = list[int]()
     for run in runs:
-        rows += range(starts[run.speaker], starts[run.speaker] + len(run))
-        starts[run.speaker] += len(run)
+        rows += range(starts[run.producer], starts[run.producer] + len(run))
+        starts[run.producer] += len(run)
     return whole if rows == list(range(len(rows))) else whole.take(rows)
 
 

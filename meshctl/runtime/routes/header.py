@@ -26,8 +26,8 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
 from meshctl.runtime.routes.rows import dtype_of, kind_of
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, fits, not_sent, unpack
-from meshctl.topology.modes import Dispatch, Id
-from meshctl.topology.partition import Grid, Table
+from meshctl.topology.modes import Dispatch
+from meshctl.topology.samples import Grid, Id, SampleTable
 
 SCHEMAS_KEPT = 64
 MAX_SAMPLES = 1 << 31
@@ -375,7 +375,7 @@ def partition_key(headers: Sequence[ProducerHeader]) -> tuple[BatchSchema | None
     return tuple([header.schema for header in headers])
 
 
-def table_of(headers: Sequence[ProducerHeader]) -> Table:
+def table_of(headers: Sequence[ProducerHeader]) -> SampleTable:
     """Returns the samples of all producers. A producer whose stream has ended has none."""
     schemas = [header.schema for header in headers if header.schema]
     tokens = homes = None
@@ -384,7 +384,7 @@ def table_of(headers: Sequence[ProducerHeader]) -> Table:
     if schemas[0].homes is not None:
         homes = tuple([header.homes for header in headers])
     group_depth = max([schema.group_depth for schema in schemas])
-    return Table(tuple([_ids(header) for header in headers]), tokens, homes, group_depth)
+    return SampleTable(tuple([_ids(header) for header in headers]), tokens, homes, group_depth)
 
 
 def _ids(header: ProducerHeader) -> Sequence[Id]:

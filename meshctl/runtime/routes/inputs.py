@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, Received
-from meshctl.topology.modes import RouteError
+from meshctl.topology.samples import RouteError
 
 
 class _Value(NamedTuple):
@@ -84,7 +84,7 @@ def _aligned(value: _Value, leading: _Value | None) -> Any:
     if leading is None or value is leading or not isinstance(batch, Batch):
         return batch
     first, own = leading.channel.route, value.channel.route
-    if own.dispatch.mode == "all" and first.dispatch.mode != "all":
+    if leading.channel.cuts_samples and not value.channel.cuts_samples:
         return batch
     try:
         batch = value.channel.aligned(value.received, leading.channel.assignment(leading.received))

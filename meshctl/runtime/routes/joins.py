@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.topology.modes import Join, Route, RouteError
+from meshctl.topology.modes import CollectMode, Join, Route
+from meshctl.topology.samples import RouteError
 
 Parts = Sequence[tuple[Any, float]]
 """The (value, weight) of each producer, in their order."""
 
 
-def join(how: Join, parts: Parts, route: Route) -> Any:
+def join(collect: CollectMode, parts: Parts, route: Route) -> Any:
     """Returns the value of a stage from those of its producers. Raises `RouteError` where they do not fit."""
-    return JOINS[how](parts, route)
+    return collect.join(parts) if callable(collect.join) else JOINS[collect.join](parts, route)
 
 
 def _concatenated(parts: Parts, route: Route) -> Any:

@@ -16,7 +16,7 @@ from meshctl.runtime.routes.end import REALIGN, TABLES, RouteContext
 from meshctl.runtime.routes.sync_plan import Layout, Parameter, Shard, SyncPlan, layout_of
 from meshctl.runtime.transports.allgather import exchange
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.topology.modes import RouteError
+from meshctl.topology.samples import RouteError
 
 Weights = Mapping[str, Tensor]
 Malformed = Callable[[int, str], RouteError]

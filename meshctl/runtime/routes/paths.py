@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from meshctl.runtime.routes.end import RouteContext
 from meshctl.runtime.transports.data_plane import Transport
-from meshctl.topology.partition import Hearing
+from meshctl.topology.consumers import ConsumerParts
 
 
 def can_share_memory(transport: Transport, job_ranks: Iterable[int]) -> bool:
@@ -21,7 +21,7 @@ def can_share_memory(transport: Transport, job_ranks: Iterable[int]) -> bool:
 class Paths:
     """The paths of one route, each computed when it is first needed."""
 
-    def __init__(self, context: RouteContext, producers: tuple[int, ...], consumers: Hearing) -> None:
+    def __init__(self, context: RouteContext, producers: tuple[int, ...], consumers: ConsumerParts) -> None:
         """`producers` are the ranks that send, in their order."""
         self._producer, self._consumer = context.producer, context.consumer
         self._transport = context.transport
@@ -62,7 +62,7 @@ class Paths:
         return found
 
     def _find_shared(self, part: int, producers: tuple[int, ...]) -> bool:
-        writers, readers = {self._consumers.tellers[part], *producers}, self._consumers.ranks[part]
+        writers, readers = {self._consumers.leaders[part], *producers}, self._consumers.ranks[part]
         nodes = {self._node_of_producer(writer) for writer in writers}
         nodes |= {self._consumer.node_of(rank) for rank in readers}
         job_ranks = [self._producer.job_rank(self._producers[writer]) for writer in writers]

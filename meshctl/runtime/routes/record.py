@@ -43,7 +43,8 @@ from meshctl.runtime.routes.joins import join
 from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, pack, ragged, unpack
 from meshctl.runtime.transports.data_plane import Transport
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Route, RouteError
+from meshctl.topology.modes import Route
+from meshctl.topology.samples import RouteError
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -247,10 +248,10 @@ class ReplayedChannel(Channel):
         header = self._step_header([self._describe(value, weight) for value, weight in self._values], 0)
         part = self.consumers.part_of[self._context.consumer_rank]
         if header is None:
-            parts = [self._values[number] for number in self.consumers.speakers[part]]
-            return Received(END if parts[0][0] is END else join(self._join, parts, self.route))
+            parts = [self._values[number] for number in self.consumers.producers[part]]
+            return Received(END if parts[0][0] is END else join(self._collect, parts, self.route))
         runs = header.partition.parts[part]
-        rows = [self._values[run.speaker][0].take(range(run.start, run.stop)) for run in runs]
+        rows = [self._values[run.producer][0].take(range(run.start, run.stop)) for run in runs]
         batch = Batch.concat(rows or [self._batches()[0].take([])])
         batch.most = header.partition.largest
         return Received(batch, header)

@@ -20,7 +20,7 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.transports.buffers.frames import FrameError, on_device
 from meshctl.runtime.transports.buffers.memcpy import by_libc, is_plain
-from meshctl.topology.partition import Run
+from meshctl.topology.samples import Run
 
 INDEX_MAX_ROW_BYTES = 1 << 10
 """Rows smaller than this are gathered by an index where there are many of them."""
@@ -47,7 +47,7 @@ def ranges_of(part: Sequence[Run], producer: int) -> list[RowRange]:
     """Returns the rows of a part that a producer holds, with their rows in the part."""
     found, at = [], 0
     for run in part:
-        if run.speaker == producer:
+        if run.producer == producer:
             found.append(RowRange(at, run.start, run.stop))
         at += len(run)
     return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.header import ProducerHeader, table_of
 from meshctl.runtime.routes.rows import RowRange, packed, ranges_of
-from meshctl.topology.partition import Grid, Run, Table
+from meshctl.topology.samples import Grid, Run, SampleTable
 
 MAX_RUNS_SLICED = 4
 """Runs of rows that are sliced one by one; the rows of more runs are gathered by an index."""
@@ -39,7 +39,7 @@ class Partition:
     @cached_property
     def producers(self) -> list[tuple[int, ...]]:
         """Part -> the producers that hold some of it."""
-        return [tuple(sorted({run.speaker for run in part})) for part in self.parts]
+        return [tuple(sorted({run.producer for run in part})) for part in self.parts]
 
     @cached_property
     def counts(self) -> list[int]:
@@ -87,7 +87,7 @@ class StepHeader:
     """The digest that every frame of this step names."""
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> SampleTable:
         return table_of(self.headers)
 
     def key_of(self, part: int) -> tuple[object, ...]:
@@ -141,7 +141,7 @@ class StepHeader:
         """Returns the rows of a part, in its order, of a tensor that each producer has."""
         runs = self.partition.parts[part]
         if len(runs) <= MAX_RUNS_SLICED:
-            return torch.cat([tensors[run.speaker][run.start : run.stop] for run in runs])
+            return torch.cat([tensors[run.producer][run.start : run.stop] for run in runs])
         return torch.cat([tensors[producer] for producer in self.partition.producers[part]])[
             self._index(part)
         ]

@@ -58,7 +58,7 @@ from meshctl.runtime.transports.buffers.caching_allocator import Warm
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, on_device, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.data_plane import UNBOUND, Delivery, Held, Loan
-from meshctl.topology.modes import RouteError
+from meshctl.topology.samples import RouteError
 
 Arrived = list[tuple[Shard, Tensor]]
 """What arrived of one item: its parts, or the whole."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshctl.runtime.routes.sync_plan import Bucket, Distance, Parameter, Shard, SyncPlan
-from meshctl.topology.mesh import share
+from meshctl.topology.mesh import even_split
 
 SHAPES = {"w": (6, 5), "b": (5,), "s": (), "t": (2, 3, 4)}
 WHOLE = {name: Shard((0,) * len(shape), shape) for name, shape in SHAPES.items()}
@@ -20,7 +20,8 @@ PARAMETERS = {name: Parameter(shape, torch.float32) for name, shape in SHAPES.it
 def cut(shape: tuple[int, ...], parts: tuple[int, ...]) -> list[Shard]:
     """A grid of shards over a whole, as a sharding of several dims gives it."""
     edges = [
-        [share(size, count, part) for part in range(count)] for size, count in zip(shape, parts, strict=True)
+        [even_split(size, count, part) for part in range(count)]
+        for size, count in zip(shape, parts, strict=True)
     ]
     return [
         Shard(tuple(r.start for r in ranges), tuple(len(r) for r in ranges)) for ranges in product(*edges)
