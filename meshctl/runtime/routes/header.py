@@ -20,7 +20,9 @@ from math import prod
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
@@ -104,17 +106,18 @@ class ProducerHeader(NamedTuple):
         return self.schema is None and self.weight is None
 
     @property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> NDArray[numpy.int64]:
         """The tokens of each sample, where the dispatch balances."""
         return self._numbers_at(self.schema and self.schema.tokens)
 
     @property
     def homes(self) -> list[int]:
         """The data rank to which each sample returns."""
-        return self._numbers_at(self.schema and self.schema.homes)
+        homes: list[int] = self._numbers_at(self.schema and self.schema.homes).tolist()
+        return homes
 
-    def _numbers_at(self, index: BatchSchema | int | None) -> list[int]:
-        return self.numbers[index].tolist() if isinstance(index, int) else []
+    def _numbers_at(self, index: BatchSchema | int | None) -> NDArray[numpy.int64]:
+        return self.numbers[index].numpy() if isinstance(index, int) else numpy.empty(0, numpy.int64)
 
 
 # Describing a batch

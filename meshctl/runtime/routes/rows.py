@@ -62,9 +62,13 @@ def packed(ranges: Sequence[RowRange]) -> list[RowRange]:
     return found
 
 
-def rows_in(ranges: Sequence[RowRange]) -> list[int]:
-    """Returns the rows of the source, in order."""
-    return [row for each in ranges for row in range(each.start, each.stop)]
+def row_index(spans: Sequence[tuple[int, int]]) -> Tensor:
+    """Returns the numbers of some spans [start, stop), one span after another, int64 `[n]`."""
+    starts, stops = torch.tensor(spans).unbind(1)
+    counts = stops - starts
+    ends = counts.cumsum(0)
+    shifts: Tensor = (starts - ends + counts).repeat_interleave(counts)
+    return torch.arange(int(ends[-1])) + shifts
 
 
 def kind_of(column: Column) -> str:
@@ -141,17 +145,18 @@ def gather(batch: Batch, ranges: Sequence[RowRange]) -> Batch:
         return batch.between(0, 0)
     if len(ranges) == 1:
         return batch.between(ranges[0].start, ranges[0].stop)
-    rows = rows_in(ranges)
     schema = schema_of(batch)
     lengths = {
         name: torch.cat([column[each.start : each.stop] for each in ranges])
         for name, column in lengths_of(batch).items()
     }
     ids = torch.cat([batch.ids[each.start : each.stop] for each in ranges])
-    empty = empty_like(schema, len(rows), lengths, ids, batch.group_depth)
+    columns = empty_like(schema, len(ids), lengths, ids, batch.group_depth).columns
     others = {name: column for name, column in batch.columns.items() if name not in schema}
-    copied = Batch(others, ids=batch.ids).take(rows)
-    columns = {name: (empty if name in schema else copied).columns[name] for name in batch.columns}
+    if others:
+        rows = row_index([(each.start, each.stop) for each in ranges])
+        copied = Batch(others, ids=batch.ids).take(rows.tolist()).columns
+        columns = {name: (columns if name in schema else copied)[name] for name in batch.columns}
     return Batch(columns, ids=ids, group_depth=batch.group_depth, most=batch.most)
 
 
@@ -160,7 +165,10 @@ def fill(target: Batch, source: Batch, ranges: Sequence[RowRange]) -> None:
     such rows."""
     if not ranges:
         return
-    index = torch.tensor(rows_in(ranges)) if len(ranges) > 1 and _are_neighbours(ranges) else None
+    index: Tensor | None = None
+    has_tensors = any(isinstance(column, Tensor) for column in target.columns.values())
+    if has_tensors and len(ranges) > 1 and _are_neighbours(ranges):
+        index = row_index([(each.start, each.stop) for each in ranges])
     whole = [(each.at, each.start, each.stop) for each in ranges]
     spans: dict[tuple[int, int], Spans] = {}
     for name, column in target.columns.items():
@@ -182,8 +190,9 @@ def _are_neighbours(ranges: Sequence[RowRange]) -> bool:
 
 
 def _spans(target: Ragged, source: Ragged, ranges: Sequence[RowRange]) -> Spans:
-    into, out = target.offsets.tolist(), source.offsets.tolist()
-    return [(into[each.at], out[each.start], out[each.stop]) for each in ranges]
+    at, start, stop = torch.tensor([(each.at, each.start, each.stop) for each in ranges]).unbind(1)
+    rows = target.offsets[at].tolist(), source.offsets[start].tolist(), source.offsets[stop].tolist()
+    return list(zip(*rows, strict=True))
 
 
 def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | None = None) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.header import ProducerHeader, table_of
-from meshctl.runtime.routes.rows import RowRange, packed, ranges_of
+from meshctl.runtime.routes.rows import RowRange, packed, ranges_of, row_index
 from meshctl.topology.samples import Grid, Run, SampleTable
 
 MAX_RUNS_SLICED = 4
-"""Runs of rows that are sliced one by one; the rows of more runs are gathered by an index."""
+MIN_ROWS_PER_RUN = 16
+"""Few runs, or runs of so many rows, are sliced one by one; other rows are gathered by an index."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class StepHeader:
     def _rows_of(self, part: int, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the rows of a part, in its order, of a tensor that each producer has."""
         runs = self.partition.parts[part]
-        if len(runs) <= MAX_RUNS_SLICED:
+        if len(runs) <= MAX_RUNS_SLICED or len(runs) * MIN_ROWS_PER_RUN <= self.partition.counts[part]:
             return torch.cat([tensors[run.producer][run.start : run.stop] for run in runs])
         return torch.cat([tensors[producer] for producer in self.partition.producers[part]])[
             self._index(part)
@@ -151,12 +152,11 @@ class StepHeader:
         found = self._indices.get(part)
         if found is None:
             producers = self.partition.producers[part]
-            ends = accumulate((len(self.table.ids[producer]) for producer in producers), initial=0)
-            starts = dict(zip(producers, ends, strict=False))
-            rows = list[int]()
-            for producer, start, stop in self.partition.parts[part]:
-                rows += range(starts[producer] + start, starts[producer] + stop)
-            found = self._indices[part] = torch.tensor(rows)
+            counts = [len(self.table.ids[producer]) for producer in producers]
+            first = dict(zip(producers, accumulate(counts, initial=0), strict=False))
+            runs = self.partition.parts[part]
+            spans = [(first[producer] + start, first[producer] + stop) for producer, start, stop in runs]
+            found = self._indices[part] = row_index(spans)
         return found
 
     @cached_property

@@ -145,7 +145,7 @@ def test_nor_does_it_help_to_leave_the_digest_as_it_was(path: tuple[Any, ...], o
 def test_a_row_of_turned_bits_is_a_row_or_none(more: bytes, at: int, bit: int) -> None:
     row = bytearray(encode(describe(BATCH, Dispatch(balance="tokens"), alone=False)))
     row[at % len(row)] ^= 1 << bit
-    assert decode(more) is None
+    assert more == encode(ProducerHeader()) or decode(more) is None
     assert decode(bytes(row)) is None or isinstance(decode(bytes(row)), ProducerHeader)
     assert decode_schema(more) is None
 
