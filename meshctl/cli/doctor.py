@@ -17,7 +17,7 @@ from meshctl.engines.checks.runner import examine
 from meshctl.engines.engine import CannotStart, engine_named
 from meshctl.run.directory import Start
 from meshctl.text.english import counted, listed
-from meshctl.text.redaction import command_line, hidden
+from meshctl.text.redaction import command_line, redact
 from meshctl.view.reports.health import table
 
 FORMATS = ("text", "json")
@@ -58,13 +58,13 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None,
         name, held = resolve_source(recipe)
         ready = plan_of(name, overrides, held)
     except Unreadable as wrong:
-        return 3, None, (Check("recipe", "text", "failure", hidden(str(wrong)), again),)
+        return 3, None, (Check("recipe", "text", "failure", redact(str(wrong)), again),)
     except RecipeError as wrong:
         errors = len(wrong.report.errors)
         found = f"{recipe} has {counted(errors, 'error')}: {wrong.report.errors[0].message}" + (
             " ..." if errors > 1 else ""
         )
-        return 1, None, (Check("recipe", "text", "failure", hidden(found), again),)
+        return 1, None, (Check("recipe", "text", "failure", redact(found), again),)
     plan = ready.plan
     found = f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}"
     return 0, ready, (Check("recipe", "text", "ok", found), preflight(ready))
@@ -79,7 +79,7 @@ def preflight(ready: Launchable) -> Check:
             "recipe",
             "start",
             "failure",
-            hidden(str(refused)),
+            redact(str(refused)),
             "change the recipe, or launch it where that is",
         )
     return Check("recipe", "start", "ok", "`launch` would start it here")

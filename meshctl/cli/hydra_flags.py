@@ -30,13 +30,13 @@ def answer(arguments: Sequence[str]) -> str:
         return ""
     import shlex
 
-    from meshctl.text.redaction import hidden
+    from meshctl.text.redaction import redact
 
     words = _recipe(arguments[1:]) or ["RECIPE"]
     if EQUIVALENTS[flag] == LAUNCH:
         words += [word for word in arguments[1:] if word in ("-m", "--multirun", "--dry-run")]
     same = EQUIVALENTS[flag].format(recipe=shlex.join(words))
-    return hidden(f"`{flag}` is a flag of Hydra; the same is: meshctl {same}")
+    return redact(f"`{flag}` is a flag of Hydra; the same is: meshctl {same}")
 
 
 def _recipe(arguments: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ from meshctl.recipe.compose.sweeps import CannotSweep, Job, expand
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.run import metrics
 from meshctl.run.directory import RunDir
-from meshctl.text.redaction import hidden
+from meshctl.text.redaction import redact
 from meshctl.view import formatting
 from meshctl.view.live.summary import table
 
@@ -78,7 +78,7 @@ def multirun(recipe: str, overrides: Sequence[str], dry_run: bool, asked: Asked 
     try:
         jobs = expand(overrides, lambda group: list_options(folders, group))
     except CannotSweep as error:
-        return _misused(hidden(str(error)))
+        return _misused(redact(str(error)))
     data = sys.stdin.buffer.read(MAX_BYTES + 1) if recipe == "-" and sys.stdin else b""
     codes, ready = _checked(recipe, data, jobs, asked)
     if any(codes):
@@ -103,7 +103,7 @@ def _title(jobs: Sequence[Job], index: int) -> str:
 
 
 def _shown(job: Job) -> str:
-    return " ".join(hidden(text) for text in job.swept) or "as written"
+    return " ".join(redact(text) for text in job.swept) or "as written"
 
 
 # Checking

@@ -20,7 +20,7 @@ from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
 from meshctl.recipe.compose.folders import is_dir, is_file
 from meshctl.run.directory import write_whole
 from meshctl.text.english import counted, listed
-from meshctl.text.redaction import hidden
+from meshctl.text.redaction import redact
 from meshctl.view.pictures import FORMATS
 from meshctl.view.pictures.text.styled import in_encoding
 from meshctl.view.reports.text import shown
@@ -96,7 +96,7 @@ def show(recipe: str, overrides: list[str], asked: Asked) -> int:
 
 
 def refuse(why: str) -> int:
-    print(f"error: {shown(hidden(why))}", file=sys.stderr)
+    print(f"error: {shown(redact(why))}", file=sys.stderr)
     return USAGE
 
 
@@ -178,7 +178,7 @@ def pictured_plan(ready: Launchable) -> Topology:
     return replace(
         drawn,
         groups=tuple(
-            replace(group, program=hidden(group.program, ready.secrets.written)) for group in drawn.groups
+            replace(group, program=redact(group.program, ready.secrets.written)) for group in drawn.groups
         ),
     )
 
@@ -220,7 +220,7 @@ def other_plan(recipe: str, held: Held, text: str) -> Topology:
             name, held = (recipe, held) if held else resolve_source(name)
         return pictured_plan(plan_of(name, overrides, held))
     except (Unreadable, RecipeError):
-        print(f"in --diff {shlex.quote(shown(hidden(text)))}:", file=sys.stderr)
+        print(f"in --diff {shlex.quote(shown(redact(text)))}:", file=sys.stderr)
         raise
 
 

@@ -26,7 +26,7 @@ from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe.compose.folders import is_file
 from meshctl.text.english import counted, listed
-from meshctl.text.redaction import hidden
+from meshctl.text.redaction import redact
 from meshctl.view.reports import FORMATS, STDIN, Checked, Findings
 from meshctl.view.reports.text import shown, text
 
@@ -52,7 +52,7 @@ def validate(arguments: Sequence[str], options: Options) -> int:
     """Prints the findings of all recipes and returns the exit code."""
     recipes, overrides = split_arguments(arguments)
     if error := usage_error(recipes, overrides, options):
-        print(f"error: {shown(hidden(error))}", file=sys.stderr)
+        print(f"error: {shown(redact(error))}", file=sys.stderr)
         return USAGE
     found = tuple(check_recipe(recipe, overrides, options, len(recipes) > 1) for recipe in recipes)
     out = sys.stderr if options.fix and "-" in recipes else sys.stdout

@@ -24,9 +24,10 @@ from meshctl.recipe.compose.folders import config_folders, is_file, real
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_tree import Node, of_plain, plain, put
 from meshctl.recipe.fixes import keep_safe
+from meshctl.recipe.masking import redact_report
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.reader import is_run_name, read
-from meshctl.recipe.secrets import RecordingEnviron, Secrets, redacted, secrets_of, warnings
+from meshctl.recipe.secrets import RecordingEnviron, Secrets, secrets_of, warnings
 from meshctl.recipe.spans import Written
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def load(
     environment = RecordingEnviron(environ)
     if composed.unreadable:
         secrets = secrets_of(composed.tree, composed.sources, environment)
-        report = redacted(_in_order(keep_safe(report)), secrets)
+        report = redact_report(_in_order(keep_safe(report)), secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
     from meshctl.recipe.code.classes import (
         Code,
@@ -104,7 +105,7 @@ def load(
     secrets = secrets_of(tree, composed.sources, environment)
     found = [*unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
     report = replace(report, sources=(*report.sources, *facts.sources)).plus(_known(composed.found, found))
-    report = redacted(_in_order(keep_safe(report, composed.tree)), secrets)
+    report = redact_report(_in_order(keep_safe(report, composed.tree)), secrets)
     return Loaded(
         result.recipe,
         report,

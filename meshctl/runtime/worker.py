@@ -40,7 +40,7 @@ from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
 from meshctl.runtime.world import connect, devices_of, join, ranks_by_node, reach_all
 from meshctl.text.env_refs import names
-from meshctl.text.redaction import hidden, is_telling, literals, secret_places, traced
+from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
 
 SAID = (StageError, TargetError, ComponentError, WayError)
 """Errors whose message stands for itself: no traceback helps."""
@@ -220,7 +220,7 @@ class Worker:
         """Says the fault, with where it is; the log gets the whole traceback."""
         stage, step = self._loop.at if self._loop else ("", None)
         known = secrets_of(self._plan, self._told.group, os.environ) if self._plan else ()
-        sys.stderr.write(traced("".join(traceback.format_exception(error)), known))
+        sys.stderr.write(redact_traceback("".join(traceback.format_exception(error)), known))
         said = isinstance(error, (*SAID, PeerLost))
         text = (
             ""
@@ -228,7 +228,7 @@ class Worker:
             else "".join(traceback.format_exception(error.with_traceback(below_us(error.__traceback__))))
         )
         line = str(error) if said else f"{type(error).__name__}: {error}"
-        line, text = hidden(line, known), traced(text, known)
+        line, text = redact(line, known), redact_traceback(text, known)
         doing = "" if stage else self._doing
         lost = error.place if isinstance(error, PeerLost) else None
         peer: dict[str, Any] = {"peer": self._plan.at_place(lost)} if self._plan and lost is not None else {}
@@ -261,7 +261,7 @@ def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str,
             {
                 text
                 for text in (*found, *(one for text in texts for one in literals(text)))
-                if is_telling(text)
+                if is_distinctive(text)
             },
             key=len,
         )[::-1]

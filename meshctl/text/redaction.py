@@ -1,11 +1,11 @@
 """Redaction: text under a key that names a secret is not shown wherever a config is printed, saved or quoted.
 
     is_secret("hf_token")                    by whole words: not `max_new_tokens`, `pad_token_id`, `author`
-    hidden("open --api-key abc")             "open --api-key <redacted>": a message, a command line, a
+    redact("open --api-key abc")             "open --api-key <redacted>": a message, a command line, a
                                              traceback
-    masked("token: abc", [(7, 10)])          "token: ***": a line of a file, in which every character keeps
+    mask("token: abc", [(7, 10)])          "token: ***": a line of a file, in which every character keeps
                                              its column
-    arguments(["--token", "abc"])            ["--token", "<redacted>"]
+    redact_arguments(["--token", "abc"])            ["--token", "<redacted>"]
 
 Three things are looked at: the key in front of a text; the option before an argument; and `known` texts, which
 stand under a secret's key elsewhere or came from the environment. If it is not clear how far a secret extends, too
@@ -25,15 +25,14 @@ HIDDEN = "<redacted>"
 STAR = "*"
 MAX_LINE = 4_000
 """Characters of a line in which secrets are looked for one by one; a longer line is masked whole."""
-LEAST = 4
-"""Known texts with fewer characters are hidden at their own place only: elsewhere they would blot out half of
-a message."""
-BEGINNING = 16
-"""So much of a long known text is enough to hide it: messages cut what they quote."""
+MIN_KNOWN = 4
+"""Characters of a known text; shorter ones are hidden at their own place only, or half of a message would go."""
+MIN_PREFIX = 16
+"""Characters of a long known text that are enough to hide it: messages cut what they quote."""
 
 Path = tuple[str, ...]
 Stretch = tuple[int, int]
-"""[start, stop) of a text."""
+"""[start, end) of a text."""
 
 _STRONG = r"(?:^|_)(?:api_?key|password|passwd|passphrase|secret|credential|private_?key|access_?key)s?(?P<rest>_.*)?$"
 _WEAK = r"(?P<before>^|.*_)(?:token|auth|authorization)$"
@@ -41,9 +40,9 @@ _OF_A_MODEL = (
     r"(?:^|_)(?:pad|bos|eos|unk|sep|cls|mask|stop|start|begin|end|first|last|next|new|per|special|additional|image|video|audio|vision|think"
     r"|tool|prompt|response|prefix|suffix|middle|placeholder)_$"
 )
-"""What stands before `token` where it is a piece of text that models know."""
+"""The words before `token` if it is a piece of text that models know."""
 _ABOUT = r"_(?:file|path|dir|folder|names?|ids?|env|var|variable|type|kind|length|len|size|ref|field|column|source|store)$"
-"""What stands after a secret's word where the value says where the secret is, and not what it is."""
+"""The words after a secret's word if the value says where the secret is, and not what it is."""
 _SUSPECT = {
     "token": r"token(?![a-z])",
     "auth": r"auth(?:orization)?(?![a-z])",
@@ -56,12 +55,11 @@ _SUSPECT = {
     "access": r"access[-_]?key",
     "://": r"://[^\s/@:]*:[^\s/@]*@",
 }
-"""A word in small letters, and the pattern that begins with it: without any of these, a text has nothing to
-hide."""
+"""A word in lower case -> the pattern that begins with it. A text without any of these has nothing to hide."""
 _KEY = r"(?<![\w.\-])[.\-]*(?P<key>\w[\w.\-]*)\\?[\"']?\s*[:=]\s*"
 _OPTION = r"(?<![\w-])--?(?P<key>[A-Za-z][\w.\-]*)\\?[\"']?(?:\s*,\s*|\s+)(?!-)"
 _LOGIN = r"://[^\s/@:]*:(?P<value>[^\s/@]+(?:@[^\s/@,\"']+)*)@"
-"""Of several `@` the last one ends the password, as in what reads addresses."""
+"""Of several `@` the last one ends the password, as parsers of addresses have it."""
 _BARE_OPTION = r"--?(?P<key>[A-Za-z][\w.\-]*)"
 _BEFORE = r"(?:[&!][^\s,\[\]{}]*\s+)*(?:(?i:Bearer|Basic|Token)\s+)?"
 _REFERENCE = r"\\?[\"']?\$\{[^{},]*\}\\?[\"']?"
@@ -70,35 +68,21 @@ _AFTER_QUOTE = r"\s*(?:[,\]}):;`]|$)"
 _BLOCK_KEY = r"\s*(?:-\s+)*[\"']?[\w.\-]+[\"']?\s*:(?=\s|$)"
 _NOTHING = r"(?i:null|~|none|true|false|\?\?\?|\"\"|''|[\[{(]\s*[\]})]|\*+|<redacted>|)"
 PLACEHOLDERS = {
-    "none",
-    "null",
-    "empty",
-    "dummy",
-    "test",
-    "auto",
-    "default",
-    "basic",
-    "bearer",
-    "true",
-    "false",
-    "no",
-    "yes",
-    "on",
-    "off",
+    *("none", "null", "empty", "dummy", "test", "auto", "default", "basic", "bearer"),
+    *("true", "false", "no", "yes", "on", "off"),
 }
-"""Written under a secret's key and none: nobody is warned of them, and they are not hidden elsewhere."""
+"""Values under a secret's key that are no secret: nobody is warned of them, and they are hidden nowhere else."""
 
 
 @cache
 def _made(pattern: str) -> re.Pattern[str]:
-    """Compiled once it is needed, which for most recipes is never: all of them take as long as the reading of
-    a small one."""
+    """Compiles a pattern on use: all of them take as long as reading a small recipe, and most recipes need none."""
     return re.compile(pattern)
 
 
 @lru_cache(4096)
 def is_secret(key: str) -> bool:
-    """Whether the value of a key, or what is below it, is a secret."""
+    """Returns whether the value of a key, or what is below it, is a secret."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", key)
     name = "_".join(words).lower()
     if found := _made(_STRONG).search(name):
@@ -108,8 +92,8 @@ def is_secret(key: str) -> bool:
 
 
 def is_secret_at(path: Path) -> bool:
-    """Whether a value at this place of a recipe is a secret: by its key, or one above it. Names that users
-    give to groups, components and stages are no keys, nor are those of a call's parameters."""
+    """Returns whether a value of a recipe is a secret by its key or one above it. The names of groups, components,
+    stages and parameters, which users choose, are no such keys."""
     for index, key in enumerate(path):
         if path[0] in ("groups", "components", "pipeline") and index == 1:
             continue
@@ -121,13 +105,13 @@ def is_secret_at(path: Path) -> bool:
 
 
 def is_suspect(text: str) -> bool:
-    """Whether there may be something to hide; cheap."""
+    """Returns whether a text may have something to hide, by a quick search."""
     lowered = text.lower()
     return any(word in lowered and _made(pattern).search(lowered) for word, pattern in _SUSPECT.items())
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value under a secret's key has something to hide."""
+    """Returns whether a value under a secret's key has something to hide."""
     return not (value is None or isinstance(value, bool) or _made(_NOTHING).fullmatch(str(value)))
 
 
@@ -136,39 +120,39 @@ def is_reference(text: str) -> bool:
     return _made(_REFERENCE).fullmatch(text) is not None
 
 
-def hidden(text: str, known: Iterable[str] = ()) -> str:
-    """A text for people, without what is secret in it."""
+def redact(text: str, known: Iterable[str] = ()) -> str:
+    """Returns a text for people without its secrets."""
     return _without(text, [*stretches(text), *stretches_of(text, known)], lambda length: HIDDEN)
 
 
-def traced(text: str, known: Collection[str] = ()) -> str:
-    """A traceback: its source code, which is indented, has keys and no values, and stays readable."""
+def redact_traceback(text: str, known: Collection[str] = ()) -> str:
+    """Returns a traceback without secrets. Its lines of code, which are indented, have no values and stay."""
     lines = text.splitlines(keepends=True)
     return "".join(
-        line if line.startswith("    ") and not any(one in line for one in known) else hidden(line, known)
+        line if line.startswith("    ") and not any(one in line for one in known) else redact(line, known)
         for line in lines
     )
 
 
-def arguments(argv: Sequence[str], known: Iterable[str] = ()) -> tuple[str, ...]:
-    """A command line: what follows `--token`, or stands behind it, is hidden."""
+def redact_arguments(argv: Sequence[str], known: Iterable[str] = ()) -> tuple[str, ...]:
+    """Returns a command line in which what follows `--token` or `--token=` is hidden."""
     known = tuple(known)
     shown: list[str] = []
     for index, argument in enumerate(argv):
         if index and follows_option(argv[index - 1]) and is_text(argument) and not argument.startswith("-"):
             shown.append(argument if is_reference(argument) else HIDDEN)
         else:
-            shown.append(argument_shown(argument, known))
+            shown.append(redact_argument(argument, known))
     return tuple(shown)
 
 
 def command_line(argv: Sequence[str], known: Iterable[str] = ()) -> str:
-    """A command line as a shell would take it, but for what is hidden."""
-    return shlex.join(arguments(argv, known)).replace(shlex.quote(HIDDEN), HIDDEN)
+    """Returns a command line as a shell takes it, without its secrets."""
+    return shlex.join(redact_arguments(argv, known)).replace(shlex.quote(HIDDEN), HIDDEN)
 
 
-def argument_shown(argument: str, known: Iterable[str] = ()) -> str:
-    """One argument: after `--token=` everything is the value."""
+def redact_argument(argument: str, known: Iterable[str] = ()) -> str:
+    """Returns one argument without secrets; all that follows `--token=` is its value."""
     option, sign, value = argument.partition("=")
     if (
         sign
@@ -177,11 +161,11 @@ def argument_shown(argument: str, known: Iterable[str] = ()) -> str:
         and not is_reference(value)
     ):
         return f"{option}={HIDDEN}"
-    return hidden(argument, known)
+    return redact(argument, known)
 
 
 def follows_option(argument: object) -> bool:
-    """Whether the argument after this one is a secret."""
+    """Returns whether the argument that follows is a secret."""
     found = _made(_BARE_OPTION).fullmatch(argument) if isinstance(argument, str) else None
     return found is not None and is_secret(found["key"])
 
@@ -201,7 +185,7 @@ def referred_names(lines: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def masked_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
+def mask_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
     """Returns the lines of a file that no parser reads, each of which is masked whole if it may hold a secret.
 
     From such a line on, the following lines are masked until a block key that is indented no more, outside of
@@ -221,19 +205,19 @@ def masked_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
         if goes_on or is_suspect(line) or stretches(line, names=names):
             column = column if goes_on else indent
             quotes = (quotes if goes_on else 0) + line.count("'") + line.count('"')
-            shown.append(masked(line, [(indent, len(line.rstrip()))]))
+            shown.append(mask(line, [(indent, len(line.rstrip()))]))
         else:
             column, quotes = None, 0
             shown.append(line)
     return tuple(shown)
 
 
-def is_telling(text: str) -> bool:
-    """Whether a secret's text may be hidden wherever it stands, without blotting out words of everybody's."""
-    return len(text) >= LEAST and text.lower() not in PLACEHOLDERS
+def is_distinctive(text: str) -> bool:
+    """Returns whether a secret's text may be hidden wherever it stands, since it is no word that everybody uses."""
+    return len(text) >= MIN_KNOWN and text.lower() not in PLACEHOLDERS
 
 
-def masked(line: str, found: Iterable[Stretch]) -> str:
+def mask(line: str, found: Iterable[Stretch]) -> str:
     """Returns a line with stars of the same width in place of some of its text."""
     return _without(line, found, lambda length: STAR * length)
 
@@ -257,29 +241,39 @@ def _joined(found: Iterable[Stretch]) -> list[Stretch]:
 
 
 def stretches_of(text: str, known: Iterable[str]) -> Iterator[Stretch]:
-    """Where known texts stand, or as much of their beginning as is left of them."""
+    """Yields where known texts stand, or as much of their beginning as a cut text has."""
     for one in known:
-        if len(one) < LEAST:
+        if len(one) < MIN_KNOWN:
             continue
-        begins, position = one[:BEGINNING], 0
+        begins, position = one[:MIN_PREFIX], 0
         while (start := text.find(begins, position)) >= 0:
             stop = start + len(begins)
             while stop < len(text) and stop - start < len(one) and text[stop] == one[stop - start]:
                 stop += 1
             position = stop
-            whole_word = len(one) >= 2 * LEAST or not (
+            whole_word = len(one) >= 2 * MIN_KNOWN or not (
                 text[start - 1 : start].isalnum() or text[stop : stop + 1].isalnum()
             )
             if whole_word:
                 yield start, stop
 
 
+def stretches_of_override(line: str) -> list[Stretch]:
+    """Returns what is secret in `key=value`, an override of the command line."""
+    key, equals, value = line.partition("=")
+    start = len(key) + len(equals)
+    path = tuple(key.lstrip("+~").partition("@")[0].split("."))
+    if is_secret_at(path) and _hides(value):
+        return [(start, len(line))]
+    return [(start + begin, start + end) for begin, end in stretches(value, in_flow=True)]
+
+
 # One text
 
 
 def stretches(text: str, in_flow: bool = False, names: Collection[str] = ()) -> list[Stretch]:
-    """What is secret in a text by the keys and options that stand in it; `in_flow`: it is YAML between
-    brackets. `names` are more keys."""
+    """Returns what is secret in a text by the keys and options in it. With `in_flow`, it is YAML between brackets;
+    `names` are more keys of secrets."""
     if not names and not is_suspect(text):
         return []
     found = [match.span("value") for match in _made(_LOGIN).finditer(text) if _hides(match["value"])]
@@ -298,20 +292,20 @@ def stretches(text: str, in_flow: bool = False, names: Collection[str] = ()) -> 
     return found
 
 
-def logins(text: str) -> Iterator[str]:
-    """The passwords in the addresses of a text: `abc` in `redis://me:abc@host`."""
+def url_passwords(text: str) -> Iterator[str]:
+    """Yields the passwords in the addresses of a text: `abc` in `redis://me:abc@host`."""
     if "://" in text and "@" in text:
         yield from (match["value"] for match in _made(_LOGIN).finditer(text) if _hides(match["value"]))
 
 
 def _hides(value: str) -> bool:
-    """Whether there is something to hide in what stands under a secret's key."""
+    """Returns whether the text under a secret's key has something to hide."""
     bare = value.strip()
     return not (_made(_NOTHING).fullmatch(bare) or is_reference(bare))
 
 
 def _end(text: str, start: int, in_flow: bool) -> int:
-    """Where the value that begins here ends; in doubt too late."""
+    """Returns the end of the value that begins at `start`, in doubt too late a one."""
     if match := _made(_BEFORE).match(text, start):  # an anchor, a tag, the kind of an authorization
         start = match.end()
     first = text[start : start + 1]
@@ -369,7 +363,7 @@ def _bare(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
 
 
 def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[tuple[Path, Any]]:
-    """(path, value) of every scalar in plain data that is a secret by its key or by the option before it."""
+    """Yields (path, value) of every scalar in plain data that is secret by its key or by the option before it."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             here = (*path, str(key))
@@ -387,7 +381,7 @@ def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[
 
 
 def literals(text: str) -> Iterator[str]:
-    """What is written out in a secret's text: all but its references, and of these the defaults."""
+    """Yields what is written out in a secret's text: all but its references, and of these the defaults."""
     rest, position = [], 0
     while (start := text.find("${", position)) >= 0:
         stop = _bracket_end(text, start + 1)
@@ -400,7 +394,7 @@ def literals(text: str) -> Iterator[str]:
 
 
 def holds_literal(value: Any) -> bool:
-    """Whether plain data have a secret written out in them, so that a file of them is its owner's alone."""
+    """Returns whether plain data contain a secret literally, so that a file of them must be private."""
     return any(any(literals(str(item))) for _, item in secret_places(value)) or _holds_embedded(value)
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.load import Loaded, load
+from meshctl.recipe.masking import mask_lines
 from meshctl.recipe.origins import origins
-from meshctl.recipe.secrets import masked_lines, shown
+from meshctl.recipe.secrets import shown
 from meshctl.text.redaction import HIDDEN
 from meshctl.view.reports.origins import text as origins_text
 from meshctl.view.reports.text import text
@@ -302,11 +303,11 @@ components:
 
 def test_a_key_that_is_no_text_hides_as_much() -> None:
     lines = ["? {a: token}", ": {token: abc}", "? [x]", ": y", "auth: abc"]
-    assert masked_lines("recipe.yaml", lines) == (lines[0], ": {token: ***}", *lines[2:4], "auth: ***")
+    assert mask_lines("recipe.yaml", lines) == (lines[0], ": {token: ***}", *lines[2:4], "auth: ***")
 
 
 def test_the_lines_of_a_file_keep_their_columns() -> None:
-    assert masked_lines("recipe.yaml", FILE.splitlines()) == tuple(STARRED.splitlines())
+    assert mask_lines("recipe.yaml", FILE.splitlines()) == tuple(STARRED.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_the_lines_of_a_file_keep_their_columns() -> None:
     ],
 )
 def test_an_override_keeps_its_columns(override: str, shown: str) -> None:
-    assert masked_lines("override 1", [override]) == (shown,)
+    assert mask_lines("override 1", [override]) == (shown,)
 
 
 def test_a_long_line_takes_no_time() -> None:
@@ -334,7 +335,7 @@ def test_a_long_line_takes_no_time() -> None:
         "://::" * many + "@token",
         "'" * many + "token",
     ):
-        (shown,) = masked_lines("recipe.yaml", [line])
+        (shown,) = mask_lines("recipe.yaml", [line])
         assert len(shown) == len(line)
 
 
@@ -379,7 +380,7 @@ def test_no_way_to_write_a_secret_shows_it(tree: Any, flow: bool | None, indent:
     lines = yaml.dump(
         tree, default_flow_style=flow, indent=indent, width=10_000, sort_keys=False
     ).splitlines()
-    shown = masked_lines("recipe.yaml", lines)
+    shown = mask_lines("recipe.yaml", lines)
     assert WORD not in "\n".join(shown)
     assert [len(line) for line in shown] == [len(line) for line in lines]
 
@@ -387,4 +388,4 @@ def test_no_way_to_write_a_secret_shows_it(tree: Any, flow: bool | None, indent:
 @given(st.lists(st.text(alphabet="ab:={}[]'\"- \ttoken,#|>&*\\$", max_size=30), max_size=6))
 def test_whatever_stands_in_a_file_nothing_raises(lines: list[str]) -> None:
     lines = [line.replace("\n", "") for line in lines]
-    assert [len(line) for line in masked_lines("recipe.yaml", lines)] == [len(line) for line in lines]
+    assert [len(line) for line in mask_lines("recipe.yaml", lines)] == [len(line) for line in lines]

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from meshctl.text.redaction import (
     HIDDEN,
-    arguments,
     command_line,
-    hidden,
     holds_literal,
     is_secret,
     is_secret_at,
     literals,
-    masked_unreadable,
+    mask_unreadable,
+    redact,
+    redact_arguments,
 )
 
 SECRET = [
@@ -100,16 +100,16 @@ def test_names_that_users_give_are_no_keys() -> None:
     ],
 )
 def test_a_text_without_what_is_secret(text: str, shown: str) -> None:
-    assert hidden(text) == shown
+    assert redact(text) == shown
 
 
 def test_known_texts_are_hidden_wherever_they_stand_even_cut_short() -> None:
     known = ("a-very-long-secret-that-is-cut", "abcd")
     assert (
-        hidden("it is `a-very-long-secret-that` and abcd, not abcdef", known)
+        redact("it is `a-very-long-secret-that` and abcd, not abcdef", known)
         == f"it is `{HIDDEN}` and {HIDDEN}, not abcdef"
     )
-    assert hidden("ab", ("ab",)) == "ab"
+    assert redact("ab", ("ab",)) == "ab"
 
 
 def test_the_arguments_of_a_program() -> None:
@@ -126,14 +126,14 @@ def test_the_arguments_of_a_program() -> None:
         "3",
     ]
     shown = ("train.py", "--token", HIDDEN, f"--api-key={HIDDEN}", f"wandb.api_key={HIDDEN}")
-    assert arguments(argv) == (*shown, "--token", "${oc.env:T}", "--auth", "--lr", "3")
+    assert redact_arguments(argv) == (*shown, "--token", "${oc.env:T}", "--auth", "--lr", "3")
     assert command_line(["a b", "--token", "x"]) == "'a b' --token <redacted>"
 
 
 @given(st.lists(st.text(alphabet="ab:={}[]'\"- \ttoken,#|>&*\\$", max_size=30), max_size=6))
 def test_whatever_a_text_is_nothing_raises(lines: list[str]) -> None:
-    hidden("\n".join(lines))
-    assert [len(line) for line in masked_unreadable(lines)] == [len(line) for line in lines]
+    redact("\n".join(lines))
+    assert [len(line) for line in mask_unreadable(lines)] == [len(line) for line in lines]
 
 
 BROKEN = """\
@@ -157,9 +157,9 @@ c: 3
 
 
 def test_a_line_that_no_parser_reads_is_masked_whole_with_what_may_belong_to_it() -> None:
-    assert masked_unreadable(BROKEN.splitlines()) == tuple(MASKED.splitlines())
+    assert mask_unreadable(BROKEN.splitlines()) == tuple(MASKED.splitlines())
     lines = ["vars: {token: ${vars.mine}}", "mine: abc", "x: 'it", "y: 3"]
-    assert masked_unreadable(lines) == ("*" * 27, "*********", "x: 'it", "y: 3")
+    assert mask_unreadable(lines) == ("*" * 27, "*********", "x: 'it", "y: 3")
 
 
 def test_what_is_written_out() -> None:
