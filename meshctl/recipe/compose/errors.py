@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import yaml
@@ -109,136 +110,79 @@ TRANSLATIONS: Mapping[str, str] = {
 """The parser's words -> ours."""
 
 
-@dataclass(frozen=True)
-class _Refusal:
-    """A text that the parser refuses, and where."""
-
-    name: str
-    text: str
-    problem: str
-    span: Span
-    begin: yaml.Mark | None
-    """Where the construct begins that the parser was reading."""
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
-
-    @property
-    def line(self) -> str:
-        return self.lines[self.span.line - 1] if self.lines else ""
-
-    def diagnostic(self, message: str, span: Span, help: str = "", **more: Any) -> Diagnostic:
-        return Diagnostic("MC003", message, span, help=help, **more)
-
-
 def explain(error: yaml.YAMLError, name: str, text: str) -> Diagnostic:
     """Returns the diagnostic for a text that the parser refuses with `error`."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    begin = getattr(error, "context_mark", None)
+    mark = getattr(error, "problem_mark", None) or begin
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "this is no YAML")
+    lines = text.splitlines()
     span = Span(name, mark.line + 1, mark.column + 1) if mark else Span(name, 1, 1)
-    refusal = _Refusal(name, text, problem, span, getattr(error, "context_mark", None))
-    if found := _control_character(refusal) or _tab(refusal):
-        return found
-    if span.line > len(refusal.lines):
-        refusal = replace(refusal, span=Span(name, max(1, len(refusal.lines)), 1))
-    for cause in (_second_document, _unknown_alias, _bare_missing, _indented_below_value, _second_colon):
-        if found := cause(refusal):
-            return found
-    return _no_space_after_colon(refusal) or _not_closed(refusal) or _translated(refusal)
+    causes = chain(_in_text(name, text, span), _in_line(lines, problem, _within(lines, span)))
+    return next(causes, None) or _at_end(lines, problem, _within(lines, span), begin)
 
 
-def _control_character(refusal: _Refusal) -> Diagnostic | None:
-    found = FORBIDDEN.search(refusal.text)
-    if found is None:
-        return None
-    before = f"{refusal.text[: found.start()]}|".splitlines()
-    help = "the file is no text; is it saved as UTF-16?" if found[0] == "\0" else "remove it"
-    span = Span(refusal.name, len(before), len(before[-1]))
-    return refusal.diagnostic(f"the character U+{ord(found[0]):04X} cannot stand in YAML", span, help)
+def _wrong(message: str, span: Span, help: str = "", seconds: tuple[Span, ...] = ()) -> Diagnostic:
+    return Diagnostic("MC003", message, span, seconds, help)
 
 
-def _tab(refusal: _Refusal) -> Diagnostic | None:
-    tab = next(_tabs(refusal.name, refusal.lines, refusal.span.line), None)
-    if tab is None:
-        return None
-    fixes = spaces_for_tabs(refusal.name, refusal.text)
-    return refusal.diagnostic("a tab indents this line, YAML wants spaces", tab, "use spaces", fixes=fixes)
+def _within(lines: Sequence[str], span: Span) -> Span:
+    """Returns the span, or one on the last line if the parser gave up behind it."""
+    return span if span.line <= len(lines) else Span(span.file, max(1, len(lines)), 1)
 
 
-def _second_document(refusal: _Refusal) -> Diagnostic | None:
-    if "document" not in refusal.problem:
-        return None
-    message = "a recipe is one YAML document, here a second begins"
-    return refusal.diagnostic(message, refusal.span, "remove the `---`")
+def _in_text(name: str, text: str, span: Span) -> Iterator[Diagnostic]:
+    """Yields characters that make a text unreadable, wherever the parser gave up."""
+    if found := FORBIDDEN.search(text):
+        before = f"{text[: found.start()]}|".splitlines()
+        help = "the file is no text; is it saved as UTF-16?" if found[0] == "\0" else "remove it"
+        at = Span(name, len(before), len(before[-1]))
+        yield _wrong(f"the character U+{ord(found[0]):04X} cannot stand in YAML", at, help)
+    for tab in _tabs(name, text.splitlines(), span.line):
+        wrong = _wrong("a tab indents this line, YAML wants spaces", tab, "use spaces")
+        yield replace(wrong, fixes=spaces_for_tabs(name, text))
 
 
-def _unknown_alias(refusal: _Refusal) -> Diagnostic | None:
-    if "alias" not in refusal.problem:
-        return None
-    return refusal.diagnostic(f"this alias names no anchor ({refusal.problem})", refusal.span)
+def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnostic]:
+    """Yields what the line shows to be wrong at which the parser gave up."""
+    line = lines[span.line - 1] if lines else ""
+    before = line[: span.column - 1]
+    if "document" in problem:
+        yield _wrong("a recipe is one YAML document, here a second begins", span, "remove the `---`")
+    if "alias" in problem:
+        yield _wrong(f"this alias names no anchor ({problem})", span)
+    bare = [found.start() for found in BARE_MISSING.finditer(line)]
+    if "node content" in problem and bare and bare[0] < span.column:
+        at = replace(span, column=bare[0] + 1, width=3)
+        fixes = (Fix(at, "???", '"???"'),) if len(bare) == 1 else ()
+        yield replace(_wrong("inside brackets, YAML does not read a bare ???", at, "quote it"), fixes=fixes)
+    if "mapping values" in problem:
+        indent = re.match(r"\s+(?=[\w.@-]+\s*:)", line)
+        if indent and not re.search(r":\s", before):
+            at = replace(span, column=indent.end() + 1, width=max(1, len(before) - indent.end()))
+            help = "indent it as the keys above it, or less"
+            yield _wrong("this line is indented below a value", at, help)
+        help = "quote a text that has a `: ` in it"
+        yield _wrong("this is not YAML: a second `:` on one line", span, help)
+    colon = re.search(r"[\w\"'](:)(?=[\w\"'\[{])", line)
+    if colon and ("':'" in problem or "expected" in problem):
+        at = replace(span, column=colon.start(1) + 1)
+        yield _wrong("a `:` with no space after it is not the end of a key", at, "write `: `")
 
 
-def _bare_missing(refusal: _Refusal) -> Diagnostic | None:
-    found = BARE_MISSING.findall(refusal.line)
-    first = BARE_MISSING.search(refusal.line)
-    if "node content" not in refusal.problem or first is None or first.start() >= refusal.span.column:
-        return None
-    span = replace(refusal.span, column=first.start() + 1, width=3)
-    fixes = (Fix(span, "???", '"???"'),) if len(found) == 1 else ()
-    return refusal.diagnostic("inside brackets, YAML does not read a bare ???", span, "quote it", fixes=fixes)
-
-
-def _indented_below_value(refusal: _Refusal) -> Diagnostic | None:
-    indent = re.match(r"\s+(?=[\w.@-]+\s*:)", refusal.line)
-    before = refusal.line[: refusal.span.column - 1]
-    if "mapping values" not in refusal.problem or not indent or re.search(r":\s", before):
-        return None
-    width = max(1, len(before) - indent.end())
-    span = replace(refusal.span, column=indent.end() + 1, width=width)
-    message, help = "this line is indented below a value", "indent it as the keys above it, or less"
-    return refusal.diagnostic(message, span, help)
-
-
-def _second_colon(refusal: _Refusal) -> Diagnostic | None:
-    if "mapping values" not in refusal.problem:
-        return None
-    message, help = "this is not YAML: a second `:` on one line", "quote a text that has a `: ` in it"
-    return refusal.diagnostic(message, refusal.span, help)
-
-
-def _no_space_after_colon(refusal: _Refusal) -> Diagnostic | None:
-    found = re.search(r"[\w\"'](:)(?=[\w\"'\[{])", refusal.line)
-    if found is None or not ("':'" in refusal.problem or "expected" in refusal.problem):
-        return None
-    span = replace(refusal.span, column=found.start(1) + 1)
-    return refusal.diagnostic("a `:` with no space after it is not the end of a key", span, "write `: `")
-
-
-def _not_closed(refusal: _Refusal) -> Diagnostic | None:
-    """Explains a quote or bracket without an end; the parser marks where it has given up looking for it."""
-    begin, lines = refusal.begin, refusal.lines
-    if begin is None or begin.line >= len(lines):
-        return None
-    bracket = Span(refusal.name, begin.line + 1, begin.column + 1)
-    opened = lines[begin.line][begin.column :][:1]
-    is_end = "end of stream" in refusal.problem or "' or '" in refusal.problem
-    if not is_end or opened not in tuple("[{\"'") or bracket == refusal.span:
-        return None
-    words = _words(refusal.problem)
-    here = f"here {words}" if "is missing" in words else "the text ends here"
-    help, seconds = "close it, or quote what is text", (refusal.span.with_word(here),)
-    return refusal.diagnostic(f"this `{opened}` is not closed", bracket, help, seconds=seconds)
-
-
-def _translated(refusal: _Refusal) -> Diagnostic:
-    is_above = "could not find" in refusal.problem or "expected" in refusal.problem
+def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | None) -> Diagnostic:
+    """Explains a quote or bracket whose end the parser did not find, or translates the parser's words."""
+    words = next((ours for theirs, ours in TRANSLATIONS.items() if theirs in problem), problem)
+    is_open = "end of stream" in problem or "' or '" in problem
+    if is_open and begin is not None and begin.line < len(lines):
+        bracket = Span(span.file, begin.line + 1, begin.column + 1)
+        character = lines[begin.line][begin.column :][:1]
+        if character in tuple("[{\"'") and bracket != span:
+            here = span.with_word(f"here {words}" if "is missing" in words else "the text ends here")
+            help = "close it, or quote what is text"
+            return _wrong(f"this `{character}` is not closed", bracket, help, (here,))
+    is_above = "could not find" in problem or "expected" in problem
     help = "is a quote, a bracket or a colon missing above?" if is_above else ""
-    return refusal.diagnostic(f"this is not YAML: {_words(refusal.problem)}", refusal.span, help)
-
-
-def _words(problem: str) -> str:
-    return next((ours for theirs, ours in TRANSLATIONS.items() if theirs in problem), problem)
+    return _wrong(f"this is not YAML: {words}", span, help)
 
 
 # Tabs
