@@ -1,14 +1,13 @@
-"""Recipes that nobody would write: whatever the bytes and the overrides, reading them ends in a report and
-does nothing else.
+"""Fuzzes the reading of recipes: whatever the bytes and the overrides, it ends in a report and does nothing
+else.
 
-    python -m tests.recipe.fuzzing --inputs 100000            mutated recipes of the golden folder, from one
-                                                              seed
-    python -m tests.recipe.fuzzing --engine atheris           guided by coverage, where atheris is installed
+    python -m tests.recipe.fuzzing --inputs 100000            mutates the golden recipes, from one seed
+    python -m tests.recipe.fuzzing --engine atheris           guided by coverage, if atheris is installed
 
-Of every input it is asked that nothing is raised, that it ends soon, that no process, socket, import or
-written file comes of it, that the report draws in every format, that its spans lie in the text, and that a
-recipe without errors has a plan. The first input that breaks one of these is written to `fuzz-found.yaml`,
-with its overrides in the first line.
+For every input it checks that nothing is raised, that reading ends soon, that it starts no process, opens no
+socket, imports nothing and writes no file, that the spans of its report are in the text, and that a recipe
+without errors has a plan. The first input that breaks one of these is written to `fuzz-found.yaml`, with its
+overrides in the first line.
 """
 
 from __future__ import annotations
@@ -33,143 +32,31 @@ from meshctl.view.reports import FORMATS
 from meshctl.view.reports.text import text
 
 GOLDEN = Path(__file__).parent / "golden"
-LIMIT = 10
-"""Seconds of one input."""
+LIMIT_S = 10
+"""Maximum time in seconds to read one input."""
 PIECES = (
-    *(
-        "${",
-        "}",
-        "${seed}",
-        "${oc.env:HOME}",
-        "${oc.env:X,1}",
-        "${a.b}",
-        "${.x}",
-        "${..x}",
-        "${nope:1}",
-        "???",
-        "null",
-        "~",
-        "-1",
-        "1e3",
-        "010",
-    ),
-    *(
-        "1:30",
-        "yes",
-        "on:",
-        ".inf",
-        ".nan",
-        "0x1F",
-        "1_000",
-        "999999999999999999999",
-        "''",
-        '"',
-        "'",
-        "&a ",
-        "*a",
-        "<<: *a",
-        "- ",
-        ": ",
-        "? ",
-    ),
-    *(
-        "[",
-        "]",
-        "{",
-        "}",
-        "#",
-        "|",
-        ">",
-        "%YAML 1.1\n",
-        "---\n",
-        "...\n",
-        "!!python/object/apply:os.system ['x']",
-        "!x ",
-        "\t",
-        "\r\n",
-        "\ufeff",
-    ),
-    *(
-        "\x00",
-        "\x1b[31m",
-        "\u2028",
-        "漢字",
-        "é",
-        "\U0001f600",
-        "@",
-        "`",
-        ",",
-        "=",
-        "  ",
-        "\n",
-        "\n  ",
-        "defaults:\n  - base\n",
-        "_self_",
-        "auto",
-    ),
-    *(
-        "ranks: ",
-        "device_type: ",
-        "parallel: ",
-        "tp_size: ",
-        "pipeline:\n",
-        "call: ",
-        "in: ",
-        "sync: ",
-        "_target_: ",
-        "optional ",
-        "override ",
-    ),
-    *(
-        "pkg://os",
-        "structured://x",
-        "hydra: {searchpath: ['pkg://evil']}\n",
-        "- /layout@components.a.parallel: dp\n",
-        "package: _global_",
-    ),
+    *("${", "}", "${seed}", "${oc.env:HOME}", "${oc.env:X,1}", "${a.b}", "${.x}", "${..x}"),
+    *("${nope:1}", "???", "null", "~", "-1", "1e3", "010", "1:30", "yes", "on:", ".inf", ".nan"),
+    *("0x1F", "1_000", "999999999999999999999", "''", '"', "'", "&a ", "*a", "<<: *a", "- ", ": "),
+    *("? ", "[", "]", "{", "}", "#", "|", ">", "%YAML 1.1\n", "---\n", "...\n"),
+    *("!!python/object/apply:os.system ['x']", "!x ", "\t", "\r\n", "\ufeff", "\x00", "\x1b[31m"),
+    *("\u2028", "漢字", "é", "\U0001f600", "@", "`", ",", "=", "  ", "\n", "\n  "),
+    *("defaults:\n  - base\n", "_self_", "auto", "ranks: ", "device_type: ", "parallel: "),
+    *("tp_size: ", "pipeline:\n", "call: ", "in: ", "sync: ", "_target_: ", "optional "),
+    *("override ", "pkg://os", "structured://x", "hydra: {searchpath: ['pkg://evil']}\n"),
+    *("- /layout@components.a.parallel: dp\n", "package: _global_"),
 )
 KEYS = (
-    "seed",
-    "run.steps",
-    "groups.train.ranks",
-    "components.actor.parallel.tp_size",
-    "components.actor.parallel",
-    "layout@components.actor.parallel",
+    *("seed", "run.steps", "groups.train.ranks", "components.actor.parallel.tp_size"),
+    *("components.actor.parallel", "layout@components.actor.parallel", "run", "groups"),
 )
 OVERRIDES = (
-    "+",
-    "++",
-    "~",
-    "=",
-    "[",
-    "]",
-    "{",
-    "}",
-    ",",
-    "'",
-    '"',
-    "\\",
-    "range(1,3)",
-    "choice(1,2)",
-    "a.b",
-    "0",
-    "null",
-    "${seed}",
-    " ",
-    "()",
-    "@",
-    ":",
+    *("+", "++", "~", "=", "[", "]", "{", "}", ",", "'", '"', "\\", "range(1,3)", "choice(1,2)"),
+    *("a.b", "0", "null", "${seed}", " ", "()", "@", ":"),
 )
 WATCHED = (
-    "subprocess.Popen",
-    "os.system",
-    "os.exec",
-    "os.fork",
-    "os.posix_spawn",
-    "socket.connect",
-    "socket.bind",
-    "shutil.rmtree",
-    "os.remove",
+    *("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "socket.connect"),
+    *("socket.bind", "shutil.rmtree", "os.remove"),
 )
 
 
@@ -179,7 +66,7 @@ class Found(Exception):
 
 @dataclass
 class Watch:
-    """What an audit hook, which can never be taken off again, sees while one recipe is read."""
+    """Records the audit events of reading one recipe. An audit hook can never be removed."""
 
     on: bool = False
     seen: tuple[str, ...] = ()
@@ -206,7 +93,7 @@ class Watch:
 
 
 def _is_ours(name: str) -> bool:
-    """Modules of what reads a recipe, which load on use; omegaconf loads `attr`, and Hydra `packaging`."""
+    """Returns whether a module belongs to what reads recipes; omegaconf imports `attr`, and Hydra `packaging`."""
     first = name.split(".")[0]
     return (
         first in ("meshctl", "hydra", "omegaconf", "antlr4", "yaml", "attr", "packaging")
@@ -217,8 +104,8 @@ def _is_ours(name: str) -> bool:
 WATCH = Watch()
 
 
-def held(recipe: bytes, overrides: list[str], folder: Path) -> Loaded:
-    """Reads it and asks all that must be true; raises `Found`."""
+def check(recipe: bytes, overrides: list[str], folder: Path) -> Loaded:
+    """Reads a recipe and checks everything that must be true. Raises `Found`."""
     (folder / "recipe.yaml").write_bytes(recipe)
     with _limited(), WATCH.watching():
         try:
@@ -253,10 +140,10 @@ def _check_spans(loaded: Loaded) -> None:
 @contextmanager
 def _limited() -> Iterator[None]:
     def too_long(signum: int, frame: FrameType | None) -> NoReturn:
-        raise Found(f"it took more than {LIMIT} seconds")
+        raise Found(f"it took more than {LIMIT_S} seconds")
 
     before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
         yield
     finally:
@@ -269,7 +156,7 @@ def corpus() -> list[bytes]:
 
 
 def mutated(recipes: list[bytes], chance: random.Random) -> tuple[bytes, list[str]]:
-    """A recipe with a few pieces changed, and sometimes overrides."""
+    """Returns a recipe with a few pieces changed, and sometimes overrides."""
     recipe = bytearray(chance.choice(recipes))
     for _ in range(chance.choice((1, 1, 2, 3, 5, 8))):
         at = chance.randrange(len(recipe) + 1)
@@ -305,9 +192,9 @@ def _override(chance: random.Random) -> str:
 
 
 def warm(folder: Path) -> None:
-    """Loads what loads on use, before anything is watched."""
+    """Imports what is imported on use, before anything is watched."""
     for recipe in (b"a: 1\n", corpus()[0]):
-        held(recipe, ["seed=1", "+x@vars=y"], folder)
+        check(recipe, ["seed=1", "+x@vars=y"], folder)
     for name in FORMATS:
         import_module(f"meshctl.view.reports.{name}")
 
@@ -317,37 +204,37 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=("mutations", "atheris"), default="mutations")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     sys.addaudithook(WATCH)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         warm(folder)
-        if asked.engine == "atheris":
-            return guided(folder, asked.inputs)
-        chance, recipes, start = random.Random(asked.seed), corpus(), time.monotonic()
-        for number in range(1, asked.inputs + 1):
-            tried(*mutated(recipes, chance), folder)
-            if number % 10_000 == 0 or number == asked.inputs:
+        if options.engine == "atheris":
+            return guided(folder, options.inputs)
+        chance, recipes, start = random.Random(options.seed), corpus(), time.monotonic()
+        for number in range(1, options.inputs + 1):
+            try_input(*mutated(recipes, chance), folder)
+            if number % 10_000 == 0 or number == options.inputs:
                 print(f"{number} inputs, {time.monotonic() - start:.0f} s", flush=True)
 
 
-def tried(recipe: bytes, overrides: list[str], folder: Path) -> None:
+def try_input(recipe: bytes, overrides: list[str], folder: Path) -> None:
     try:
-        held(recipe, overrides, folder)
+        check(recipe, overrides, folder)
     except Found as found:
         Path("fuzz-found.yaml").write_bytes(f"# overrides: {overrides!r}\n".encode(errors="replace") + recipe)
         sys.exit(f"{found}; the input is in fuzz-found.yaml")
 
 
 def guided(folder: Path, inputs: int) -> None:
-    """By libFuzzer, through atheris; an input is a recipe, then each override after a NUL."""
+    """Runs libFuzzer through atheris; an input is a recipe and its overrides, separated by NUL."""
     import atheris
 
     atheris.instrument_all()
 
     def one(data: bytes) -> None:
         recipe, *overrides = data.split(b"\x00")
-        tried(recipe, [override.decode(errors="replace") for override in overrides[:3]], folder)
+        try_input(recipe, [override.decode(errors="replace") for override in overrides[:3]], folder)
 
     seeds = folder / "seeds"
     seeds.mkdir()

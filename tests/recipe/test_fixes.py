@@ -264,29 +264,15 @@ def test_tabs_become_spaces_where_their_width_does_not_matter(text: str, right: 
 # Nothing else changes
 
 
-RIGHT = [
-    *(
-        "defaults: [_self_]",
-        'name: "no"',
-        "seed: 7",
-        "groups:",
-        "  rollout: {ranks: 4, device_type: cpu}",
-        "  train:",
-    ),
-    *(
-        "    ranks: 2",
-        "    device_type: cpu",
-        "components:",
-        "  prompts: {_target_: arithmetic.Prompts, group: rollout}",
-        "  actor:",
-    ),
-    *("    _target_: arithmetic.Actor", "    group: train", "    parallel: {fsdp_size: 2}", "pipeline:"),
-    *(
-        "  batch: {call: prompts.next, samples: 64}",
-        "  metrics: {call: actor.update, in: batch, collect: mean}",
-        "run: {steps: 1000}",
-    ),
-]
+RIGHT = (
+    *("defaults: [_self_]", 'name: "no"', "seed: 7", "groups:"),
+    *("  rollout: {ranks: 4, device_type: cpu}", "  train:", "    ranks: 2"),
+    *("    device_type: cpu", "components:"),
+    *("  prompts: {_target_: arithmetic.Prompts, group: rollout}", "  actor:"),
+    *("    _target_: arithmetic.Actor", "    group: train", "    parallel: {fsdp_size: 2}"),
+    *("pipeline:", "  batch: {call: prompts.next, samples: 64}"),
+    *("  metrics: {call: actor.update, in: batch, collect: mean}", "run: {steps: 1000}"),
+)
 MISTAKES = {
     'name: "no"': ["name: no"],
     "seed: 7": ["seed: 7.0", "seed: '7'", 'seed: "7"', "sed: 7", "seed: 7e0"],
@@ -329,30 +315,11 @@ def test_fixing_gives_the_right_recipe_and_changes_nothing_else(recipes: tuple[s
     assert not loaded(right).report.errors
 
 
-PIECES = [
-    *(
-        "groups:",
-        "{",
-        "}",
-        "rank: ",
-        "ranks: ",
-        "'7'",
-        "1e0",
-        "no",
-        ": ",
-        "\n  ",
-        "\n",
-        "\n\t",
-        "a",
-        "- ",
-        "[",
-        "]",
-        ",",
-        "&a ",
-        "*a",
-    ),
-    *("# 字", '"', "${a}", "on: ", "vars:", "defaults: ", "device: cpu", "???"),
-]
+PIECES = (
+    *("groups:", "{", "}", "rank: ", "ranks: ", "'7'", "1e0", "no", ": ", "\n  ", "\n", "\n\t"),
+    *("a", "- ", "[", "]", ",", "&a ", "*a", "# 字", '"', "${a}", "on: ", "vars:", "defaults: "),
+    *("device: cpu", "???"),
+)
 
 
 @settings(max_examples=150)

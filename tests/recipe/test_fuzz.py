@@ -1,4 +1,4 @@
-"""A few hundred of the inputs that `fuzzing.py` makes by the hundred thousand."""
+"""Reads a few hundred of the inputs that `fuzzing.py` makes by the hundred thousand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshctl.recipe.load import load
-from tests.recipe.fuzzing import WATCH, Found, corpus, held, mutated, warm
+from tests.recipe.fuzzing import WATCH, Found, check, corpus, mutated, warm
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +26,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_mutated_recipes_end_in_a_report(seed: int, folder: Path) -> None:
     chance, recipes = random.Random(seed), corpus()
     for _ in range(60):
-        held(*mutated(recipes, chance), folder)
+        check(*mutated(recipes, chance), folder)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(recipe=st.binary(max_size=400))
 def test_any_bytes_end_in_a_report(folder: Path, recipe: bytes) -> None:
-    held(recipe, [], folder)
+    check(recipe, [], folder)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(overrides=st.lists(st.text(st.characters(exclude_characters="\x00"), max_size=40), max_size=3))
 def test_any_overrides_end_in_a_report(folder: Path, overrides: list[str]) -> None:
-    held(b"name: x\ngroups: {a: {ranks: 1, device_type: cpu, program: {module: m}}}\n", overrides, folder)
+    check(b"name: x\ngroups: {a: {ranks: 1, device_type: cpu, program: {module: m}}}\n", overrides, folder)
 
 
 def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,4 +48,4 @@ def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("tests.recipe.fuzzing.load", evil)
     with pytest.raises(Found, match="it did something: open"):
-        held(b"a: 1\n", [], folder)
+        check(b"a: 1\n", [], folder)

@@ -76,50 +76,12 @@ def test_too_many_are_refused_at_once() -> None:
     assert overrides == [] and [one.code for one in wrong] == ["MC206"]
 
 
-PIECES = [
-    "components",
-    "actor",
-    "groups",
-    "train",
-    ".",
-    "=",
-    "+",
-    "~",
-    "@",
-    "layout",
-    "{",
-    "}",
-    "[",
-    "]",
-    ",",
-    ":",
-    "'",
-    '"',
-    "${",
-    "}",
-    "???",
-]
-PIECES += [
-    "run",
-    "steps",
-    "3",
-    "hydra",
-    "/",
-    "\\",
-    " ",
-    "\t",
-    "é",
-    "null",
-    "choice(",
-    ")",
-    "defaults",
-    "*",
-    "_global_",
-    "parallel",
-    "hsdp",
-    "-1",
-    "$",
-]
+PIECES = (
+    *("components", "actor", "groups", "train", ".", "=", "+", "~", "@", "layout", "{", "}", "["),
+    *("]", ",", ":", "'", '"', "${", "}", "???", "run", "steps", "3", "hydra", "/", "\\", " "),
+    *("\t", "é", "null", "choice(", ")", "defaults", "*", "_global_", "parallel", "hsdp", "-1"),
+    *("$",),
+)
 
 
 @settings(max_examples=150)
