@@ -28,7 +28,7 @@ from meshctl.recipe.masking import redact_report
 from meshctl.recipe.model import Recipe
 from meshctl.recipe.reader import is_run_name, read
 from meshctl.recipe.secrets import RecordingEnviron, Secrets, secrets_of, warnings
-from meshctl.recipe.spans import Written
+from meshctl.recipe.spans import Spans
 
 if TYPE_CHECKING:
     from meshctl.recipe.code.classes import Endpoint
@@ -101,7 +101,7 @@ def load(
     tree = _completed(composed.tree, file.stem, detect or detected)
     resolved, unresolved = interpolation.resolve(tree, environment, yaml_reader.scalar)
     result = read(resolved, file.stem)
-    facts = Facts(result, Written(resolved), Code(folders, sys.path))
+    facts = Facts(result, Spans(resolved), Code(folders, sys.path))
     secrets = secrets_of(tree, composed.sources, environment)
     found = [*unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
     report = replace(report, sources=(*report.sources, *facts.sources)).plus(_known(composed.found, found))

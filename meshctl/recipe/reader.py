@@ -50,13 +50,13 @@ class Read:
     def _above_wrong(self) -> frozenset[Path]:
         return frozenset(bad[:length] for bad in self.wrong for length in range(len(bad)))
 
-    def stands(self, *path: str) -> bool:
+    def is_known(self, *path: str) -> bool:
         """Returns whether nothing was reported about a value or about anything above it."""
         return not any(path[:length] in self.wrong for length in range(len(path) + 1))
 
-    def right(self, *path: str) -> bool:
+    def is_valid(self, *path: str) -> bool:
         """Returns whether nothing was reported about a value or about anything above or below it."""
-        return path not in self._above_wrong and self.stands(*path)
+        return path not in self._above_wrong and self.is_known(*path)
 
 
 def read(root: Node, stem: str) -> Read:

@@ -1,4 +1,4 @@
-"""Where each value of a recipe was written: the side table of spans, by key path."""
+"""Where each value of a recipe is written: the table of spans, by key path."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from meshctl.recipe.compose.yaml_tree import Node
 
 
 @dataclass(frozen=True)
-class Written:
+class Spans:
     root: Node
 
     def node(self, *path: str) -> Node | None:
         return self.root.at(path)
 
     def value(self, *path: str) -> Span:
-        """Of the value, or of the nearest key above it that is there."""
+        """Returns the span of a value, or of the nearest key above it that the recipe has."""
         node = self.root.at(path)
-        return node.span if node is not None else self.key(*path[:-1]) if path else self.root.span
+        return node.span if node is not None else self._above(path)
 
     def key(self, *path: str) -> Span:
+        """Returns the span of a key, or of the nearest key above it that the recipe has."""
         node = self.root.at(path)
-        if node is None:
-            return self.key(*path[:-1]) if path else self.root.span
-        return node.key or node.span
+        return self._above(path) if node is None else node.key or node.span
+
+    def _above(self, path: tuple[str, ...]) -> Span:
+        return self.key(*path[:-1]) if path else self.root.span

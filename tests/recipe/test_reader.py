@@ -106,11 +106,11 @@ def test_a_value_that_was_wrong_is_known_to_be() -> None:
     result = reading("groups: {a: {ranks: x, device_type: cpu}, b: {ranks: 2}}")
     assert result.recipe.groups["a"].ranks == 0
     assert (
-        not result.right("groups", "a", "ranks")
-        and not result.right("groups", "a")
-        and not result.right("groups")
+        not result.is_valid("groups", "a", "ranks")
+        and not result.is_valid("groups", "a")
+        and not result.is_valid("groups")
     )
-    assert result.right("groups", "b") and result.right("groups", "a", "device_type")
+    assert result.is_valid("groups", "b") and result.is_valid("groups", "a", "device_type")
 
 
 def test_text_of_the_environment_is_read_as_what_is_wanted(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_nothing_raises_and_every_error_has_a_place(recipe: dict[str, Any]) -> N
     from meshctl.plan.resolve import resolve
     from meshctl.recipe.code.classes import Code
     from meshctl.recipe.rules import Facts, check
-    from meshctl.recipe.spans import Written
+    from meshctl.recipe.spans import Spans
 
     tree = of_plain({key: value for key, value in recipe.items() if key != "defaults"}, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
-    facts = Facts(result, Written(tree), Code((str(GOLDEN),)))
+    facts = Facts(result, Spans(tree), Code((str(GOLDEN),)))
     found = [*result.found, *check(facts)]
     assert all(one.primary is not None and one.message for one in found)
     if not any(one.severity == "error" for one in found):

@@ -17,7 +17,7 @@ from meshctl.recipe.code.model_config import Config, config
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage
 from meshctl.recipe.reader import Read
-from meshctl.recipe.spans import Written
+from meshctl.recipe.spans import Spans
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
 from meshctl.topology.allocation import Allocation, allocate, most_per_node
 from meshctl.topology.cluster import DEVICE_ALIASES
@@ -61,7 +61,7 @@ class ModelSizes:
 @dataclass(frozen=True)
 class Facts:
     read: Read
-    written: Written
+    written: Spans
     code: Code
     configs: dict[str, Config] = field(default_factory=dict)
     """The config files that were read, by the path in the recipe."""
@@ -74,11 +74,11 @@ class Facts:
 
     def is_valid(self, *path: str) -> bool:
         """Whether nothing is reported about a value or about anything inside it."""
-        return self.read.right(*path)
+        return self.read.is_valid(*path)
 
     def is_named(self, *path: str) -> bool:
         """Whether a key exists, or may exist because the mapping around it could not be read."""
-        return self.written.node(*path) is not None or not self.read.stands(*path[:-1])
+        return self.written.node(*path) is not None or not self.read.is_known(*path[:-1])
 
     def value(self, *path: str) -> Span:
         return self.written.value(*path)

@@ -18,7 +18,7 @@ from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts
 from meshctl.recipe.rules.costs import WITHIN, idle_devices, inside_nodes
-from meshctl.recipe.spans import Written
+from meshctl.recipe.spans import Spans
 from meshctl.topology.mesh import DIMS
 from meshctl.topology.sizes import divisors
 from tests.paths import RECIPE_GOLDEN as GOLDEN
@@ -30,7 +30,7 @@ def facts_of(recipe: dict[str, Any]) -> Facts:
     tree = of_plain(recipe, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
     assert not result.found
-    return Facts(result, Written(tree), CODE)
+    return Facts(result, Spans(tree), CODE)
 
 
 # Devices that idle

@@ -15,7 +15,7 @@ from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts
 from meshctl.recipe.rules.meshes import CODES, sizes_fit_group
-from meshctl.recipe.spans import Written
+from meshctl.recipe.spans import Spans
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS, MAY_BE_AUTO, SIZES, settle
 from tests.paths import RECIPE_GOLDEN as GOLDEN
@@ -27,7 +27,7 @@ def facts_of(parallel: dict[str, Any], ranks: int) -> Facts:
         "components": {"actor": {"_target_": "arithmetic.Actor", "group": "train", "parallel": parallel}},
     }
     tree = of_plain(recipe, Span("x.yaml", 1, 1))
-    return Facts(read(tree, "stem"), Written(tree), Code((str(GOLDEN),)))
+    return Facts(read(tree, "stem"), Spans(tree), Code((str(GOLDEN),)))
 
 
 def found(parallel: dict[str, Any], ranks: int) -> list[Diagnostic]:

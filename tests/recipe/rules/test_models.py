@@ -20,7 +20,7 @@ from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, meshes, models
-from meshctl.recipe.spans import Written
+from meshctl.recipe.spans import Spans
 
 DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 EXPERT_DIMS = ("ep", "etp", "ep_fsdp")
@@ -34,7 +34,7 @@ def facts_of(recipe: dict[str, Any]) -> Facts:
     tree = of_plain(recipe, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
     assert not result.found, result.found
-    return Facts(result, Written(tree), Code(()))
+    return Facts(result, Spans(tree), Code(()))
 
 
 def recipe_of(ranks: int, parallel: dict[str, Any], models: list[Sizes], samples: int = 0) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from meshctl.recipe.code.classes import Code
 from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, schedule
-from meshctl.recipe.spans import Written
+from meshctl.recipe.spans import Spans
 
 LONG = 60
 """So many steps show whatever such small numbers can do."""
@@ -25,7 +25,7 @@ def facts_of(recipe: Recipe) -> Facts:
     tree = of_plain(recipe, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
     assert not result.found, result.found
-    return Facts(result, Written(tree), Code(()))
+    return Facts(result, Spans(tree), Code(()))
 
 
 def ran(recipe: Recipe, steps: int) -> dict[str, list[int]]:
