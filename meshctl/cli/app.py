@@ -337,9 +337,9 @@ def schema(
     ] = "",
 ) -> None:
     """The JSON Schema of recipes, for editors."""
-    from meshctl.cli.schema import tell
+    from meshctl.cli.schema import schema_command
 
-    raise typer.Exit(tell(out))
+    raise typer.Exit(schema_command(out))
 
 
 @app.command()

@@ -1,8 +1,8 @@
-"""`meshctl config RECIPE [OVERRIDES]`: the recipe as composed; with `--origins`, where each of its values was
+"""`meshctl config RECIPE [OVERRIDES]`: prints the composed recipe; with `--origins`, where each of its values is
 written.
 
-What is printed without `--origins` is a recipe again, all files and overrides in one. Secrets, and what came
-from the environment, are hidden. A wrong recipe is printed as far as it goes, with its report on stderr.
+Without `--origins` the output is a recipe, all files and overrides in one. Secrets and texts of the environment are
+hidden. Of a wrong recipe, all that can be read is printed, with its report on stderr.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "json")
 FORMAT = 1
-"""Of the JSON."""
+"""Version of the JSON."""
 USAGE = 2
 WIDTH = 80
-"""Where there is no terminal that says otherwise."""
+"""Columns of the output where there is no terminal."""
 
 
 def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int:
-    """Prints it; the exit code: 1 where the recipe has errors, 3 where there is none to read."""
+    """Prints a recipe and returns the exit code: 1 if the recipe has errors, 3 if it cannot be read."""
     if format not in FORMATS:
         print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
         return USAGE
@@ -118,7 +118,7 @@ def of_span(span: Span | None) -> dict[str, Any] | None:
 
 
 def in_json(value: Any, indent: int | None = None) -> str:
-    """JSON has no word for what is no number."""
+    """Returns a value as JSON, which has no word for infinity and for what is no number."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
 
 

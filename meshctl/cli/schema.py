@@ -1,9 +1,9 @@
-"""`meshctl schema`: the JSON Schema of recipes, printed or written, so that an editor knows keys, values and
-what they mean.
+"""`meshctl schema`: prints or writes the JSON Schema of recipes, so that an editor knows keys, values and their
+documentation.
 
-Editors that speak to yaml-language-server find it by a recipe's first line, `MODELINE`: a file beside the
-recipe, so that the line is right on every machine and in every checkout. `init` writes both; after an update
-`meshctl schema --out recipe.schema.json` writes it anew.
+Editors that use yaml-language-server find it by a recipe's first line, `MODELINE`, which names a file in the recipe's
+folder: so the line is right on every machine and in every checkout. `init` writes both; after an update,
+`meshctl schema --out recipe.schema.json` writes the schema again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshctl.recipe.schema import schema
 from meshctl.run.directory import write_whole
 
 FILE = "recipe.schema.json"
-"""Its usual name, beside a recipe."""
+"""Default name of the schema in a recipe's folder."""
 MODELINE = f"# yaml-language-server: $schema={FILE}\n"
 USAGE = 2
 
@@ -27,8 +27,8 @@ def text() -> str:
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def tell(out: str) -> int:
-    """Prints it, or writes the file; the exit code."""
+def schema_command(out: str) -> int:
+    """Prints the schema, or writes it to a file or into a folder; returns the exit code."""
     if not out or out == "-":
         return _print(text())
     path = Path(out)

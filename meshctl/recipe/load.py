@@ -1,8 +1,8 @@
-"""A recipe's file -> everything that can be known of it without running anything: compose, resolve, read,
-check.
+"""Loads a recipe: everything that can be known of it without running anything. Composes, resolves, reads and
+checks it.
 
 loaded = load("grpo.yaml", ["run.steps=7"], cwd)
-loaded.report        all that is wrong; where it has no errors, `plan.resolve(loaded.recipe,
+loaded.report        all that is wrong; if it has no errors, `plan.resolve(loaded.recipe,
                      loaded.endpoints)` cannot fail
 """
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from meshctl.recipe.rules import Facts
 
 Endpoints = Mapping[str, Mapping[str, "Endpoint"]]
-"""Component -> method -> its decorator's words; those that could not be read are absent."""
+"""Component -> method -> endpoint; those whose code could not be read are absent."""
 NOT_INCLUDED = {"MC201", "MC202", "MC205", "MC208", "MC211"}
-"""A file of the recipe could not be included."""
+"""Codes that report that a file of the recipe could not be included."""
 MISSING = {"MC103", "MC212"}
 """Codes of the reader and of interpolation that report something missing."""
 
 
 DEV = Path("/dev")
 PLAN = re.compile(r'\s*\{\s*"format":\s*\d+,\s*"digest":\s*"')
-"""How the file of a plan begins."""
+"""The beginning of a plan's file."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Loaded:
     recipe: Recipe
     report: Report
     composed: str
-    """The recipe as one YAML text; interpolations stay as written."""
+    """The recipe as one YAML text, with its interpolations as written."""
     path: tuple[str, ...]
-    """Where its code is found, before what is installed."""
+    """Folders of the recipe's code, searched before installed packages."""
     endpoints: Endpoints
     readable: bool = True
-    """False where there is no recipe to check: no such file, or no YAML."""
+    """False if there is no recipe to check: no such file, or no YAML."""
     tree: Node | None = None
-    """Of `composed`, with the place of every value: what could be read."""
+    """The tree of `composed`, with the place of every value that could be read."""
     facts: Facts | None = None
     secrets: Secrets = Secrets()
-    """What of it is not shown."""
+    """What must not be shown."""
 
 
 def load(
@@ -75,9 +75,10 @@ def load(
     detect: Callable[[], str] | None = None,
     held: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Loaded:
-    """Reads and checks a recipe; `path` are its import folders where they are not its own folder and `cwd`.
+    """Reads and checks a recipe.
 
-    `held` is what is read in place of files, by their real paths.
+    `path` lists its import folders if they are not its own folder and `cwd`. `detect` returns the device type of
+    this machine. `held` maps real paths to the bytes to use in place of those files.
     """
     file = Path(recipe)
     home = (cwd / file).parent
@@ -93,9 +94,8 @@ def load(
         secrets = secrets_of(composed.tree, composed.sources, environment)
         report = redact_report(_in_order(keep_safe(report)), secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
-    from meshctl.recipe.code.classes import (
-        Code,
-    )  # on use: to refuse what is no recipe takes none of the rules
+    # Imported on use: to refuse what is no recipe takes none of the rules.
+    from meshctl.recipe.code.classes import Code
     from meshctl.recipe.rules import Facts, check
 
     tree = _completed(composed.tree, file.stem, detect or detected)
@@ -119,8 +119,7 @@ def load(
 
 
 def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:
-    """What to say where the file is a plan, whose keys are none of a recipe's; `folder` is its own, as the
-    user would name it."""
+    """Returns the diagnostic for a file that is a plan; `folder` is its folder as the user names it."""
     name, lines = next(iter(composed.sources), ("", ()))
     if not PLAN.match("\n".join(lines[:4])):
         return None
@@ -139,7 +138,7 @@ def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:
 
 
 def detected() -> str:
-    """What this machine computes on, told without loading anything."""
+    """Returns the device type of this machine, without loading any library."""
     if sys.platform == "darwin":
         return "mps"
     if (DEV / "nvidiactl").exists() or _has_rocm():
@@ -148,13 +147,13 @@ def detected() -> str:
 
 
 def _has_rocm() -> bool:
-    """Whether AMD's driver is there and has a device that computes; torch calls these cuda, too."""
+    """Returns whether AMD's driver has a device that computes; torch calls these cuda, too."""
     return (DEV / "kfd").exists() and any((DEV / "dri").glob("renderD*"))
 
 
 def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
-    """Writes down what a recipe leaves to its file and machine, its name and device types: a plan is made of
-    the composed recipe alone."""
+    """Returns the tree with the name and the device types that the recipe leaves to its file and machine: a plan
+    is made of the composed recipe alone."""
     if tree.get("name") is None and is_run_name(stem):
         tree = put(tree, ("name",), replace(of_plain(stem, tree.span, tree.span), made="the file's name"))
     groups = tree.get("groups")
@@ -167,7 +166,8 @@ def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
 
 
 def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Where a part of the recipe could not be included, nothing can be said to be missing."""
+    """Yields the diagnostics that hold even if a part of the recipe could not be included: without it, nothing is
+    known to be missing."""
     partial = any(
         one.code in NOT_INCLUDED and one.primary and not is_override(one.primary.file) for one in found
     )
@@ -175,7 +175,7 @@ def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[
 
 
 def _in_order(report: Report) -> Report:
-    """Each once, in the order of the text: file by file, the command line last."""
+    """Returns the report with each diagnostic once, in the order of the text: file by file, the command line last."""
     files = {file: number for number, (file, _) in enumerate(report.sources)}
 
     def place(found: Diagnostic) -> tuple[int, int, int]:

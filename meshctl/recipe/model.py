@@ -18,25 +18,25 @@ from meshctl.topology.modes import Dispatch
 @dataclass(frozen=True)
 class Cluster:
     nodes: int = 0
-    """0 where it is left out: as many as are listed, or the least that hold the groups."""
+    """0 if left out: as many as are listed, or the least that hold the groups."""
     devices_per_node: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 0
-    """Of every accelerator type of the job, or by type: one count for all nodes, or one for each. 0 where it
-    is left out."""
+    """Devices of each node, for every accelerator type of the job or by type: one count for all nodes, or one for
+    each. 0 if left out."""
 
     def devices_of(self, device_type: str) -> int | tuple[int, ...]:
-        """What it says of a type."""
-        given = self.devices_per_node
-        return given.get(device_type, 0) if isinstance(given, Mapping) else given
+        """Returns the count of one device type."""
+        counts = self.devices_per_node
+        return counts.get(device_type, 0) if isinstance(counts, Mapping) else counts
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The types that it says by name: hardware, though no group may use it."""
+        """The device types that the recipe names: hardware, though no group may use it."""
         return tuple(self.devices_per_node) if isinstance(self.devices_per_node, Mapping) else ()
 
 
 @dataclass(frozen=True)
 class Program:
-    """Somebody's own script, started as torchrun would."""
+    """A script of the user's own, started as torchrun would."""
 
     script: str = ""
     module: str = ""
@@ -57,52 +57,51 @@ class DeviceGroup:
     gpus_per_worker: int = GROUP.default("gpus_per_worker")
     visible_devices: tuple[str, ...] = ()
     env: tuple[tuple[str, str | None], ...] = ()
-    """Values, or none for what is passed through."""
+    """(name, value); the value is None for a variable that is passed through."""
     colocate: str = ""
-    """The group whose devices it shares."""
+    """The group whose devices this one shares."""
     program: Program | None = None
 
     @property
     def devices(self) -> int:
-        """How many, or on cpu, how many processes."""
+        """Number of devices, or on cpu of processes."""
         return self.ranks if isinstance(self.ranks, int) else len(self.ranks)
 
     @property
     def workers(self) -> int:
-        """Its processes; 0 where that is not known or does not come out even."""
+        """Number of processes; 0 if it is not known or the devices do not divide evenly."""
         each = 1 if self.device_type == "cpu" else self.gpus_per_worker
         return self.devices // each if each and self.devices % each == 0 else 0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A layout in numbers; a size of None was left out."""
+    """The sizes of a layout."""
 
     given: tuple[tuple[str, int | str], ...] = ()
-    """(`tp_size`, 2 or "auto"), as written."""
+    """(`tp_size`, 2 or "auto") of each size that is written."""
     order: tuple[str, ...] = ()
     sequence_parallel: bool = False
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a component computes with, as far as the recipe says: its sizes are held against the layout,
-    nothing else."""
+    """Sizes of a component's model, which are compared with the layout and used for nothing else."""
 
     config: str = ""
-    """The path of a config.json, or of the folder that holds one."""
+    """Path of a config.json, or of the folder that contains one."""
     given: tuple[tuple[str, int], ...] = ()
-    """(`num_heads`, 32); what is said here counts before what the file says."""
+    """(`num_heads`, 32); these sizes take precedence over those of the file."""
 
 
 @dataclass(frozen=True)
 class Component:
     name: str
     target: str = ""
-    """The dotted path of its class."""
+    """Dotted path of the class."""
     group: str = ""
     parallel: Sizes | str = Sizes()
-    """Sizes, or the name of a component of the same group whose mesh it takes."""
+    """Sizes, or the name of a component of the same group whose mesh is shared."""
     args: Mapping[str, Any] = field(default_factory=dict)
     frozen: bool = False
     model: Model = Model()
@@ -110,7 +109,7 @@ class Component:
 
 @dataclass(frozen=True)
 class DispatchWords:
-    """What a recipe says of a dispatch; None where it leaves the decorator's word."""
+    """The `dispatch` of a recipe; a mode of None leaves the decorator's."""
 
     mode: str | None = None
     balance: str = ""
@@ -131,27 +130,27 @@ class Input:
     """One parameter of a call."""
 
     stages: tuple[str, ...]
-    """Several are one batch, joined by sample id."""
+    """Several stages make one batch, joined by sample id."""
     parameter: str = ""
-    """Empty for the only one."""
+    """Empty if the call has one input."""
     dispatch: DispatchWords | None = None
-    """None where the stage's holds."""
+    """None if the stage's `dispatch` is in force."""
 
 
 @dataclass(frozen=True)
 class Stage:
     name: str
     kind: str = "call"
-    """`call` or `sync`; empty where neither can be told."""
+    """`call` or `sync`; empty if the stage is neither."""
     component: str = ""
     method: str = ""
     inputs: tuple[Input, ...] = ()
     samples: int = 0
     sample_bytes: int = 0
-    """About how many bytes one sample of its value has; 0 where it is not said."""
+    """Approximate size in bytes of one sample of the value; 0 if not known."""
     dispatch: DispatchWords = DispatchWords()
     execute: str = ""
-    """Empty where the decorator's word holds."""
+    """Empty if the decorator's mode is in force."""
     collect: str = ""
     every: int = STAGE.default("every")
     when: str = ""
@@ -169,12 +168,12 @@ class Stage:
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """The stages whose values it takes."""
+        """The stages whose values this stage takes."""
         return tuple(dict.fromkeys(stage for given in self.inputs for stage in given.stages))
 
     @property
     def routes(self) -> tuple[str, ...]:
-        """The names of the routes that lead to it."""
+        """The names of the routes to this stage."""
         several = len(self.inputs) > 1
         return tuple(
             route_name(source, self.name, given.parameter if several else "")
@@ -211,7 +210,7 @@ class Recipe:
     seed: int = RECIPE.default("seed")
     cluster: Cluster = Cluster()
     groups: Mapping[str, DeviceGroup] = field(default_factory=dict)
-    """In written order, as all that follow."""
+    """In written order, as components and pipeline are."""
     components: Mapping[str, Component] = field(default_factory=dict)
     pipeline: Mapping[str, Stage] = field(default_factory=dict)
     run: Run = Run()
@@ -221,5 +220,5 @@ class Recipe:
 
 
 def route_name(source: str, target: str, parameter: str) -> str:
-    """`SOURCE -> TARGET`, with `.PARAMETER` where the target has several inputs."""
+    """Returns `SOURCE -> TARGET`, with `.PARAMETER` if the target has several inputs."""
     return f"{source} -> {target}{'.' if parameter else ''}{parameter}"

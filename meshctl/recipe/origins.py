@@ -1,13 +1,11 @@
-"""Where each value of a composed recipe was written, what it replaced, and what is in force although nobody
-wrote it.
+"""Where each value of a composed recipe is written, what it replaced, and which values are in force by default.
 
     for origin in origins(loaded, cwd):
         origin.path, origin.value          ("run", "steps"), 7
         origin.kind, origin.span           "override", Span("override 1", 1, 11)
         origin.was                         (Was(100, Span("recipe.yaml", 29, 15)),)
 
-All of it is read off the tree, once somebody asks. Secrets and what came from the environment are hidden here
-already: nothing that is made of origins can show them.
+Secrets and texts of the environment are hidden here already: nothing that is made of origins can show them.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from meshctl.topology.sizes import DIMS
 Kind = Literal["recipe", "file", "override", "decorator", "default", "inferred"]
 UNREAD = "<unreadable>"
 PLAIN = re.compile(r"(?:[\w./~$@+= -]|:(?! )|\$\{[^{}\"'#]*\}|<redacted>)+")
-"""Text that needs no quotes."""
+"""A text that needs no quotes in YAML."""
 
 
 @dataclass(frozen=True)
@@ -54,32 +52,32 @@ class Reference:
     text: str
     """As written."""
     path: Path | None
-    """What it names; none for the environment."""
+    """The key path that it names; None for the environment."""
     span: Span | None
-    """Where that stands."""
+    """Where the named value is written."""
 
 
 @dataclass(frozen=True)
 class Origin:
     path: Path
     value: Any
-    """Plain data, as the recipe says it; secrets are hidden."""
+    """Plain data as the recipe has it; secrets are hidden."""
     kind: Kind
     """`recipe` is the recipe itself, `file` a config group or an included recipe."""
     span: Span | None = None
-    """None for what nobody wrote."""
+    """None for a value that is written nowhere."""
     note: str = ""
-    """Of what nobody wrote: why it is so."""
+    """Why a value that is written nowhere is in force."""
     means: tuple[Any, ...] = ()
-    """What it is once references are followed and `auto` is a number; empty where that is the same."""
+    """The value once references are followed and `auto` is a number; empty if it is the same."""
     refers: tuple[Reference, ...] = ()
     was: tuple[Was, ...] = ()
-    """What it replaced, the last first."""
+    """The values that it replaced, the last first."""
 
 
 def origins(loaded: Loaded, cwd: File) -> tuple[Origin, ...]:
-    """Of every scalar, and of every empty list or mapping, in the order of the recipe; what nobody wrote
-    comes after its neighbours."""
+    """Returns the origin of every scalar and of every empty list or mapping, in the order of the recipe; defaults
+    come after their neighbours."""
     if loaded.tree is None:
         return ()
     written = {path: _written(loaded, path, leaf) for path, leaf in leaves(loaded.tree) if path}
@@ -89,20 +87,21 @@ def origins(loaded: Loaded, cwd: File) -> tuple[Origin, ...]:
 
 
 def line_of(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Returns a value as YAML on one line."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {line_of(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(line_of, value))}]"
     if isinstance(value, str):
-        as_it_is = (
-            PLAIN.fullmatch(value) and value == value.strip() and isinstance(yaml_reader.scalar(value), str)
-        )
-        return value if as_it_is or value in (HIDDEN, UNREAD) else json.dumps(value, ensure_ascii=False)
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        is_bare = PLAIN.fullmatch(value) is not None and value == value.strip()
+        is_plain = is_bare and isinstance(yaml_reader.scalar(value), str)
+        return value if is_plain or value in (HIDDEN, UNREAD) else json.dumps(value, ensure_ascii=False)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# What somebody wrote
+# Written values
 
 
 def _written(loaded: Loaded, path: Path, leaf: Node) -> Origin:
@@ -115,7 +114,7 @@ def _written(loaded: Loaded, path: Path, leaf: Node) -> Origin:
         value=_plain(leaf, path, secrets),
         kind=kind_of(leaf.span, loaded.tree),
         span=leaf.span,
-        means=_means(loaded, path, leaf),
+        means=_resolved(loaded, path, leaf),
         refers=tuple(_references(loaded.tree, path, leaf, secrets)),
         was=tuple(_was(loaded.tree, path, leaf, secrets)),
     )
@@ -133,8 +132,8 @@ def _references(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterato
     if isinstance(leaf.value, str) and "${" in leaf.value:
         for written, target in references(leaf.value, path):
             node = tree.at(target) if target is not None else None
-            said = str(_plain(Node(written, leaf.span), path, secrets))  # a default may be the secret
-            yield Reference(said, target, node.span if node is not None and not node.made else None)
+            text = str(_plain(Node(written, leaf.span), path, secrets))  # a default may be the secret
+            yield Reference(text, target, node.span if node is not None and not node.made else None)
 
 
 def _was(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[Was]:
@@ -145,8 +144,8 @@ def _was(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[Was]:
         last = node.span
 
 
-def _means(loaded: Loaded, path: Path, leaf: Node) -> tuple[Any, ...]:
-    """What a value comes to; empty where that is what it says, or cannot be told."""
+def _resolved(loaded: Loaded, path: Path, leaf: Node) -> tuple[Any, ...]:
+    """Returns the resolved value; empty if it is the same as the written one, or is not known."""
     facts = loaded.facts
     if facts is None:
         return ()
@@ -160,13 +159,13 @@ def _means(loaded: Loaded, path: Path, leaf: Node) -> tuple[Any, ...]:
     node = facts.written.node(*path)
     if node is None or node.value is BROKEN or not isinstance(leaf.value, str) or node.value == leaf.value:
         return ()
-    if path in loaded.secrets.paths or _meets_secret(loaded, path, leaf):
+    if path in loaded.secrets.paths or _leads_to_secret(loaded, path, leaf):
         return (HIDDEN,)
     return (_plain(node, path, loaded.secrets),)
 
 
-def _meets_secret(loaded: Loaded, path: Path, leaf: Node) -> bool:
-    """Whether a reference leads to a secret, over whatever stands between."""
+def _leads_to_secret(loaded: Loaded, path: Path, leaf: Node) -> bool:
+    """Returns whether a reference leads to a secret, directly or through other references."""
     open, seen = [(path, leaf)], set[Path]()
     while open and loaded.tree is not None:
         here, node = open.pop()
@@ -185,7 +184,7 @@ def _meets_secret(loaded: Loaded, path: Path, leaf: Node) -> bool:
 
 
 def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
-    """By the tree that they make: what nobody wrote stands beside its siblings."""
+    """Returns origins in the order of the tree that they make, so that defaults stand with their siblings."""
     tree: dict[Any, Any] = {}
     for origin in found:
         node = tree
@@ -203,7 +202,7 @@ def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
     return tuple(flat(tree))
 
 
-# What nobody wrote
+# Defaults and inferred values
 
 
 def _in_force(facts: Facts, tree: Node, cwd: File) -> Iterator[Origin]:
@@ -241,7 +240,7 @@ def _inferred(path: Path, value: Any, note: str) -> Origin:
 
 
 def _of_cluster(facts: Facts, recipe: Recipe, tree: Node) -> Iterator[Origin]:
-    """The least that holds the groups."""
+    """Yields the least cluster that holds the groups."""
     if facts.allocation is None:
         return
     note, cluster = "the least that fits", facts.allocation.cluster
@@ -254,7 +253,7 @@ def _of_cluster(facts: Facts, recipe: Recipe, tree: Node) -> Iterator[Origin]:
 
 
 def _of_mesh(component: str, mesh: DeviceMesh, given: dict[str, int | str]) -> Iterator[Origin]:
-    """The sizes that were left out and are more than 1; of a layout that says none, the one dim that it has."""
+    """Yields the sizes that are left out and more than 1; of a layout without sizes, its one dim."""
     sizes = {f"{dim}_size": mesh.size(dim) for dim in DIMS}
     for key, size in sizes.items():
         if key not in given and (size > 1 or (key == "dp_size" and not given)):
@@ -289,5 +288,5 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Ori
 
 
 def _near(file: str, cwd: File) -> str:
-    """As the user would name it."""
+    """Returns a file as the user would name it."""
     return str(File(file).relative_to(cwd)) if File(file).is_relative_to(cwd) else file

@@ -1,11 +1,10 @@
-"""The recipes that `init` writes: from a few choices to the texts of two files. Pure, but for reading what is
-shipped.
+"""The recipes that `init` writes: a few choices -> the texts of two files. Pure, except that shipped files are read.
 
     choice = Choice("grpo", device="cuda", ranks=8, layout="fsdp")
     texts = files(choice, "first")         {"first.yaml": ..., "first.py": ...}
 
-The files themselves are `components/starters/KIND.yaml` and `KIND.py`: the classes are real code that is
-linted and typed here, and a recipe is the one that is written but for its words between `@`.
+The templates are `components/starters/KIND.yaml` and `KIND.py`: the classes are code that is linted and typed here; a
+recipe is written as it stands there, with the words between `@` filled in.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ LAYOUTS = {
     "dp": ("a copy on each rank, gradients averaged (DDP)", "{dp_size: auto}"),
     "hsdp": ("two copies, each split over half of the ranks", "{dp_size: 2, fsdp_size: auto}"),
 }
-"""What each is, and what `parallel` says of it."""
-MOST_RANKS = 100_000
+"""Layout -> (description, its `parallel`)."""
+MAX_RANKS = 100_000
 SAMPLES = {"train": 256, "grpo": 64, "distill": 256}
-"""Of a batch, at least."""
-EVEN = 4096
-"""Up to so many samples are chosen so that all groups get equal shares."""
+"""Kind -> minimum number of samples of a batch."""
+MAX_EVEN_SAMPLES = 4096
+"""Maximum number of samples that is chosen so that the ranks of all groups receive equal shares."""
 COMMANDS = ("validate", "show-topology", "launch")
 
 
 class WrongChoice(ValueError):
-    """Choices that make no recipe; the message says what would."""
+    """Choices that make no recipe; the message names choices that do."""
 
 
 @dataclass(frozen=True)
@@ -51,28 +50,25 @@ class Choice:
     kind: str = "train"
     device: str = "cpu"
     ranks: int = 2
-    """Devices, or on cpu processes, of all groups together; the judge of grpo is one more process on cpu."""
+    """Number of devices, or on cpu of processes, of all groups; the judge of grpo is one more process on cpu."""
     layout: str = ""
-    """Of the group that trains; empty for the usual one."""
+    """Layout of the group that trains; empty for the default."""
     script: str = ""
-    """The path of somebody's own, as seen from the recipe's folder; empty for one that is written beside it.
-    """
+    """Path of the user's script, relative to the recipe's folder; empty for one that `init` writes."""
 
     @property
     def shares(self) -> dict[str, int]:
-        """The ranks of each group."""
+        """The number of ranks of each group."""
         half = max(1, self.ranks // 2)
         if self.kind == "grpo":
             return {"rollout": half, "train": max(1, self.ranks - half)}
-        return (
-            {"teacher": half, "student": max(1, self.ranks - half)}
-            if self.kind == "distill"
-            else {"train": self.ranks}
-        )
+        if self.kind == "distill":
+            return {"teacher": half, "student": max(1, self.ranks - half)}
+        return {"train": self.ranks}
 
     @property
     def trained(self) -> int:
-        """The ranks of the group that trains."""
+        """The number of ranks of the group that trains."""
         return list(self.shares.values())[-1]
 
     @property
@@ -81,11 +77,11 @@ class Choice:
 
 
 def check(choice: Choice) -> None:
-    """Raises `WrongChoice`."""
+    """Checks that choices make a recipe. Raises `WrongChoice`."""
     _known("kind", choice.kind, KINDS)
     _known("device", choice.device, DEVICES)
-    if not 1 <= choice.ranks <= MOST_RANKS:
-        raise WrongChoice(f"ranks are a number from 1 to {MOST_RANKS:,}, not {choice.ranks:,}")
+    if not 1 <= choice.ranks <= MAX_RANKS:
+        raise WrongChoice(f"ranks are a number from 1 to {MAX_RANKS:,}, not {choice.ranks:,}")
     if choice.device == "mps" and choice.ranks > 1:
         raise WrongChoice(f"a machine has one mps device, not {choice.ranks}")
     if choice.device == "cpu" and choice.ranks < len(choice.shares):
@@ -111,14 +107,14 @@ def _known(what: str, word: str, options: Mapping[str, object]) -> None:
 
 
 def layouts(choice: Choice) -> list[str]:
-    """Those that fit; the first is the usual one."""
+    """Returns the layouts that fit; the first is the default."""
     if choice.device == "mps" or choice.trained == 1:
         return ["dp"]
     return [name for name in LAYOUTS if name != "hsdp" or choice.trained % 2 == 0]
 
 
 def stem_of(name: str) -> str:
-    """The name of a recipe without its suffix; raises `WrongChoice` for what cannot name a run."""
+    """Returns the name of a recipe without its suffix. Raises `WrongChoice` for one that cannot name a run."""
     stem = re.sub(r"\.ya?ml$", "", name)
     if re.fullmatch(r"\w[\w.-]*", stem) and len(stem.encode()) <= 100:
         return stem
@@ -131,8 +127,8 @@ def stem_of(name: str) -> str:
 
 
 def module_of(stem: str, taken: Iterable[str] = ()) -> str:
-    """The name of the Python file for a recipe: one that hides no other module, as the recipe's folder comes
-    first on the path."""
+    """Returns the name of a recipe's Python file, which hides no other module: the recipe's folder is first on the
+    path."""
     name = re.sub(r"[^0-9A-Za-z_]", "_", stem)
     name = f"job_{name}" if not name[0].isalpha() else name
     hides = keyword.iskeyword(name) or name in sys.stdlib_module_names or name in set(taken)
@@ -140,12 +136,12 @@ def module_of(stem: str, taken: Iterable[str] = ()) -> str:
 
 
 def installed(name: str, path: Iterable[str]) -> bool:
-    """Whether a module of this name lies on the path; nothing is imported."""
+    """Returns whether the path has a module of this name; imports nothing."""
     return name == "meshctl" or PathFinder.find_spec(name, list(path)) is not None
 
 
 def files(choice: Choice, stem: str, module: str, shown: str, heading: str = "") -> dict[str, str]:
-    """File name -> text. `shown` is the recipe's path for a shell, `heading` a first line for editors."""
+    """Returns file name -> text. `shown` is the recipe's path for a shell, `heading` a first line for editors."""
     check(choice)
     found = {
         f"{stem}.yaml": heading
@@ -185,22 +181,22 @@ def _words(choice: Choice, stem: str, module: str, shown: str) -> dict[str, str]
 
 
 def _group(choice: Choice, name: str, ranks: int) -> str:
-    """Two groups on one device say so."""
+    """Returns a group's mapping; of two groups on one device, the second is colocated."""
     first = next(iter(choice.shares))
     shared = f", colocate: {first}" if name != first and sum(choice.shares.values()) > choice.ranks else ""
     return f"{{ranks: {ranks}, device_type: {choice.device}{shared}}}"
 
 
 def _samples(choice: Choice) -> int:
-    """Enough for every rank, and where it can be, the same for each."""
+    """Returns a number of samples that is enough for every rank, and if possible the same for each."""
     least = SAMPLES.get(choice.kind, 0)
     each = lcm(*choice.shares.values())
-    each = each if each <= EVEN else max(choice.shares.values())
+    each = each if each <= MAX_EVEN_SAMPLES else max(choice.shares.values())
     return -(-least // each) * each
 
 
 def quoted(text: str) -> str:
-    """As YAML: bare where nobody can take it for anything but text."""
+    """Returns a text as YAML, without quotes if it cannot be taken for anything but text."""
     bare = re.fullmatch(r"[A-Za-z_./][\w./-]*", text, re.ASCII) and re.search(r"[A-Za-z]", text)
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     if bare and text.lower() not in words and not text.lower().startswith((".inf", ".nan")):

@@ -1,7 +1,7 @@
 """`${oc.env:NAME}` and `${oc.env:NAME,default}`: the one kind of reference that a plan keeps.
 
-What comes from the environment stays a reference until the process that needs it fills it, so no secret is in
-a file, in an argument or in the digest.
+A value from the environment stays a reference until the process that needs it resolves it, so no secret is in a file,
+in an argument or in the digest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _REFERENCE = re.compile(r"\$\{oc\.env:(?P<name>[^},]+)(,(?P<default>[^}]*))?\}")
 
 
 class Unset(LookupError):
-    """A variable that is referred to, has no default and is not set."""
+    """A variable that a reference without a default names and that is not set."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the environment variable {name} is not set")
@@ -21,12 +21,12 @@ class Unset(LookupError):
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The variables that a text refers to."""
+    """Returns the variables that a text refers to."""
     return tuple(found["name"].strip() for found in _REFERENCE.finditer(text))
 
 
 def filled(text: str, environ: Mapping[str, str]) -> str:
-    """The text with every reference replaced by what the environment says. Raises `Unset`."""
+    """Returns the text with every reference replaced by its value in the environment. Raises `Unset`."""
 
     def value(found: re.Match[str]) -> str:
         name, default = found["name"].strip(), found["default"]

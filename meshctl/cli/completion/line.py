@@ -1,8 +1,8 @@
 """The word at the cursor of a shell's line, and candidates for it in the shell's terms.
 
-zsh and fish give words without their quotes and put candidates in place of the whole word. bash gives the
-line as it is typed, and puts a candidate in place of what follows the last of its word breaks, among which
-are `=`, `@` and `:`; so that part alone is answered, quoted as bash wants it.
+zsh and fish pass words without their quotes and replace the whole word by a candidate. bash passes the line as it is
+typed and replaces what follows the last of its word breaks, among which are `=`, `@` and `:`; so only that part is
+answered, quoted as bash needs it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.words import candidates
 
 BREAKS = "\"'@><=;|&(: \t\n"
-"""Where bash begins a word anew unless it is told otherwise."""
+"""Characters at which bash begins a new word by default."""
 PREFIXES = "@"
-"""Word breaks with which the new word begins: bash may complete the name of a host there."""
+"""Word breaks that belong to the new word: bash may complete the name of a host there."""
 SPECIAL = " \t\"'\\$`&;|<>()*?!"
-"""What stands for itself only behind a backslash."""
+"""Characters that need a backslash."""
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """The answer to a shell: its name, then for all but bash the words up to the cursor."""
+    """Answers a shell. `arguments` are its name, then for all but bash the words up to the cursor."""
     try:
         sys.stdout.write("".join(f"{line}\n" for line in answer(arguments[0], arguments[1:], os.environ)))
         sys.stdout.flush()
@@ -35,7 +35,7 @@ def complete(arguments: Sequence[str]) -> int:
 
 
 def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
-    """The lines that the shell's script reads."""
+    """Yields the lines that the shell's script reads."""
     if shell == "bash":
         line, point = environ.get("COMP_LINE", ""), environ.get("COMP_POINT", "")
         yield from _bash(
@@ -52,7 +52,7 @@ def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iter
 
 
 def _up_to(line: str, point: int) -> str:
-    """bash counts bytes."""
+    """Returns the line up to the cursor, whose position bash counts in bytes."""
     return line.encode("utf-8", "surrogateescape")[:point].decode("utf-8", "surrogateescape")
 
 
@@ -67,16 +67,16 @@ def _fitting(before: Sequence[str], word: str) -> list[Candidate]:
 
 @dataclass
 class Typed:
-    """A line, split as a shell splits it."""
+    """A line up to the cursor, split as a shell splits it."""
 
     words: tuple[str, ...] = ()
-    """Before the last one."""
+    """The words before the last one."""
     last: str = ""
     """The word at the cursor, without its quotes."""
     kept: int = 0
-    """So much of it bash leaves as it is."""
+    """Number of characters of `last` that bash keeps."""
     quote: str = ""
-    """That is open at the cursor."""
+    """The quote that is open at the cursor."""
 
 
 def typed(line: str, breaks: str = BREAKS) -> Typed:

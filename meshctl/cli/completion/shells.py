@@ -1,5 +1,5 @@
-"""`meshctl completion SHELL`: the script that teaches a shell; a further shell is a file `meshctl.SHELL`
-here."""
+"""`meshctl completion SHELL`: prints the completion script of a shell. Another shell is one file `meshctl.SHELL` in
+this folder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ USAGE = 2
 
 
 def shells() -> tuple[str, ...]:
-    """Those that have a script here."""
+    """Returns the shells that have a script."""
     return tuple(sorted(path.suffix[1:] for path in FOLDER.glob("meshctl.*")))
 
 
 def script(shell: str) -> int:
-    """Prints the script that teaches a shell; the exit code."""
+    """Prints the script of a shell, by default of `$SHELL`; returns the exit code."""
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in shells():
-        asked = f"there is no script for `{name}`" if name else "SHELL does not say which shell this is"
-        print(f"error: {asked}; there are {listed(shells())}", file=sys.stderr)
+        reason = f"there is no script for `{name}`" if name else "SHELL does not say which shell this is"
+        print(f"error: {reason}; there are {listed(shells())}", file=sys.stderr)
         return USAGE
     write((FOLDER / f"meshctl.{name}").read_text(encoding="utf-8"), sys.stdout)
     return 0

@@ -1,5 +1,5 @@
-"""Where each value of a recipe comes from, as text: a value a line, its place beside it, and below what it
-was or comes to.
+"""Where each value of a recipe comes from, as text: one value in each line, then its place, and below what it
+replaced or resolves to.
 
     run.steps = 7                           override 1:1:11
                                             (was 100, recipe.yaml:29:15)
@@ -7,8 +7,8 @@ was or comes to.
                                             (is 7, override 1:1:11)
     run.grace = 30                          default
 
-Key paths are never cut, so that they can be taken over into an override. Values and file names that are too
-long for a line are; `--format json` has all of them.
+Key paths are never cut, so that they can be copied into an override. Values and file names that are too long for a
+line are; `--format json` has all of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from meshctl.diagnostics import Span
 from meshctl.recipe.origins import Origin, line_of
 from meshctl.view.reports.text import cells, shown
 
-LEAST = 12
-"""Cells that something keeps when it is cut."""
+MIN_CELLS = 12
+"""Cells that a text keeps when it is cut."""
 GAP = 2
 MORE = "..."
 
 
 def text(origins: Sequence[Origin], width: int = 80) -> str:
-    """A line or a few for each, without an end."""
+    """Returns one line or a few for each origin, without a final line break."""
     lefts = [_left(origin) for origin in origins]
     column = min(max(map(cells, lefts), default=0) + GAP, width // 2)
     return "\n".join(
@@ -38,21 +38,21 @@ def text(origins: Sequence[Origin], width: int = 80) -> str:
 
 
 def _left(origin: Origin) -> str:
-    """`run.steps = 7`."""
+    """Returns `run.steps = 7`."""
     return f"{shown('.'.join(origin.path))} = {shown(line_of(origin.value))}"
 
 
 def _lines(left: str, origin: Origin, column: int, width: int) -> Iterator[str]:
-    """What is too long for its half takes of the other's, else a line of its own."""
+    """Yields the lines of one origin. A half that is too long takes room of the other, or a line of its own."""
     room = width - column
-    place, *beside = [_place(origin, room), *_beside(origin, room)]
+    place, *notes = [_place(origin, room), *_notes(origin, room)]
     if cells(left) > column - GAP and cells(left) + GAP + cells(place) > width:
-        yield cut(left, max(width, cells(shown(".".join(origin.path))) + LEAST))
+        yield cut(left, max(width, cells(shown(".".join(origin.path))) + MIN_CELLS))
         left = ""
-    if cells(left) <= column - GAP and beside and cells(place) + GAP + cells(beside[0]) <= room:
-        place, beside = f"{place}{' ' * GAP}{beside[0]}", beside[1:]
+    if cells(left) <= column - GAP and notes and cells(place) + GAP + cells(notes[0]) <= room:
+        place, notes = f"{place}{' ' * GAP}{notes[0]}", notes[1:]
     yield f"{left}{' ' * max(GAP, column - cells(left))}{place}"
-    yield from (" " * column + line for line in beside)
+    yield from (" " * column + line for line in notes)
 
 
 def _place(origin: Origin, room: int) -> str:
@@ -62,16 +62,16 @@ def _place(origin: Origin, room: int) -> str:
 
 
 def place_of(span: Span, room: int, before: str = "") -> str:
-    """`recipe.yaml:29:15`; a long file name is cut at its front."""
+    """Returns `recipe.yaml:29:15`; a long file name is cut at its front."""
     end = f":{span.line}:{span.column}"
     file = shown(span.file)
     left = room - cells(before) - cells(end)
     if cells(file) > left:
-        file = MORE + file[-max(LEAST - len(MORE), left - len(MORE)) :]
+        file = MORE + file[-max(MIN_CELLS - len(MORE), left - len(MORE)) :]
     return f"{before}{file}{end}"
 
 
-def _beside(origin: Origin, room: int) -> Iterator[str]:
+def _notes(origin: Origin, room: int) -> Iterator[str]:
     if origin.means:
         yield from _meaning(origin, room)
     elif origin.refers and origin.refers[0].path is None:
@@ -96,14 +96,14 @@ def _meaning(origin: Origin, room: int) -> Iterator[str]:
 
 
 def _of_two(word: str, value: str, rest: Callable[[int], str], room: int) -> str:
-    """`(was 100, recipe.yaml:29:15)`, in which the value gives way."""
-    half = max(LEAST, room // 3)
+    """Returns `(was 100, recipe.yaml:29:15)`, in which the value is cut first."""
+    half = max(MIN_CELLS, room // 3)
     value = cut(shown(value), half)
     return f"({word}{value}, {rest(room - cells(word) - cells(value) - 4)})"
 
 
 def cut(text: str, room: int) -> str:
-    """As much of a text as there is room for."""
+    """Returns as much of a text as fits into `room` cells."""
     if cells(text) <= room:
         return text
     kept = ""
