@@ -20,27 +20,42 @@ if TYPE_CHECKING:
     from meshctl.runtime.component import endpoint as endpoint
     from meshctl.topology.mesh import DeviceMesh as DeviceMesh
     from meshctl.topology.mesh import MeshError as MeshError
+    from meshctl.topology.modes import CollectMode as CollectMode
+    from meshctl.topology.modes import DispatchMode as DispatchMode
+    from meshctl.topology.modes import ExecuteMode as ExecuteMode
+    from meshctl.topology.modes import RankSet as RankSet
+    from meshctl.topology.samples import SampleTable as SampleTable
 
 _PUBLIC = {
     "Batch": "meshctl.runtime.batch.batch",
+    "CollectMode": "meshctl.topology.modes",
     "Collective": "meshctl.runtime.collective",
     "CollectiveError": "meshctl.runtime.collective",
     "Component": "meshctl.runtime.component",
     "ComponentError": "meshctl.runtime.component",
     "DeviceMesh": "meshctl.topology.mesh",
+    "DispatchMode": "meshctl.topology.modes",
+    "ExecuteMode": "meshctl.topology.modes",
     "MeshError": "meshctl.topology.mesh",
     "Ragged": "meshctl.runtime.batch.batch",
+    "RankSet": "meshctl.topology.modes",
+    "SampleTable": "meshctl.topology.samples",
     "endpoint": "meshctl.runtime.component",
 }
 __all__ = [
     "Batch",
+    "CollectMode",
     "Collective",
     "CollectiveError",
     "Component",
     "ComponentError",
     "DeviceMesh",
+    "DispatchMode",
+    "ExecuteMode",
     "MeshError",
     "Ragged",
+    "RankSet",
+    "SampleTable",
     "endpoint",
 ]
 

@@ -101,7 +101,7 @@ class Stage:
     method: str
     inputs: tuple[Input, ...] = ()
     """None for a source, and for a sync."""
-    execute: Literal["all", "first", "peer"] = "all"
+    execute: str = "all"
     collect: str = "flatten"
     samples: int = 0
     """The global count that it gives, where the recipe says it; 0 where it does not."""

@@ -20,6 +20,7 @@ import torch
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collective import Collective, CollectiveError
 from meshctl.topology.mesh import DeviceMesh, MeshError
+from meshctl.topology.modes import CollectMode, DispatchMode, ExecuteMode
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -35,16 +36,16 @@ class ComponentError(ValueError):
 class Endpoint:
     """The defaults of a stage that calls this method; the recipe may say otherwise."""
 
-    dispatch: str = "slice_dp"
-    collect: str = "flatten"
-    execute: str = "all"
+    dispatch: str | DispatchMode = "slice_dp"
+    collect: str | CollectMode = "flatten"
+    execute: str | ExecuteMode = "all"
 
 
 @overload
 def endpoint(method: Method, /) -> Method: ...
 @overload
 def endpoint(
-    *, dispatch: str = ..., collect: str = ..., execute: str = ...
+    *, dispatch: str | DispatchMode = ..., collect: str | CollectMode = ..., execute: str | ExecuteMode = ...
 ) -> Callable[[Method], Method]: ...
 
 
@@ -52,9 +53,9 @@ def endpoint(
     method: Method | None = None,
     /,
     *,
-    dispatch: str = "slice_dp",
-    collect: str = "flatten",
-    execute: str = "all",
+    dispatch: str | DispatchMode = "slice_dp",
+    collect: str | CollectMode = "flatten",
+    execute: str | ExecuteMode = "all",
 ) -> Method | Callable[[Method], Method]:
     """Makes a method one that a stage may call. The words are read from the source text before anything runs:
     write them as literals."""

@@ -14,7 +14,9 @@ from typing import Any
 
 from meshctl.plan.model import Component as Placed
 from meshctl.runtime.component import Component, endpoint_of
+from meshctl.runtime.user_modes import imported
 from meshctl.text.env_refs import Unset, filled
+from meshctl.topology.modes import is_user_mode
 
 
 class TargetError(ValueError):
@@ -38,10 +40,15 @@ def make(placed: Placed, methods: Sequence[str], path: Sequence[str]) -> Compone
     )
 
 
-def _class(placed: Placed, path: Sequence[str]) -> type[Component]:
+def extend_path(path: Sequence[str]) -> None:
+    """Makes the modules in these folders importable, before those that are installed."""
     for folder in reversed(path):
         if folder not in sys.path:
             sys.path.insert(0, folder)
+
+
+def _class(placed: Placed, path: Sequence[str]) -> type[Component]:
+    extend_path(path)
     module, _, name = placed.target.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -70,12 +77,22 @@ def _check(placed: Placed, kind: type[Component], method: str) -> None:
             f"component `{placed.name}`: {placed.target}.{method} is no endpoint; decorate it with @endpoint"
         )
     said = placed.endpoints.get(method)
-    found = (declared.dispatch, declared.collect, declared.execute)
-    if said is not None and tuple(said) != found:
+    if said is None:
+        return
+    words = (declared.dispatch, declared.collect, declared.execute)
+    found = tuple(_mode_name(word, name) for word, name in zip(words, said, strict=True))
+    if tuple(said) != found:
         raise TargetError(
             f"component `{placed.name}`: @endpoint of {method} says dispatch, collect, execute {', '.join(found)}; its source text was "
             f"read as {', '.join(said)}. Write them as literals, or say them in the recipe's stage"
         )
+
+
+def _mode_name(mode: object, planned: str) -> str:
+    """The name of a mode in a decorator. An object has the planned name where that names this object."""
+    if isinstance(mode, str):
+        return mode
+    return planned if is_user_mode(planned) and imported(planned) is mode else repr(mode)
 
 
 def resolved(value: Any, where: str) -> Any:

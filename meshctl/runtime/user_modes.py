@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
+from hashlib import sha256
 from importlib import import_module
+from pathlib import Path
 from typing import TypeVar
 
-from meshctl.runtime.instantiate import TargetError
-from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, CollectMode, DispatchMode, ExecuteMode
+from meshctl.plan.model import Plan
+from meshctl.topology.modes import (
+    COLLECT,
+    DISPATCH,
+    EXECUTE,
+    CollectMode,
+    DispatchMode,
+    ExecuteMode,
+    Route,
+    is_user_mode,
+)
 
 Mode = TypeVar("Mode", DispatchMode, CollectMode, ExecuteMode)
+
+
+class ModeError(ValueError):
+    """A user's mode that cannot be imported, or is something else."""
 
 
 def dispatch_mode(name: str) -> DispatchMode:
@@ -26,20 +41,43 @@ def execute_mode(name: str) -> ExecuteMode:
 
 
 def _mode(name: str, built_in: Mapping[str, Mode], kind: type[Mode]) -> Mode:
-    found = built_in.get(name) or _imported(name)
+    found = built_in.get(name) or imported(name)
     if not isinstance(found, kind):
-        raise TargetError(f"{name} is a {type(found).__name__}, and not a meshctl.{kind.__name__}")
+        raise ModeError(f"mode {name} is a {type(found).__name__}, not a meshctl.{kind.__name__}")
     return found
 
 
 @cache
-def _imported(name: str) -> object:
-    """The object of a user's module. Raises `TargetError` where there is none."""
+def imported(name: str) -> object:
+    """The object that `module:NAME` names. Raises `ModeError` where there is none."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)
     except ModuleNotFoundError as error:
-        raise TargetError(f"the mode {name}: there is no module {error.name!r}") from None
+        raise ModeError(f"mode {name}: there is no module {error.name!r}") from None
     if found is None:
-        raise TargetError(f"the mode {name}: module {module} has no {attribute!r}")
+        raise ModeError(f"mode {name}: module {module} has no {attribute!r}")
     return found
+
+
+def user_modes(plan: Plan, route: Route) -> list[str]:
+    """The modes of a route that are a user's, by name."""
+    if route.kind == "weights":
+        return []
+    source, target = plan.stage(route.source), plan.stage(route.target)
+    names = (route.collect, source.execute, route.dispatch.mode, target.execute)
+    return [name for name in dict.fromkeys(names) if is_user_mode(name)]
+
+
+def source_digests(plan: Plan, routes: Iterable[Route]) -> dict[str, str]:
+    """Route -> a digest of the source files of its user modes. Routes without such modes are absent."""
+    return {route.name: _digest(names) for route in routes if (names := user_modes(plan, route))}
+
+
+def _digest(names: list[str]) -> str:
+    found = sha256()
+    for name in names:
+        imported(name)
+        file = import_module(name.partition(":")[0]).__file__
+        found.update(Path(file).read_bytes() if file else b"")
+    return found.hexdigest()[:16]

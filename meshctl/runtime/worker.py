@@ -32,17 +32,18 @@ from meshctl.run.events import Journal
 from meshctl.run.shutdown import Ending
 from meshctl.runtime.component import Component, ComponentError, Place
 from meshctl.runtime.errors import StageError
-from meshctl.runtime.instantiate import TargetError, make
+from meshctl.runtime.instantiate import TargetError, extend_path, make
 from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
+from meshctl.runtime.user_modes import ModeError
 from meshctl.runtime.world import connect, devices_of, join, ranks_by_node, reach_all
 from meshctl.text.env_refs import names
 from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
 
-SAID = (StageError, TargetError, ComponentError, WayError)
+SAID = (StageError, TargetError, ComponentError, WayError, ModeError)
 """Errors whose message stands for itself: no traceback helps."""
 LOST = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
 """Errors of a victim: the fault is elsewhere."""
@@ -100,6 +101,7 @@ class Worker:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         store, ear = connect(told.head, told.attempt), connect(told.head, told.attempt)
         join(store, group, told.rank)
+        extend_path(start.path)
         transport = self._transport = self._reached(plan, place, store)
         transport.patience = plan.run.patience
         transport.device = device if (device := devices_of(group)[0]).type != "cpu" else None

@@ -8,12 +8,13 @@ runs, and a mismatch or an absence is an error that names the routes or the abse
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
 from meshctl.runtime.transports.local import Address as NodeAddress
 from meshctl.runtime.transports.local import Local
 from meshctl.runtime.transports.tcp import Address, Tcp, address_towards
+from meshctl.runtime.user_modes import source_digests
 from meshctl.topology.cluster import transport_error
 from meshctl.topology.modes import Route
 
@@ -124,15 +126,30 @@ class Meeting:
 
     def addresses(self, where: str, own: object, places: Set[int]) -> dict[int, str]:
         """Tells where this worker listens, and hears where the others do. Raises `PeerLost`, `WayError`."""
-        self.store.set(f"{where}/{self.place}", f"{self.plan.digest} {own}")
+        modes = json.dumps(self.mode_digests, separators=(",", ":"))
+        self.store.set(f"{where}/{self.place}", f"{self.plan.digest}\n{modes}\n{own}")
         keys = {other: f"{where}/{other}" for other in sorted(places)}
         _await(self.plan, self.store, keys, where)
         found = {}
         for other, key in keys.items():
-            digest, found[other] = self.store.get(key).decode().split(" ", 1)
+            digest, theirs, found[other] = self.store.get(key).decode().split("\n", 2)
             routes = [route for crossing in self.crossings for route in crossing.routes]
             _agree(self.plan, digest, self.plan.digest, other, where, routes)
+            self._agree_on_modes(json.loads(theirs), other)
         return found
+
+    @cached_property
+    def mode_digests(self) -> dict[str, str]:
+        """Route -> a digest of the source of the user's modes on it."""
+        return source_digests(self.plan, (route for crossing in self.crossings for route in crossing.routes))
+
+    def _agree_on_modes(self, theirs: Mapping[str, str], other: int) -> None:
+        for route, digest in self.mode_digests.items():
+            if theirs.get(route, digest) != digest:
+                raise WayError(
+                    f"`{route}`: {_name(self.plan, other)} has another source of its modes than "
+                    f"{_name(self.plan, self.place)}"
+                )
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ def is_user_mode(name: str) -> bool:
     return ":" in name
 
 
+def shown_mode(name: str) -> str:
+    """A mode's name in pictures: `by NAME` for a user's."""
+    return f"by {name.partition(':')[2]}" if is_user_mode(name) else name
+
+
 # Dispatch: which consumers receive which samples
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from meshctl.plan.model import Plan
-from meshctl.runtime import world
+from meshctl.runtime import user_modes, world
 from meshctl.runtime.devices.backend import DEVICES
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.data_plane import PeerLost, Transport
+from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
 from meshctl.runtime.transports.local import Local
 from meshctl.runtime.transports.tcp import Tcp
 from meshctl.runtime.world import reach_all
 from meshctl.topology.cluster import DIRECT, Cluster
+from meshctl.topology.modes import Dispatch
 from tests.runtime.plans import call, plan
 
 
@@ -103,7 +106,7 @@ def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(
 
 def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
     store, made = HashStore(), apart()
-    store.set(f"{world.FAR}/1", f"{made.digest} 10.77.0.2 1")
+    store.set(f"{world.FAR}/1", f"{made.digest}\n{{}}\n10.77.0.2 1")
     [error] = at_once(lambda: reach_all(made, 0, store, {}))
     which = "b:0 listens on 10.77.0.2 and a:0 on 127.0.0.1"
     assert (
@@ -124,6 +127,25 @@ def test_another_plan_is_an_error_that_names_the_routes() -> None:
     assert errors == [
         f"WayError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
     ]
+
+
+def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_modes.py").write_text("from meshctl import DispatchMode\nEVEN = DispatchMode()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = job()
+    routes = tuple(replace(route, dispatch=Dispatch("own_modes:EVEN")) for route in made.routes)
+    made = replace(made, routes=routes)
+    ours = user_modes.source_digests(made, made.routes)
+    assert list(ours) == ["s -> t"] and ours == user_modes.source_digests(made, made.routes)
+    store = HashStore()
+    other = json.dumps({"s -> t": "another"})
+    store.set("this node/1", f"{made.digest}\n{other}\nnowhere")
+    with pytest.raises(WayError, match=r"`s -> t`: b:0 has another source of its modes than a:0"):
+        reach_all(made, 0, store, {})
+    (tmp_path / "own_modes.py").write_text("from meshctl import DispatchMode\nEVEN = DispatchMode()  # new\n")
+    assert user_modes.source_digests(made, made.routes) != ours
 
 
 def test_a_place_listens_where_it_reaches_the_head() -> None:

@@ -25,11 +25,20 @@ from meshctl.plan.views.topology import (
     ends_of,
     even_flow,
     over,
+    user_mode,
 )
 from meshctl.text.english import did_you_mean
 from meshctl.topology.flows import MAX_LISTED, EvenFlow, Part, Ranks, along
 from meshctl.topology.mesh import VIEWS, DeviceMesh, even_split
-from meshctl.topology.modes import COLLECT, EXECUTE, Route, producer_set, producers_of
+from meshctl.topology.modes import (
+    COLLECT,
+    EXECUTE,
+    Route,
+    is_user_mode,
+    producer_set,
+    producers_of,
+    shown_mode,
+)
 from meshctl.topology.placement import GroupPlacement
 
 
@@ -279,6 +288,8 @@ def _in_stage(plan: Plan, stage: Stage, component: Component, rank: int, samples
         return RankStage(stage.name, "sync", component.name, called=True)
     if stage.is_source:
         return _in_source(stage, component, rank, samples)
+    if is_user_mode(stage.execute):
+        return _by_user(stage, component, stage.execute)
     if not EXECUTE[stage.execute].is_called(component.mesh, rank):
         return RankStage(
             stage.name, "call", component.name, called=False, note="`execute: first` calls rank 0 alone"
@@ -292,6 +303,8 @@ def _in_stage(plan: Plan, stage: Stage, component: Component, rank: int, samples
             called=True,
             note="its inputs are values, the same for each rank",
         )
+    if mode := user_mode(plan, route):
+        return _by_user(stage, component, mode)
     links = _links(plan, route, samples)
     note, whole = _undecided(route, links), not links.execute.is_per_producer
     known = links.total > 0 and not note
@@ -309,8 +322,19 @@ def _in_stage(plan: Plan, stage: Stage, component: Component, rank: int, samples
     )
 
 
+def _by_user(stage: Stage, component: Component, mode: str) -> RankStage:
+    """A call for which a user's mode decides which samples a rank receives."""
+    return RankStage(stage.name, "call", component.name, called=True, note=_note(mode))
+
+
+def _note(mode: str) -> str:
+    return f"{shown_mode(mode)}: which samples, only the run decides"
+
+
 def _in_source(stage: Stage, component: Component, rank: int, samples: int) -> RankStage:
     """The speakers of a source share out its samples."""
+    if mode := next(filter(is_user_mode, (stage.collect, stage.execute)), ""):
+        return _by_user(stage, component, mode)
     who, total = producer_set(COLLECT[stage.collect], EXECUTE[stage.execute]), stage.samples or samples
     number, shares = who.index_of(component.mesh, rank), who.count(component.mesh)
     span = range(0) if number is None else even_split(total, shares, number)
@@ -432,7 +456,12 @@ def _on_routes(plan: Plan, group: str, rank: int, samples: int) -> Iterator[Rank
     for route in plan.routes:
         giver, taker = ends_of(plan, route)
         if route.kind == "weights":
-            yield from _weights(plan, route, giver, taker, group, rank)
+            yield from _undivided(
+                plan, route, "which shards, both ends tell each other at the first sync", group, rank
+            )
+            continue
+        if mode := user_mode(plan, route):
+            yield from _undivided(plan, route, _note(mode), group, rank)
             continue
         links, carries = _links(plan, route, samples), carries_samples(plan, route)
         way = _Way(
@@ -444,18 +473,17 @@ def _on_routes(plan: Plan, group: str, rank: int, samples: int) -> Iterator[Rank
             yield _taken(way, heard)
 
 
-def _weights(
-    plan: Plan, route: Route, giver: Component, taker: Component, group: str, rank: int
-) -> Iterator[RankRoute]:
-    """Who holds which shards is the components' business."""
-    note = "which shards, both ends tell each other at the first sync"
+def _undivided(plan: Plan, route: Route, note: str, group: str, rank: int) -> Iterator[RankRoute]:
+    """A route of which only the run knows which rank exchanges what with which other: each end exchanges with
+    all ranks of the other."""
+    giver, taker = ends_of(plan, route)
     for mine, other in ((giver, taker), (taker, giver)):
         if mine.group == group:
             ranks = Ranks.run(range(other.mesh.world_size))
             whole = Exchange(ranks, None, _over(plan, group, rank, other.group, ranks))
             yield RankRoute(
                 route.name,
-                "weights",
+                route.kind,
                 mine is giver,
                 mine.name,
                 other.name,

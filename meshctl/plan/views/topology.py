@@ -17,7 +17,16 @@ from meshctl.text.redaction import command_line
 from meshctl.topology.cluster import DIRECT
 from meshctl.topology.flows import EvenFlow
 from meshctl.topology.mesh import VIEWS, DeviceMesh
-from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route, part_count, producer_set
+from meshctl.topology.modes import (
+    COLLECT,
+    DISPATCH,
+    EXECUTE,
+    Dispatch,
+    Route,
+    is_user_mode,
+    part_count,
+    producer_set,
+)
 from meshctl.topology.placement import NodeRun, span_nodes
 
 FORMAT = 1
@@ -412,10 +421,19 @@ def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
 def carries_samples(plan: Plan, route: Route) -> bool:
     """Whether samples travel on it: `flatten` joins batches, and the `first` value is one where the recipe
     counts its samples."""
-    collect = COLLECT[route.collect]
+    collect = COLLECT.get(route.collect)
+    if collect is None:
+        return False
     return route.kind == "data" and (
         collect.is_batch or (collect.is_first and plan.stage(route.source).samples > 0)
     )
+
+
+def user_mode(plan: Plan, route: Route) -> str:
+    """The first mode of a route that is a user's, `module:NAME`; empty where all are built in."""
+    source, target = plan.stage(route.source), plan.stage(route.target)
+    names = (route.collect, source.execute, route.dispatch.mode, target.execute)
+    return next(filter(is_user_mode, names), "")
 
 
 def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
@@ -438,11 +456,11 @@ def _flow(plan: Plan, route: Route) -> Flow:
     giver, taker = ends_of(plan, route)
     speak, hear, cut = giver.mesh.world_size, taker.mesh.world_size, 1
     if route.kind == "data":
-        speak, hear = (
-            producer_set(COLLECT[route.collect], EXECUTE[source.execute]).count(giver.mesh),
-            EXECUTE[target.execute].workers.count(taker.mesh),
-        )
-        cut = part_count(taker.mesh, EXECUTE[target.execute], DISPATCH[route.dispatch.mode], speak)
+        collect, called = COLLECT.get(route.collect), EXECUTE.get(source.execute)
+        mode, execute = DISPATCH.get(route.dispatch.mode), EXECUTE.get(target.execute)
+        speak = producer_set(collect, called).count(giver.mesh) if collect and called else 0
+        hear = execute.workers.count(taker.mesh) if execute else 0
+        cut = part_count(taker.mesh, execute, mode, speak) if execute and mode and speak else hear
     samples = source.samples if carries_samples(plan, route) else 0
     return Flow(
         name=route.name,
@@ -469,6 +487,8 @@ def _stays(plan: Plan, route: Route, giver: Component, taker: Component) -> bool
     workers, dispatch = giver.mesh.world_size, route.dispatch
     if giver.group != taker.group or workers == 1 or route.kind == "weights":
         return giver.group == taker.group and (workers == 1 or giver.mesh == taker.mesh)
+    if user_mode(plan, route):
+        return False
     flow = even_flow(plan, route, 0)
     if flow.execute.is_single:
         return flow.producers == 1 and flow.ranks_of(0, 0).first == (flow.producer_rank(0),)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from meshctl.recipe.code.declarations import Declarations, declarations_of
+from meshctl.recipe.code.modes import mode_text
 from meshctl.recipe.code.modules import (
     COMPONENTS,
     ENDPOINTS,
@@ -216,7 +217,10 @@ class Code(Sources):
             given = {keyword.arg: keyword.value for keyword in call.keywords} if call else {}
             literals = {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
             says = {key: str(literals[key]) for key in WORDS if key in literals}
-            unread = [key or "**" for key in given if key not in literals and key in (*WORDS, None)]
+            for key in WORDS:
+                if key in given and key not in says and (text := mode_text(self, module, given[key])):
+                    says[key] = text
+            unread = [key or "**" for key in given if key not in says and key in (*WORDS, None)]
             strange = [key for key in given if key and key not in WORDS]
             nameless = [""] * len(call.args) if call else []
             return Endpoint(

@@ -62,6 +62,7 @@ def _calls(facts: Facts) -> Iterator[Stage]:
             for key in ("in", "samples", "dispatch", "execute", "collect")
         )
         modes = collect_of(facts, stage) in COLLECT and facts.endpoint(stage).dispatch in DISPATCH
+        modes = modes and execute_of(facts, stage) in EXECUTE
         if stage.kind == "call" and right and modes:
             yield stage
 
@@ -330,10 +331,8 @@ def _unlike(facts: Facts, stage: Stage, one: str, other: str) -> tuple[str, tupl
         return None
     stages = [facts.recipe.pipeline[name] for name in (one, other)]
     meshes = [facts.meshes.get(stage.component) for stage in stages]
-    counts = [
-        _producers(facts, stage).count(mesh) for stage, mesh in zip(stages, meshes, strict=True) if mesh
-    ]
-    if len(counts) == 2 and counts[0] != counts[1]:
+    counts = [facts.producers(stage) for stage, mesh in zip(stages, meshes, strict=True) if mesh]
+    if len(counts) == 2 and all(counts) and counts[0] != counts[1]:
         spans = [
             facts.key("pipeline", stage.name).with_word(counted(count, "producer"))
             for stage, count in zip(stages, counts, strict=True)
@@ -395,7 +394,7 @@ def every_sample_once(facts: Facts) -> Iterator[Diagnostic]:
             continue
         mode, source = _lead_of(facts, stage).mode, _before(facts, stage)
         givers = facts.meshes.get(source.component) if source else None
-        producers = _producers(facts, source).count(givers) if source and givers else 0
+        producers = facts.producers(source) if source and givers else 0
         if (
             facts.join(stage) == "first"
             and _gives_batch(facts, stage)

@@ -7,11 +7,13 @@ What an endpoint takes and gives is known as far as its annotations say it simpl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.classes import WORDS, Class, Endpoint
+from meshctl.recipe.code.modes import EXAMPLES, mode_problem
 from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Input, Stage
@@ -19,6 +21,8 @@ from meshctl.recipe.rules.facts import REDUCED, Facts
 from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
 
+USER_MODE = re.compile(r"\w+(\.\w+)*:\w+")
+"""The name of a mode that is an object of the user's code: `module:NAME`."""
 SCALARS = {"int", "float", "text", "bool"}
 
 
@@ -106,13 +110,25 @@ def readable_words(facts: Facts) -> Iterator[Diagnostic]:
                     help='write dispatch="...", or collect="..."',
                 )
         for key, word, modes in _modes(call.endpoint):
-            if word not in modes:
+            if USER_MODE.fullmatch(word):
+                yield _user_mode(facts, call, what, key, word)
+            elif word not in modes:
+                is_word = word.isidentifier()
                 yield Diagnostic(
                     "MC515",
                     f"`{word}` in {what} is not a {key} mode",
                     call.span,
-                    help=did_you_mean(word, modes),
+                    help=did_you_mean(word, modes) if is_word else f"write {EXAMPLES[key]}, and say its name",
                 )
+
+
+def _user_mode(facts: Facts, call: Call, what: str, key: str, word: str) -> Diagnostic:
+    """A mode of the user's exists as an object; what it does is not known before the run."""
+    if problem := mode_problem(facts.code, word, key):
+        message = f"`{word}` in {what} is not a {key} mode: {problem}"
+        return Diagnostic("MC515", message, call.span, help=f"write {EXAMPLES[key]}")
+    message = f"`{word}` in {what} is a mode of your own for `{key}`: counts of its samples are not checked"
+    return Diagnostic("MC527", message, call.span, severity="note")
 
 
 def _modes(endpoint: Endpoint) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -239,7 +239,8 @@ class Facts:
     def producers(self, stage: Stage) -> int:
         """Returns the number of producer ranks of a stage's value; 0 where its mesh is not known."""
         mesh, modes = self.meshes.get(stage.component), self.modes[stage.name]
-        return producer_set(COLLECT[modes.collect], EXECUTE[modes.execute]).count(mesh) if mesh else 0
+        collect, execute = COLLECT.get(modes.collect), EXECUTE.get(modes.execute)
+        return producer_set(collect, execute).count(mesh) if mesh and collect and execute else 0
 
     def lead_input(self, stage: Stage) -> Input | None:
         """Returns the input that determines order and shares of the others: the first that is, or may be, a

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
+from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import size
 from meshctl.view.pictures import OVER
 from meshctl.view.pictures.colors import COLORS, HUES
@@ -124,7 +125,7 @@ def _flows(
 
 
 def _label(flow: Flow) -> list[str]:
-    counts = f"{flow.speakers:,} → {flow.hearers:,}"
+    counts = " → ".join(f"{count:,}" if count else "?" for count in (flow.speakers, flow.hearers))
     if flow.kind == "weights":
         return [f"weights {counts}", OVER[flow.over]]
     parameter = [_name(flow.parameter)] if flow.parameter else []
@@ -141,7 +142,7 @@ def _moves(flow: Flow) -> str:
     dispatch = flow.dispatch
     by = f" by {dispatch.balance}" if dispatch.balance else ""
     home = f" home of {dispatch.home}" if dispatch.home else ""
-    return f"{flow.collect}, {dispatch.mode}{by}{home}"
+    return f"{shown_mode(flow.collect)}, {shown_mode(dispatch.mode)}{by}{home}"
 
 
 def _call(component: str, method: str) -> str:

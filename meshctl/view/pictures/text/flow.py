@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshctl.plan.views.topology import Flow, PlacedStage, Topology
+from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER
 from meshctl.view.pictures.text.lanes import Rails, rails
@@ -40,6 +41,8 @@ from meshctl.view.pictures.text.styled import (
 
 SHORT = {**OVER, "node": "shm", "device": "ipc"}
 """Where there is little room."""
+UNKNOWN = "?"
+"""In place of a number of ranks that a user's mode decides."""
 LEAST = 8
 """Columns of the name of who gives, where there is little room."""
 INPUTS = 5
@@ -154,7 +157,7 @@ class Pipeline:
             else [f"{size(stage.sample_bytes)} a sample"] * bool(stage.sample_bytes)
         )
         if stage.kind == "call" and stage.name not in self.given:
-            words.append(stage.collect)
+            words.append(shown_mode(stage.collect))
         words += self.when(stage)
         return line(", ".join(words))
 
@@ -167,10 +170,10 @@ class Pipeline:
     # What a route says
 
     def ranks(self, route: Flow) -> Line:
-        return line(f"{route.speakers} -> {route.hearers}")
+        return line(f"{route.speakers or UNKNOWN} -> {route.hearers or UNKNOWN}")
 
     def dispatch(self, route: Flow) -> Line:
-        words = [route.dispatch.mode]
+        words = [shown_mode(route.dispatch.mode)]
         if route.dispatch.balance:
             words.append(f"by {route.dispatch.balance}")
         if route.dispatch.home:
@@ -310,7 +313,7 @@ def _resharded(pipeline: Pipeline, route: Flow, words: Mapping[str, str], room: 
 
 def _way(pipeline: Pipeline, route: Flow, words: Mapping[str, str], shares: bool = True) -> tuple[Line, ...]:
     return (
-        line(route.collect),
+        line(shown_mode(route.collect)),
         pipeline.dispatch(route),
         pipeline.shares(route) if shares else (),
         pipeline.bytes(route),
@@ -342,13 +345,15 @@ def _rows(pipeline: Pipeline, width: int) -> Iterator[tuple[Line, ...]]:
     for stage in pipeline.topology.stages:
         routes = pipeline.taken[stage.name]
         first = routes[0] if routes else None
-        how = "" if first is None else "weights" if first.kind == "weights" else first.dispatch.mode
+        how = (
+            "" if first is None else "weights" if first.kind == "weights" else shown_mode(first.dispatch.mode)
+        )
         yield (
             line(f"  {stage.after:>{number}}  "),
             _rail(pipeline, stage.name),
             pipeline.call(stage, width // 2, least=1),
             pipeline.ranks(first) if first else (),
-            line(first.collect) if first and first.kind == "data" else (),
+            line(shown_mode(first.collect)) if first and first.kind == "data" else (),
             line(how),
             line(str(stage.samples)) if stage.samples else (),
             pipeline.bytes(first) if first else (),

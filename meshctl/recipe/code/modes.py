@@ -1,0 +1,94 @@
+"""Modes that a decorator names as objects, read as text: `dispatch="mymodes:INTERLEAVED"`, or an imported object
+by its name, `dispatch=INTERLEAVED`.
+
+    INTERLEAVED = DispatchMode(partition=interleaved)        in mymodes.py, at module level
+"""
+
+from __future__ import annotations
+
+import ast
+
+from meshctl.recipe.code.modules import Module, Sources, dotted_name
+
+MODE_CLASSES = {"dispatch": "DispatchMode", "collect": "CollectMode", "execute": "ExecuteMode"}
+"""Parameter of the `endpoint` decorator -> the class of its modes."""
+EXAMPLES = {
+    "dispatch": "NAME = DispatchMode(partition=cut), where def cut(table, parts, options) returns parts of table",
+    "collect": "NAME = CollectMode(join=merge), where def merge(parts) gets [(value, weight), ...]",
+    "execute": "NAME = ExecuteMode(only=RankSet.only(pick)), where def pick(mesh) returns a rank",
+}
+"""Parameter -> what a module of the user's has to define."""
+NEVER_MODES = (ast.Lambda, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr)
+
+
+def mode_text(sources: Sources, module: Module, value: ast.expr) -> str | None:
+    """Returns `module:NAME` for an expression that names an object at module level, and the expression itself
+    where it is written in place; None where it cannot be read or is a text by another name."""
+    if isinstance(value, (ast.Lambda, ast.Call)):
+        return ast.unparse(value)
+    written = dotted_name(value)
+    if written is None:
+        return None
+    dotted = sources.absolute(module, written)
+    if dotted is None and written in module.names:
+        dotted = f"{module.name}.{written}"
+    if dotted is None:
+        return None
+    found = sources.follow(dotted)
+    if not isinstance(found, str):
+        return f"{found[0].name}:{found[1].name}"
+    if isinstance(_assigned(sources, found), ast.Constant):
+        return None
+    owner, _, name = found.rpartition(".")
+    return f"{owner}:{name}" if owner else None
+
+
+def mode_problem(sources: Sources, name: str, parameter: str) -> str:
+    """Returns why `module:NAME` is no mode for a parameter of the decorator; empty where it is, or may be."""
+    owner, _, attribute = name.partition(":")
+    module = sources.module(owner)
+    if module is None:
+        return f"there is no module `{sources.first_missing(owner)}`"
+    if not isinstance(module, Module):
+        return module.why if module.broken else ""
+    if attribute not in module.names:
+        may_have = module.stars or "__getattr__" in module.names
+        return "" if may_have else f"module `{owner}` has no `{attribute}`"
+    found = sources.follow(f"{owner}.{attribute}")
+    if not isinstance(found, str):
+        return "it is a class" if isinstance(found[1], ast.ClassDef) else "it is a function"
+    value = _assigned(sources, found)
+    if isinstance(value, ast.Name) and isinstance(
+        module.names.get(value.id), (ast.FunctionDef, ast.ClassDef)
+    ):
+        return f"it is `{value.id}`, a function or a class"
+    if isinstance(value, NEVER_MODES):
+        return f"it is `{_shortened(ast.unparse(value))}`"
+    return _wrong_class(sources, found, value, parameter) if isinstance(value, ast.Call) else ""
+
+
+def _wrong_class(sources: Sources, found: str, call: ast.Call, parameter: str) -> str:
+    """Returns which mode class is called instead of the right one; empty for a class of the user's."""
+    module = sources.module(found.rpartition(".")[0])
+    written = dotted_name(call.func)
+    if not isinstance(module, Module) or written is None:
+        return ""
+    called = sources.absolute(module, written) or ""
+    others = [
+        kind
+        for kind in MODE_CLASSES.values()
+        if called in (f"meshctl.{kind}", f"meshctl.topology.modes.{kind}")
+    ]
+    return f"it is a {others[0]}" if others and others[0] != MODE_CLASSES[parameter] else ""
+
+
+def _assigned(sources: Sources, dotted: str) -> ast.expr | None:
+    """Returns the value that a module assigns to a name."""
+    owner, _, name = dotted.rpartition(".")
+    module = sources.module(owner) if owner else None
+    statement = module.names.get(name) if isinstance(module, Module) else None
+    return statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+
+
+def _shortened(text: str, length: int = 40) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
