@@ -134,14 +134,14 @@ def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(
 ) -> None:
     (tmp_path / "own_modes.py").write_text("from meshctl import DispatchMode\nEVEN = DispatchMode()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    made = job()
+    made = apart()
     routes = tuple(replace(route, dispatch=Dispatch("own_modes:EVEN")) for route in made.routes)
     made = replace(made, routes=routes)
     ours = user_modes.source_digests(made, made.routes)
     assert list(ours) == ["s -> t"] and ours == user_modes.source_digests(made, made.routes)
     store = HashStore()
     other = json.dumps({"s -> t": "another"})
-    store.set("this node/1", f"{made.digest}\n{other}\nnowhere")
+    store.set(f"{world.FAR}/1", f"{made.digest}\n{other}\nnowhere")
     with pytest.raises(WayError, match=r"`s -> t`: b:0 has another source of its modes than a:0"):
         reach_all(made, 0, store, {})
     (tmp_path / "own_modes.py").write_text("from meshctl import DispatchMode\nEVEN = DispatchMode()  # new\n")
