@@ -54,12 +54,13 @@ class Launched:
         wait(lambda: len(self.events("ready")) >= workers, f"{workers} ready workers; {self.output()}")
         return self
 
-    def pid_of(self, group: str, rank: int) -> int:
-        return next(
+    def pid_of(self, group: str, rank: int, attempt: int = 0) -> int:
+        pids = [
             int(event.value["pid"])
             for event in self.events("started")
             if (event.group, event.rank) == (group, rank)
-        )
+        ]
+        return pids[attempt]
 
     def named(self, title: str) -> int:
         """A process of the run by the name that `ps` shows."""

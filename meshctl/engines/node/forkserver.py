@@ -348,11 +348,15 @@ def _call(worker: WorkerMain) -> int:
 
 
 class ExecServer:
-    """A fork server that was started by exec; it lives until this process does."""
+    """A fork server that was started by exec; it lives until this process does.
+
+    Its control socket carries the sockets of agents one way, and the other way the number of agents that it
+    has received, each time that it becomes idle.
+    """
 
     def __init__(self, python: str, log: str) -> None:
-        self.python = python
         self._socket, theirs = agent_sockets()
+        self._agents, self._agents_done = 0, 0
         parent = os.getpid()
         flush()
         with blocked_signals():
@@ -361,11 +365,24 @@ class ExecServer:
                 _exec_server(python, theirs.fileno(), parent, log)
         theirs.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left of the agents and their workers."""
+        return self._agents == self._agents_done
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def add_agent(self, sock: socket.socket) -> None:
         """Passes the server's end of an agent's socket on, and closes it here."""
+        self._agents += 1
         with suppress(OSError):  # the death of the server is reported by its exit status
             socket.send_fds(self._socket, [b"agent"], [sock.fileno()])
         sock.close()
+
+    def receive(self) -> None:
+        with suppress(OSError, ValueError):
+            self._agents_done = int(self._socket.recv(PACKET_BYTES_MAX) or self._agents_done)
 
     def close(self) -> None:
         self._socket.close()
@@ -393,6 +410,7 @@ def main(control: int, parent: int) -> NoReturn:
     module, _, name = WORKER_FUNCTION.partition(":")
     server = ForkServer(getattr(import_module(module), name))
     sock, wakeup = socket.socket(fileno=control), Wakeup()
+    agents = reported = 0
     while not wakeup.is_ending:
         waiting: list[Any] = [wakeup, sock, *server.files()]
         ready, _, _ = select.select(waiting, [], [])
@@ -404,8 +422,11 @@ def main(control: int, parent: int) -> NoReturn:
             if not descriptors:
                 break
             server.add_agent(socket.socket(fileno=descriptors[0]))
-        if server.is_idle:
+            agents += 1
+        elif server.is_idle and agents > reported:
             guard.kill_children()
+            sock.send(str(agents).encode())
+            reported = agents
     guard.kill_children()
     os._exit(0)
 

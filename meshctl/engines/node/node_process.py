@@ -76,7 +76,12 @@ class NodeProcess:
         over."""
         while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
             sending = [self._connection] if self._connection.has_unsent else []
-            waiting: list[Any] = [self._wakeup, self._connection, *self._server.files()]
+            waiting: list[Any] = [
+                self._wakeup,
+                self._connection,
+                *self._server.files(),
+                *self._others.values(),
+            ]
             before = time.monotonic()
             ready, writable, _ = select.select(waiting, sending, [], BEAT_S)
             self._keep_lease(before)
@@ -84,6 +89,8 @@ class NodeProcess:
             if writable:
                 self._connection.flush()
             self._server.serve(ready)
+            for server in [server for server in self._others.values() if server in ready]:
+                server.receive()
             self._reap()
             if self._connection in ready:
                 self._receive()
@@ -183,7 +190,8 @@ class NodeProcess:
                 self._report("server_exited", python=python, code=code)
 
     def _end_attempt(self) -> None:
-        if self._attempt and not self._attempt.agents and self._server.is_idle:
+        is_idle = self._server.is_idle and all(server.is_idle for server in self._others.values())
+        if self._attempt and not self._attempt.agents and is_idle:
             self._kill_leftovers()
             self._report("ended")
             self._attempt = None

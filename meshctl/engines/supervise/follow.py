@@ -5,14 +5,12 @@ Everything is read from the run directory: events, rows of metrics, the end. Sig
 
 from __future__ import annotations
 
-import select
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from meshctl.engines.engine import Handle
 from meshctl.engines.supervise.attempt import Attempt
-from meshctl.engines.supervise.head import FAILED, Outcome
+from meshctl.engines.supervise.head import FAILED, Outcome, wait
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
 from meshctl.run.events import Event
@@ -52,11 +50,7 @@ def follow(handle: Handle, attempt: Attempt, signals: Signals, observers: Iterab
             passed = signals.count
             handle.terminate() if passed == 1 else handle.kill()
         following.read()
-        files = handle.files()
-        if files:
-            select.select(files, [], [], POLL_S)
-        else:
-            time.sleep(POLL_S)
+        wait(handle.files(), POLL_S)
         handle.poll()
     following.read()
     outcome = _outcome(following.over)

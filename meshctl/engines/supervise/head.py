@@ -28,7 +28,7 @@ import select
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ class Head:
             self._end_in_order()
             self._end_services()
             self._end_by_force()
-            select.select([*self._session.handle.files(), *self._nodes.files()], [], [], POLL_S)
+            wait([*self._session.handle.files(), *self._nodes.files()], POLL_S)
         self._look()
         self._look()  # exits that came with the last look are classified by the next
         return self._outcome()
@@ -248,3 +248,11 @@ class Head:
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers see it with all others, when the events are next read."""
         self._session.journal.say(name, step=step, **value)
+
+
+def wait(files: Iterable[int], seconds: float) -> None:
+    """Waits until one of many descriptors is readable; `select.select` takes only those below 1024."""
+    poller = select.poll()
+    for number in files:
+        poller.register(number, select.POLLIN)
+    poller.poll(1000 * seconds)
