@@ -61,11 +61,16 @@ def test_a_fork_server_runs_another_interpreter(launch: Launch, tmp_path: Path) 
     sleeper = Program(("-c", "import time; time.sleep(1000)"))
     plan = plan_of(tmp_path, ("one", 1), ("two", sleeper))
     run = launch(plan, "one:0 raise first forever", restarts=1, python={"two": python})
-    wait(lambda: len(run.events("started")) == 6, "all workers of two attempts")
-    server = parent_of(run.pid_of("two", 0, attempt=1))
+
+    def second() -> list[float]:
+        (began,) = (event.time for event in run.events("resumed"))
+        return [event.time for event in run.events("started") if event.time > began]
+
+    wait(lambda: len(run.events("resumed")) == 1 and len(second()) == 3, "the workers of the second attempt")
+    server = parent_of(run.pid_of("two", 0, attempt=-1))
     assert Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")[0] == python.encode()
     assert name_of(server) == TITLE
-    assert parent_of(server) == parent_of(run.pid_of("one", 0, attempt=1)) == run.named(TITLE)
+    assert parent_of(server) == parent_of(run.pid_of("one", 0, attempt=-1)) == run.named(TITLE)
     os.kill(server, signal.SIGKILL)
     assert run.end() == 5
     assert run.output().startswith(f"error: the fork server of {python}: killed by SIGKILL")
