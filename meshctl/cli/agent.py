@@ -7,11 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
+from meshctl.engines.connection import TOKEN_VARIABLE
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 
-TOKEN = "MESHCTL_TOKEN"
 TOKEN_FILE = ".token"
 """In the run directory; read where the variable is not set."""
 USAGE = 2
@@ -20,13 +20,13 @@ USAGE = 2
 def agent(path: Path, group: str, node: int, head: str) -> int:
     """Returns the exit code: 0 when all workers have ended well, 1 when one has not, 2 when there is nothing to
     run, 4 when the head cannot be reached or refuses."""
-    run, token = RunDir.of_plan(path), os.environ.pop(TOKEN, "")
+    run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
     wrong = refusal(path, group, node)
     if not wrong and not head.rpartition(":")[2].isdigit():
         wrong = f"--head is HOST:PORT, not {head!r}"
     token = token or _token_of(run)
     if not wrong and not token:
-        wrong = f"the token of the run is neither in {TOKEN} nor in {run.path / TOKEN_FILE}"
+        wrong = f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.path / TOKEN_FILE}"
     if wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return USAGE

@@ -270,16 +270,16 @@ def launch(
     ] = False,
 ) -> None:
     """Runs a recipe, or goes on from a run's checkpoint."""
-    from meshctl.cli.replay import Asked
+    from meshctl.cli.replay import Options
 
-    asked = Asked(only, replay or ())
+    options = Options(only, replay or ())
     if multirun:
         from meshctl.cli.multirun import multirun as launch_all
 
-        raise typer.Exit(launch_all(recipe, overrides or [], dry_run, asked))
+        raise typer.Exit(launch_all(recipe, overrides or [], dry_run, options))
     from meshctl.cli.launch import launch
 
-    raise typer.Exit(launch(recipe, overrides or [], dry_run, asked))
+    raise typer.Exit(launch(recipe, overrides or [], dry_run, options))
 
 
 @app.command()

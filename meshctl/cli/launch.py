@@ -1,4 +1,4 @@
-"""`meshctl launch`: load, check, resolve, start, follow, sum up."""
+"""`meshctl launch`: loads, checks and resolves a recipe, has an engine start it, follows it and sums it up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import silence, why, write
 from meshctl.cli.parallel_start import run_in_fork
-from meshctl.cli.replay import Asked, Misused, alone, refuse_alone
+from meshctl.cli.replay import Misused, Options, alone, refuse_alone
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import USAGE, draw
 from meshctl.diagnostics import RecipeError, Report
@@ -35,18 +35,18 @@ def launch(
     recipe: str,
     overrides: list[str],
     dry_run: bool,
-    asked: Asked = Asked(),
+    options: Options = Options(),
     on_begin: Callable[[RunDir], None] | None = None,
     engine_name: str = DEFAULT_ENGINE,
 ) -> int:
     """Returns the exit code. `on_begin` is called with the run directory before anything is started."""
     if dry_run:
-        code, ready = prepare(recipe, overrides, asked, engine_name)
+        code, ready = prepare(recipe, overrides, options, engine_name)
         if ready:
             write(f"{dry(ready, engine_name)}\n", sys.stdout)
         return code
-    ready = handed_back(
-        run_in_fork(lambda: handed(*prepare(recipe, overrides, asked, engine_name)), import_torch)
+    ready = deserialize(
+        run_in_fork(lambda: serialize(*prepare(recipe, overrides, options, engine_name)), import_torch)
     )
     steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
     if ready.resume and 0 < steps <= saved:
@@ -71,15 +71,15 @@ def launch(
 
 
 def prepare(
-    recipe: str, overrides: list[str], asked: Asked = Asked(), engine_name: str = DEFAULT_ENGINE
+    recipe: str, overrides: list[str], options: Options = Options(), engine_name: str = DEFAULT_ENGINE
 ) -> tuple[int, Launchable | None]:
     """Loads, checks and resolves a recipe, asks the engine for what is missing, and reports what is wrong."""
     notes = list[str]()
     try:
         name, held = resolve_source(recipe)
         ready = plan_of(name, overrides, held)
-        if asked:
-            ready, notes = alone(ready, asked)
+        if options:
+            ready, notes = alone(ready, options)
         refuse_alone(ready)
         engine_named(engine_name).preflight(ready.plan, Start(ready.path))
     except (RecipeError, Unreadable) as error:
@@ -102,17 +102,17 @@ def refuse(error: object) -> int:
     return REFUSED
 
 
-def handed(code: int, ready: Launchable | None) -> tuple[int, str]:
-    """What was prepared, as text for the process that starts it."""
+def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:
+    """Returns what was prepared as text, for the process that starts it."""
     if ready is None:
         return code, ""
     run = str(ready.resume.path) if ready.resume else ""
     return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run, asdict(ready.start)])
 
 
-def handed_back(text: str) -> Launchable:
-    plan, composed, path, run, said = json.loads(text)
-    start = Start(**{**said, "path": tuple(path)})
+def deserialize(text: str) -> Launchable:
+    plan, composed, path, run, given_start = json.loads(text)
+    start = Start(**{**given_start, "path": tuple(path)})
     return Launchable(
         Plan.from_json(plan), composed, tuple(path), Report(), RunDir(Path(run)) if run else None, start=start
     )

@@ -23,7 +23,7 @@ from meshctl.cli import launch
 from meshctl.cli.crash import bug
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import write
-from meshctl.cli.replay import Asked
+from meshctl.cli.replay import Options
 from meshctl.cli.validate import USAGE
 from meshctl.engines.node.forkserver import flush
 from meshctl.engines.node.guard import die_with, name_of
@@ -70,7 +70,7 @@ class Result:
         return {name: value for name, value in last.items() if "." in name}
 
 
-def multirun(recipe: str, overrides: Sequence[str], dry_run: bool, asked: Asked = Asked()) -> int:
+def multirun(recipe: str, overrides: Sequence[str], dry_run: bool, options: Options = Options()) -> int:
     """Runs all jobs and returns the worst exit code."""
     if is_dir(Path(recipe)):
         return _misused(f"{recipe} is a folder; -m starts new runs: name a recipe")
@@ -80,14 +80,14 @@ def multirun(recipe: str, overrides: Sequence[str], dry_run: bool, asked: Asked 
     except CannotSweep as error:
         return _misused(redact(str(error)))
     data = sys.stdin.buffer.read(MAX_BYTES + 1) if recipe == "-" and sys.stdin else b""
-    codes, ready = _checked(recipe, data, jobs, asked)
+    codes, ready = _checked(recipe, data, jobs, options)
     if any(codes):
         return max(codes)
     if dry_run:
         for index, one in enumerate(ready):
             write(f"{_title(jobs, index)}\n{launch.dry(one)}\n\n", sys.stdout)
         return 0
-    runner = _Runner(recipe, data, jobs, asked)
+    runner = _Runner(recipe, data, jobs, options)
     results = runner.run()
     write(table_of(results, ready[0].plan.run.show), sys.stdout)
     return max(runner.stopped_code, *(result.exit_code for result in results))
@@ -117,7 +117,7 @@ class _Captured(io.StringIO):
 
 
 def _checked(
-    recipe: str, data: bytes, jobs: Sequence[Job], asked: Asked
+    recipe: str, data: bytes, jobs: Sequence[Job], options: Options
 ) -> tuple[list[int], list[Launchable]]:
     """Checks all jobs. Returns an exit code for each, and the jobs that can be launched."""
     codes, ready = list[int](), list[Launchable]()
@@ -125,7 +125,7 @@ def _checked(
     for index, job in enumerate(jobs):
         captured = _Captured()
         with redirect_stderr(captured):
-            code, one = _with_stdin(data, partial(launch.prepare, recipe, [*job.overrides], asked))
+            code, one = _with_stdin(data, partial(launch.prepare, recipe, [*job.overrides], options))
         codes.append(code)
         ready += [one] if one else []
         if report := captured.getvalue():
@@ -155,7 +155,7 @@ class _Runner:
     data: bytes
     """The recipe's text, where it comes from standard input."""
     jobs: Sequence[Job]
-    asked: Asked
+    options: Options
     child: int = 0
     """The process of the current job; 0 between jobs."""
     stopped_code: int = 0
@@ -214,7 +214,7 @@ class _Runner:
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             overrides = [*job.overrides]
-            call = partial(launch.launch, self.recipe, overrides, False, self.asked, announce)
+            call = partial(launch.launch, self.recipe, overrides, False, self.options, announce)
             code = _with_stdin(self.data, call)
         except KeyboardInterrupt:
             code = 130

@@ -1,11 +1,11 @@
-"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: what is left of a plan where one group runs alone,
-and what it reads.
+"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: narrows a plan to one group that reads recordings in
+place of the other groups.
 
-    ROUTE     a route by which the group takes from another one, `SOURCE -> TARGET`, or SOURCE for all of that
+    ROUTE     a route into the group from another one, `SOURCE -> TARGET`, or SOURCE for all routes of that
               stage
     DIR       a run that has recorded it, or a recording: RUN, RUN/recorded or RUN/recorded/SOURCE
 
-What the words say wrongly is `Misused`, exit code 2; what the recordings lack is `CannotStart`, 4.
+Wrong options raise `Misused`, exit code 2; recordings that are missing raise `CannotStart`, 4.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from meshctl.run.directory import Recorded, Start
 from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import Route
 
-LONGEST = 1 << 26
-"""Bytes of a header, at most."""
+HEADER_BYTES_MAX = 1 << 26
 
 
 class Misused(Exception):
-    """Options that do not fit one another, or the recipe. Exit code 2."""
+    """The options contradict each other or the recipe. Exit code 2."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The options of the command."""
 
     only: str | None = None
@@ -44,21 +43,21 @@ class Asked:
         return self.only is not None or bool(self.replay)
 
 
-def alone(ready: Launchable, asked: Asked) -> tuple[Launchable, list[str]]:
-    """A recipe with one group left, as a new run; and what is to be said of it. Raises `Misused`,
+def alone(ready: Launchable, options: Options) -> tuple[Launchable, list[str]]:
+    """Returns the recipe with one group left, as a new run, and notes for the user. Raises `Misused` and
     `CannotStart`."""
     plan = ready.plan
-    if asked.only is None:
+    if options.only is None:
         raise Misused("--replay needs --only GROUP, the group that is to run")
-    if asked.only not in (names := [group.name for group in plan.groups]):
-        raise Misused(f"there is no group `{asked.only}`; {did_you_mean(asked.only, names)}")
-    folders = _folders(plan, asked.only, asked.replay)
-    left = only(plan, asked.only, folders)
+    if options.only not in (names := [group.name for group in plan.groups]):
+        raise Misused(f"there is no group `{options.only}`; {did_you_mean(options.only, names)}")
+    folders = _folders(plan, options.only, options.replay)
+    left = only(plan, options.only, folders)
     if left.missing:
         lacking = listed(route.name for route in left.missing)
         each = "it" if len(left.missing) == 1 else "each"
         raise Misused(
-            f"group `{asked.only}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}"
+            f"group `{options.only}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}"
         )
     recorded = {name: _found(folder, route) for name, (route, folder) in folders.items()}
     start, last = _steps(plan, recorded)
@@ -70,15 +69,17 @@ def alone(ready: Launchable, asked: Asked) -> tuple[Launchable, list[str]]:
     placed = replace(left.plan, run=replace(left.plan.run, steps=steps)) if recorded else left.plan
     said = Start(
         ready.path,
-        only=asked.only,
+        only=options.only,
         replay={name: str(one.path) for name, one in recorded.items()},
         after=start,
     )
-    return replace(ready, plan=placed, resume=None, start=said), list(_notes(plan, asked.only, left.skipped))
+    return replace(ready, plan=placed, resume=None, start=said), list(
+        _notes(plan, options.only, left.skipped)
+    )
 
 
 def refuse_alone(ready: Launchable) -> None:
-    """A run of one group cannot be continued as if it were all of them."""
+    """Raises `Misused` for a run of one group: it cannot be continued as if it had all groups."""
     if ready.resume and (group := ready.resume.read_start().only):
         raise Misused(
             f"{ready.resume.path} is a run of group `{group}` alone: launch it anew, with --only and --replay"
@@ -101,7 +102,7 @@ def _notes(plan: Plan, group: str, skipped: Sequence[str]) -> Iterator[str]:
 
 
 def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Route, Path]]:
-    """Route -> where its recording is said to be."""
+    """Returns route name -> the route and the folder that the option names."""
     taken = incoming(plan, group)
     found: dict[str, tuple[Route, Path]] = {}
     for word in words:
@@ -130,7 +131,7 @@ def _strange(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
 
 
 def _found(folder: Path, route: Route) -> Recorded:
-    """The recording of a route's source."""
+    """Returns the recording of a route's source. Raises `CannotStart`."""
     if not is_dir(folder):
         raise CannotStart(f"`{route.name}` cannot be replayed, there is no folder {folder}")
     try:
@@ -158,7 +159,7 @@ def _recorded(folder: Path, route: Route) -> Recorded:
 
 
 def _steps(plan: Plan, recorded: Mapping[str, Recorded]) -> tuple[int, int]:
-    """The step before the first that can be replayed, and the last."""
+    """Returns the step before the first that can be replayed, and the last. Raises `CannotStart`."""
     steps = {name: one.steps() for name, one in recorded.items()}
     for name, one in recorded.items():
         if not steps[name]:
@@ -182,7 +183,7 @@ def _numbers(steps: Sequence[int]) -> str:
 
 
 def _compare(plan: Plan, name: str, recorded: Recorded, step: int) -> None:
-    """What a recording says of itself, with what the recipe says."""
+    """Raises `CannotStart` where the header of a recording contradicts the recipe."""
     route = next(route for route in plan.routes if route.name == name)
     file = recorded.files(step)[0]
     collect = _about(file).get("collect")
@@ -195,7 +196,7 @@ def _about(file: Path) -> dict[str, str]:
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            head = json.loads(opened.read(min(length, LONGEST)))
+            head = json.loads(opened.read(min(length, HEADER_BYTES_MAX)))
         return {str(key): str(value) for key, value in head["__metadata__"].items()}
     except OSError as error:
         raise CannotStart(f"{file} cannot be read: {why(error)}") from None

@@ -30,6 +30,8 @@ from meshctl.engines.engine import CannotStart
 
 Message = dict[str, Any]
 
+TOKEN_VARIABLE = "MESHCTL_TOKEN"
+"""The environment variable with the token of a run, for node processes that are started by exec."""
 BEAT_S = 3.0
 """Seconds between two beats."""
 JOIN_S = 60.0

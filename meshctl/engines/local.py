@@ -22,6 +22,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from meshctl.engines.connection import TOKEN_VARIABLE
 from meshctl.engines.engine import (
     CannotStart,
     Exited,
@@ -44,8 +45,6 @@ DEVICES = {"cuda": "dev/nvidia[0-9]*", "npu": "dev/davinci[0-9]*"}
 ROCM_DEVICES = "sys/class/kfd/kfd/topology/nodes/*/gpu_id"
 """One file for each processor; it holds 0 for a processor that is no GPU."""
 HOST = "127.0.0.1"
-TOKEN = "MESHCTL_TOKEN"
-"""Variable with the token of the run, for a node process that is started by exec."""
 
 
 class LocalEngine:
@@ -140,7 +139,7 @@ class LocalHandle:
             code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
             self._forget(process, code)
         guard.kill_children(spare=self._processes)
-        environ = {**os.environ, TOKEN: self._job.token}
+        environ = {**os.environ, TOKEN_VARIABLE: self._job.token}
         for command in agent_commands(self._job.plan, self._job.run, self._job.head):
             if command.node in nodes:
                 argv = [sys.executable, "-m", *command.argv]

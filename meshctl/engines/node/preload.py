@@ -1,9 +1,8 @@
-"""What is imported once, before the fork, so that no worker has to: the parts of torch that the components'
-files name.
+"""Imports the parts of torch that the components' files name once, before the fork, so that no worker has to.
 
 A component that uses FSDP imports `torch.distributed.fsdp`: most of a second of CPU time, in every worker.
-The files are read as text and never imported here, as their code belongs into the workers; torch's own
-modules have no such effect.
+The files are read as text and never imported here, since their code may have effects that only workers
+expect. The modules of torch have none.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 
 OURS = str(PACKAGE_DIR.parent)
-"""For the components that come with meshctl."""
+"""The folder in which the components that meshctl ships are found."""
 CHECKPOINTS = "torch.distributed.checkpoint"
 
 
 def preload(plan: Plan, path: Sequence[str]) -> None:
-    """Imports what the workers of a plan are going to."""
+    """Imports the modules of torch that the workers of a plan will import."""
     for name in sorted(named(plan, path)):
-        with contextlib.suppress(ImportError):  # a worker will say so, with the line that wants it
+        with contextlib.suppress(ImportError):  # a worker reports it, with the line that needs it
             importlib.import_module(name)
 
 
 def named(plan: Plan, path: Sequence[str]) -> set[str]:
-    """torch's modules that the files of the components name, and the local files that those import."""
+    """Returns the modules of torch that the components' files import, directly or by way of other local files."""
     found: set[str] = {CHECKPOINTS} if plan.components and plan.run.checkpoint else set()
     waiting, seen = {component.target.rpartition(".")[0] for component in plan.components}, set()
     while waiting:
@@ -44,7 +43,7 @@ def named(plan: Plan, path: Sequence[str]) -> set[str]:
 
 
 def local_file(module: str, path: Iterable[str]) -> Path | None:
-    """The file of a module in the recipe's own folders; what is installed is not looked at."""
+    """Returns the file of a module in the recipe's own folders; None for an installed module."""
     parts = module.split(".")
     for folder in path:
         place = Path(folder, *parts)
@@ -55,7 +54,7 @@ def local_file(module: str, path: Iterable[str]) -> Path | None:
 
 
 def imports(file: Path, module: str) -> Iterator[str]:
-    """The names of the modules that a file imports, as far as its text says."""
+    """Returns the names of the modules that a file imports, by its text."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError):

@@ -1,10 +1,9 @@
-"""Which devices a process sees, and what the hardware calls them: the variables that CUDA, ROCm and CANN
-read.
+"""The devices that a process sees and their hardware names: the variables that CUDA, ROCm and CANN read.
 
-A device of the plan has a number on its node. The launcher's own list, where it has one, narrows and
-renumbers: with `CUDA_VISIBLE_DEVICES=4,5` number 0 is the machine's 4, and with UUIDs or MIG instances it is
-the first of them. Without a list a number is its own name. A group's `visible_devices` are names of the
-hardware and never numbers; they must be in that list.
+A device of the plan has a number on its node. The list in the launcher's environment, where there is one,
+narrows and renumbers: with `CUDA_VISIBLE_DEVICES=4,5` number 0 is the machine's 4, and with UUIDs or MIG
+instances it is the first of them. Without a list a number is its own name. A group's `visible_devices` are
+hardware names and never numbers; they must be in that list.
 
 Pure: from the plan, an environment and whether torch is ROCm's.
 """
@@ -21,13 +20,13 @@ from meshctl.plan.model import Group, Plan, Worker
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 VARIABLES = {"cuda": (CUDA,), "npu": ("ASCEND_RT_VISIBLE_DEVICES",)}
 ON_ROCM = (HIP, CUDA)
-"""HIP reads either and prefers its own; both count within what ROCR_VISIBLE_DEVICES leaves, which is not
-touched."""
+"""HIP reads either and prefers its own. Both count within what ROCR_VISIBLE_DEVICES leaves, which stays as it
+is."""
 
 
 @dataclass(frozen=True)
 class Narrowed:
-    """The list of devices that an environment leaves of one type."""
+    """The devices of one type that an environment leaves."""
 
     variable: str
     text: str
@@ -38,12 +37,12 @@ class Narrowed:
 
 
 def variables(device_type: str, rocm: bool) -> tuple[str, ...]:
-    """What a worker's list is written to; none for a type that has no such variable."""
+    """Returns the variables that hold a worker's list; none for a type that has no such variable."""
     return ON_ROCM if rocm and device_type == "cuda" else VARIABLES.get(device_type, ())
 
 
 def narrowed(device_type: str, environ: Mapping[str, str], rocm: bool = False) -> Narrowed | None:
-    """What an environment leaves of a type; none where it does not say."""
+    """Returns the devices of a type that an environment leaves; None where it has no list."""
     for variable in variables(device_type, rocm):
         if (text := environ.get(variable)) is not None:
             return Narrowed(variable, text, _names(text))
@@ -53,7 +52,7 @@ def narrowed(device_type: str, environ: Mapping[str, str], rocm: bool = False) -
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """As the drivers read it: up to the first that is no name, and nothing where one is there twice."""
+    """Parses a list as the drivers do: up to the first entry that is no name; empty where a name is repeated."""
     names: list[str] = []
     for name in map(str.strip, text.split(",")):
         if not re.match(r"\d|GPU-|MIG-", name):
@@ -63,10 +62,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def visible(plan: Plan, worker: Worker, left: Narrowed | None) -> list[str]:
-    """What the hardware calls the devices that a worker sees; raises `CannotStart` where some are not left.
+    """Returns the hardware names of the devices that a worker sees. Raises `CannotStart` where some are not left.
 
-    A components' worker sees its own, numbered from 0. A program's sees those of its whole group on the node,
-    as under torchrun, so that `LOCAL_RANK` finds the right one.
+    A components' worker sees its own, numbered from 0. A program's worker sees those of its whole group on the
+    node, as under torchrun, so that `LOCAL_RANK` selects the right one.
     """
     group = plan.group(worker.group)
     names = named(group, numbers(plan, group, worker.node), left)
@@ -75,13 +74,13 @@ def visible(plan: Plan, worker: Worker, left: Narrowed | None) -> list[str]:
 
 
 def numbers(plan: Plan, group: Group, node: int) -> list[int]:
-    """The devices of a group on a node, by their numbers there, in the order of its workers."""
+    """Returns the devices of a group on a node, by their numbers there, in the order of its workers."""
     devices = (device for worker in plan.workers(group.name, node) for device in worker.devices)
     return [plan.cluster.number_on_node(group.device_type, device) for device in devices]
 
 
 def named(group: Group, wanted: Sequence[int], left: Narrowed | None) -> list[str]:
-    """What the hardware calls a group's devices on this node; raises `CannotStart` where some are not left."""
+    """Returns the hardware names of a group's devices on this node. Raises `CannotStart` where some are not left."""
     if group.visible_devices:
         names = list(group.visible_devices[: len(wanted)])
         if left is not None and (strange := [name for name in names if not _has(left.names, name)]):
@@ -99,14 +98,14 @@ def named(group: Group, wanted: Sequence[int], left: Narrowed | None) -> list[st
 
 
 def _has(names: Sequence[str], name: str) -> bool:
-    """A UUID may be cut short, as long as it is the beginning."""
+    """Whether a name is in a list; a UUID may be abbreviated to its beginning."""
     return name in names or any(
         not name.isdigit() and (other.startswith(name) or name.startswith(other)) for other in names
     )
 
 
 def devices_text(group: Group, wanted: Sequence[int]) -> str:
-    """`the cuda devices 0-3, 6`."""
+    """Returns `the cuda devices 0-3, 6`."""
     runs: list[list[int]] = []
     for number in sorted(wanted):
         if runs and runs[-1][1] + 1 == number:
