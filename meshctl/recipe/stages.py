@@ -9,7 +9,17 @@ from math import lcm
 from typing import Protocol
 
 from meshctl.recipe.model import Stage
-from meshctl.topology.modes import Dispatch
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import (
+    COLLECT,
+    DISPATCH,
+    EXECUTE,
+    CollectMode,
+    Dispatch,
+    ExecuteMode,
+    RankSet,
+    producer_set,
+)
 
 
 class DeclaredModes(Protocol):
@@ -31,6 +41,31 @@ class StageModes:
     collect: str
     inputs: tuple[Dispatch, ...]
     """The dispatch of each input, in the order of the stage's inputs."""
+
+    @property
+    def are_known(self) -> bool:
+        """Whether all modes are built in. Nothing is known of a mode of the user's, or of a misspelt one."""
+        are_dispatched = all(given.mode in DISPATCH for given in self.inputs)
+        return self.execute in EXECUTE and self.collect in COLLECT and are_dispatched
+
+    @property
+    def execute_mode(self) -> ExecuteMode:
+        """The execute mode; it must be known."""
+        return EXECUTE[self.execute]
+
+    @property
+    def collect_mode(self) -> CollectMode:
+        """The collect mode; it must be known."""
+        return COLLECT[self.collect]
+
+    @property
+    def producers(self) -> RankSet:
+        """The ranks that produce the stage's value; the modes must be known."""
+        return producer_set(self.collect_mode, self.execute_mode)
+
+    def producer_count(self, mesh: DeviceMesh | None) -> int:
+        """Returns the number of producers; 0 where the modes or the mesh are not known."""
+        return self.producers.count(mesh) if mesh is not None and self.are_known else 0
 
 
 def modes_of(stage: Stage, declared: DeclaredModes) -> StageModes:

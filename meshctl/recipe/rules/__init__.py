@@ -12,25 +12,27 @@ from collections.abc import Callable, Iterator
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.rules import (
     arguments,
-    batches,
     calls,
     components,
     costs,
     devices,
+    flow,
     groups,
     home,
+    joins,
     meshes,
     models,
     pipeline,
     run,
     schedule,
+    shares,
 )
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
     *(groups, devices, meshes, models, components, arguments),
-    *(pipeline, calls, home, batches, schedule, run, costs),
+    *(pipeline, calls, home, shares, joins, flow, schedule, run, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

@@ -22,7 +22,7 @@ from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
 from meshctl.topology.allocation import Allocation, allocate, most_per_node
 from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT, EXECUTE, Dispatch, producer_set
+from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
 
 REDUCED = ("mean", "sum")
 """Collect modes whose value is numbers."""
@@ -237,10 +237,20 @@ class Facts:
         return join if isinstance(join, str) else ""
 
     def producers(self, stage: Stage) -> int:
-        """Returns the number of producer ranks of a stage's value; 0 where its mesh is not known."""
-        mesh, modes = self.meshes.get(stage.component), self.modes[stage.name]
-        collect, execute = COLLECT.get(modes.collect), EXECUTE.get(modes.execute)
-        return producer_set(collect, execute).count(mesh) if mesh and collect and execute else 0
+        """Returns the number of producer ranks of a stage's value; 0 where it is not known."""
+        return self.modes[stage.name].producer_count(self.meshes.get(stage.component))
+
+    @cached_property
+    def known_calls(self) -> tuple[Stage, ...]:
+        """The stages that call, whose inputs and modes are known."""
+        keys = ("in", "samples", "dispatch", "execute", "collect")
+        found = []
+        for name, stage in self.recipe.pipeline.items():
+            is_valid = all(self.is_valid("pipeline", name, key) for key in keys)
+            is_declared = self.endpoint(stage).dispatch in DISPATCH
+            if stage.kind == "call" and is_valid and is_declared and self.modes[name].are_known:
+                found.append(stage)
+        return tuple(found)
 
     def lead_input(self, stage: Stage) -> Input | None:
         """Returns the input that determines order and shares of the others: the first that is, or may be, a

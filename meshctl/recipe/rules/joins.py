@@ -1,0 +1,144 @@
+"""MC536 and MC537: whether the batches that a stage takes together have the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.model import Input, Stage
+from meshctl.recipe.rules.facts import Facts, input_path
+from meshctl.text.english import counted
+from meshctl.topology.modes import DISPATCH
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Why two stages cannot have the same samples."""
+
+    why: str
+    spans: tuple[Span, ...] = ()
+
+
+def joined_stages_give_batches(facts: Facts) -> Iterator[Diagnostic]:
+    """A list of stages joins the columns of batches."""
+    for stage in facts.known_calls:
+        for given in stage.inputs:
+            if len(given.stages) > 1:
+                for index, name in enumerate(given.stages):
+                    yield from _gives_batch(facts, stage, given, index, name)
+
+
+def _gives_batch(facts: Facts, stage: Stage, given: Input, index: int, name: str) -> Iterator[Diagnostic]:
+    source = facts.recipe.pipeline.get(name)
+    if source is None or source.kind != "call" or not facts.is_valid("pipeline", name):
+        return
+    modes = facts.modes[name]
+    if not modes.are_known or not (modes.collect_mode.is_reduced or modes.collect_mode.is_list):
+        return
+    gives = "numbers" if modes.collect_mode.is_reduced else "a list of its workers' values"
+    span = facts.value("pipeline", stage.name, *input_path(given, index))
+    says = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
+    message = f"a list of stages joins batches, `{name}` gives {gives}"
+    yield Diagnostic("MC537", message, span, says, "give each its own parameter: in: {PARAMETER: STAGE, ...}")
+
+
+def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """The inputs of a stage are aligned by sample id, so all have the same ids."""
+    for stage in facts.known_calls:
+        taken = [(given, name) for given in stage.inputs for name in given.stages]
+        batches = [(given, name) for given, name in taken if _is_batch(facts, name)]
+        for given, name in batches[1:]:
+            first, lead = batches[0]
+            if name == lead or _is_whole_of_cut(facts, stage, first, given):
+                continue
+            difference = _difference(facts, lead, name) or _difference_between_peers(facts, stage, lead, name)
+            if difference is None:
+                continue
+            span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
+            both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
+            message = f"{both}, which are not the same samples: {difference.why}"
+            help = "take stages whose samples come from one source, one for one"
+            yield Diagnostic("MC536", message, span, difference.spans, help)
+
+
+def _is_batch(facts: Facts, name: str) -> bool:
+    stage = facts.recipe.pipeline.get(name)
+    is_call = stage is not None and stage.kind == "call" and facts.is_valid("pipeline", name)
+    return is_call and facts.modes[name].are_known and facts.modes[name].collect_mode.is_batch
+
+
+def _is_whole_of_cut(facts: Facts, stage: Stage, lead: Input, given: Input) -> bool:
+    """Whether an input reaches all ranks whole while the lead input is divided; these need no common samples."""
+    modes = [DISPATCH[facts.dispatch(stage, one).mode] for one in (lead, given)]
+    return modes[0].cuts_samples and not modes[1].cuts_samples
+
+
+def _difference(facts: Facts, one: str, other: str) -> Difference | None:
+    """Returns why the samples of two stages differ; None where they may be the same."""
+    stages = [facts.recipe.pipeline[name] for name in (one, other)]
+    first, second = (stage.samples for stage in stages)
+    if first and second and first != second:
+        return Difference(f"{first} and {second}", _counts(facts, stages, "samples"))
+    sources = [_origin(facts, stage) for stage in stages]
+    if sources[0] is None or sources[1] is None or sources[0].name == sources[1].name:
+        return None
+    origins = [source for source in sources if source]
+    first, second = (source.samples for source in origins)
+    both = f"their sources `{origins[0].name}` and `{origins[1].name}`"
+    if first and second and first != second:
+        return Difference(f"{both} give different numbers of them", _counts(facts, origins, "a step"))
+    times = [facts.times[source.name] for source in origins]
+    if times[0] != times[1]:
+        pairs = zip(origins, times, strict=True)
+        spans = [facts.key("pipeline", source.name).with_word(f"runs {when}") for source, when in pairs]
+        return Difference(f"{both} run at different times", tuple(spans))
+    return None
+
+
+def _counts(facts: Facts, stages: list[Stage], unit: str) -> tuple[Span, ...]:
+    spans = (facts.value("pipeline", stage.name, "samples") for stage in stages)
+    return tuple(span.with_word(f"{stage.samples} {unit}") for span, stage in zip(spans, stages, strict=True))
+
+
+def _origin(facts: Facts, stage: Stage) -> Stage | None:
+    """Returns the source of a stage's samples, through the lead input of each stage."""
+    seen: set[str] = set()
+    while stage.inputs:
+        before = facts.lead_stage(stage)
+        if before is None or before.kind != "call" or before.name in seen:
+            return None
+        seen.add(before.name)
+        stage = before
+    return stage
+
+
+def _difference_between_peers(facts: Facts, stage: Stage, one: str, other: str) -> Difference | None:
+    """Returns why a worker that only receives from its own producers gets different samples of two stages."""
+    if not facts.modes[stage.name].execute_mode.is_per_producer:
+        return None
+    stages = [facts.recipe.pipeline[name] for name in (one, other)]
+    first, second = (facts.producers(source) for source in stages)
+    if first and second and first != second:
+        counts = zip(stages, (first, second), strict=True)
+        spans = [
+            facts.key("pipeline", source.name).with_word(counted(count, "producer"))
+            for source, count in counts
+        ]
+        why = f"`execute: peer`, and {first} workers give the one, {second} the other"
+        return Difference(why, tuple(spans))
+    moved = [source for source in stages if _is_moved(facts, source)]
+    if len(moved) != 1:
+        return None
+    span = facts.value("pipeline", moved[0].name, "dispatch").with_word("here samples go to other workers")
+    return Difference(f"`execute: peer`, and those of `{moved[0].name}` are on other workers", (span,))
+
+
+def _is_moved(facts: Facts, stage: Stage) -> bool:
+    """Whether a stage's samples are not divided evenly in sample order."""
+    dispatch = facts.lead_dispatch(stage)
+    is_divided = facts.modes[stage.name].execute_mode.is_joint and DISPATCH[dispatch.mode].cuts_samples
+    return is_divided and bool(dispatch.balance or dispatch.home)
+
+
+RULES = (joined_stages_give_batches, inputs_have_same_samples)

@@ -1,0 +1,140 @@
+"""MC541 to MC543: how many samples there are, and into how many shares they are divided.
+
+Counts are known where stages state `samples`. Samples that are made from others, k for each, belong to a group,
+and groups stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.model import Sizes, Stage
+from meshctl.recipe.rules.facts import Facts, input_path
+from meshctl.recipe.rules.layouts import LayoutNeeds
+from meshctl.text.english import counted, listed
+from meshctl.topology.modes import DISPATCH, part_count
+
+
+def _consumers(facts: Facts) -> dict[str, list[Stage]]:
+    """Returns, by stage, the stages whose lead input it is."""
+    consumers: dict[str, list[Stage]] = {}
+    for stage in facts.known_calls:
+        lead = facts.lead_input(stage)
+        for name in lead.stages[:1] if lead else ():
+            consumers.setdefault(name, []).append(stage)
+    return consumers
+
+
+def every_share_has_samples(facts: Facts) -> Iterator[Diagnostic]:
+    """Where the count is known, every share has a sample, or the dispatch allows empty ones."""
+    consumers = _consumers(facts)
+    for source in facts.known_calls:
+        shares = _shares(facts, source, consumers.get(source.name, ()))
+        too_many = {component: count for component, count in shares if 0 < source.samples < count}
+        if too_many:
+            yield _too_few(facts, source, too_many)
+
+
+def _shares(facts: Facts, source: Stage, consumers: Sequence[Stage]) -> Iterator[tuple[str, int]]:
+    """Yields the components that must get samples of a stage, each with its number of shares. The producers of a
+    source divide the numbers of its samples."""
+    producers = facts.producers(source)
+    if source.is_source and producers and not source.dispatch.allow_empty:
+        yield source.component, producers
+    collect = facts.modes[source.name].collect_mode
+    if not (collect.is_batch or collect.is_first):
+        return
+    for stage in consumers:
+        mesh, dispatch = facts.meshes.get(stage.component), facts.lead_dispatch(stage)
+        execute = facts.modes[stage.name].execute_mode
+        if mesh is None or dispatch.allow_empty or dispatch.home:
+            continue
+        if producers or not execute.is_per_producer:
+            yield stage.component, part_count(mesh, execute, DISPATCH[dispatch.mode], producers)
+
+
+def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
+    gives = f"stage `{source.name}` gives {counted(source.samples, 'sample')}"
+    message = f"{gives}, too few for the shares of {listed(shares)}"
+    help = f"give at least {max(shares.values())}, or say `dispatch: {{allow_empty: true}}`"
+    if len(shares) == 1:
+        ((name, count),) = shares.items()
+        component = facts.recipe.components[name]
+        message = f"{gives}, `{name}` shares them among {count}"
+        if isinstance(component.parallel, Sizes) and component.parallel.given:
+            proposals = LayoutNeeds(facts, component, component.parallel).help
+            help = f"{help}; {proposals}" if proposals else help
+    says = tuple(
+        facts.key("components", name).with_word(f"`{name}` has {counted(count, 'share')}")
+        for name, count in shares.items()
+    )
+    return Diagnostic("MC541", message, facts.value("pipeline", source.name, "samples"), says, help)
+
+
+def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
+    """Samples made from one stay together, so that there must be as many groups as shares."""
+    consumers, known = _consumers(facts), dict[str, int]()
+    for source in facts.known_calls:
+        groups = _group_count(facts, source, known) if source.name in consumers else 0
+        for stage in consumers[source.name] if groups else ():
+            mesh, given = facts.meshes.get(stage.component), facts.lead_input(stage)
+            if mesh is None or given is None or not facts.modes[stage.name].execute_mode.is_joint:
+                continue
+            dispatch = facts.dispatch(stage, given)
+            shares = DISPATCH[dispatch.mode].share_count(mesh)
+            is_free = dispatch.allow_empty or dispatch.split_groups or dispatch.home
+            if is_free or not groups < shares <= source.samples:
+                continue
+            each = f"{source.samples // groups} samples from each of {groups}"
+            says = (facts.value("pipeline", source.name, "samples").with_word(each),)
+            are = f"the {source.samples} samples of `{source.name}` are {counted(groups, 'group')}"
+            span = facts.value("pipeline", stage.name, *input_path(given, 0))
+            help = "say `dispatch: {split_groups: true}`, or `allow_empty: true`, or begin with more"
+            yield Diagnostic("MC542", f"{are}, `{stage.component}` has {shares} shares", span, says, help)
+
+
+def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
+    """Returns the number of groups of a stage's samples; 0 where there are none, or it is not known. The result
+    is entered into `known` for all stages on the way."""
+    groups, passed = 0, dict[str, None]()
+    while stage.name not in passed:
+        if stage.name in known:
+            groups = known[stage.name]
+            break
+        passed[stage.name] = None
+        before = facts.lead_stage(stage)
+        if before is None or not stage.samples or not before.samples:
+            break
+        if stage.samples != before.samples:
+            groups = before.samples if stage.samples % before.samples == 0 else 0
+            break
+        stage = before
+    known |= dict.fromkeys(passed, groups)
+    return groups
+
+
+def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
+    """Every data rank has a sample for each of its pipeline stages; otherwise some stages wait in every step."""
+    for stage in facts.known_calls:
+        mesh, source, name = facts.meshes.get(stage.component), facts.lead_stage(stage), stage.component
+        if mesh is None or source is None or mesh.size("pp") == 1:
+            continue
+        is_by_data_rank = DISPATCH[facts.lead_dispatch(stage).mode].is_by_data_rank
+        if not is_by_data_rank or not facts.modes[stage.name].execute_mode.is_joint:
+            continue
+        stages, samples = mesh.size("pp"), source.samples
+        each = -(-samples // mesh.data_size)
+        if mesh.data_size <= samples and each < stages:
+            span, pp_size = (
+                facts.value("pipeline", source.name, "samples"),
+                facts.value("components", name, "parallel", "pp_size"),
+            )
+            gets = f"`{name}` gets {counted(each, 'sample')} a data rank"
+            message = f"{gets}, fewer micro-batches than its pipeline has stages"
+            help = f"give at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"
+            says = (pp_size.with_word(f"{stages} stages"),)
+            yield Diagnostic("MC543", message, span, says, help, "warning")
+
+
+RULES = (every_share_has_samples, groups_stay_whole, pipelines_are_filled)

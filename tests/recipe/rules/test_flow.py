@@ -1,0 +1,75 @@
+"""`execute: peer`, compared with looking at every rank: which peers receive different samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.diagnostics import Span
+from meshctl.recipe.code.classes import Code
+from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.recipe.reader import read
+from meshctl.recipe.rules import Facts, flow
+from meshctl.recipe.spans import Written
+from meshctl.topology.mesh import DIMS, DeviceMesh
+from meshctl.topology.modes import EXECUTE, producers_of
+from tests.paths import RECIPE_GOLDEN as GOLDEN
+
+
+def facts_of(producers: int, parallel: dict[str, Any], workers: int, mode: str) -> Facts:
+    recipe = {
+        "groups": {
+            "one": {"ranks": producers, "device_type": "cpu"},
+            "other": {"ranks": workers, "device_type": "cpu"},
+        },
+        "components": {
+            "prompts": {"_target_": "arithmetic.Prompts", "group": "one"},
+            "judge": {"_target_": "arithmetic.Judge", "group": "other", "parallel": parallel},
+        },
+        "pipeline": {
+            "batch": {"call": "prompts.next", "samples": 1024},
+            "scored": {"call": "judge.score", "in": "batch", "execute": "peer", "dispatch": mode},
+        },
+    }
+    tree = of_plain(recipe, Span("x.yaml", 1, 1))
+    result = read(tree, "stem")
+    assert not result.found, result.found
+    return Facts(result, Written(tree), Code((str(GOLDEN),)))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+    sizes = {f"{dim}_size": draw(st.sampled_from([1, 1, 2, 3, 4])) for dim in DIMS}
+    world = 1
+    for size in sizes.values():
+        world *= size
+    data = sizes["dp_size"] * sizes["fsdp_size"]
+    sizes["ulysses_size"] = draw(st.sampled_from([size for size in (1, 2, 3, 4) if data % size == 0]))
+    return {**sizes, "order": list(draw(st.permutations(DIMS)))}, world
+
+
+@settings(max_examples=300)
+@given(layouts(), st.integers(1, 24), st.sampled_from(["slice_dp", "all", "slice"]))
+def test_peers_with_different_samples_are_found_as_by_listing(
+    layout: tuple[dict[str, Any], int], producers: int, mode: str
+) -> None:
+    parallel, workers = layout
+    mesh = DeviceMesh.from_sizes(world_size=workers, **parallel)
+    own: dict[int, set[range]] = {}
+    for rank in range(workers):
+        found = producers_of(mesh, EXECUTE["peer"], producers, rank)
+        own.setdefault(mesh.data_rank(rank), set()).add(found)
+    is_split = mode != "slice" and any(len(ranges) > 1 for ranges in own.values())
+    reported = list(flow.peers_have_same_samples(facts_of(producers, parallel, workers, mode)))
+    assert [one.code for one in reported] == ["MC528"] * is_split
+    for one in reported:
+        ranks = [int(word) for word in one.message.split("ranks ")[1].split(" of ")[0].split(" and ")]
+        assert mesh.data_rank(ranks[0]) == mesh.data_rank(ranks[1]) and len(one.seconds) == 2
+
+
+def test_a_large_world_is_not_listed() -> None:
+    reported = list(flow.peers_have_same_samples(facts_of(3, {"tp_size": 2}, 100_000, "slice_dp")))
+    assert [one.code for one in reported] == ["MC528"]
+    assert not list(flow.peers_have_same_samples(facts_of(4, {"tp_size": 2}, 100_000, "slice_dp")))
