@@ -12,7 +12,7 @@ from meshctl.recipe.code.classes import Code
 from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, flow
-from meshctl.recipe.spans import Written
+from meshctl.recipe.spans import Spans
 from meshctl.topology.mesh import DIMS, DeviceMesh
 from meshctl.topology.modes import EXECUTE, producers_of
 from tests.paths import RECIPE_GOLDEN as GOLDEN
@@ -36,7 +36,7 @@ def facts_of(producers: int, parallel: dict[str, Any], workers: int, mode: str) 
     tree = of_plain(recipe, Span("x.yaml", 1, 1))
     result = read(tree, "stem")
     assert not result.found, result.found
-    return Facts(result, Written(tree), Code((str(GOLDEN),)))
+    return Facts(result, Spans(tree), Code((str(GOLDEN),)))
 
 
 @st.composite
