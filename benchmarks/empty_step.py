@@ -29,8 +29,9 @@ from benchmarks.worlds import Driver, End, World, plan_of
 from meshctl.run.events import Journal
 from meshctl.run.shutdown import Ending
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.component import Component, Place, endpoint
+from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.loop import Loop, LoopContext
+from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.world import reach_all
 
@@ -169,7 +170,7 @@ def run(end: End, folder: Path, steps: int) -> None:
     )
     [placed] = end.plan.components_of(end.group)
     component = (Maker if end.gives else Taker)(Turn(end.driver, steps))
-    component._place = Place(placed.name, placed.mesh, end.rank)
+    component._context = RankContext(placed.name, placed.mesh, end.rank)
     journal = Journal(folder / f"{end.group}-{end.rank}.jsonl", end.group, end.rank)
     context = LoopContext(
         end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal.say

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from meshctl.runtime.collective import CollectiveError as CollectiveError
     from meshctl.runtime.component import Component as Component
     from meshctl.runtime.component import ComponentError as ComponentError
+    from meshctl.runtime.component import copy_weights as copy_weights
     from meshctl.runtime.component import endpoint as endpoint
     from meshctl.topology.mesh import DeviceMesh as DeviceMesh
     from meshctl.topology.mesh import MeshError as MeshError
@@ -33,6 +34,7 @@ _PUBLIC = {
     "CollectiveError": "meshctl.runtime.collective",
     "Component": "meshctl.runtime.component",
     "ComponentError": "meshctl.runtime.component",
+    "copy_weights": "meshctl.runtime.component",
     "DeviceMesh": "meshctl.topology.mesh",
     "DispatchMode": "meshctl.topology.modes",
     "ExecuteMode": "meshctl.topology.modes",
@@ -56,6 +58,7 @@ __all__ = [
     "Ragged",
     "RankSet",
     "SampleTable",
+    "copy_weights",
     "endpoint",
 ]
 

@@ -1,67 +1,61 @@
-"""The ranks of a component that work together along some dims of its mesh, and what they can do together.
+"""Collective operations over the ranks of a component that share all coordinates but some dims.
 
     tp = self.collective("tp")
-    tp.all_reduce(loss, "mean")             in place                     sum, mean, max, min
-    tp.all_gather(hidden)                   a list, by rank              all_gather_joined: one tensor, joined
-                                            along dim 0
-    tp.reduce_scatter(grads)                this rank's share of dim 0   all_to_all: a tensor for each rank,
-                                            and one from each
+    tp.all_reduce(loss, "mean")             in place; see `reductions.py` for the operations
+    tp.reduce(loss, destination=0)          the result on one rank
+    tp.all_gather(hidden)                   a list by rank; `all_gather_joined` concatenates along dim 0
+    tp.gather(hidden, destination=0)        the same list on one rank
+    tp.reduce_scatter(grads)                this rank's share of dim 0 of the reduced tensor
+    tp.scatter(parts, source=0)             one tensor of a list for each rank
+    tp.all_to_all(parts)                    a tensor to each rank, and one from each rank
     tp.broadcast(weights, source=0)         in place
-    tp.all_gather_object({"n": 3})          plain data and tensors, never pickled; broadcast_object likewise
+    tp.send(tensor, to=1), tp.recv(1)       point to point
+    tp.all_gather_object({"n": 3})          plain data and tensors, never pickled; also `broadcast_object`
+    tp.differentiable.all_gather(hidden)    with a gradient; also `reduce_scatter` and `all_to_all`
+    tp.group                                torch's process group
 
-Ranks are those of the collective, 0 .. size - 1: by the order of its dims, whatever the ranks are called in
-the world. All of them call the same operations in the same order. A result shares no memory with what was
-given, only `all_reduce` and `broadcast` work in place; nothing is differentiated through.
+Ranks are those of the collective, 0 to size - 1, in the order of its dims, whatever they are in the world. All ranks
+call the same operations in the same order. A result shares no memory with its input, except that `all_reduce` and
+`broadcast` work in place. Only the operations of `differentiable` have a gradient.
 
-A collective of one rank needs no torch.distributed and gives what several would: the same code runs alone.
-Any strided tensor will do, of any device: what the process group cannot carry is carried in another form
-(bytes, a wider dtype, over CPU memory) and comes back as it was.
+A collective of one rank needs no torch.distributed and returns what several ranks would, so the same code runs
+without a launcher. Every strided tensor of every device is accepted: what the process group cannot carry is carried
+in another form (as bytes, in a wider dtype, through CPU memory) and returned as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from functools import cached_property
 from math import prod
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshctl.runtime.reductions import REDUCTIONS, WIDER, Op, refusal
 from meshctl.runtime.transports.buffers.frames import FrameError, pack, unpack
 from meshctl.topology.mesh import even_split, shown
 from meshctl.topology.sizes import whole
 
+if TYPE_CHECKING:
+    from meshctl.runtime.differentiable import DifferentiableCollective
+
 RUNNING = timedelta(days=30)
-"""The timeout of operations: the launcher ends a job, not torch."""
-Op = Literal["sum", "mean", "max", "min"]
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
-_WIDER = {
-    torch.bool: torch.uint8,
-    torch.int16: torch.int32,
-    torch.uint16: torch.int32,
-    torch.uint32: torch.int64,
-}
-"""Dtypes that are reduced as another, everywhere: gloo and NCCL have no operations on them, or other ones."""
-_NOT_REDUCED = (torch.uint64,)
-_gather = (
-    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-)  # torch 2.13 gave them other names
-_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""The timeout of operations: the launcher ends a job, torch does not."""
+# torch 2.13 renamed these two.
+_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class CollectiveError(ValueError):
-    """An operation that its ranks cannot do together; said before any of them waits for the others."""
+    """An operation that the ranks cannot do together. It is raised before any rank waits for the others."""
 
 
 class Collective:
-    """Some ranks of a group's world, of which this process is one, and torch's process group under them."""
+    """Ranks of a group's world, of which this process is one, and torch's process group over them."""
 
     def __init__(
         self,
@@ -70,19 +64,19 @@ class Collective:
         group: dist.ProcessGroup | None = None,
         device: torch.device = torch.device("cpu"),
     ) -> None:
-        """`rank` is this process's index among `ranks`, `group` is none for a collective of one."""
+        """`rank` is this process's index among `ranks`. `group` is None for a collective of one."""
         self.ranks = tuple(ranks)
-        """Of the group's world."""
+        """The ranks in the group's world."""
         self.rank = rank
-        """This process's index among `ranks`."""
+        """The index of this process among `ranks`."""
         self.device = device
-        """Where its tensors live if nothing else is said: the worker's device."""
+        """The worker's device: where received tensors are made if nothing else decides it."""
         self.closed = False
         self._group = group
-        # torch numbers a process group by rising ranks: its i-th is our _order[i]-th.
+        # torch numbers the ranks of a process group as they rise: its i-th rank is our _order[i]-th.
         self._order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
-        self._seats = sorted(range(len(self.ranks)), key=self._order.__getitem__)
-        self._in_order = self._order == list(range(len(self.ranks)))
+        self._torch_ranks = sorted(range(len(self.ranks)), key=self._order.__getitem__)
+        self._is_in_order = self._order == list(range(len(self.ranks)))
         backends = dist.get_backend_config(group) if group is not None else ""
         self._backends = dict(pair.split(":") for pair in backends.split(",") if pair)
 
@@ -90,8 +84,10 @@ class Collective:
     def of(
         cls, groups: Iterable[Sequence[int]], rank: int, device: torch.device = torch.device("cpu")
     ) -> Collective:
-        """The one of `groups` that has `rank`. All ranks of the world call it together, with the same groups
-        in the same order."""
+        """Returns the collective of the group that contains `rank`.
+
+        All ranks of the world call it together, with the same groups in the same order.
+        """
         mine: tuple[int, ...] = (rank,)
         group = None
         for ranks in groups:
@@ -104,29 +100,105 @@ class Collective:
     def size(self) -> int:
         return len(self.ranks)
 
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """torch's process group, for code that takes one; None for a collective of one rank.
+
+        torch numbers its ranks as they rise in the world: see `ranks`.
+        """
+        return self._group
+
+    @cached_property
+    def differentiable(self) -> DifferentiableCollective:
+        """The operations that have a gradient."""
+        from meshctl.runtime.differentiable import DifferentiableCollective
+
+        return DifferentiableCollective(self)
+
     def __repr__(self) -> str:
         return f"Collective(ranks={self.ranks}, rank={self.rank}{', closed' * self.closed})"
 
-    # Operations on tensors
+    # Reductions
 
     def all_reduce(self, tensor: Tensor, op: Op = "sum") -> Tensor:
-        """In place, and returned. Of bools, "max" is any and "min" is all; 16-bit floats are summed over gloo
-        in 32 bits."""
+        """Reduces in place and returns the tensor. Over gloo, 16-bit floats are reduced in 32 bits."""
         self._check("all_reduce", tensor)
-        _check_op(tensor, op)
+        self._check_op(tensor, op)
         if self._group is not None and tensor.numel():
             data = tensor.detach()
-            sent = self._reducible(data)
-            dist.all_reduce(sent, _OPS[op], group=self._group)
-            if op == "mean":
-                sent /= self.size
-            if sent is not data:
-                data.copy_(sent)
+            result = self._reduced(data, op)
+            if result is not data:
+                data.copy_(result)
         return tensor
 
+    def reduce(self, tensor: Tensor, destination: int = 0, op: Op = "sum") -> Tensor | None:
+        """Returns the reduced tensor on the rank `destination`, and None on the others."""
+        self._check("reduce", tensor)
+        self._check_op(tensor, op)
+        destination = self._peer("reduce", destination)
+        data = tensor.detach()
+        if self._group is None or not data.numel():
+            return data.clone() if self.rank == destination else None
+        torch_op = REDUCTIONS[op].torch_op
+        if torch_op is None:
+            result = self._reduced(data, op)
+        else:
+            result = self._reducible(data).clone()
+            dist.reduce(result, self.ranks[destination], torch_op, group=self._group)
+        if self.rank != destination:
+            return None
+        if op == "mean":
+            result /= self.size
+        return result.to(tensor.device, tensor.dtype)
+
+    def reduce_scatter(self, tensor: Tensor, op: Op = "sum") -> Tensor:
+        """Returns this rank's share of dim 0 of the reduced tensor: the first `n mod size` ranks get one row more."""
+        self._check("reduce_scatter", tensor, dims=1)
+        self._check_op(tensor, op)
+        data = tensor.detach()
+        share = even_split(len(data), self.size, self.rank)
+        if self._group is None or not data.numel():
+            return data[share.start : share.stop].clone()
+        torch_op = REDUCTIONS[op].torch_op
+        if torch_op is None:
+            return self._reduced(data, op)[share.start : share.stop].clone()
+        rows = self._reducible(self._in_equal_shares(data)).view(self.size, -1)
+        received = torch.empty_like(rows[0])
+        rows = rows if self._is_in_order else rows[self._order]
+        _scatter_single(received, rows.view(-1), torch_op, group=self._group)
+        if op == "mean":
+            received /= self.size
+        shape = (-1, *data.shape[1:])
+        return received.view(shape)[: len(share)].to(tensor.device, tensor.dtype)
+
+    def _reduced(self, data: Tensor, op: Op) -> Tensor:
+        """Returns the reduced tensor on its carrier; it is `data` itself where that was reduced in place."""
+        torch_op = REDUCTIONS[op].torch_op
+        if torch_op is None:
+            return REDUCTIONS[op].of_rows(self._rows(data))
+        sent = self._reducible(data)
+        dist.all_reduce(sent, torch_op, group=self._group)
+        if op == "mean":
+            sent /= self.size
+        return sent
+
+    def _in_equal_shares(self, data: Tensor) -> Tensor:
+        """Returns `data` with dim 0 padded so that every rank's share has the same number of rows."""
+        total = len(data)
+        if total % self.size == 0:
+            return data
+        longest = len(even_split(total, self.size, 0))
+        padded = data.new_zeros((self.size, longest, *data.shape[1:]))
+        for rank in range(self.size):
+            share = even_split(total, self.size, rank)
+            padded[rank, : len(share)] = data[share.start : share.stop]
+        return padded
+
+    # Gathers and scatters
+
     def all_gather(self, tensor: Tensor, *, uneven: bool = False) -> list[Tensor]:
-        """Every rank's tensor, by rank. All have one shape; `uneven` lets dim 0 differ, for one more
-        exchange, of its sizes."""
+        """Returns every rank's tensor, by rank. All have one shape; with `uneven` dim 0 may differ, which costs one
+        more exchange."""
         self._check("all_gather", tensor, dims=int(uneven))
         if not uneven:
             return list(self._rows(tensor))
@@ -136,70 +208,80 @@ class Collective:
         return [row[:length] for row, length in zip(self._rows(padded), lengths, strict=True)]
 
     def all_gather_joined(self, tensor: Tensor, *, uneven: bool = False) -> Tensor:
-        """Every rank's tensor in one, joined along dim 0 by rank; tensors without dims make a vector."""
+        """Returns the tensors of all ranks, concatenated along dim 0; tensors without dims become a vector."""
         if uneven:
             return torch.cat(self.all_gather(tensor, uneven=True))
         self._check("all_gather_joined", tensor)
-        return self._rows(tensor).reshape(self.size * (len(tensor) if tensor.ndim else 1), *tensor.shape[1:])
+        rows = self._rows(tensor)
+        return rows.flatten(0, 1) if tensor.ndim else rows
 
-    def reduce_scatter(self, tensor: Tensor, op: Op = "sum") -> Tensor:
-        """This rank's share of the reduced tensor along dim 0; where the ranks do not divide it the first
-        ones have one more."""
-        self._check("reduce_scatter", tensor, dims=1)
-        _check_op(tensor, op)
+    def gather(self, tensor: Tensor, destination: int = 0) -> list[Tensor] | None:
+        """Returns every rank's tensor, by rank, on the rank `destination`, and None on the others."""
+        self._check("gather", tensor)
+        destination = self._peer("gather", destination)
         data = tensor.detach()
+        if self._group is None or not data.numel():
+            return [data.clone() for _ in self.ranks] if self.rank == destination else None
+        sent = _bytes(self._carried(data))
+        is_destination = self.rank == destination
+        received = [torch.empty_like(sent) for _ in self.ranks] if is_destination else None
+        dist.gather(sent, received, self.ranks[destination], group=self._group)
+        if received is None:
+            return None
+        parts = [part.view(data.dtype).view(data.shape).to(data.device) for part in received]
+        return [parts[number] for number in self._torch_ranks]
+
+    def scatter(self, tensors: Sequence[Tensor] | None = None, source: int = 0) -> Tensor:
+        """Returns this rank's tensor of the list that the rank `source` gives; the others give None.
+
+        All tensors have one shape, dtype and device type. They are announced in one exchange of plain data.
+        """
+        self._check_open("scatter")
+        source = self._peer("scatter", source)
+        if self.rank == source:
+            self._check_list("scatter", tensors, uneven=False)
         if self._group is None:
-            return data.clone()
-        total, shape = len(data), data.shape[1:]
-        mine = len(even_split(total, self.size, self.rank))
-        most = len(even_split(total, self.size, 0))
-        if not data.numel():
-            return data.new_empty((mine, *shape))
-        if total % self.size:
-            padded = data.new_zeros((self.size, most, *shape))
-            for rank in range(self.size):
-                part = even_split(total, self.size, rank)
-                padded[rank, : len(part)] = data[part.start : part.stop]
-            data = padded
-        rows = self._reducible(data).view(self.size, -1)
-        received = torch.empty_like(rows[0])
-        _scatter(
-            received, (rows if self._in_order else rows[self._order]).view(-1), _OPS[op], group=self._group
-        )
-        if op == "mean":
-            received /= self.size
-        return received.view(most, *shape)[:mine].to(tensor.device, tensor.dtype)
+            return self._listed(tensors)[0].detach().clone()
+        parts = [part.detach() for part in self._listed(tensors)] if self.rank == source else []
+        form = [list(parts[0].shape), _name(parts[0].dtype), parts[0].device.type] if parts else None
+        shape, dtype, kind = self.broadcast_object(form, source)
+        device = parts[0].device if parts else self._received_device(kind)
+        received = torch.empty(shape, dtype=getattr(torch, dtype), device=self._carrier(device))
+        if not received.numel():
+            return received.to(device)
+        order = [_bytes(self._carried(parts[number])) for number in self._order] if parts else None
+        dist.scatter(_bytes(received), order, self.ranks[source], group=self._group)
+        return received.to(device)
 
     def all_to_all(self, tensors: Sequence[Tensor], *, uneven: bool = False) -> list[Tensor]:
-        """Gives the i-th tensor to the i-th rank; returns what each rank has given to this one, by rank.
+        """Sends the i-th tensor to the i-th rank. Returns the tensors that the ranks sent to this one, by rank.
 
-        All have one shape; `uneven` lets dim 0 differ, for one more exchange, of its sizes.
+        All have one shape; with `uneven` dim 0 may differ, which costs one more exchange.
         """
-        self._check_list(tensors, uneven)
+        self._check_list("all_to_all", tensors, uneven)
         first = tensors[0].detach()
         if self._group is None:
             return [first.clone()]
         lengths = [len(tensor) if uneven else 1 for tensor in tensors]
-        wanted = (
-            [int(length) for length in self._swapped(torch.tensor(lengths), [1] * self.size, [1] * self.size)]
-            if uneven
-            else lengths
-        )
-        each = first.shape[1:] if uneven else first.shape
+        received_lengths = lengths
+        if uneven:
+            ones = [1] * self.size
+            received_lengths = [int(length) for length in self._exchanged(torch.tensor(lengths), ones, ones)]
+        shape = first.shape[1:] if uneven else first.shape
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        got = self._swapped(
-            flat, [length * prod(each) for length in lengths], [length * prod(each) for length in wanted]
-        )
-        parts = torch.split(got, [length * prod(each) for length in wanted])
-        return [
-            part.view(length, *each) if uneven else part.view(each)
-            for part, length in zip(parts, wanted, strict=True)
-        ]
+        counts = [length * prod(shape) for length in lengths]
+        received_counts = [length * prod(shape) for length in received_lengths]
+        parts = torch.split(self._exchanged(flat, counts, received_counts), received_counts)
+        if not uneven:
+            return [part.view(shape) for part in parts]
+        return [part.view(length, *shape) for part, length in zip(parts, received_lengths, strict=True)]
+
+    # One rank to others
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """In place, from the `source`-th rank of this collective, and returned."""
+        """Copies the tensor of the rank `source` into every rank's tensor, and returns it."""
         self._check("broadcast", tensor)
-        source = self._source(source)
+        source = self._peer("broadcast", source)
         if self._group is not None and tensor.numel():
             data = tensor.detach()
             sent = self._carried(data)
@@ -208,63 +290,95 @@ class Collective:
                 data.copy_(sent)
         return tensor
 
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Sends a tensor to another rank of the collective, which calls `recv`. Returns when the tensor may change."""
+        self._check("send", tensor)
+        peer = self._other("send", to)
+        data = tensor.detach()
+        form = _packed([list(data.shape), _name(data.dtype), data.device.type])
+        for message in (torch.tensor(len(form)), form, _bytes(self._carried(data))):
+            if message.numel():
+                dist.send(self._on_backend(message), peer, group=self._group)
+
+    def recv(self, source: int) -> Tensor:
+        """Returns the tensor that the rank `source` sends, on this worker's device of the same type."""
+        self._check_open("recv")
+        peer = self._other("recv", source)
+        length = int(self._received(peer, 1, torch.int64))
+        shape, dtype, kind = unpack(self._received(peer, length, torch.uint8).cpu())
+        device, found = self._received_device(kind), getattr(torch, dtype)
+        nbytes = prod(shape) * found.itemsize
+        data = self._received(peer, nbytes, torch.uint8, self._carrier(device)) if nbytes else torch.empty(0)
+        return (
+            data.view(found).view(shape).to(device)
+            if nbytes
+            else torch.empty(shape, dtype=found, device=device)
+        )
+
+    def _received(
+        self, peer: int, size: int, dtype: torch.dtype, device: torch.device = torch.device("cpu")
+    ) -> Tensor:
+        message = self._on_backend(torch.empty(size, dtype=dtype, device=device))
+        dist.recv(message, peer, group=self._group)
+        return message
+
+    def _on_backend(self, message: Tensor) -> Tensor:
+        return message.to(self._carrier(message.device))
+
     def barrier(self) -> None:
-        """Returns when every rank has come here; what they have given their devices to do may still be
-        running."""
+        """Returns when every rank has called it. Work that the ranks gave to their devices may still be running."""
         self._check_open("barrier")
         self.all_reduce(torch.zeros(1))
 
-    # Operations on plain data
+    # Plain data
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank: plain data and tensors, which arrive in CPU memory."""
+        """Returns every rank's value, by rank: plain data and tensors, which arrive in CPU memory."""
         self._check_open("all_gather_object")
         return [unpack(frame) for frame in self.all_gather(_packed(value), uneven=True)]
 
     def broadcast_object(self, value: Any = None, source: int = 0) -> Any:
-        """The value of the `source`-th rank: plain data and tensors, which arrive in CPU memory. What the
-        others give is passed over."""
+        """Returns the value of the rank `source`: plain data and tensors, which arrive in CPU memory. The values of
+        the other ranks are ignored."""
         self._check_open("broadcast_object")
-        source = self._source(source)
-        frame = _packed(value) if source == self.rank else torch.empty(0, dtype=torch.uint8)
+        source = self._peer("broadcast_object", source)
+        is_source = source == self.rank
+        frame = _packed(value) if is_source else torch.empty(0, dtype=torch.uint8)
         length = int(self.broadcast(torch.tensor(len(frame)), source))
-        return unpack(
-            self.broadcast(frame if source == self.rank else torch.empty(length, dtype=torch.uint8), source)
-        )
+        return unpack(self.broadcast(frame if is_source else torch.empty(length, dtype=torch.uint8), source))
 
     def close(self) -> None:
-        """Gives the process group back; every rank does it. Whoever needs one again asks
-        `self.collective(...)` for a new one."""
+        """Destroys the process group; every rank calls it. `self.collective(...)` makes a new one."""
         group, self._group, self.closed = self._group, None, True
         if group is not None and group is not dist.group.WORLD and dist.is_initialized():
             dist.destroy_process_group(group)
 
-    # What carries them
+    # Carriers
 
     def _carrier(self, device: torch.device) -> torch.device:
-        """Where a tensor of this device travels: gloo takes CPU memory, other backends that of their own
-        device."""
+        """Returns the device through which a tensor of `device` travels: gloo takes CPU memory, other backends take
+        that of their own device."""
         if device.type == "cpu" and "cpu" not in self._backends:
             return self.device
-        return (
-            device
-            if device.type == "cpu" or self._backends.get(device.type, "gloo") != "gloo"
-            else torch.device("cpu")
-        )
+        is_direct = device.type == "cpu" or self._backends.get(device.type, "gloo") != "gloo"
+        return device if is_direct else torch.device("cpu")
+
+    def _received_device(self, kind: str) -> torch.device:
+        """Returns where a tensor from a device of this kind is received."""
+        return self.device if self.device.type == kind else torch.device("cpu")
 
     def _carried(self, data: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return data.to(self._carrier(data.device), dtype or data.dtype).contiguous()
 
     def _reducible(self, data: Tensor) -> Tensor:
-        narrow = (
-            data.is_floating_point()
-            and data.dtype.itemsize < 4
-            and self._backends.get(self._carrier(data.device).type) == "gloo"
-        )
-        return self._carried(data, torch.float32 if narrow else _WIDER.get(data.dtype))
+        """Returns the tensor in a dtype that its backend reduces. gloo would add 16-bit floats in 16 bits."""
+        is_gloo = self._backends.get(self._carrier(data.device).type) == "gloo"
+        if is_gloo and data.is_floating_point() and data.dtype.itemsize < 4:
+            return self._carried(data, torch.float32)
+        return self._carried(data, WIDER.get(data.dtype))
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """Every rank's tensor, stacked by rank."""
+        """Returns every rank's tensor, stacked by rank."""
         data = tensor.detach()
         if self._group is None:
             return data.clone()[None]
@@ -272,27 +386,21 @@ class Collective:
             return data.new_empty((self.size, *data.shape))
         sent = _bytes(self._carried(data))
         received = sent.new_empty(self.size * len(sent))
-        _gather(received, sent, group=self._group)
+        _gather_single(received, sent, group=self._group)
         rows = received.view(data.dtype).view(self.size, *data.shape).to(data.device)
-        return rows if self._in_order else rows[self._seats]
+        return rows if self._is_in_order else rows[self._torch_ranks]
 
-    def _swapped(self, flat: Tensor, gives: list[int], takes: list[int]) -> Tensor:
-        """Elements for each rank, one rank's after the other's; returns those from each rank, likewise."""
+    def _exchanged(self, flat: Tensor, counts: list[int], received_counts: list[int]) -> Tensor:
+        """Sends `counts` elements to each rank, one rank's after the other's. Returns those from each rank, likewise."""
         size, order = flat.element_size(), self._order
-        sent = _bytes(_reordered(self._carried(flat), gives, order))
-        received = sent.new_empty(sum(takes) * size)
-        dist.all_to_all_single(
-            received,
-            sent,
-            [takes[rank] * size for rank in order],
-            [gives[rank] * size for rank in order],
-            self._group,
-        )
-        return _reordered(received.view(flat.dtype), [takes[rank] for rank in order], self._seats).to(
-            flat.device
-        )
+        sent = _bytes(_reordered(self._carried(flat), counts, order))
+        received = sent.new_empty(sum(received_counts) * size)
+        sizes, received_sizes = ([some[rank] * size for rank in order] for some in (counts, received_counts))
+        dist.all_to_all_single(received, sent, received_sizes, sizes, self._group)
+        by_torch_rank = [received_counts[rank] for rank in order]
+        return _reordered(received.view(flat.dtype), by_torch_rank, self._torch_ranks).to(flat.device)
 
-    # What is refused
+    # Refusals
 
     def _check_open(self, operation: str) -> None:
         if self.closed:
@@ -300,7 +408,7 @@ class Collective:
                 f"{operation}: this collective is closed; `self.collective(...)` makes a new one"
             )
 
-    def _check(self, operation: str, tensor: Tensor, dims: int = 0) -> None:
+    def _check(self, operation: str, tensor: object, dims: int = 0) -> None:
         self._check_open(operation)
         if not isinstance(tensor, Tensor):
             raise CollectiveError(f"{operation} takes a tensor, not a {type(tensor).__name__}")
@@ -309,46 +417,58 @@ class Collective:
                 f"{operation} takes a plain tensor, not a DTensor: give its to_local() or its full_tensor()"
             )
         if tensor.layout is not torch.strided:
-            raise CollectiveError(
-                f"{operation} takes a strided tensor, not one of layout {str(tensor.layout).removeprefix('torch.')}"
-            )
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise CollectiveError(f"{operation} takes a strided tensor, not one of layout {layout}")
         if tensor.ndim < dims:
             raise CollectiveError(f"{operation} goes along dim 0, and this tensor has no dims")
 
-    def _check_list(self, tensors: Sequence[Tensor], uneven: bool) -> None:
+    @staticmethod
+    def _check_op(tensor: Tensor, op: str) -> None:
+        if reason := refusal(tensor.dtype, op):
+            raise CollectiveError(reason)
+
+    def _check_list(self, operation: str, tensors: object, uneven: bool) -> None:
+        self._check_open(operation)
         if not isinstance(tensors, (list, tuple)):
             raise CollectiveError(
-                f"all_to_all takes a list of tensors, one for each rank, not a {type(tensors).__name__}"
+                f"{operation} takes a list of tensors, one for each rank, not a {type(tensors).__name__}"
             )
         if len(tensors) != self.size:
             raise CollectiveError(
-                f"all_to_all takes one tensor for each of the {self.size} ranks, here are {len(tensors)}"
+                f"{operation} takes one tensor for each of the {self.size} ranks, here are {len(tensors)}"
             )
         for tensor in tensors:
-            self._check("all_to_all", tensor, dims=int(uneven))
+            self._check(operation, tensor, dims=int(uneven))
         kinds = {(tensor.dtype, tensor.device, tuple(tensor.shape[int(uneven) :])) for tensor in tensors}
         if len(kinds) > 1:
-            said = " and ".join(
-                sorted(
-                    f"{list(tensor.shape)} {str(tensor.dtype)[6:]} on {tensor.device}" for tensor in tensors
-                )
-            )
-            but = "but for the size of dim 0" if uneven else "(`uneven=True` lets dim 0 differ)"
-            raise CollectiveError(
-                f"all_to_all takes tensors of one dtype, device and shape {but}, here are {said}"
-            )
+            forms = {f"{list(tensor.shape)} {_name(tensor.dtype)} on {tensor.device}" for tensor in tensors}
+            rule = "except for the size of dim 0"
+            if not uneven:
+                rule = "(`uneven=True` lets dim 0 differ)" if operation == "all_to_all" else ""
+            same = f"of one dtype, device and shape {rule}".rstrip()
+            raise CollectiveError(f"{operation} takes tensors {same}, here are {' and '.join(sorted(forms))}")
 
-    def _source(self, source: int) -> int:
-        number = whole(source)
+    @staticmethod
+    def _listed(tensors: Sequence[Tensor] | None) -> Sequence[Tensor]:
+        return tensors or ()
+
+    def _peer(self, operation: str, rank: int) -> int:
+        number = whole(rank)
         if number is None or not 0 <= number < self.size:
             raise CollectiveError(
-                f"the source of a broadcast is a rank of its collective, 0 to {self.size - 1}, not {source!r}"
+                f"{operation} names a rank of its collective, 0 to {self.size - 1}, not {rank!r}"
             )
         return number
 
+    def _other(self, operation: str, rank: int) -> int:
+        """Returns the rank of a peer in the group's world."""
+        if self._peer(operation, rank) == self.rank:
+            raise CollectiveError(f"{operation} goes to another rank, and {self.rank} is this one")
+        return self.ranks[rank]
+
 
 def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
-    """torch's, over `ranks`; none for a rank that is not one of them. The world is not made twice."""
+    """Returns torch's process group over `ranks`; None for a rank outside of it. The world is not made twice."""
     if not dist.is_initialized():
         raise CollectiveError(
             f"the ranks {shown(ranks)} work together, and this process has no torch.distributed"
@@ -356,7 +476,8 @@ def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
     world = dist.get_world_size()
     if dist.get_rank() != rank or max(ranks) >= world:
         raise CollectiveError(
-            f"this process is rank {rank} and works with {shown(ranks)}; in torch's world it is rank {dist.get_rank()} of {world}"
+            f"this process is rank {rank} and works with {shown(ranks)}; "
+            f"in torch's world it is rank {dist.get_rank()} of {world}"
         )
     if len(ranks) == world:
         return dist.group.WORLD
@@ -364,28 +485,16 @@ def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
     return made if rank in ranks else None
 
 
-def _check_op(tensor: Tensor, op: str) -> None:
-    kind = str(tensor.dtype).removeprefix("torch.")
-    if op not in get_args(Op):
-        raise CollectiveError(f"there is no reduction {op!r}, there are {', '.join(get_args(Op))}")
-    if tensor.dtype in _NOT_REDUCED:
-        raise CollectiveError(f"a tensor of {kind} cannot be reduced")
-    if tensor.dtype == torch.bool and op in ("sum", "mean"):
-        raise CollectiveError(
-            f"bools have no {op}: count them as numbers, or reduce with max (any) or min (all)"
-        )
-    if tensor.is_complex() and op in ("max", "min"):
-        raise CollectiveError(f"complex numbers have no {op}")
-    if op == "mean" and not tensor.is_floating_point() and not tensor.is_complex():
-        raise CollectiveError(f"the mean of {kind} need not be one: reduce it as a float, or by sum")
-
-
 def _reordered(flat: Tensor, lengths: list[int], order: list[int]) -> Tensor:
-    """Parts of these lengths, one after the other, in another order."""
+    """Returns consecutive parts of these lengths in another order."""
     if order == sorted(order):
         return flat
     parts = torch.split(flat, lengths)
     return torch.cat([parts[index] for index in order])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _packed(value: Any) -> Tensor:
@@ -396,5 +505,5 @@ def _packed(value: Any) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Of a contiguous tensor, as a view."""
+    """Returns the bytes of a contiguous tensor as a view."""
     return tensor.reshape(-1).view(torch.uint8)

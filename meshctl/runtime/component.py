@@ -1,11 +1,11 @@
-"""What a user writes: a class that derives from `Component`, with endpoints that stages call.
+"""The base class of users' components, and the decorator of the methods that stages call.
 
     class Sampler(Component):
         @endpoint(dispatch="slice_dp", collect="flatten")
         def sample(self, batch: Batch) -> Batch: ...
 
-In a run, the worker gives the component its place and means before `setup()`. Alone, in a notebook or a test,
-the same class works on one process: a mesh of one rank and collectives of one.
+In a run, the worker gives the component its `RankContext` before the constructor runs. Under plain torchrun the same
+class joins torch's world. Alone, in a notebook or a test, it has a mesh of one rank and collectives of one rank.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
+from meshctl.runtime import torch_mesh
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collective import Collective, CollectiveError
+from meshctl.runtime.rank_context import STARTING, RankContext, standalone
 from meshctl.topology.mesh import DeviceMesh, MeshError
 from meshctl.topology.modes import CollectMode, DispatchMode, ExecuteMode
 
@@ -29,12 +31,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class ComponentError(ValueError):
-    """What a component has to say to whoever runs it: the message stands for itself, no traceback is shown."""
+    """An error that a user can correct. The report shows the message without a traceback."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The defaults of a stage that calls this method; the recipe may say otherwise."""
+    """The defaults of a stage that calls the method. The recipe may override them."""
 
     dispatch: str | DispatchMode = "slice_dp"
     collect: str | CollectMode = "flatten"
@@ -57,8 +59,7 @@ def endpoint(
     collect: str | CollectMode = "flatten",
     execute: str | ExecuteMode = "all",
 ) -> Method | Callable[[Method], Method]:
-    """Makes a method one that a stage may call. The words are read from the source text before anything runs:
-    write them as literals."""
+    """Marks a method that stages may call. `validate` reads the arguments as text, so they must be literals."""
 
     def mark(method: Method) -> Method:
         method.__meshctl_endpoint__ = Endpoint(dispatch, collect, execute)  # type: ignore[attr-defined]
@@ -68,80 +69,71 @@ def endpoint(
 
 
 def endpoint_of(component: type, method: str) -> Endpoint | None:
-    """What the decorator of a method says, or none where it has none."""
+    """Returns the arguments of a method's decorator, or None for a method without it."""
     found = getattr(getattr(component, method, None), "__meshctl_endpoint__", None)
     return found if isinstance(found, Endpoint) else None
 
 
-@dataclass
-class Place:
-    """Where a component runs, and what it may use; the worker makes one for each component."""
-
-    name: str = ""
-    mesh: DeviceMesh = DeviceMesh.from_sizes()
-    rank: int = 0
-    device: torch.device = torch.device("cpu")
-    devices: tuple[torch.device, ...] = (torch.device("cpu"),)
-    step: int = 0
-    log: Callable[[Mapping[str, float], float], None] = lambda values, weight: None
-    stop: Callable[[str], None] = lambda reason: None
-    alloc: Callable[[int], torch.Tensor] = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)
-    """Gives uint8 `[nbytes]` where other workers can read it."""
-    nodes: Callable[[], Iterable[Sequence[int]]] | None = None
-    """Gives the group's ranks by node; where there is none, all are on one."""
-
-    def groups(self, dims: tuple[str, ...]) -> Iterable[Sequence[int]]:
-        """The world's ranks parted into those that work together along `dims`: the same list in every rank of
-        the world."""
-        if dims == ("world",):
-            return [sorted(self.mesh.ranks())]
-        if dims == ("local",):
-            return [sorted(self.mesh.ranks())] if self.nodes is None else self.nodes()
-        mine = self.mesh.ranks_along(dims, self.rank)
-        return (
-            self.mesh.process_groups(dims) if len(mine) > 1 else [mine]
-        )  # without a list of all ranks where each is alone
-
-
 class Component:
-    """The base of everything a recipe's `components:` names.
+    """The base class of everything that a recipe's `components:` names.
 
-    A subclass may offer `setup()` (once the process groups stand), `state_dict()` and `load_state_dict()`
+    A subclass may offer `setup()` (called once the process groups stand), `state_dict()` and `load_state_dict()`
     (checkpoints), `weights()` and `load_weights(stream)` (a sync; both are streams of (name, tensor)), and
-    `close()`. A source may offer `__len__`: how many samples one epoch has.
+    `close()`. A source may offer `__len__`: the number of samples of one epoch.
     """
 
-    _place: Place | None = None
+    _context: RankContext | None = None
     _collectives: dict[tuple[str, ...], Collective] | None = None
-    _torch_mesh: TorchDeviceMesh | None = None
+    _torch_meshes: dict[str, TorchDeviceMesh] | None = None
 
     @property
-    def place(self) -> Place:
-        if self._place is None:
-            self._place = Place()
-        return self._place
+    def place(self) -> RankContext:
+        """The context of this rank. The properties below are its facts."""
+        if self._context is None:
+            self._context = STARTING.get() or standalone()
+        return self._context
+
+    def use_mesh(self, mesh: DeviceMesh) -> None:
+        """Sets the mesh of a component that no launcher of meshctl started, under torchrun for example.
+
+        Without it, such a component is data-parallel over torch's world. Raises `ComponentError` in a run, where
+        the recipe decides, and `MeshError` where the mesh and the world have different sizes.
+        """
+        if self._context is not None and self._context.name:
+            raise ComponentError(f"the mesh of `{self._context.name}` is the recipe's: `parallel:` states it")
+        self._context, self._collectives, self._torch_meshes = standalone(mesh), None, None
+
+    # Facts
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The component's mesh: sizes, coordinates and groups by arithmetic."""
+        """The component's mesh: sizes, coordinates and groups, by arithmetic."""
         return self.place.mesh
 
     @property
-    def torch_mesh(self) -> TorchDeviceMesh:
-        """The same mesh as torch's, for `fully_shard` and DTensor; made at the first use, which all ranks
-        reach together.
-
-        Sub-meshes are those of torch: `self.torch_mesh["dp", "fsdp"]`. Alone, without a launcher, it is a
-        mesh of this process.
-        """
-        if self._torch_mesh is None:
-            self._torch_mesh = self.mesh.to_torch()
-        return self._torch_mesh
+    def rank(self) -> int:
+        """The rank in the group's world, and so in the mesh."""
+        return self.place.rank
 
     @property
-    def rank(self) -> int:
-        """In the group's world, and so in the mesh."""
-        return self.place.rank
+    def world_size(self) -> int:
+        """The number of workers of the group."""
+        return self.mesh.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank among the group's ranks on its node."""
+        return self.place.location.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """The number of the group's ranks on this node."""
+        return self.place.location.local_world_size
+
+    @property
+    def node_rank(self) -> int:
+        """The number of this node among those of the group."""
+        return self.place.location.node_rank
 
     @property
     def device(self) -> torch.device:
@@ -149,41 +141,82 @@ class Component:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """All devices of this worker; several where the group says `gpus_per_worker`."""
+        """All devices of this worker; several where the group has `gpus_per_worker`."""
         return self.place.devices
 
     @property
     def step(self) -> int:
-        """The step that is being run, from 1; 0 before the first."""
+        """The running step, from 1; 0 before the first one."""
         return self.place.step
 
-    def collective(self, *dims: str) -> Collective:
-        """The ranks that share all other coordinates with this one: `self.collective("tp")`, or `("dp",
-        "fsdp")` together, in this order.
+    # torch's meshes
 
-        Dims of a view will do ("ep", "ulysses"), and so will "local", the group's ranks on this node, and
-        "world", all of them. Made at the first use, which all ranks of the component must reach together, and
-        kept until it is closed.
+    @property
+    def torch_mesh(self) -> TorchDeviceMesh:
+        """torch's mesh of the same dims, for `fully_shard` and DTensor.
+
+        Sub-meshes are torch's: `self.torch_mesh["dp", "fsdp"]`. The dims of the views are one-dimensional meshes:
+        `self.torch_mesh["ep"]`, `["ulysses"]`. It is made at the first use, which all ranks reach together.
+        """
+        return self._torch_mesh("own", lambda: torch_mesh.mesh_with_views(self.mesh))
+
+    @property
+    def node_mesh(self) -> TorchDeviceMesh:
+        """torch's mesh of the dims `node` and `local`: the nodes of the group, and the ranks on each node.
+
+        It is made at the first use, which all ranks reach together. Raises `MeshError` where the nodes have
+        different numbers of ranks.
+        """
+        nodes, kind = self.place.ranks_by_node, self.mesh.device_type
+        return self._torch_mesh("node", lambda: torch_mesh.node_mesh(nodes(), kind))
+
+    @property
+    def local_mesh(self) -> TorchDeviceMesh:
+        """torch's mesh of the dim `local`: the group's ranks on this node.
+
+        It is made at the first use, which all ranks reach together.
+        """
+        nodes, kind = self.place.ranks_by_node, self.mesh.device_type
+        return self._torch_mesh("local", lambda: torch_mesh.local_mesh(nodes(), self.rank, kind))
+
+    def _torch_mesh(self, name: str, make: Callable[[], TorchDeviceMesh]) -> TorchDeviceMesh:
+        made = self._torch_meshes = self._torch_meshes or {}
+        if name not in made:
+            made[name] = make()
+        return made[name]
+
+    # Collectives
+
+    def collective(self, *dims: str) -> Collective:
+        """Returns the collective of the ranks that share all coordinates but those of `dims` with this rank.
+
+            self.collective("tp")
+            self.collective("dp", "fsdp")       both together, in this order
+            self.collective("ep")               a dim of a view
+            self.collective("local")            the group's ranks on this node
+            self.collective("world")            all ranks of the group
+
+        It is made at the first use, which all ranks of the component reach together, and kept until it is closed.
         """
         made = self._collectives = self._collectives or {}
-        apart = self._apart(dims)
-        if apart not in made or made[apart].closed:
-            made[apart] = Collective.of(self.place.groups(apart), self.rank, self.device)
-        return made[apart]
+        key = self._without_single(dims)
+        if key not in made or made[key].closed:
+            made[key] = Collective.of(self.place.groups(key), self.rank, self.device)
+        return made[key]
 
-    def _apart(self, dims: tuple[str, ...]) -> tuple[str, ...]:
-        """The dims without those of size 1, along which a rank is alone: ("dp", "fsdp") without dp is "fsdp",
-        with one process group."""
+    def _without_single(self, dims: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns the dims without those of size 1, so that ("dp", "fsdp") without dp shares the process group of
+        "fsdp"."""
         if dims in (("local",), ("world",)):
             return dims
         if not dims:
-            askable = ", ".join(self.mesh.mesh_dim_names)
+            known = ", ".join(self.mesh.mesh_dim_names)
             raise CollectiveError(
-                f"say along which dims: one or several of {askable} or of a view's dims, `local` or `world`"
+                f"name the dims: one or several of {known} or of a view's dims, `local` or `world`"
             )
         if alone := {"local", "world"} & set(dims):
             raise CollectiveError(
-                f"`{min(alone)}` is no dim of the mesh: it is asked for alone, here are {', '.join(dims)}"
+                f"`{min(alone)}` is not a dim of the mesh and is named alone, here are {', '.join(dims)}"
             )
         try:
             self.mesh.ranks_along(dims, self.rank)
@@ -191,36 +224,64 @@ class Component:
             raise CollectiveError(f"{error}; `local` is this node, `world` the whole group") from None
         return tuple(dim for dim in dims if self.mesh.size(dim) > 1)
 
+    # The run
+
     def log(self, values: Mapping[str, float], weight: float = 1.0) -> None:
-        """Adds to the step's metrics, as `STAGE.NAME`: a mean over the data ranks by weight, each counted
+        """Adds to the step's metrics, as `STAGE.NAME`: the mean over the data ranks by weight. Each data rank counts
         once."""
         self.place.log(values, weight)
 
     def stop(self, reason: str) -> None:
-        """Asks for the end of the run: all workers agree on a last step, and end after it."""
+        """Asks for the end of the run: all workers agree on a last step and end after it."""
         self.place.stop(reason)
 
     def alloc(self, *size: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Memory for what an endpoint gives, like `torch.empty` on the CPU: where its takers can read it as
-        it lies, it is not copied.
+        """Returns an empty CPU tensor for what an endpoint returns, like `torch.empty`.
+
+        Consumers on the same node read it in place, without a copy:
 
             tokens = self.alloc(len(batch), 128, dtype=torch.int64)
             ...
             return batch.with_columns(tokens=tokens)
 
-        What was given is lent to those who take it, and is not written any more; when nobody holds it, it is
-        used again.
+        After the return it is leased to the consumers and must not be written. It is reused when all have released
+        it.
         """
         shape = [number for some in size for number in ([some] if isinstance(some, int) else some)]
         nbytes = prod(shape) * dtype.itemsize
         return self.place.alloc(nbytes).view(dtype).view(shape) if nbytes else torch.empty(shape, dtype=dtype)
 
     def micro_batches(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """Cuts of at most `size` samples in order; as many on every data rank, empty ones where it must."""
+        """Yields parts of at most `size` samples in order. Every data rank gets the same number of parts, empty ones
+        where necessary."""
         return batch.minibatches(size)
 
     def setup(self) -> None:
-        """Called once, after the process groups stand and before the first step."""
+        """Is called once, after the process groups stand and before the first step."""
 
     def close(self) -> None:
-        """Called once, after the last step."""
+        """Is called once, after the last step."""
+
+
+@torch.no_grad()
+def copy_weights(stream: Iterable[tuple[str, torch.Tensor]], module: torch.nn.Module) -> None:
+    """Copies the stream of `load_weights` into the parameters and buffers of a module.
+
+        def load_weights(self, stream):
+            copy_weights(stream, self.model)
+
+    A tensor of the stream has the shape of what the receiver's `weights()` returns for its name: the whole
+    parameter, or for a DTensor parameter (fsdp, tp) the local shard of this rank. This function copies either in
+    place. Raises `ComponentError` for a name or a shape that the module does not have.
+    """
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, tensor in stream:
+        if name not in own:
+            raise ComponentError(f"the sync sends `{name}`, which the module does not have")
+        target = own[name]
+        local = (target.to_local() if hasattr(target, "to_local") else target).detach()
+        if local.shape != tensor.shape:
+            raise ComponentError(
+                f"`{name}` has the shape {list(local.shape)} on this rank, the sync sends {list(tensor.shape)}"
+            )
+        local.copy_(tensor)

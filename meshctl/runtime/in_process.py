@@ -21,8 +21,9 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded
 from meshctl.run.events import Event
 from meshctl.run.shutdown import Asked, Ending, Proposer
-from meshctl.runtime.component import Component, Place
+from meshctl.runtime.component import Component
 from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
+from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.transports.data_plane import PeerLost
@@ -72,7 +73,7 @@ def run(
             components = {}
             for placed in plan.components_of(group):
                 components[placed.name] = make(placed.name, rank)
-                components[placed.name]._place = Place(
+                components[placed.name]._context = RankContext(
                     placed.name, placed.mesh, rank, nodes=partial(ranks_by_node, plan, group)
                 )
                 components[placed.name].setup()

@@ -1,7 +1,7 @@
-"""From a `_target_` to an object: the only place where something that a recipe names is imported.
+"""Imports the class of a `_target_` and makes the component. Nothing else imports what a recipe names.
 
-Only classes that derive from `Component` are instantiated, with plain data as keyword arguments; nothing
-nested, and never Hydra's own instantiation.
+Only classes that derive from `Component` are instantiated, with plain data as keyword arguments. There is no nested
+`_target_`, and Hydra's own instantiation is not used.
 """
 
 from __future__ import annotations
@@ -14,30 +14,37 @@ from typing import Any
 
 from meshctl.plan.model import Component as Placed
 from meshctl.runtime.component import Component, endpoint_of
+from meshctl.runtime.rank_context import STARTING, RankContext
 from meshctl.runtime.user_modes import imported
 from meshctl.text.env_refs import Unset, filled
 from meshctl.topology.modes import is_user_mode
 
 
 class TargetError(ValueError):
-    """A component that cannot be made; the message names it."""
+    """A component that cannot be made. The message names it."""
 
 
-def make(placed: Placed, methods: Sequence[str], path: Sequence[str]) -> Component:
-    """Imports the class, looking in `path` before what is installed, holds it against the plan, and makes the
-    object.
+def make(
+    placed: Placed, methods: Sequence[str], path: Sequence[str], context: RankContext | None = None
+) -> Component:
+    """Imports the class, compares it with the plan, and makes the object.
 
-    `methods` are the endpoints that the pipeline calls. What the constructor itself raises passes through.
+    The folders of `path` come before the installed modules. `methods` are the endpoints that the pipeline calls.
+    The object has its context when its constructor runs. Raises `TargetError`, and what the constructor raises.
     """
     kind = _class(placed, path)
     for method in methods:
         _check(placed, kind, method)
-    return kind(
-        **{
-            name: resolved(value, f"components.{placed.name}.args.{name}")
-            for name, value in placed.args.items()
-        }
-    )
+    args = {
+        name: resolved(value, f"components.{placed.name}.args.{name}") for name, value in placed.args.items()
+    }
+    token = STARTING.set(context)
+    try:
+        made = kind(**args)
+    finally:
+        STARTING.reset(token)
+    made._context = context
+    return made
 
 
 def extend_path(path: Sequence[str]) -> None:
@@ -54,9 +61,9 @@ def _class(placed: Placed, path: Sequence[str]) -> type[Component]:
         found = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         if error.name is not None and (module == error.name or module.startswith(error.name + ".")):
-            here = ", ".join(path)
+            folders = ", ".join(path)
             raise TargetError(
-                f"component `{placed.name}`: no module {error.name!r} in {here} or among what is installed"
+                f"component `{placed.name}`: no module {error.name!r} in {folders} or among what is installed"
             ) from None
         raise
     if found is None:
@@ -69,42 +76,43 @@ def _class(placed: Placed, path: Sequence[str]) -> type[Component]:
 
 
 def _check(placed: Placed, kind: type[Component], method: str) -> None:
-    """A called method is an endpoint, and its decorator says what the source text said when the plan was
-    made."""
+    """Raises `TargetError` unless the method is an endpoint whose decorator has the arguments that the plan read."""
     declared = endpoint_of(kind, method)
     if declared is None:
         raise TargetError(
             f"component `{placed.name}`: {placed.target}.{method} is no endpoint; decorate it with @endpoint"
         )
-    said = placed.endpoints.get(method)
-    if said is None:
+    planned = placed.endpoints.get(method)
+    if planned is None:
         return
-    words = (declared.dispatch, declared.collect, declared.execute)
-    found = tuple(_mode_name(word, name) for word, name in zip(words, said, strict=True))
-    if tuple(said) != found:
+    modes = (declared.dispatch, declared.collect, declared.execute)
+    found = tuple(_mode_name(mode, name) for mode, name in zip(modes, planned, strict=True))
+    if tuple(planned) != found:
         raise TargetError(
-            f"component `{placed.name}`: @endpoint of {method} says dispatch, collect, execute {', '.join(found)}; its source text was "
-            f"read as {', '.join(said)}. Write them as literals, or say them in the recipe's stage"
+            f"component `{placed.name}`: @endpoint of {method} says dispatch, collect, execute {', '.join(found)}; "
+            f"its source text was read as {', '.join(planned)}. Write them as literals, or say them in the "
+            "recipe's stage"
         )
 
 
 def _mode_name(mode: object, planned: str) -> str:
-    """The name of a mode in a decorator. An object has the planned name where that names this object."""
+    """Returns the name of a mode in a decorator. An object has the planned name if that name refers to it."""
     if isinstance(mode, str):
         return mode
     return planned if is_user_mode(planned) and imported(planned) is mode else repr(mode)
 
 
 def resolved(value: Any, where: str) -> Any:
-    """Plain data with every `${oc.env:NAME}` or `${oc.env:NAME,default}` replaced: secrets enter here, and
-    only here."""
+    """Returns plain data with the value of each `${oc.env:NAME}` and `${oc.env:NAME,default}`.
+
+    Secrets enter a run here and nowhere else.
+    """
     if isinstance(value, Mapping):
         return {key: resolved(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list):
         return [resolved(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if not isinstance(value, str):
         return value
-
     try:
         return filled(value, os.environ)
     except Unset as unset:

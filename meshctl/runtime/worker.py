@@ -30,10 +30,11 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded, RunDir
 from meshctl.run.events import Journal
 from meshctl.run.shutdown import Ending
-from meshctl.runtime.component import Component, ComponentError, Place
+from meshctl.runtime.component import Component, ComponentError
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.instantiate import TargetError, extend_path, make
 from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
+from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.seeding import seed_all
@@ -171,18 +172,17 @@ class Worker:
                 if stage.kind == "call" and stage.component == placed.name
             ]
             seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas begin alike
-            component = make(placed, methods, path)
-            nodes = partial(ranks_by_node, plan, self._told.group)
-            component._place = Place(
+            context = RankContext(
                 placed.name,
                 placed.mesh,
                 self._told.rank,
                 devices[0],
                 devices,
                 stop=ending.ask,
-                nodes=nodes,
+                nodes=partial(ranks_by_node, plan, self._told.group),
                 alloc=transport.alloc,
             )
+            component = make(placed, methods, path, context)
             component.setup()
             made[placed.name] = component
         return made

@@ -493,8 +493,10 @@ class DeviceMesh:
 
     # torch
 
-    def to_torch(self) -> TorchDeviceMesh:
-        """torch's mesh of the same dims and ranks; every rank of the group's world calls it together.
+    def to_torch(self, kind: type[TorchDeviceMesh] | None = None) -> TorchDeviceMesh:
+        """Returns torch's mesh of the same dims and ranks. Every rank of the group's world calls it together.
+
+        `kind` is a subclass of torch's `DeviceMesh`, or None for that class itself.
 
         Raises `MeshError` where there is no such world (a single process alone gets one), and where the ranks
         along a dim do not rise: torch numbers the ranks of a process group as they rise, so its shards would
@@ -503,7 +505,6 @@ class DeviceMesh:
         import torch
         import torch.distributed as dist
         from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
-        from torch.distributed.device_mesh import init_device_mesh
 
         if not self.whole:
             names = ", ".join(map(repr, self.mesh_dim_names))
@@ -521,7 +522,8 @@ class DeviceMesh:
                 f"the mesh has {self.world_size} ranks, and the world has {dist.get_world_size()}"
             )
         if self.world_size == dist.get_world_size() and self.layout == Layout(row_major(self.shape)):
-            return init_device_mesh(self.device_type, self.shape, mesh_dim_names=self.mesh_dim_names)
+            ranks = torch.arange(self.world_size).view(self.shape)
+            return (kind or TorchDeviceMesh)(self.device_type, ranks, mesh_dim_names=self.mesh_dim_names)
         if (last := max(self.ranks())) >= dist.get_world_size():
             raise MeshError(
                 f"the mesh has rank {last}, and the world has the ranks 0 to {dist.get_world_size() - 1}"
@@ -533,9 +535,8 @@ class DeviceMesh:
                 raise MeshError(
                     f"torch numbers the ranks of a process group as they rise, and along {dim} here they are {shown(fallen)}"
                 )
-        return TorchDeviceMesh(
-            self.device_type, torch.tensor(self.as_array()), mesh_dim_names=self.mesh_dim_names
-        )
+        ranks = torch.tensor(self.as_array())
+        return (kind or TorchDeviceMesh)(self.device_type, ranks, mesh_dim_names=self.mesh_dim_names)
 
     # Look-ups
 

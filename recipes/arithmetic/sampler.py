@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from arithmetic.model import Transformer, answered, encode_questions
-from meshctl import Batch, Component, endpoint
+from meshctl import Batch, Component, copy_weights, endpoint
 
 
 class Sampler(Component):
@@ -34,8 +33,5 @@ class Sampler(Component):
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         return self.model.named_parameters()
 
-    @torch.no_grad()
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        own = dict(self.model.named_parameters())
-        for name, tensor in stream:
-            own[name].copy_(tensor)
+        copy_weights(stream, self.model)

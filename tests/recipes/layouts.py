@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from meshctl import Batch, DeviceMesh
 from meshctl.components import Cycle
 from meshctl.runtime import checkpoint
-from meshctl.runtime.component import Place
+from meshctl.runtime.rank_context import RankContext
 
 LAYOUTS = {"dp": {"dp_size": 4}, "fsdp": {"fsdp_size": 4}, "hsdp": {"dp_size": 2, "fsdp_size": 2}}
 
@@ -25,7 +25,7 @@ LAYOUTS = {"dp": {"dp_size": 4}, "fsdp": {"fsdp_size": 4}, "hsdp": {"dp_size": 2
 def trainer(mesh: DeviceMesh, rank: int) -> Trainer:
     torch.manual_seed(0)
     made = Trainer()
-    made._place = Place("trainer", mesh, rank, step=1)
+    made._context = RankContext("trainer", mesh, rank, step=1)
     made.setup()
     return made
 

@@ -14,7 +14,7 @@ from arithmetic.model import ALPHABET, DIGITS, Transformer, answered, encode_ans
 
 from meshctl import Batch
 from meshctl.components import Cycle
-from meshctl.runtime.component import Place
+from meshctl.runtime.rank_context import RankContext
 
 TRAIN = "arithmetic/train.jsonl"
 
@@ -31,7 +31,7 @@ def problems(count: int) -> Batch:
 
 
 def ready(component: Sampler | Actor | Trainer, step: int = 1) -> None:
-    component._place = Place(step=step)
+    component._context = RankContext(step=step)
     component.setup()
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from meshctl import Batch, Component, DeviceMesh
 from meshctl.plan.model import Cluster
-from meshctl.runtime.collective import Collective, CollectiveError, Op
-from meshctl.runtime.component import Place
+from meshctl.runtime.collective import Collective, CollectiveError
+from meshctl.runtime.rank_context import RankContext
+from meshctl.runtime.reductions import REDUCTIONS, Op, refusal
 from meshctl.runtime.world import ranks_by_node
 from meshctl.topology.mesh import even_split
 from tests.paths import ROOT
@@ -35,11 +36,16 @@ REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
 COMPLEX = (torch.complex64, torch.complex128)
 DTYPES = (torch.bool, *WHOLE, *REAL, *COMPLEX)
+INTEGRAL = (torch.bool, *WHOLE)
 LEGAL: dict[Op, tuple[torch.dtype, ...]] = {
     "sum": (*WHOLE, *REAL, *COMPLEX),
     "mean": (*REAL, *COMPLEX),
-    "max": (torch.bool, *WHOLE, *REAL),
-    "min": (torch.bool, *WHOLE, *REAL),
+    "product": (*WHOLE, *REAL),
+    "max": (*INTEGRAL, *REAL),
+    "min": (*INTEGRAL, *REAL),
+    "bitwise_and": INTEGRAL,
+    "bitwise_or": INTEGRAL,
+    "bitwise_xor": INTEGRAL,
 }
 SHAPES = ((5, 2), (), (0, 3), (4,))
 
@@ -53,7 +59,7 @@ def check(function: worlds.Check) -> worlds.Check:
 
 def component(rank: int, mesh: DeviceMesh = MESH) -> Component:
     made = Component()
-    made._place = Place("it", mesh, rank, nodes=lambda: NODES)
+    made._context = RankContext("it", mesh, rank, nodes=lambda: NODES)
     return made
 
 
@@ -84,12 +90,14 @@ def given(rank: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def reduced(tensors: list[Tensor], op: Op) -> Tensor:
-    wide = torch.stack(
-        [tensor.to(torch.complex128 if tensor.is_complex() else torch.float64) for tensor in tensors]
-    )
+    rows = torch.stack(tensors)
+    if op.startswith("bitwise"):
+        return REDUCTIONS[op].of_rows(rows)
+    wide = rows.to(torch.complex128 if rows.is_complex() else torch.float64)
     found = {
         "sum": lambda: wide.sum(0),
         "mean": lambda: wide.mean(0),
+        "product": lambda: wide.prod(0),
         "max": lambda: wide.amax(0),
         "min": lambda: wide.amin(0),
     }[op]()
@@ -160,6 +168,105 @@ def reduce_scatter(rank: int) -> None:
                 whole = reduced([given(other, dtype, shape) for other in it.ranks], op)
                 mine = even_split(shape[0], it.size, it.rank)
                 same(it.reduce_scatter(given(rank, dtype, shape), op), whole[mine.start : mine.stop])
+
+
+@check
+def reduce_gives_the_result_to_one_rank(rank: int) -> None:
+    for op, dtypes in LEGAL.items():
+        for it, dtype in cases(rank, dtypes):
+            destination = it.size - 1
+            for shape in SHAPES:
+                tensor = given(rank, dtype, shape)
+                result = it.reduce(tensor, destination, op)
+                same(tensor, given(rank, dtype, shape))
+                if it.rank != destination:
+                    assert result is None
+                    continue
+                assert result is not None
+                same(result, reduced([given(other, dtype, shape) for other in it.ranks], op))
+
+
+@check
+def gather_and_scatter(rank: int) -> None:
+    for it, dtype in cases(rank, (*DTYPES, torch.uint64)):
+        for root in range(it.size):
+            for shape in SHAPES:
+                parts = [given(other, dtype, shape) for other in it.ranks]
+                gathered = it.gather(given(rank, dtype, shape), root)
+                assert (gathered is None) == (it.rank != root)
+                for one, other in zip(gathered or (), parts, strict=bool(gathered)):
+                    same(one, other)
+                same(it.scatter(parts if it.rank == root else None, root), given(rank, dtype, shape))
+
+
+@check
+def send_and_receive(rank: int) -> None:
+    for it, dtype in cases(rank, (*DTYPES, torch.uint64)):
+        for shape in SHAPES if it.size > 1 else ():
+            if it.rank == 0:
+                it.send(given(rank, dtype, shape).clone(), to=it.size - 1)
+                same(it.recv(it.size - 1), given(it.ranks[-1], dtype, shape))
+            elif it.rank == it.size - 1:
+                same(it.recv(0), given(it.ranks[0], dtype, shape))
+                it.send(given(rank, dtype, shape), to=0)
+
+
+@check
+def gradients_are_those_of_one_process(rank: int) -> None:
+    """The loss of every rank weighs the result with its own numbers; the sum of all losses is differentiated."""
+    for it in collectives(rank):
+        inputs = [given(other, torch.float64, (4 * it.size, 2)).requires_grad_() for other in it.ranks]
+        factors = [torch.arange(8.0 * it.size**2).double().view(-1, 2) + other for other in it.ranks]
+        mine = inputs[it.rank].detach().clone().requires_grad_()
+
+        (it.differentiable.all_gather(mine) * factors[it.rank]).sum().backward()
+        sum((torch.cat(inputs) * factor).sum() for factor in factors).backward()  # type: ignore[union-attr]
+        same(_grad(mine), _grad(inputs[it.rank]))
+
+        for op in ("sum", "mean"):
+            for each in (mine, *inputs):
+                each.grad = None
+            weight = factors[it.rank][: 4 * it.size]
+            share = even_split(len(mine), it.size, it.rank)
+            (it.differentiable.reduce_scatter(mine, op) * weight[share.start : share.stop]).sum().backward()  # type: ignore[arg-type]
+            whole = getattr(torch.stack(inputs), op)(0)
+            shares = [even_split(len(mine), it.size, other) for other in range(it.size)]
+            weights = [factor[part.start : part.stop] for factor, part in zip(factors, shares, strict=True)]
+            (whole * torch.cat(weights)).sum().backward()
+            same(_grad(mine), _grad(inputs[it.rank]))
+
+        mine.grad = None
+        received = it.differentiable.all_to_all(list(mine.split(4)))
+        sum((part * (number + 1)).sum() for number, part in enumerate(received)).backward()  # type: ignore[union-attr]
+        same(_grad(mine), torch.full_like(mine, it.rank + 1.0))
+
+
+@check
+def gradients_of_uneven_operations(rank: int) -> None:
+    for it in collectives(rank):
+        mine = torch.ones(it.rank + 1, 2, requires_grad=True)
+        gathered = it.differentiable.all_gather(mine, uneven=True)
+        (gathered * (it.rank + 1)).sum().backward()
+        same(_grad(mine), torch.full((it.rank + 1, 2), it.size * (it.size + 1) / 2))
+        parts = [torch.ones(it.rank + other, 3, requires_grad=True) for other in range(it.size)]
+        received = it.differentiable.all_to_all(parts, uneven=True)
+        assert [len(part) for part in received] == [it.rank + other for other in range(it.size)]
+        sum((part * (it.rank + 2)).sum() for part in received).backward()  # type: ignore[union-attr]
+        for other, part in enumerate(parts):
+            same(_grad(part), torch.full_like(part, other + 2.0))
+
+
+def _grad(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+@check
+def the_process_group_is_torch_s(rank: int) -> None:
+    for dims, it in zip(ASKED, collectives(rank), strict=True):
+        assert (it.group is None) == (it.size == 1), dims
+        if it.group is not None:
+            assert dist.get_process_group_ranks(it.group) == sorted(it.ranks)
 
 
 @check
@@ -319,15 +426,30 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
     for source in (-1, it.size, True, 0.0):
         yield (
             lambda source=source: it.broadcast(one, source),
-            f"a rank of its collective, 0 to {it.size - 1}, not {source}",
+            f"broadcast names a rank of its collective, 0 to {it.size - 1}, not {source}",
         )  # type: ignore[misc]
         yield lambda source=source: it.broadcast_object(1, source), f"0 to {it.size - 1}, not {source}"  # type: ignore[misc]
-    yield lambda: it.all_reduce(torch.arange(3), "mean"), "the mean of int64 need not be one"
+    yield (
+        lambda: it.all_reduce(torch.arange(3), "mean"),
+        "int64 have no mean: reduce it as a float, or by sum",
+    )
     yield lambda: it.reduce_scatter(torch.ones(3).bool()), "bools have no sum: .* max .any. or min .all."
     yield lambda: it.all_reduce(torch.ones(3).to(torch.complex64), "max"), "complex numbers have no max"
     yield lambda: it.all_reduce(torch.ones(3).to(torch.uint64)), "a tensor of uint64 cannot be reduced"
-    yield lambda: it.all_reduce(one, "avg"), "no reduction 'avg', there are sum, mean, max, min"  # type: ignore[arg-type]
+    yield (
+        lambda: it.all_reduce(one, "avg"),
+        "'avg' is not a reduction; the reductions are sum, mean, product, max, min, bitwise_and",
+    )  # type: ignore[arg-type]
     yield lambda: it.all_reduce(3.0), "all_reduce takes a tensor, not a float"  # type: ignore[arg-type]
+    yield lambda: it.all_reduce(one, "bitwise_or"), "float32 have no bitwise_or"
+    yield lambda: it.send(one, it.rank), f"send goes to another rank, and {it.rank} is this one"
+    yield lambda: it.recv(it.size), f"recv names a rank of its collective, 0 to {it.size - 1}, not {it.size}"
+    yield (
+        lambda: it.scatter([one], it.rank) if it.size > 1 else it.scatter([], 0),
+        "scatter takes one tensor for",
+    )
+    yield lambda: it.gather(one, -1), "gather names a rank"
+    yield lambda: it.differentiable.reduce_scatter(one, "max"), "is by sum or mean, not 'max'"  # type: ignore[arg-type]
     yield lambda: it.all_gather(torch.eye(2).to_sparse()), "not one of layout sparse_coo"
     yield (
         lambda: it.reduce_scatter(torch.tensor(1.0)),
@@ -370,8 +492,10 @@ def test_alone_every_operation_gives_what_several_would() -> None:
                         if shape:
                             same(it.reduce_scatter(tensor, op), tensor)
                 same(it.broadcast(tensor.clone()), tensor)
-                for [got] in (it.all_gather(tensor), it.all_to_all([tensor])):
+                for [got] in (it.all_gather(tensor), it.all_to_all([tensor]), it.gather(tensor) or ()):
                     same(got, tensor)
+                same(it.scatter([tensor]), tensor)
+                same(it.reduce(tensor, 0, "max") if dtype in LEGAL["max"] else tensor, tensor)  # type: ignore[arg-type]
                 same(it.all_gather_joined(tensor), tensor if shape else tensor[None])
                 if shape:
                     for [got] in (it.all_gather(tensor, uneven=True), it.all_to_all([tensor], uneven=True)):
@@ -397,6 +521,13 @@ def test_a_result_shares_no_memory_with_what_was_given() -> None:
     assert value == {"a": [1]}
 
 
+@pytest.mark.parametrize("op", get_args(Op))
+def test_dtypes_are_accepted_where_the_table_lists_them(op: Op) -> None:
+    assert set(get_args(Op)) == set(REDUCTIONS)
+    for dtype in (*DTYPES, torch.uint64):
+        assert (refusal(dtype, op) == "") == (dtype in LEGAL[op]), dtype
+
+
 def test_alone_the_same_is_refused() -> None:
     for wrong, message in refused(Collective()):
         with pytest.raises(CollectiveError, match=message):
@@ -410,6 +541,11 @@ def test_a_closed_one_says_so() -> None:
     one = torch.ones(1)
     for operation, call in {
         "all_reduce": lambda: it.all_reduce(one),
+        "reduce": lambda: it.reduce(one),
+        "gather": lambda: it.gather(one),
+        "scatter": lambda: it.scatter([one]),
+        "send": lambda: it.send(one, 0),
+        "recv": lambda: it.recv(0),
         "all_gather": lambda: it.all_gather(one),
         "all_gather_joined": lambda: it.all_gather_joined(one),
         "reduce_scatter": lambda: it.reduce_scatter(one),
@@ -430,7 +566,7 @@ def test_a_closed_one_says_so() -> None:
     [
         (
             (),
-            "say along which dims: one or several of pp, dp, fsdp, cp, tp or of a view's dims, `local` or `world`",
+            "name the dims: one or several of pp, dp, fsdp, cp, tp or of a view's dims, `local` or `world`",
         ),
         (
             ("expert",),
@@ -438,7 +574,7 @@ def test_a_closed_one_says_so() -> None:
         ),
         (("tp", "tp"), "a dim is named once, tp is named 2 times"),
         (("data", "ep"), "data and ep are not dims of one view of the mesh"),
-        (("tp", "local"), "`local` is no dim of the mesh: it is asked for alone, here are tp, local"),
+        (("tp", "local"), "`local` is not a dim of the mesh and is named alone, here are tp, local"),
     ],
 )
 def test_dims_that_make_no_collective(dims: tuple[str, ...], message: str) -> None:
@@ -514,7 +650,7 @@ def every_operation(it: Collective, device: torch.device) -> None:
 
 def on_one(device: torch.device) -> None:
     made = Component()
-    made._place = Place("it", DeviceMesh.from_sizes(), device=device)
+    made._context = RankContext("it", DeviceMesh.from_sizes(), device=device)
     every_operation(made.collective("tp"), device)
 
 
@@ -526,7 +662,7 @@ def one_of_two(rank: int, port: int, backend: str, kind: str) -> None:
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
     dist.init_process_group(backend, store=store, rank=rank, world_size=2)
     made = Component()
-    made._place = Place("it", DeviceMesh.from_sizes(tp_size=2), rank, device)
+    made._context = RankContext("it", DeviceMesh.from_sizes(tp_size=2), rank, device)
     every_operation(made.collective("tp"), device)
     dist.barrier()
     dist.destroy_process_group()

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshctl import Component, DeviceMesh
-from meshctl.runtime.component import Place
+from meshctl.runtime.rank_context import RankContext
 from meshctl.topology.mesh import DIMS, MeshError
 from tests.runtime import worlds
 
@@ -237,7 +237,7 @@ def check(function: worlds.Check) -> worlds.Check:
 
 def component(rank: int, mesh: DeviceMesh) -> Component:
     made = Component()
-    made._place = Place("it", mesh, rank)
+    made._context = RankContext("it", mesh, rank)
     return made
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from meshctl import Batch, Component, endpoint
+from meshctl import Batch, Component, copy_weights, endpoint
 
 
 class Policy(nn.Module):
@@ -66,12 +66,9 @@ class Sampler(Component):
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         return self.model.named_parameters()
 
-    @torch.no_grad()
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """`sync: actor, to: sampler` calls it, with what the actor's `weights()` gives."""
-        own = dict(self.model.named_parameters())
-        for name, tensor in stream:
-            own[name].copy_(tensor)
+        copy_weights(stream, self.model)
 
 
 class Judge(Component):

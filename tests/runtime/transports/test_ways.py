@@ -20,8 +20,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from meshctl.plan.model import Input, Plan
 from meshctl.run.shutdown import Ending, Proposer
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.component import Place
 from meshctl.runtime.loop import Loop, LoopContext
+from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.data_plane import Transport
 from meshctl.runtime.transports.tcp import Address, Tcp
@@ -167,7 +167,7 @@ def work(way: str, place: int, port: int, folder: Path) -> None:
         components = {}
         for placed in job.components_of(group):
             components[placed.name] = made(placed.name, seen)
-            components[placed.name]._place = Place(placed.name, placed.mesh, rank)
+            components[placed.name]._context = RankContext(placed.name, placed.mesh, rank)
         transport = case.reach(job, place, store)
         ending = Ending(
             PrefixStore("ending", store), PrefixStore("ending", ear), place, range(job.places), transport.wake
