@@ -29,29 +29,24 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshctl.runtime.differentiable import DifferentiableCollective
+from meshctl.runtime.errors import CollectiveError as CollectiveError
 from meshctl.runtime.reductions import REDUCTIONS, WIDER, Op, refusal
 from meshctl.runtime.transports.buffers.frames import FrameError, pack, unpack
 from meshctl.topology.mesh import even_split, shown
 from meshctl.topology.sizes import whole
-
-if TYPE_CHECKING:
-    from meshctl.runtime.differentiable import DifferentiableCollective
 
 RUNNING = timedelta(days=30)
 """The timeout of operations: the launcher ends a job, torch does not."""
 # torch 2.13 renamed these two.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class CollectiveError(ValueError):
-    """An operation that the ranks cannot do together. It is raised before any rank waits for the others."""
 
 
 class Collective:
@@ -111,8 +106,6 @@ class Collective:
     @cached_property
     def differentiable(self) -> DifferentiableCollective:
         """The operations that have a gradient."""
-        from meshctl.runtime.differentiable import DifferentiableCollective
-
         return DifferentiableCollective(self)
 
     def __repr__(self) -> str:

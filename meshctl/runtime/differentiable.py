@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from meshctl.runtime.errors import CollectiveError
+
 if TYPE_CHECKING:
     from meshctl.runtime.collective import Collective
 
@@ -37,8 +39,6 @@ class DifferentiableCollective:
     def reduce_scatter(self, tensor: Tensor, op: Literal["sum", "mean"] = "sum") -> Tensor:
         """Returns this rank's share of dim 0 of the sum or mean, as `Collective.reduce_scatter` does."""
         if op not in ("sum", "mean"):
-            from meshctl.runtime.collective import CollectiveError
-
             raise CollectiveError(f"a differentiable reduce_scatter is by sum or mean, not {op!r}")
         share: Tensor = _ReduceScatter.apply(tensor, self._collective, op)  # type: ignore[no-untyped-call]
         return share
