@@ -237,10 +237,10 @@ def show_topology(
     ] = None,
 ) -> None:
     """Draws what a recipe would run. Where, in which meshes, with which data flow."""
-    from meshctl.cli.show_topology import Asked, show
+    from meshctl.cli.show_topology import Options, show
 
-    asked = Asked(format, "" if out == "-" else out, component, dim, node, rank, samples, diff)
-    raise typer.Exit(show(recipe, overrides or [], asked))
+    options = Options(format, "" if out == "-" else out, component, dim, node, rank, samples, diff)
+    raise typer.Exit(show(recipe, overrides or [], options))
 
 
 @app.command()

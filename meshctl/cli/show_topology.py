@@ -1,4 +1,4 @@
-"""`meshctl show-topology`: load, check, resolve, draw. What it draws is the very plan that `launch` runs."""
+"""`meshctl show-topology`: load, check, resolve, draw. It draws the same plan that `launch` runs."""
 
 from __future__ import annotations
 
@@ -26,27 +26,26 @@ from meshctl.view.pictures.text.styled import in_encoding
 from meshctl.view.reports.text import shown
 
 if TYPE_CHECKING:
-    from meshctl.plan.views.selection import Zoom
+    from meshctl.plan.views.selection import Selection
 
 USAGE = 2
-NO_TERMINAL = 80
-"""Columns."""
-PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
-"""Suffixes of files that nobody wants text in."""
-LONG = 19
-"""A number of so many digits is none that a rank has."""
+DEFAULT_COLUMNS = 80
+"""Without a terminal."""
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
+"""Of files that no format writes."""
+MAX_RANK_DIGITS = 18
 
 
-class Usage(Exception):
-    """What is asked for makes no sense; the message says what would."""
+class UsageError(Exception):
+    """The options contradict each other; the message says what is possible."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """The options of the command."""
 
     format: str = ""
-    """Empty where the name of the file says it, or it is text."""
+    """Empty for the format of the file's suffix, or text."""
     out: str = ""
     component: str = ""
     dim: str = ""
@@ -55,37 +54,43 @@ class Asked:
     """GROUP:N"""
     samples: int | None = None
     diff: str | None = None
-    """Another recipe, other overrides, or both, quoted as in a shell; empty for the same recipe without any.
-    """
+    """Another recipe, other overrides, or both, quoted as in a shell; empty for the same recipe without overrides."""
 
     @property
     def zoom(self) -> tuple[str, ...]:
-        """The options that ask for one part."""
-        said = {
+        """The options that select one part."""
+        given = {
             "--component": self.component,
             "--dim": self.dim,
             "--node": self.node is not None,
             "--rank": self.rank,
         }
-        return tuple(option for option, given in said.items() if given)
+        return tuple(option for option, is_given in given.items() if is_given)
+
+    @property
+    def selection(self) -> Selection:
+        from meshctl.plan.views.selection import Selection
+
+        rank = group_and_rank(self.rank) if self.rank else None
+        return Selection(self.component, self.dim, self.node, rank, self.samples or 0)
 
     @property
     def suffix(self) -> str:
         return Path(self.out).suffix.lower()
 
     @property
-    def written_in(self) -> str:
+    def format_name(self) -> str:
         return self.format or next(
             (name for name, format in FORMATS.items() if self.suffix in format.suffixes), "text"
         )
 
 
-def show(recipe: str, overrides: list[str], asked: Asked) -> int:
-    """Prints or writes the picture; the exit code."""
+def show(recipe: str, overrides: list[str], options: Options) -> int:
+    """Prints or writes the picture, and returns the exit code."""
     try:
-        check(asked)
-        return said(pictured(recipe, overrides, asked), asked)
-    except (Usage, ZoomError) as wrong:
+        check(options)
+        return print_or_write(picture(recipe, overrides, options), options)
+    except (UsageError, ZoomError) as wrong:
         return refuse(str(wrong))
     except Unreadable as unreadable:
         draw(unreadable.report, sys.stderr)
@@ -100,70 +105,66 @@ def refuse(why: str) -> int:
     return USAGE
 
 
-def check(asked: Asked) -> None:
-    """Raises `Usage` for what no recipe could make right."""
-    if asked.written_in not in FORMATS:
-        raise Usage(f"there is no format `{asked.format}`; there are {listed(FORMATS)}")
-    if not asked.format and asked.suffix in PICTURES:
-        raise Usage(
-            f"there is no format for `{asked.suffix}`; write `.svg` or `.html`, which a browser shows and prints"
+def check(options: Options) -> None:
+    """Raises `UsageError` for options that are wrong with any recipe."""
+    if options.format_name not in FORMATS:
+        raise UsageError(f"there is no format `{options.format}`; there are {listed(FORMATS)}")
+    if not options.format and options.suffix in IMAGE_SUFFIXES:
+        raise UsageError(
+            f"there is no format for `{options.suffix}`; write `.svg` or `.html`, which a browser shows and prints"
         )
-    format = FORMATS[asked.written_in]
-    if len(asked.zoom) > 1 and asked.zoom != ("--component", "--dim"):
-        raise Usage(
-            f"{listed(asked.zoom)} ask for different parts; say one of them (`--dim` may name a `--component`)"
+    format = FORMATS[options.format_name]
+    if len(options.zoom) > 1 and options.zoom != ("--component", "--dim"):
+        raise UsageError(
+            f"{listed(options.zoom)} ask for different parts; say one of them (`--dim` may name a `--component`)"
         )
-    if asked.zoom and not (format.zoom or format.selects):
+    if options.zoom and not (format.zoom or format.selects):
         drawing = [name for name, other in FORMATS.items() if other.zoom or other.selects]
-        raise Usage(
-            f"`{asked.written_in}` draws the whole plan, not {listed(asked.zoom)}; {listed(drawing)} do"
+        raise UsageError(
+            f"`{options.format_name}` draws the whole plan, not {listed(options.zoom)}; {listed(drawing)} do"
         )
-    if asked.diff is not None and asked.zoom:
-        raise Usage(f"`--diff` compares whole plans, not {listed(asked.zoom)}")
-    if asked.diff is not None and not format.difference:
+    if options.diff is not None and options.zoom:
+        raise UsageError(f"`--diff` compares whole plans, not {listed(options.zoom)}")
+    if options.diff is not None and not format.difference:
         drawing = [name for name, other in FORMATS.items() if other.difference]
-        raise Usage(f"`{asked.written_in}` draws one plan and no difference; {listed(drawing)} do")
-    if asked.samples is not None and not asked.rank:
-        raise Usage(
+        raise UsageError(f"`{options.format_name}` draws one plan and no difference; {listed(drawing)} do")
+    if options.samples is not None and not options.rank:
+        raise UsageError(
             "`--samples` says how many samples a batch has of which `--rank` gets some; there is no `--rank`"
         )
-    if asked.samples is not None and asked.samples < 1:
-        raise Usage(f"`--samples` is a whole number from 1, not {asked.samples}")
-    if asked.rank:
-        group_and_rank(asked.rank)
+    if options.samples is not None and options.samples < 1:
+        raise UsageError(f"`--samples` is a whole number from 1, not {options.samples}")
+    if options.rank:
+        group_and_rank(options.rank)
 
 
 def group_and_rank(text: str) -> tuple[str, int]:
     group, colon, number = text.rpartition(":")
-    if not (colon and group and number.isascii() and number.isdigit() and len(number) < LONG):
-        raise Usage(f"`--rank` is GROUP:N, such as `train:0`, not `{text}`")
+    if not (colon and group and number.isascii() and number.isdigit() and len(number) <= MAX_RANK_DIGITS):
+        raise UsageError(f"`--rank` is GROUP:N, such as `train:0`, not `{text}`")
     return group, int(number)
 
 
-def pictured(recipe: str, overrides: list[str], asked: Asked) -> str:
-    """What is asked for, as text."""
+def picture(recipe: str, overrides: list[str], options: Options) -> str:
+    """Returns the text of the picture."""
     name, held = resolve_source(recipe)
-    ready, format = plan_of(name, overrides, held), FORMATS[asked.written_in]
-    drawn = pictured_plan(ready)
+    launchable, format = plan_of(name, overrides, held), FORMATS[options.format_name]
+    drawn = topology_of(launchable)
     look: dict[str, Any] = {}
-    if asked.written_in == "text":
-        look = {"width": columns(asked), "colour": not asked.out and coloured(sys.stdout)}
-    if asked.diff is not None:
+    if options.format_name == "text":
+        look = {"width": columns(options), "color": not options.out and coloured(sys.stdout)}
+    if options.diff is not None:
         from meshctl.plan.views.difference import difference
 
-        return draw_in(format.difference, difference(drawn, other_plan(name, held, asked.diff)), **look)
-    zoom = zoomed(ready, drawn, asked) if asked.zoom else None
-    if zoom and format.zoom:
+        return draw_in(format.difference, difference(drawn, other_topology(name, held, options.diff)), **look)
+    if not options.zoom:
+        return draw_in(format.whole, drawn, **look)
+    from meshctl.plan.views.selection import select
+
+    zoom = select(launchable.plan, drawn, options.selection)
+    if format.zoom:
         return draw_in(format.zoom, zoom, drawn, **look)
-    if zoom:
-        look = {
-            "select": asked.rank,
-            "component": asked.component,
-            "dim": asked.dim,
-            "node": asked.node,
-            "samples": asked.samples or 0,
-        }
-    return draw_in(format.whole, drawn, **look)
+    return draw_in(format.whole, drawn, options.selection)
 
 
 def draw_in(file: str, *shown: object, **look: object) -> str:
@@ -171,16 +172,14 @@ def draw_in(file: str, *shown: object, **look: object) -> str:
     return text
 
 
-def pictured_plan(ready: Launchable) -> Topology:
-    drawn = topology(ready.plan, warnings(ready.report))
-    if not ready.secrets.written:
+def topology_of(launchable: Launchable) -> Topology:
+    drawn = topology(launchable.plan, warnings(launchable.report))
+    if not launchable.secrets.written:
         return drawn
-    return replace(
-        drawn,
-        groups=tuple(
-            replace(group, program=redact(group.program, ready.secrets.written)) for group in drawn.groups
-        ),
+    groups = (
+        replace(group, program=redact(group.program, launchable.secrets.written)) for group in drawn.groups
     )
+    return replace(drawn, groups=tuple(groups))
 
 
 def warnings(report: Report) -> tuple[Warning, ...]:
@@ -196,41 +195,25 @@ def warnings(report: Report) -> tuple[Warning, ...]:
     )
 
 
-def zoomed(ready: Launchable, drawn: Topology, asked: Asked) -> Zoom:
-    """The part that is asked for; raises `ZoomError` where there is no such part."""
-    from meshctl.plan.views.selection import of_component, of_dim, of_node, of_rank
-
-    if asked.rank:
-        return of_rank(ready.plan, drawn, *group_and_rank(asked.rank), asked.samples or 0)
-    if asked.node is not None:
-        return of_node(ready.plan, drawn, asked.node)
-    return (
-        of_dim(ready.plan, drawn, asked.dim, asked.component)
-        if asked.dim
-        else of_component(ready.plan, drawn, asked.component)
-    )
-
-
-def other_plan(recipe: str, held: Held, text: str) -> Topology:
-    """What `--diff` compares with, which may be standard input too; where that is wrong, the reports are its
+def other_topology(recipe: str, held: Held, text: str) -> Topology:
+    """Returns the topology that `--diff` compares with, which may be standard input too. Its errors are reported as its
     own."""
     try:
         name, overrides = other(recipe, text)
         if name == "-":
             name, held = (recipe, held) if held else resolve_source(name)
-        return pictured_plan(plan_of(name, overrides, held))
+        return topology_of(plan_of(name, overrides, held))
     except (Unreadable, RecipeError):
         print(f"in --diff {shlex.quote(shown(redact(text)))}:", file=sys.stderr)
         raise
 
 
 def other(recipe: str, text: str) -> tuple[str, list[str]]:
-    """The recipe and the overrides that `--diff` names: where it begins with an override, those of the same
-    recipe."""
+    """Returns the recipe and the overrides that `--diff` names; if it begins with an override, the recipe is the same."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise Usage(
+        raise UsageError(
             f"`--diff` is a recipe and overrides, quoted as in a shell; {str(error).lower()} in `{text}`"
         ) from None
     begins = words[:1]
@@ -243,24 +226,22 @@ def overrides_it(word: str) -> bool:
     return "=" in word or word.startswith("~")
 
 
-def columns(asked: Asked) -> int:
-    return (
-        shutil.get_terminal_size((NO_TERMINAL, 24)).columns
-        if sys.stdout.isatty() and not asked.out
-        else NO_TERMINAL
-    )
+def columns(options: Options) -> int:
+    if options.out or not sys.stdout.isatty():
+        return DEFAULT_COLUMNS
+    return shutil.get_terminal_size((DEFAULT_COLUMNS, 24)).columns
 
 
-def said(text: str, asked: Asked) -> int:
-    """Prints it, or writes the file."""
-    if asked.out:
-        return written(text, Path(asked.out), asked.written_in)
-    write(in_encoding(text, sys.stdout.encoding) if asked.written_in == "text" else text, sys.stdout)
+def print_or_write(text: str, options: Options) -> int:
+    """Prints the text or writes the file, and returns the exit code."""
+    if options.out:
+        return write_file(text, Path(options.out), options.format_name)
+    write(in_encoding(text, sys.stdout.encoding) if options.format_name == "text" else text, sys.stdout)
     return 0
 
 
-def written(text: str, path: Path, format: str) -> int:
-    """A file is whole or not there; what is no file, a pipe or a device, is written to."""
+def write_file(text: str, path: Path, format: str) -> int:
+    """Writes a file at once, or into a pipe or device, and returns the exit code."""
     try:
         if is_dir(path):
             return refuse(f"`{path}` cannot be written: it is a folder")

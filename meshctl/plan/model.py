@@ -286,15 +286,18 @@ class Plan:
         return cls.from_json(path.read_text(encoding="utf-8"))
 
 
-def as_data(value: Any) -> Any:
-    """Dataclasses and tuples as plain JSON data, without fields that say `stored: False`, and without
-    `SPARSE` ones at their default."""
+def as_data(value: Any, keys: Mapping[str, Mapping[str, str]] = {}) -> Any:
+    """Returns dataclasses and tuples as plain JSON data, without fields that say `stored: False`, and without
+    `SPARSE` ones at their default. `keys` maps fields to other keys, by the name of their class."""
     if is_dataclass(value) and not isinstance(value, type):
-        said = [(part, getattr(value, part.name)) for part in fields(value)]
-        return {part.name: as_data(item) for part, item in said if _is_stored(part, item)}
+        key_of = keys.get(type(value).__name__, {})
+        stored = [
+            (part, item) for part in fields(value) if _is_stored(part, item := getattr(value, part.name))
+        ]
+        return {key_of.get(part.name, part.name): as_data(item, keys) for part, item in stored}
     if isinstance(value, Mapping):
-        return {str(key): as_data(item) for key, item in value.items()}
-    return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value
+        return {str(key): as_data(item, keys) for key, item in value.items()}
+    return [as_data(item, keys) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _is_stored(part: Field[Any], item: Any) -> bool:

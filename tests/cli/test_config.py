@@ -17,7 +17,7 @@ from meshctl.cli.config import config
 from meshctl.cli.crash import bug
 from meshctl.cli.launch import launch
 from meshctl.cli.load import plan_of
-from meshctl.cli.show_topology import Asked as Drawn
+from meshctl.cli.show_topology import Options as Drawn
 from meshctl.cli.show_topology import show
 from meshctl.cli.validate import Options, validate
 from meshctl.engines.supervise import attempt

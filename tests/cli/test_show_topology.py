@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from meshctl.cli.load import plan_of
-from meshctl.cli.show_topology import Asked, show
-from meshctl.plan.model import as_data
+from meshctl.cli.show_topology import Options, show
 from meshctl.plan.views.selection import of_component, of_dim, of_node, of_rank
 from meshctl.plan.views.topology import topology
 from meshctl.run.directory import RunDir, Start
 from meshctl.view.pictures import FORMATS
+from meshctl.view.pictures.json import data
 from tests.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "plan" / "golden"
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shows(capsys: pytest.CaptureFixture[str], *overrides: str, **asked: Any) -> tuple[int, str, str]:
-    code = show("two_nodes.yaml", list(overrides), Asked(**asked))
+    code = show("two_nodes.yaml", list(overrides), Options(**asked))
     return code, *capsys.readouterr()
 
 
@@ -49,7 +49,7 @@ def data_of(capsys: pytest.CaptureFixture[str], *overrides: str, **asked: Any) -
 
 
 def plain(value: object) -> Any:
-    return json.loads(json.dumps(as_data(value)))
+    return json.loads(json.dumps(data(value)))
 
 
 # What it draws
@@ -123,7 +123,7 @@ def test_the_run_directory_of_a_run_is_a_recipe(here: Path, capsys: pytest.Captu
     run.write_start(Start(ready.path))
     run.recipe.write_text(ready.composed)
     run.plan.write_text(ready.plan.to_json())
-    assert show("two-nodes/now", [], Asked(format="json")) == 0
+    assert show("two-nodes/now", [], Options(format="json")) == 0
     assert json.loads(capsys.readouterr().out)["digest"] == ready.plan.digest
 
 
@@ -157,7 +157,7 @@ def test_what_is_wrong_in_the_other_is_told_as_its_own(capsys: pytest.CaptureFix
 def test_errors_are_drawn_as_validate_draws_them(capsys: pytest.CaptureFixture[str]) -> None:
     code, said, wrong = shows(capsys, "components.actor.parallel.tp_size=4")
     assert (code, said) == (1, "") and "error[MC410]: " in wrong and "--> override 1:1:35\n" in wrong
-    assert show("absent.yaml", [], Asked()) == 3
+    assert show("absent.yaml", [], Options()) == 3
     assert capsys.readouterr().err.startswith("error[MC001]: there is no recipe `absent.yaml`")
 
 
@@ -309,7 +309,7 @@ class Terminal(io.StringIO):
 def on_terminal(monkeypatch: pytest.MonkeyPatch, **asked: Any) -> str:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert show("two_nodes.yaml", [], Asked(**asked)) == 0
+    assert show("two_nodes.yaml", [], Options(**asked)) == 0
     return terminal.getvalue()
 
 

@@ -36,7 +36,7 @@ TOLD: Mapping[Subject, tuple[str, ...]] = {
     "components": ("group", "layout", "target"),
     "stages": ("call", "from", "to", "samples"),
     "routes": ("from", "to", "ranks", "collect", "dispatch", "bytes a step"),
-    "weights": ("from", "to", "ranks", "layout of the giver", "layout of the taker"),
+    "weights": ("from", "to", "ranks", "layout of the producer", "layout of the consumer"),
     "warnings": ("message",),
 }
 """What is told of a thing that is added or gone."""
@@ -171,7 +171,7 @@ def _of_group(group: PlacedGroup) -> Facts:
         ("devices", ""): group.devices,
         ("devices per worker", ""): group.gpus_per_worker,
         ("nodes", ""): group.nodes,
-        ("place", ""): place(group.stretches),
+        ("place", ""): place(group.node_runs),
         ("visible devices", ""): ",".join(group.visible_devices),
         ("colocate", ""): group.colocate,
         ("program", ""): group.program,
@@ -181,13 +181,9 @@ def _of_group(group: PlacedGroup) -> Facts:
 def place(stretches: Sequence[NodeRun]) -> str:
     """node 0; nodes 1-3; node 4 from device 2"""
     words = []
-    for stretch in stretches[:PLACES]:
-        nodes = (
-            f"node {stretch.first_node}"
-            if stretch.nodes == 1
-            else f"nodes {stretch.first_node}-{stretch.last_node}"
-        )
-        words.append(nodes + (f" from device {stretch.first_device}" if stretch.first_device > 0 else ""))
+    for run in stretches[:PLACES]:
+        nodes = f"node {run.first_node}" if run.nodes == 1 else f"nodes {run.first_node}-{run.last_node}"
+        words.append(nodes + (f" from device {run.first_device}" if run.first_device > 0 else ""))
     return ", ".join(words) + (f", {len(stretches) - PLACES} more" if len(stretches) > PLACES else "")
 
 
@@ -246,9 +242,9 @@ def _data(topology: Topology) -> dict[str, Flow]:
 def _of_route(route: Flow) -> Facts:
     """Collect and samples are said of the stage; bytes are what moves."""
     return {
-        ("from", ""): route.giver,
-        ("to", ""): route.taker,
-        ("ranks", ""): (route.speakers, route.hearers),
+        ("from", ""): route.producer,
+        ("to", ""): route.consumer,
+        ("ranks", ""): (route.producers, route.consumers),
         ("shares", ""): route.shares,
         ("collect", ""): route.collect,
         ("dispatch", ""): route.dispatch.mode,
@@ -266,19 +262,19 @@ def _weights(topology: Topology) -> dict[str, tuple[Flow, str, str]]:
     """With the layouts of both ends."""
     layouts = {component.name: component.layout for component in topology.components}
     return {
-        each.name: (each, layouts[each.giver], layouts[each.taker])
+        each.name: (each, layouts[each.producer], layouts[each.consumer])
         for each in topology.routes
         if each.kind == "weights"
     }
 
 
-def _of_weights(route: Flow, giver: str, taker: str) -> Facts:
+def _of_weights(route: Flow, producer: str, consumer: str) -> Facts:
     return {
-        ("from", ""): route.giver,
-        ("to", ""): route.taker,
-        ("ranks", ""): (route.speakers, route.hearers),
-        ("layout of the giver", ""): giver,
-        ("layout of the taker", ""): taker,
+        ("from", ""): route.producer,
+        ("to", ""): route.consumer,
+        ("ranks", ""): (route.producers, route.consumers),
+        ("layout of the producer", ""): producer,
+        ("layout of the consumer", ""): consumer,
         ("slots", ""): route.slots,
         ("bytes a step", ""): route.bytes,
         ("over", ""): route.over,

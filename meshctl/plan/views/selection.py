@@ -1,12 +1,11 @@
-"""One part of a plan more closely, as data: what a picture of the whole has no room for.
+"""One part of a plan, as data: what a picture of the whole plan has no room for.
 
-    component   its mesh, its process groups one by one, the stages and routes that it has a part in
-    dim         the process groups along it, one by one, in every component that has it
-    node        its devices and processes, and what runs in each
-    rank        where it is, its coordinates, its groups and peers, its samples, whom it talks to
-                (`rank_zoom.py`)
+    component   its mesh, its process groups one by one, its stages and routes
+    dim         the process groups along the dim, one by one, in every component that has it
+    node        its devices and processes
+    rank        its location, coordinates, peers, samples and the ranks it exchanges batches with (`rank.py`)
 
-What is long is folded to its first ones and the last, so nothing grows with the job.
+Long lists contain only their first items and the last, so the size of a part does not grow with the job.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from itertools import islice
 from typing import Literal
 
 from meshctl.plan.model import Plan
-from meshctl.plan.views.rank_selection import RankZoom as RankZoom
-from meshctl.plan.views.rank_selection import crosses, missing, numbers_on_node, says_more
-from meshctl.plan.views.rank_selection import of_rank as of_rank
+from meshctl.plan.views.rank import RankZoom as RankZoom
+from meshctl.plan.views.rank import crosses, missing, numbers_on_node, of_rank, refactors
 from meshctl.plan.views.topology import (
     FORMAT,
     Cell,
@@ -36,26 +34,35 @@ from meshctl.text.english import listed
 from meshctl.topology.flows import Ranks, along
 from meshctl.topology.mesh import DIMS, VIEWS, DeviceMesh
 
-GROUPS = 16
-"""So many process groups of a dim are shown one by one."""
-WORKERS = 64
-"""So many processes of a group are shown one by one, on a node."""
-
-
-# Process groups one by one
+MAX_GROUPS = 16
+"""Process groups of a dim that are listed."""
+MAX_PROCESSES = 64
+"""Processes of a group that are listed, on a node."""
 
 
 @dataclass(frozen=True)
-class GroupAt:
-    """One process group along a dim."""
+class Selection:
+    """The part of a plan that a user asks for; everything is left out for the whole plan."""
 
+    component: str = ""
+    dim: str = ""
+    """In one component, or in every one that has it."""
+    node: int | None = None
+    rank: tuple[str, int] | None = None
+    """(group, rank)"""
+    samples: int = 0
+    """Size of batches that the recipe does not give, for `rank`."""
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
     number: int
-    """Among those of the dim, in the order in which every rank makes them."""
+    """Among the process groups of the dim, in the order in which every rank creates them."""
     at: Mapping[str, int]
-    """What its ranks have in common: their indices in the other dims above 1."""
+    """The common indices of its ranks in the other dims with a size above 1."""
     ranks: Ranks
     crosses: bool
-    """Whether its ranks are on more than one node."""
+    """Whether its ranks are on several nodes."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +73,15 @@ class DimOfComponent:
     letter: str
     group: str
     facts: ProcessGroups
-    groups: tuple[GroupAt, ...]
-    """One by one; where there are more than sixteen, the first fifteen and the last."""
+    groups: tuple[ProcessGroup, ...]
+    """At most `MAX_GROUPS`: the first ones and the last."""
 
 
 @dataclass(frozen=True)
 class DimZoom:
     dim: str
     components: tuple[DimOfComponent, ...]
-    """Those in which it is above 1."""
+    """Those in which the size of the dim is above 1."""
     kind: Literal["dim"] = "dim"
     format: int = FORMAT
 
@@ -84,9 +91,9 @@ class MeshDim:
     name: str
     size: int
     stride: int | None
-    """None where it is not even."""
+    """None if it is not constant."""
     view: str = ""
-    """`data` or `expert` where it is of a view of the mesh."""
+    """`data` or `expert` for a dim of a view of the mesh."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +101,12 @@ class ComponentZoom:
     component: PlacedComponent
     group: PlacedGroup
     dims: tuple[MeshDim, ...]
-    """All of the mesh's, outermost first, then those of its views that say more."""
-    beside: tuple[str, ...]
+    """Of the mesh, outermost first, then of its views that refactor it."""
+    same_processes: tuple[str, ...]
     """The other components in the same processes."""
     process_groups: tuple[DimOfComponent, ...]
     stages: tuple[PlacedStage, ...]
-    """That it runs, or takes weights in."""
+    """That call the component or send weights to it."""
     routes: tuple[Flow, ...]
     kind: Literal["component"] = "component"
     format: int = FORMAT
@@ -111,28 +118,28 @@ class Process:
 
     group: str
     rank: int
-    place: int
+    job_rank: int
     local_rank: int
     devices: tuple[int, ...]
     """Numbers on the node."""
     coordinates: Mapping[str, Mapping[str, int]]
-    """By component: its indices in the dims above 1."""
+    """By component: the indices in the dims with a size above 1."""
 
 
 @dataclass(frozen=True)
 class NodeZoom:
     node: int
     nodes: int
-    """How many there are."""
+    """The number of nodes."""
     alike: tuple[tuple[int, int], ...]
-    """The nodes that look like it, itself too, as runs [start, stop)."""
+    """The nodes with the same groups on the same devices, this node included, as runs [start, stop)."""
     cells: tuple[Cell, ...]
     first_devices: Mapping[str, int]
-    """By type: what the first device of the node is called in the cluster."""
+    """By device type: the number in the cluster of the first device on this node."""
     processes: tuple[Process, ...]
-    """Of each group the first 64."""
+    """At most `MAX_PROCESSES` of each group."""
     counts: Mapping[str, int]
-    """How many processes each group has here."""
+    """The number of processes of each group on this node."""
     kind: Literal["node"] = "node"
     format: int = FORMAT
 
@@ -140,124 +147,127 @@ class NodeZoom:
 Zoom = ComponentZoom | DimZoom | NodeZoom | RankZoom
 
 
-def of_component(plan: Plan, drawn: Topology, name: str) -> ComponentZoom:
-    component = _component(drawn, name)
+def select(plan: Plan, topology: Topology, selection: Selection) -> Zoom | None:
+    """Returns the selected part, or None for the whole plan. Raises `ZoomError` if the part does not exist."""
+    if selection.rank:
+        return of_rank(plan, topology, *selection.rank, selection.samples)
+    if selection.node is not None:
+        return of_node(plan, topology, selection.node)
+    if selection.dim:
+        return of_dim(plan, topology, selection.dim, selection.component)
+    return of_component(plan, topology, selection.component) if selection.component else None
+
+
+# A component
+
+
+def of_component(plan: Plan, topology: Topology, name: str) -> ComponentZoom:
+    component = _placed(topology, name)
+    members = [other.name for other in topology.components if other.group == component.group]
     return ComponentZoom(
         component=component,
-        group=next(group for group in drawn.groups if group.name == component.group),
-        dims=tuple(_dims(component.mesh)),
-        beside=tuple(
-            other.name for other in drawn.components if other.group == component.group and other.name != name
-        ),
+        group=next(group for group in topology.groups if group.name == component.group),
+        dims=tuple(_mesh_dims(component.mesh)),
+        same_processes=tuple(other for other in members if other != name),
         process_groups=tuple(_one_by_one(plan, component, facts) for facts in component.process_groups),
-        stages=tuple(stage for stage in drawn.stages if name in (stage.component, stage.to)),
-        routes=tuple(route for route in drawn.routes if name in (route.giver, route.taker)),
+        stages=tuple(stage for stage in topology.stages if name in (stage.component, stage.to)),
+        routes=tuple(route for route in topology.routes if name in (route.producer, route.consumer)),
     )
 
 
-def _component(drawn: Topology, name: str) -> PlacedComponent:
-    found = next((component for component in drawn.components if component.name == name), None)
+def _placed(topology: Topology, name: str) -> PlacedComponent:
+    found = next((component for component in topology.components if component.name == name), None)
     if found is None:
-        raise missing("component", name, [component.name for component in drawn.components])
+        raise missing("component", name, [component.name for component in topology.components])
     return found
 
 
-def _dims(mesh: DeviceMesh) -> Iterator[MeshDim]:
+def _mesh_dims(mesh: DeviceMesh) -> Iterator[MeshDim]:
     for dim in mesh.mesh_dim_names:
         yield MeshDim(dim, mesh.size(dim), mesh.stride(dim))
     for view, dims in VIEWS.items():
-        if says_more(mesh, view):
+        if refactors(mesh, view):
             yield from (MeshDim(dim, mesh.size(dim), mesh.stride(dim), view) for dim in dims)
 
 
-def of_dim(plan: Plan, drawn: Topology, dim: str, component: str = "") -> DimZoom:
-    """In every component that has it, or in one."""
-    asked = [_component(drawn, component)] if component else list(drawn.components)
-    known = dict.fromkeys(
-        [
-            *DIMS,
-            *VIEWS["data"],
-            *VIEWS["expert"],
-            *(name for each in asked for name in each.mesh.mesh_dim_names),
-        ]
-    )
+# A dim
+
+
+def of_dim(plan: Plan, topology: Topology, dim: str, name: str = "") -> DimZoom:
+    components = [_placed(topology, name)] if name else list(topology.components)
+    own = [each for component in components for each in component.mesh.mesh_dim_names]
+    known = dict.fromkeys([*DIMS, *VIEWS["data"], *VIEWS["expert"], *own])
     if dim not in known:
         raise missing("dim", dim, list(known))
-    found = [each for each in asked if each.mesh.size(dim) > 1]
+    found = [component for component in components if component.mesh.size(dim) > 1]
     if not found:
-        above = list(dict.fromkeys(facts.dim for each in asked for facts in each.process_groups))
-        there = (
-            f"above 1 {'is' if len(above) == 1 else 'are'} {listed(above)}" if above else "no dim is above 1"
-        )
-        raise ZoomError(
-            f"`{dim}` is 1 {f'in component `{component}`' if component else 'in every component'}; {there}"
-        )
+        raise ZoomError(_of_size_one(dim, components, name))
     return DimZoom(dim, tuple(_one_by_one(plan, each, _facts(plan, each, dim)) for each in found))
 
 
+def _of_size_one(dim: str, components: list[PlacedComponent], name: str) -> str:
+    above = list(dict.fromkeys(groups.dim for each in components for groups in each.process_groups))
+    verb = "is" if len(above) == 1 else "are"
+    where = f"in component `{name}`" if name else "in every component"
+    return f"`{dim}` is 1 {where}; {f'above 1 {verb} {listed(above)}' if above else 'no dim is above 1'}"
+
+
 def _facts(plan: Plan, component: PlacedComponent, dim: str) -> ProcessGroups:
-    known = next((facts for facts in component.process_groups if facts.dim == dim), None)
+    known = next((groups for groups in component.process_groups if groups.dim == dim), None)
     return known or process_groups(component.mesh, dim, plan.node_runs(component.group))
 
 
 def _one_by_one(plan: Plan, component: PlacedComponent, facts: ProcessGroups) -> DimOfComponent:
-    home = _home(component.mesh, facts.dim)
-    others = {dim: home.size(dim) for dim in home.mesh_dim_names if dim != facts.dim and home.size(dim) > 1}
+    view = next((view for view, dims in VIEWS.items() if facts.dim in dims), "")
+    mesh = component.mesh.view(view) if view else component.mesh
+    others = {dim: mesh.size(dim) for dim in mesh.mesh_dim_names if dim != facts.dim and mesh.size(dim) > 1}
 
-    def group(number: int) -> GroupAt:
+    def group(number: int) -> ProcessGroup:
         left, at = number, dict.fromkeys(others, 0)
         for dim in reversed(others):
             left, at[dim] = divmod(left, others[dim])
-        ranks = along(home, (facts.dim,), home.rank(at))
-        return GroupAt(number, at, ranks, crosses(plan, component, facts.dim, ranks))
+        ranks = along(mesh, (facts.dim,), mesh.rank(at))
+        return ProcessGroup(number, at, ranks, crosses(plan, component, facts.dim, ranks))
 
-    shown = range(facts.count) if facts.count <= GROUPS else [*range(GROUPS - 1), facts.count - 1]
-    return DimOfComponent(component.name, component.letter, component.group, facts, tuple(map(group, shown)))
-
-
-def _home(mesh: DeviceMesh, dim: str) -> DeviceMesh:
-    """The mesh that has a dim: itself, or a view."""
-    view = next((view for view, dims in VIEWS.items() if dim in dims), "")
-    return mesh.view(view) if view else mesh
+    numbers = range(facts.count) if facts.count <= MAX_GROUPS else [*range(MAX_GROUPS - 1), facts.count - 1]
+    return DimOfComponent(
+        component.name, component.letter, component.group, facts, tuple(map(group, numbers))
+    )
 
 
-def of_node(plan: Plan, drawn: Topology, node: int) -> NodeZoom:
-    if not 0 <= node < plan.cluster.nodes:
-        there = (
-            f"there are the nodes 0 to {plan.cluster.nodes - 1}"
-            if plan.cluster.nodes > 1
-            else "there is node 0 alone"
+# A node
+
+
+def of_node(plan: Plan, topology: Topology, node: int) -> NodeZoom:
+    cluster = plan.cluster
+    if not 0 <= node < cluster.nodes:
+        last = cluster.nodes - 1
+        raise ZoomError(
+            f"there is no node {node}; there {f'are the nodes 0 to {last}' if last else 'is node 0 alone'}"
         )
-        raise ZoomError(f"there is no node {node}; {there}")
-    kind = next(kind for kind in drawn.nodes if any(start <= node < stop for start, stop in kind.nodes))
-    counts = {group.name: count for group in plan.groups if (count := _count(plan, group.name, node))}
+    kind = next(kind for kind in topology.nodes if any(start <= node < stop for start, stop in kind.nodes))
+    runs = {
+        group.name: [run for run in plan.node_runs(group.name) if run.first_node <= node <= run.last_node]
+        for group in plan.groups
+    }
+    counts = {name: sum(run.each for run in found) for name, found in runs.items() if found}
     return NodeZoom(
         node=node,
-        nodes=plan.cluster.nodes,
+        nodes=cluster.nodes,
         alike=kind.nodes,
         cells=kind.cells,
-        first_devices={kind: plan.cluster.first_on(kind, node) for kind in plan.cluster.devices_per_node},
+        first_devices={each: cluster.first_on(each, node) for each in cluster.devices_per_node},
         processes=tuple(process for name in counts for process in _processes(plan, name, node)),
         counts=counts,
     )
 
 
-def _count(plan: Plan, group: str, node: int) -> int:
-    return sum(
-        stretch.each for stretch in plan.node_runs(group) if stretch.first_node <= node <= stretch.last_node
-    )
-
-
 def _processes(plan: Plan, group: str, node: int) -> Iterator[Process]:
-    for worker in islice(plan.workers(group, node), WORKERS):
+    meshes = {component.name: component.mesh for component in plan.components_of(group)}
+    for worker in islice(plan.workers(group, node), MAX_PROCESSES):
         coordinates = {
-            component.name: {
-                dim: index
-                for dim, index in component.mesh.coordinate(worker.rank).items()
-                if component.mesh.size(dim) > 1
-            }
-            for component in plan.components_of(group)
+            name: {dim: index for dim, index in mesh.coordinate(worker.rank).items() if mesh.size(dim) > 1}
+            for name, mesh in meshes.items()
         }
-        yield Process(
-            group, worker.rank, worker.place, worker.local_rank, numbers_on_node(plan, worker), coordinates
-        )
+        numbers = numbers_on_node(plan, worker)
+        yield Process(group, worker.rank, worker.place, worker.local_rank, numbers, coordinates)

@@ -1,14 +1,13 @@
-"""What a picture of a plan says, as data: the same for text, JSON and every drawing.
+"""The content of a picture of a plan, as data: the same for text, JSON and every drawing.
 
-It is made of the plan alone and holds nothing that grows with devices: nodes that look alike are one
-`NodeKind`, neighbouring ranks that fill nodes alike are one `NodeRun`, process groups are a count, a size and
-a stride.
+It depends on the plan alone, and its size does not grow with the number of devices: equal nodes are one `NodeKind`,
+neighboring ranks with equal nodes are one `NodeRun`, and process groups are a count, a size and a stride.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Literal
 
@@ -30,45 +29,45 @@ from meshctl.topology.modes import (
 from meshctl.topology.placement import NodeRun, span_nodes
 
 FORMAT = 1
-"""Of the JSON."""
-SHOWN = 8
-"""So many ranks of a process group are its example."""
+"""Version of the JSON."""
+EXAMPLE_RANKS = 8
+"""Ranks of the first process group that are listed."""
 
 Reach = Literal["inside", "some", "all"]
-"""Of process groups: whether they stay inside a node, or some or all of them cross nodes."""
+"""Whether all process groups of a dim are inside a node, or some or all of them span nodes."""
 
 Over = Literal["process", "node", "nodes", "device", "devices"]
-"""What lies between those who give and those who take: nothing, for each takes its own; a node that holds all
-of them; several nodes; and the same two where tensors get from device to device without the CPU's memory."""
+"""The distance between producers and consumers: the same process, one node, several nodes, and the last two for tensors
+that move between devices without passing CPU memory."""
 
 
 class ZoomError(ValueError):
-    """A part that is to be shown is not there; the message says what is."""
+    """The selected part does not exist; the message lists what does."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Neighbouring devices of one node that the same groups use; idle where there is none."""
+    """Neighboring devices of one node that the same groups use."""
 
     device_type: str
     devices: tuple[int, int]
-    """[start, stop), numbers on the node."""
+    """[start, stop), as numbers on the node."""
     groups: tuple[str, ...]
-    """Several where groups are colocated."""
+    """Several for colocated groups, none for idle devices."""
     each: int = 1
-    """Devices per worker, of the first group."""
+    """Devices per worker of the first group."""
 
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes that look alike."""
+    """Nodes with the same groups on the same devices."""
 
     nodes: tuple[tuple[int, int], ...]
     """Runs [start, stop)."""
     cells: tuple[Cell, ...]
-    """Left to right; together they are all devices of the node."""
+    """From left to right, all devices of the node."""
     processes: tuple[tuple[str, int], ...] = ()
-    """CPU groups and how many of their processes each of these nodes has."""
+    """Each CPU group with the number of its processes on each of these nodes."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,16 @@ class PlacedGroup:
     device_type: str
     workers: int
     devices: int
-    """How many accelerators; 0 on cpu."""
+    """The number of accelerators; 0 on cpu."""
     gpus_per_worker: int
     visible_devices: tuple[str, ...]
     colocate: str
     program: str
-    """The command line of somebody's own script; empty for components."""
+    """The command line of a group that runs a script; empty for components."""
     components: tuple[str, ...]
     nodes: int
-    """On how many nodes it has workers."""
-    stretches: tuple[NodeRun, ...]
+    """The number of nodes with workers of the group."""
+    node_runs: tuple[NodeRun, ...]
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,9 @@ class ProcessGroups:
     count: int
     size: int
     stride: int | None
-    """Between neighbours of a group, in ranks; none where it is not even."""
+    """Ranks between neighbors of a group; None if it is not constant."""
     example: tuple[int, ...]
-    """The ranks of the first group, eight at most."""
+    """The ranks of the first group, at most `EXAMPLE_RANKS`."""
     reach: Reach
 
 
@@ -114,10 +113,10 @@ class PlacedComponent:
     frozen: bool
     mesh: DeviceMesh
     layout: str
-    """`fsdp 2 x tp 2`: the dims above 1, outermost first; `one rank`."""
+    """The dims with a size above 1, outermost first: `fsdp 2 x tp 2`; or `one rank`."""
     data_size: int
     process_groups: tuple[ProcessGroups, ...]
-    """One for each dim above 1, outermost first, then those of the views."""
+    """For each dim with a size above 1, outermost first, then for the dims of the views."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +135,13 @@ class PlacedStage:
     when: str
     lag: int
     after: int
-    """Its place in the order in which workers run it, from 1."""
+    """Its position in the order in which workers run stages, from 1."""
     checksum: bool = field(default=False, metadata=SPARSE)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A route, and how many speak and hear on it."""
+    """A route with the numbers of its producer and consumer ranks."""
 
     name: str
     source: str
@@ -152,21 +151,22 @@ class Flow:
     collect: str
     dispatch: Dispatch
     slots: int
-    giver: str
-    """Component."""
-    taker: str
-    speakers: int
-    """Ranks that give."""
-    hearers: int
-    """Ranks that take."""
+    producer: str
+    """The component that sends."""
+    consumer: str
+    """The component that receives."""
+    producers: int
+    """The number of producer ranks; 0 if a user's mode decides it."""
+    consumers: int
+    """The number of consumer ranks; 0 if a user's mode decides it."""
     shares: int
-    """Into how many different shares a batch is cut; 1 where all get the same."""
+    """The number of different parts of a batch; 1 if all consumers receive the same."""
     samples: int
-    """Per step, where the recipe says it; else 0."""
+    """Per step; 0 if the recipe does not give it."""
     bytes: int
-    """Per step, each sample counted once, where the recipe says it; else 0."""
+    """Per step, counting each sample once; 0 if the recipe does not give it."""
     over: Over
-    """How far it goes at most."""
+    """The longest distance between a producer and a consumer."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Topology:
     cluster: Cluster
     workers: int
     idle: int
-    """Devices of the cluster that no group uses."""
+    """The number of devices that no group uses."""
     nodes: tuple[NodeKind, ...]
     groups: tuple[PlacedGroup, ...]
     components: tuple[PlacedComponent, ...]
@@ -196,7 +196,7 @@ class Topology:
 
 
 def topology(plan: Plan, warnings: Iterable[Warning] = ()) -> Topology:
-    """What there is to draw of a plan."""
+    """Returns the content of a picture of a plan."""
     letters = dict(zip((component.name for component in plan.components), _letters(), strict=False))
     after = {stage.name: number for number, stage in enumerate(plan.stages, 1)}
     nodes = tuple(_node_kinds(plan))
@@ -234,7 +234,7 @@ def _letters() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Held:
-    """What a group has on each node of a run of nodes: devices [start, stop), or on cpu a count of processes."""
+    """The devices [start, stop) of a group on each node of a run of nodes; on cpu, `stop` is a number of processes."""
 
     group: str
     device_type: str
@@ -244,7 +244,7 @@ class _Held:
 
 
 def _node_kinds(plan: Plan) -> Iterator[NodeKind]:
-    """The nodes, equal ones together, in the order of the first of each kind."""
+    """Yields the kinds of nodes, in the order of their first nodes."""
     runs: dict[tuple[tuple[Cell, ...], tuple[tuple[str, int], ...]], list[tuple[int, int]]] = {}
     for start, stop, held in _segments(plan):
         look = _cells(plan, start, held), _processes(plan, held)
@@ -258,14 +258,14 @@ def _node_kinds(plan: Plan) -> Iterator[NodeKind]:
 
 
 def _segments(plan: Plan) -> Iterator[tuple[int, int, list[_Held]]]:
-    """Runs of nodes between which something changes, with what groups have on each node of them."""
+    """Yields runs [start, stop) of equal nodes, with the devices of each group on them."""
     begins: dict[int, list[_Held]] = {0: [], plan.cluster.nodes: []}
     ends: dict[int, list[_Held]] = {}
     for group in plan.groups:
-        for stretch in plan.node_runs(group.name):
-            held = _held(group, stretch)
-            begins.setdefault(stretch.first_node, []).append(held)
-            ends.setdefault(stretch.last_node + 1, []).append(held)
+        for run in plan.node_runs(group.name):
+            held = _held(group, run)
+            begins.setdefault(run.first_node, []).append(held)
+            ends.setdefault(run.last_node + 1, []).append(held)
     for runs in plan.cluster.devices_per_node.values():
         node = 0
         for nodes, _ in runs:
@@ -279,11 +279,11 @@ def _segments(plan: Plan) -> Iterator[tuple[int, int, list[_Held]]]:
         yield start, stop, here
 
 
-def _held(group: Group, stretch: NodeRun) -> _Held:
+def _held(group: Group, run: NodeRun) -> _Held:
     if group.device_type == "cpu":
-        return _Held(group.name, "cpu", 0, stretch.each, 1)
-    stop = stretch.first_device + stretch.each * group.gpus_per_worker
-    return _Held(group.name, group.device_type, stretch.first_device, stop, group.gpus_per_worker)
+        return _Held(group.name, "cpu", 0, run.each, 1)
+    stop = run.first_device + run.each * group.gpus_per_worker
+    return _Held(group.name, group.device_type, run.first_device, stop, group.gpus_per_worker)
 
 
 def _cells(plan: Plan, node: int, held: list[_Held]) -> tuple[Cell, ...]:
@@ -291,7 +291,7 @@ def _cells(plan: Plan, node: int, held: list[_Held]) -> tuple[Cell, ...]:
 
 
 def _cells_of(plan: Plan, kind: str, node: int, held: list[_Held]) -> Iterator[Cell]:
-    """The devices of one type on a node, cut where other groups begin."""
+    """Yields the devices of one type on a node, split where the groups change."""
     mine = [one for one in held if one.device_type == kind]
     order = {group.name: number for number, group in enumerate(plan.groups)}
     edges = {
@@ -338,7 +338,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
         program=command_line(group.program.argv) if group.program else "",
         components=tuple(component.name for component in plan.components_of(group.name)),
         nodes=sum(stop - start for start, stop in plan.node_runs_of(group.name)),
-        stretches=plan.node_runs(group.name),
+        node_runs=plan.node_runs(group.name),
     )
 
 
@@ -347,7 +347,7 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
 
 def placed_component(plan: Plan, component: Component, letter: str) -> PlacedComponent:
     mesh = component.mesh
-    stretches = plan.node_runs(component.group)
+    node_runs = plan.node_runs(component.group)
     return PlacedComponent(
         name=component.name,
         letter=letter,
@@ -357,12 +357,12 @@ def placed_component(plan: Plan, component: Component, letter: str) -> PlacedCom
         mesh=mesh,
         layout=layout_of(mesh),
         data_size=mesh.data_size,
-        process_groups=tuple(process_groups(mesh, dim, stretches) for dim in dims_of(mesh)),
+        process_groups=tuple(process_groups(mesh, dim, node_runs) for dim in dims_of(mesh)),
     )
 
 
 def layout_of(mesh: DeviceMesh) -> str:
-    """In the mesh's own order, which need not be the usual one."""
+    """Returns the dims with a size above 1 in the order of the mesh, which a recipe can change."""
     return (
         " x ".join(
             f"{dim} {size}" for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True) if size > 1
@@ -372,18 +372,18 @@ def layout_of(mesh: DeviceMesh) -> str:
 
 
 def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The dims above 1, outermost first, then those of the views that say more than the mesh."""
+    """Returns the dims with a size above 1, outermost first, then those of the views that refactor the mesh."""
     views = [dim for dim in ("ulysses",) if mesh.size(dim) > 1]
     if mesh.ep_size * mesh.etp_size > 1:
         views += [dim for dim in VIEWS["expert"] if mesh.size(dim) > 1]
     return (*(dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1), *views)
 
 
-def process_groups(mesh: DeviceMesh, dim: str, stretches: tuple[NodeRun, ...]) -> ProcessGroups:
+def process_groups(mesh: DeviceMesh, dim: str, node_runs: tuple[NodeRun, ...]) -> ProcessGroups:
     size = mesh.size(dim)
-    example = tuple(mesh.rank({dim: index}) for index in range(min(size, SHOWN)))
+    example = tuple(mesh.rank({dim: index}) for index in range(min(size, EXAMPLE_RANKS)))
     return ProcessGroups(
-        dim, mesh.world_size // size, size, mesh.stride(dim), example, span_nodes(stretches, mesh, dim)
+        dim, mesh.world_size // size, size, mesh.stride(dim), example, span_nodes(node_runs, mesh, dim)
     )
 
 
@@ -391,27 +391,12 @@ def process_groups(mesh: DeviceMesh, dim: str, stretches: tuple[NodeRun, ...]) -
 
 
 def _stage(stage: Stage, after: int) -> PlacedStage:
-    return PlacedStage(
-        name=stage.name,
-        kind=stage.kind,
-        component=stage.component,
-        method=stage.method,
-        to=stage.to,
-        to_method=stage.to_method,
-        execute=stage.execute,
-        collect=stage.collect,
-        samples=stage.samples,
-        sample_bytes=stage.sample_bytes,
-        every=stage.every,
-        when=stage.when,
-        lag=stage.lag,
-        after=after,
-        checksum=stage.checksum,
-    )
+    shared = {part.name: getattr(stage, part.name) for part in fields(PlacedStage) if part.name != "after"}
+    return PlacedStage(**shared, after=after)
 
 
 def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
-    """The components that give and take on a route."""
+    """Returns the producing and the consuming component of a route."""
     source, target = plan.stage(route.source), plan.stage(route.target)
     return plan.component(source.component), plan.component(
         source.to if route.kind == "weights" else target.component
@@ -419,30 +404,28 @@ def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
 
 
 def carries_samples(plan: Plan, route: Route) -> bool:
-    """Whether samples travel on it: `flatten` joins batches, and the `first` value is one where the recipe
-    counts its samples."""
+    """Whether a route moves samples: `flatten` joins batches, and a `first` value is a batch if the recipe gives its
+    number of samples."""
     collect = COLLECT.get(route.collect)
-    if collect is None:
+    if collect is None or route.kind != "data":
         return False
-    return route.kind == "data" and (
-        collect.is_batch or (collect.is_first and plan.stage(route.source).samples > 0)
-    )
+    return collect.is_batch or (collect.is_first and plan.stage(route.source).samples > 0)
 
 
 def user_mode(plan: Plan, route: Route) -> str:
-    """The first mode of a route that is a user's, `module:NAME`; empty where all are built in."""
+    """Returns the first mode of a route that a user supplies, `module:NAME`; empty if all modes are built in."""
     source, target = plan.stage(route.source), plan.stage(route.target)
     names = (route.collect, source.execute, route.dispatch.mode, target.execute)
     return next(filter(is_user_mode, names), "")
 
 
 def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
-    """The flow of an even batch of `total` samples on a route."""
+    """Returns the flow of an even batch of `total` samples on a route."""
     source, target = plan.stage(route.source), plan.stage(route.target)
-    giver, taker = ends_of(plan, route)
+    producer, consumer = ends_of(plan, route)
     return EvenFlow(
-        giver.mesh,
-        taker.mesh,
+        producer.mesh,
+        consumer.mesh,
         total,
         COLLECT[route.collect],
         EXECUTE[source.execute],
@@ -453,14 +436,18 @@ def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
 
 def _flow(plan: Plan, route: Route) -> Flow:
     source, target = plan.stage(route.source), plan.stage(route.target)
-    giver, taker = ends_of(plan, route)
-    speak, hear, cut = giver.mesh.world_size, taker.mesh.world_size, 1
+    producer, consumer = ends_of(plan, route)
+    producers, consumers, parts = producer.mesh.world_size, consumer.mesh.world_size, 1
     if route.kind == "data":
         collect, called = COLLECT.get(route.collect), EXECUTE.get(source.execute)
         mode, execute = DISPATCH.get(route.dispatch.mode), EXECUTE.get(target.execute)
-        speak = producer_set(collect, called).count(giver.mesh) if collect and called else 0
-        hear = execute.workers.count(taker.mesh) if execute else 0
-        cut = part_count(taker.mesh, execute, mode, speak) if execute and mode and speak else hear
+        producers = producer_set(collect, called).count(producer.mesh) if collect and called else 0
+        consumers = execute.workers.count(consumer.mesh) if execute else 0
+        parts = (
+            part_count(consumer.mesh, execute, mode, producers)
+            if execute and mode and producers
+            else consumers
+        )
     samples = source.samples if carries_samples(plan, route) else 0
     return Flow(
         name=route.name,
@@ -471,44 +458,48 @@ def _flow(plan: Plan, route: Route) -> Flow:
         collect=route.collect,
         dispatch=route.dispatch,
         slots=route.slots,
-        giver=giver.name,
-        taker=taker.name,
-        speakers=speak,
-        hearers=hear,
-        shares=cut,
+        producer=producer.name,
+        consumer=consumer.name,
+        producers=producers,
+        consumers=consumers,
+        shares=parts,
         samples=samples,
         bytes=samples * source.sample_bytes,
-        over="process" if _stays(plan, route, giver, taker) else _over(plan, giver.group, taker.group),
+        over="process"
+        if _stays(plan, route, producer, consumer)
+        else _over(plan, producer.group, consumer.group),
     )
 
 
-def _stays(plan: Plan, route: Route, giver: Component, taker: Component) -> bool:
-    """Whether each worker takes what it has given itself, of an even batch."""
-    workers, dispatch = giver.mesh.world_size, route.dispatch
-    if giver.group != taker.group or workers == 1 or route.kind == "weights":
-        return giver.group == taker.group and (workers == 1 or giver.mesh == taker.mesh)
+def _stays(plan: Plan, route: Route, producer: Component, consumer: Component) -> bool:
+    """Whether each worker consumes its own part of an even batch."""
+    workers, dispatch = producer.mesh.world_size, route.dispatch
+    if producer.group != consumer.group or workers == 1 or route.kind == "weights":
+        return producer.group == consumer.group and (workers == 1 or producer.mesh == consumer.mesh)
     if user_mode(plan, route):
         return False
     flow = even_flow(plan, route, 0)
     if flow.execute.is_single:
         return flow.producers == 1 and flow.ranks_of(0, 0).first == (flow.producer_rank(0),)
-    cut = part_count(taker.mesh, flow.execute, flow.mode, flow.producers)
+    cut = part_count(consumer.mesh, flow.execute, flow.mode, flow.producers)
     if not flow.producers == cut == workers or dispatch.balance or dispatch.home:
         return False
-    # Ranks count two dims at most here, dp and fsdp, in one order or the other: where rank 1 is the same at
-    # both ends, all are.
+    # The index of a producer depends on at most two dims here, dp and fsdp, in one order or the other. If rank 1 has
+    # the same index at both ends, all ranks have.
     received = 1 if flow.execute.is_per_producer else flow.share_of(1)
-    return flow.producer_set.index_of(giver.mesh, 1) == received
+    return flow.producer_set.index_of(producer.mesh, 1) == received
 
 
-def _over(plan: Plan, giver: str, taker: str) -> Over:
-    runs = [*plan.node_runs_of(giver), *plan.node_runs_of(taker)]
-    return over(plan, giver, taker, near=max(stop for _, stop in runs) - min(start for start, _ in runs) == 1)
+def _over(plan: Plan, producer: str, consumer: str) -> Over:
+    runs = [*plan.node_runs_of(producer), *plan.node_runs_of(consumer)]
+    return over(
+        plan, producer, consumer, near=max(stop for _, stop in runs) - min(start for start, _ in runs) == 1
+    )
 
 
-def over(plan: Plan, giver: str, taker: str, *, near: bool) -> Over:
-    """Between workers of two groups, or of one; `near` if all of them are on one node."""
-    types = {plan.group(name).device_type for name in (giver, taker)}
+def over(plan: Plan, producer: str, consumer: str, *, near: bool) -> Over:
+    """Returns the distance between workers of two groups; `near` if all of them are on one node."""
+    types = {plan.group(name).device_type for name in (producer, consumer)}
     if len(types) == 1 and types <= {*DIRECT}:
         return "device" if near else "devices"
     return "node" if near else "nodes"

@@ -1,4 +1,4 @@
-"""The topology as a page: one file that loads nothing, with the facts as data and a script that works out the
+"""The topology as a page: one file that loads nothing, with the data of the JSON format and a script that derives the
 rest.
 
     page.html    the frame          page.css    how it looks
@@ -19,11 +19,12 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from meshctl.plan.model import as_data
+from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import Topology
 from meshctl.topology.cluster import DIRECT
 from meshctl.view.pictures import OVER
 from meshctl.view.pictures.colors import HUES, tokens
+from meshctl.view.pictures.json import data
 from meshctl.view.pictures.svg import escaped
 
 SCRIPTS = ("mesh.js", "page.js", "map.js", "pipeline.js", "worker.js")
@@ -36,17 +37,8 @@ UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 """What could end a script, begin a comment, or be no text in a file."""
 
 
-def draw(
-    topology: Topology,
-    *,
-    select: str = "",
-    component: str = "",
-    dim: str = "",
-    node: int | None = None,
-    samples: int = 0,
-) -> str:
-    """The page. What is chosen when it opens: `select` (`train:3`), `component`, `dim`, `node`, `samples` of
-    a batch."""
+def draw(topology: Topology, selection: Selection = Selection()) -> str:
+    """Returns the page, with the selection made when it opens."""
     css, script = _style(), _script()
     policy = [
         "default-src 'none'",
@@ -59,12 +51,16 @@ def draw(
         "title": escaped(f"{topology.name} · meshctl"),
         "style": css,
         "script": script,
-        "facts": _json(as_data(topology)),
-        "first": _json(
-            {"select": select, "component": component, "dim": dim, "node": node, "samples": samples}
-        ),
+        "facts": _json(data(topology)),
+        "first": _json(_first(selection)),
     }
     return GAP.sub(lambda gap: parts[gap[1]], _read("page.html"))
+
+
+def _first(selection: Selection) -> dict[str, Any]:
+    chosen = "{}:{}".format(*selection.rank) if selection.rank else ""
+    others = {"component": selection.component, "dim": selection.dim, "node": selection.node}
+    return {"select": chosen, **others, "samples": selection.samples}
 
 
 def _read(name: str) -> str:

@@ -1,7 +1,6 @@
-"""The facts of a picture as JSON: the fields of `plan/topology.py`, `plan/zoom.py` and `plan/difference.py`,
-as their docstrings say.
+"""The content of a picture as JSON: the fields of `plan/views`, as their docstrings describe them.
 
-The same plan gives the same text. It grows with components and stages, not with devices.
+The same plan gives the same text. Its size grows with components and stages, not with devices.
 """
 
 from __future__ import annotations
@@ -17,12 +16,27 @@ if TYPE_CHECKING:
     from meshctl.plan.views.selection import Zoom
 
 WIDTH = 140
-"""What fits on a line of so many characters stands on one."""
+"""Columns of a value that is written on one line."""
+KEYS = {
+    "Flow": {"producer": "giver", "consumer": "taker", "producers": "speakers", "consumers": "hearers"},
+    "PlacedGroup": {"node_runs": "stretches"},
+    "ComponentZoom": {"same_processes": "beside"},
+    "Process": {"job_rank": "place"},
+    "RankZoom": {"job_rank": "place", "job_size": "places"},
+    "RankInMesh": {"is_leader": "speaks"},
+    "RankRoute": {"is_producer": "gives", "leader": "teller"},
+}
+"""Class -> field -> key, where they differ. The keys are a promise to scripts."""
 
 
 def draw(shown: Topology | Zoom | Difference, *of: Topology) -> str:
-    """A part says all of itself, so what it is part `of` is not looked at."""
-    return _text(as_data(shown)) + "\n"
+    """Returns the JSON text of a plan, of a part `of` it, or of a difference."""
+    return _text(data(shown)) + "\n"
+
+
+def data(shown: Topology | Zoom | Difference) -> Any:
+    """Returns plain data with the keys of the JSON format."""
+    return as_data(shown, KEYS)
 
 
 def _text(value: Any, indent: int = 0) -> str:

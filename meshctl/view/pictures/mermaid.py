@@ -120,12 +120,12 @@ def _flows(
         if flow.source in ids and flow.target in ids:
             if flow.kind == "data":
                 yield f"  s{ids[flow.source]} -->|{_quoted(_label(flow))}| s{ids[flow.target]}"
-            elif home[flow.taker] in groups:
+            elif home[flow.consumer] in groups:
                 yield f"  s{ids[flow.source]} -.->|{_quoted(_label(flow))}| t{ids[flow.target]}"
 
 
 def _label(flow: Flow) -> list[str]:
-    counts = " → ".join(f"{count:,}" if count else "?" for count in (flow.speakers, flow.hearers))
+    counts = " → ".join(f"{count:,}" if count else "?" for count in (flow.producers, flow.consumers))
     if flow.kind == "weights":
         return [f"weights {counts}", OVER[flow.over]]
     parameter = [_name(flow.parameter)] if flow.parameter else []

@@ -73,7 +73,7 @@ def test_a_larger_group() -> None:
         "over": ("device", "devices"),
     }
     weights = facts(changes["weights", "publish"])
-    assert weights["ranks"] == ((4, 4), (8, 4)) and weights["layout of the giver"] == ("fsdp 4", "fsdp 8")
+    assert weights["ranks"] == ((4, 4), (8, 4)) and weights["layout of the producer"] == ("fsdp 4", "fsdp 8")
     assert len(changes) == 5
 
 
@@ -169,7 +169,7 @@ def test_a_stage_more_does_not_move_the_others_but_another_order_does() -> None:
 
 def test_routes_and_stages_fact_by_fact() -> None:
     before = job()
-    route = replace(before.routes[0], dispatch=Dispatch("all", "tokens"), bytes=5, speakers=1)
+    route = replace(before.routes[0], dispatch=Dispatch("all", "tokens"), bytes=5, producers=1)
     stage = replace(before.stages[0], every=2, when="end", samples=0)
     changes = found(
         before, replace(before, routes=(route, before.routes[1]), stages=(stage, *before.stages[1:]))

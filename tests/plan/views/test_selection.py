@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
-from meshctl.plan.views.rank_selection import RankRoute, RankZoom
+from meshctl.plan.views.rank import RankRoute, RankZoom
 from meshctl.plan.views.selection import of_component, of_dim, of_node, of_rank
 from meshctl.plan.views.topology import ZoomError, topology
 from meshctl.topology.flows import Ranks
@@ -40,20 +40,23 @@ def meshes(draw: st.DrawFn) -> DeviceMesh:
 @st.composite
 def routed(draw: st.DrawFn) -> Plan:
     """A source and a stage that takes its batch, on two meshes, in every mode."""
-    giver, taker = draw(meshes()), draw(meshes())
+    producer, consumer = draw(meshes()), draw(meshes())
     collect, called, execute = (
         draw(st.sampled_from(JOINING)),
         draw(st.sampled_from(sorted(EXECUTE))),
         draw(st.sampled_from(sorted(EXECUTE))),
     )
     dispatch = Dispatch(draw(st.sampled_from(sorted(DISPATCH))), allow_empty=True)
-    groups = (Group("a", "cpu", giver.world_size, 0), Group("b", "cpu", taker.world_size, giver.world_size))
+    groups = (
+        Group("a", "cpu", producer.world_size, 0),
+        Group("b", "cpu", consumer.world_size, producer.world_size),
+    )
     stages = (
         Stage("s", "call", "x", "next", execute=called, collect=collect, samples=draw(st.integers(1, 300))),
         Stage("t", "call", "y", "take", (Input(("s",), "", dispatch),), execute=execute),
     )
     routes = (Route("s -> t", "s", "t", "", collect=collect, dispatch=dispatch),)
-    components = (Component("x", "m.X", "a", giver), Component("y", "m.Y", "b", taker))
+    components = (Component("x", "m.X", "a", producer), Component("y", "m.Y", "b", consumer))
     return Plan("p", 0, Cluster(draw(st.integers(1, 3))), groups, components, stages, routes, Run())
 
 
@@ -71,18 +74,18 @@ def runs(numbers: list[int]) -> set[tuple[int, int]]:
 @given(routed())
 def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
     (route,), source, target = plan.routes, plan.stage("s"), plan.stage("t")
-    giver, taker = plan.component("x").mesh, plan.component("y").mesh
-    who = producer_ranks(giver, source.collect, source.execute)
+    producer, consumer = plan.component("x").mesh, plan.component("y").mesh
+    who = producer_ranks(producer, source.collect, source.execute)
     held = [even_split(source.samples, len(who), number) for number in range(len(who))]
     table = SampleTable(tuple(tuple((n,) for n in mine) for mine in held))
-    heard: dict[int, dict[int, list[int]]] = {rank: {} for rank in range(taker.world_size)}
-    for rank, samples in samples_by_rank(target.execute, route.dispatch, taker, table).items():
+    heard: dict[int, dict[int, list[int]]] = {rank: {} for rank in range(consumer.world_size)}
+    for rank, samples in samples_by_rank(target.execute, route.dispatch, consumer, table).items():
         for speaker, index in samples:
             heard[rank].setdefault(who[speaker], []).append(held[speaker][index])
     drawn = topology(plan)
     for rank, mine in heard.items():
         check_taker(of_rank(plan, drawn, "b", rank), mine)
-    for rank in range(giver.world_size):
+    for rank in range(producer.world_size):
         zoom = of_rank(plan, drawn, "a", rank)
         assert zoom.stages[0].called == (rank in who) == bool(zoom.routes)
         if rank in who:
@@ -164,10 +167,10 @@ def test_what_only_the_run_decides_is_said() -> None:
     zoom = of("two_nodes.yaml", "judge", 1, samples=30)
     stages = {stage.stage: stage for stage in zoom.stages}
     assert (
-        stages["scored"].note == "the tokens decide who gets which samples"
+        stages["scored"].note == "the tokens decide which rank has which samples"
         and stages["scored"].samples is None
     )
-    routes = {(route.route, route.gives): route for route in zoom.routes}
+    routes = {(route.route, route.is_producer): route for route in zoom.routes}
     balanced = routes["rollouts -> scored", False]
     assert balanced.note == stages["scored"].note and balanced.count is None
     assert [(each.ranks, each.samples) for each in balanced.exchanges] == [(Ranks(2, (0, 2), 2, 2), None)]
@@ -190,7 +193,9 @@ def test_a_value_that_is_no_batch_comes_from_all_speakers() -> None:
     )
     zoom = of_rank(plan, topology(plan), "judge", 0)
     route = next(
-        route for route in zoom.routes if route.route == "scored -> advantages.batch" and not route.gives
+        route
+        for route in zoom.routes
+        if route.route == "scored -> advantages.batch" and not route.is_producer
     )
     assert (route.partners, route.exchanges[0].ranks.first, route.exchanges[0].samples, route.total) == (
         1,
@@ -216,7 +221,7 @@ def test_where_samples_are_not_counted_some_of_the_ranks_take_part() -> None:
 
 def test_weights_may_come_from_every_rank() -> None:
     route = of("two_nodes.yaml", "rollout", 2).routes[-1]
-    assert (route.route, route.kind, route.gives, route.other, route.other_group) == (
+    assert (route.route, route.kind, route.is_producer, route.other, route.other_group) == (
         "publish",
         "weights",
         False,
@@ -248,7 +253,7 @@ def test_a_rank_is_where_its_worker_is(job: tuple[Plan, Sizes]) -> None:
                 worker.devices,
                 worker.numbers,
             )
-            assert (zoom.place, zoom.workers) == (group.first_place + rank, group.workers)
+            assert (zoom.job_rank, zoom.workers) == (group.first_place + rank, group.workers)
 
 
 @given(meshes(), st.data())
@@ -270,7 +275,7 @@ def test_its_groups_and_neighbours_are_those_of_its_meshes(mesh: DeviceMesh, dat
         mesh.data_size,
     )
     assert (
-        mine.speaks
+        mine.is_leader
         == (rank in mesh.collect_ranks())
         == (COLLECT["flatten"].producers.index_of(mesh, rank) is not None)
     )
@@ -309,7 +314,7 @@ def test_the_names_of_its_devices_are_those_that_the_recipe_says() -> None:
 def test_a_component_with_its_groups_stages_and_routes() -> None:
     plan = plan_of("two_nodes.yaml")
     zoom = of_component(plan, topology(plan), "sampler")
-    assert (zoom.component.letter, zoom.group.name, zoom.beside) == ("B", "rollout", ("prompts",))
+    assert (zoom.component.letter, zoom.group.name, zoom.same_processes) == ("B", "rollout", ("prompts",))
     assert [(dim.name, dim.size) for dim in zoom.dims] == [
         ("pp", 1),
         ("dp", 2),

@@ -13,14 +13,14 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 
-from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage, as_data
+from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
 from meshctl.plan.resolve import resolve
 from meshctl.plan.views.topology import NodeKind, Topology, Warning, topology
 from meshctl.recipe.load import load
 from meshctl.topology.flows import EvenFlow
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route
-from meshctl.view.pictures.json import draw
+from meshctl.view.pictures.json import data, draw
 from tests.paths import PLAN_GOLDEN, RECIPE_GOLDEN
 from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
 
@@ -45,7 +45,7 @@ def test_json_is_as_pinned() -> None:
 
 
 def test_json_holds_every_fact() -> None:
-    assert json.loads(draw(small())) == json.loads(json.dumps(as_data(small())))
+    assert json.loads(draw(small())) == json.loads(json.dumps(data(small())))
 
 
 # Nodes
@@ -204,9 +204,9 @@ def route_plan(
 )
 def test_how_many_speak_and_hear(words: tuple[str, str, str, str], counts: tuple[int, ...]) -> None:
     flow, weights = topology(route_plan(*words)).routes
-    assert (flow.speakers, flow.hearers, flow.shares, flow.samples, flow.bytes) == counts
-    assert (flow.giver, flow.taker, flow.over) == ("x", "y", "node")
-    assert (weights.speakers, weights.hearers, weights.shares, weights.bytes, weights.kind) == (
+    assert (flow.producers, flow.consumers, flow.shares, flow.samples, flow.bytes) == counts
+    assert (flow.producer, flow.consumer, flow.over) == ("x", "y", "node")
+    assert (weights.producers, weights.consumers, weights.shares, weights.bytes, weights.kind) == (
         4,
         6,
         1,

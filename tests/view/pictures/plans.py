@@ -246,7 +246,8 @@ def odd() -> Topology:
             replace(of, name=name(of.name), component=name(of.component), to=name(of.to), method=name(of.method)) for of in drawn.stages
         ),
         routes=tuple(
-            replace(of, name=name(of.name), source=name(of.source), target=name(of.target), giver=name(of.giver), taker=name(of.taker),
+            replace(of, name=name(of.name), source=name(of.source), target=name(of.target), producer=name(of.producer),
+                    consumer=name(of.consumer),
                     parameter=name(of.parameter), dispatch=replace(of.dispatch, home=name(of.dispatch.home)))
             for of in drawn.routes
         ),
@@ -290,9 +291,11 @@ def many(number: int = 500) -> Topology:
     there = {each.name for each in stages}
     routes = again(
         drawn.routes, name=lambda of, n: of.name + n, source=lambda of, n: of.source + n, target=lambda of, n: of.target + n,
-        giver=lambda of, n: of.giver + n, taker=lambda of, n: of.taker + n,
+        producer=lambda of, n: of.producer + n, consumer=lambda of, n: of.consumer + n,
     )  # fmt: skip
-    routes = tuple(of for of in routes if {of.source, of.target} <= there and {of.giver, of.taker} <= known)
+    routes = tuple(
+        of for of in routes if {of.source, of.target} <= there and {of.producer, of.consumer} <= known
+    )
     groups = tuple(
         replace(of, components=tuple(each for each in of.components if each in known)) for of in groups
     )

@@ -211,7 +211,10 @@ def test_routes(opened: Open) -> None:
         }
         for route, flow in zip(plan.routes, drawn.routes, strict=True):
             gives, takes = exchanged(plan, route, flow.samples or samples)
-            for component, role, expected in ((flow.giver, "gives", gives), (flow.taker, "takes", takes)):
+            for component, role, expected in (
+                (flow.producer, "gives", gives),
+                (flow.consumer, "takes", takes),
+            ):
                 for rank in range(plan.component(component).mesh.world_size):
                     found = seen[plan.component(component).group, rank, route.name, role]
                     assert found["agrees"] and found["count"] == len(found["ranks"])
@@ -331,7 +334,7 @@ def test_a_dim_marks_its_peers(opened: Open) -> None:
     tags = page.eval_on_selector_all(
         "#kinds .tile[data-role=peer] .tag", "all => all.map((one) => one.textContent)"
     )
-    assert set(tags) == {"fsdp"}, "never colour alone"
+    assert set(tags) == {"fsdp"}, "never color alone"
     page.check('#worker input[value="all actor"]')
     assert roles(page, "peer") == {
         f"train:{rank}" for dim in mesh.mesh_dim_names for rank in mesh.ranks_along(dim, 5) if rank != 5
@@ -619,7 +622,7 @@ def test_what_a_screen_reader_is_told(opened: Open) -> None:
         "- banner:", "- main:", 'heading "everything" [level=1]', 'region "Placement":', 'region "Pipeline":', 'region "Components":',
         'region "Worker train:5":', 'grid "Node 0":', 'gridcell "train:5, node 1, cuda 1, actor and other" [selected]',
         'gridcell "train:4, node 1, cuda 0, actor and other, tp of train:5"', 'radio "all dims" [checked]', "- status:",
-        'spinbutton "Samples of a batch"', 'textbox "Go to worker"', 'combobox "Colour by"', 'button "Go to train:1"',
+        'spinbutton "Samples of a batch"', 'textbox "Go to worker"', 'combobox "Color by"', 'button "Go to train:1"',
     ):  # fmt: skip
         assert words in said, words
     assert re.search(r'gridcell "cuda 6–11, idle"|gridcell "cuda \S+, idle"', said)
@@ -635,17 +638,17 @@ def test_focus_is_seen(opened: Open) -> None:
 
 def test_the_theme_can_be_chosen(opened: Open) -> None:
     page = opened(topology(everything()), look={"color_scheme": "dark"})
-    colour = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(colour)
+    color = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(color)
     page.click("#theme")
-    assert page.inner_text("#theme") == "Theme light" and page.evaluate(colour) != dark
+    assert page.inner_text("#theme") == "Theme light" and page.evaluate(color) != dark
     page.click("#theme")
-    assert page.inner_text("#theme") == "Theme dark" and page.evaluate(colour) == dark
+    assert page.inner_text("#theme") == "Theme dark" and page.evaluate(color) == dark
     page.reload()
     assert page.inner_text("#theme") == "Theme dark"
 
 
-def test_forced_colours_print_and_still_pictures(opened: Open) -> None:
+def test_forced_colors_print_and_still_pictures(opened: Open) -> None:
     page = opened(
         topology(everything()), "#train:5", look={"forced_colors": "active", "reduced_motion": "reduce"}
     )

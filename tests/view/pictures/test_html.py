@@ -11,10 +11,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from meshctl.plan.model import as_data
+from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import topology
 from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.html import draw
+from meshctl.view.pictures.json import data
 from tests.view.pictures.plans import PLANS, everything, hundred_thousand, many, odd, one
 
 
@@ -87,14 +88,12 @@ def test_the_policy_lets_in_its_own_script_and_style_alone() -> None:
 
 def test_its_data_is_the_topology() -> None:
     drawn = topology(everything())
-    assert Page(draw(drawn)).data[0] == json.loads(json.dumps(as_data(drawn)))
+    assert Page(draw(drawn)).data[0] == json.loads(json.dumps(data(drawn)))
 
 
 def test_what_is_chosen_first() -> None:
     chosen = {"select": "train:3", "component": "actor", "dim": "tp", "node": 2, "samples": 100}
-    page = Page(
-        draw(topology(everything()), select="train:3", component="actor", dim="tp", node=2, samples=100)
-    )
+    page = Page(draw(topology(everything()), Selection("actor", "tp", 2, ("train", 3), 100)))
     assert page.data[1] == chosen
 
 
@@ -103,7 +102,7 @@ def test_odd_names_are_data() -> None:
     text = draw(drawn)
     page = Page(text)
     facts, _ = page.data
-    assert facts == json.loads(json.dumps(as_data(drawn)))
+    assert facts == json.loads(json.dumps(data(drawn)))
     assert (
         [tag for tag, _ in page.elements].count("script") == 3
         and "<!--" not in text
@@ -125,7 +124,7 @@ def test_very_many_of_everything() -> None:
     assert len(draw(many(500))) < 1_500_000
 
 
-# Colours
+# Colors
 
 
 def contrast(one: str, other: str) -> float:
@@ -134,8 +133,8 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def _luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+def _luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
     )
@@ -160,6 +159,6 @@ LINES = [(line, on) for line in ("edge", "accent") for on in ("page", "surface",
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_contrast(theme: str) -> None:
-    colours = {name: getattr(colour, theme) for name, colour in tokens().items()}
-    assert not [pair for pair in TEXT if contrast(colours[pair[0]], colours[pair[1]]) < 4.5]
-    assert not [pair for pair in LINES if contrast(colours[pair[0]], colours[pair[1]]) < 3]
+    colors = {name: getattr(color, theme) for name, color in tokens().items()}
+    assert not [pair for pair in TEXT if contrast(colors[pair[0]], colors[pair[1]]) < 4.5]
+    assert not [pair for pair in LINES if contrast(colors[pair[0]], colors[pair[1]]) < 3]

@@ -20,6 +20,7 @@ from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER
 from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.grid import REACHES
+from meshctl.view.pictures.text.picture import MIN_WIDTH
 from meshctl.view.pictures.text.styled import (
     Ink,
     Line,
@@ -44,17 +45,15 @@ HEADINGS: dict[Subject, str] = {
     "weights": "weights",
     "warnings": "warnings",
 }
-NARROW = 40
-"""Columns below which nothing is drawn narrower; it is clipped."""
 NAME = 28
 """Columns of a name at most."""
 PLAIN = ("call", "message", "layout", "device type", "place", "target", "program")
 """Whose values say what they are."""
 
 
-def draw(difference: Difference, width: int = 80, colour: bool = False, lines: int = 60) -> str:
+def draw(difference: Difference, width: int = 80, color: bool = False, lines: int = 60) -> str:
     """The text, with a newline at its end."""
-    return printed([clip(each, width) for each in pictured(difference, max(width, NARROW), lines)], colour)
+    return printed([clip(each, width) for each in pictured(difference, max(width, MIN_WIDTH), lines)], color)
 
 
 def pictured(difference: Difference, width: int, lines: int) -> list[Line]:

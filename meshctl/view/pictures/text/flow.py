@@ -42,7 +42,7 @@ from meshctl.view.pictures.text.styled import (
 SHORT = {**OVER, "node": "shm", "device": "ipc"}
 """Where there is little room."""
 UNKNOWN = "?"
-"""In place of a number of ranks that a user's mode decides."""
+"""Instead of a number of ranks that a user's mode decides."""
 LEAST = 8
 """Columns of the name of who gives, where there is little room."""
 INPUTS = 5
@@ -104,7 +104,7 @@ class Pipeline:
         return rails(names, pairs, {name: self.style(name) for name in names})
 
     def style(self, stage: str) -> str:
-        """A stage has the colour of the component that runs it."""
+        """A stage has the color of the component that runs it."""
         return self.marks.letter(self.stages[stage].component).style.lower()
 
     # What a stage says
@@ -115,21 +115,21 @@ class Pipeline:
         return next((each for each in said if width_of(each) <= room), said[-1])
 
     def _call(self, stage: PlacedStage, named: int) -> Line:
-        giver = self._component(stage.component)
+        producer = self._component(stage.component)
         if stage.kind == "sync":
             usual = (stage.method, stage.to_method) == ("weights", "load_weights")
             from_method, to_method = ("", "") if usual else (f".{stage.method}", f".{stage.to_method}")
             return line(
                 ink(stage.name, "bold"),
                 ": ",
-                giver,
+                producer,
                 from_method,
                 " => ",
                 self._component(stage.to),
                 to_method,
             )
         return line(
-            ink(stage.name, "bold"), " = ", giver, f".{stage.method}(", self._inputs(stage, named), ")"
+            ink(stage.name, "bold"), " = ", producer, f".{stage.method}(", self._inputs(stage, named), ")"
         )
 
     def _component(self, name: str) -> Line:
@@ -170,7 +170,7 @@ class Pipeline:
     # What a route says
 
     def ranks(self, route: Flow) -> Line:
-        return line(f"{route.speakers or UNKNOWN} -> {route.hearers or UNKNOWN}")
+        return line(f"{route.producers or UNKNOWN} -> {route.consumers or UNKNOWN}")
 
     def dispatch(self, route: Flow) -> Line:
         words = [shown_mode(route.dispatch.mode)]
@@ -184,7 +184,7 @@ class Pipeline:
         """How weights are re-sharded."""
         ends = [
             self.marks.components[name].layout
-            for name in (route.giver, route.taker)
+            for name in (route.producer, route.consumer)
             if name in self.marks.components
         ]
         return line(" => ".join(ends) if len(set(ends)) > 1 else f"{ends[0]}, as it is" if ends else "")
@@ -193,7 +193,7 @@ class Pipeline:
         """Only where some ranks get the same."""
         return (
             line(f"{route.shares} share{'s' * (route.shares > 1)}")
-            if route.kind == "data" and route.shares != route.hearers
+            if route.kind == "data" and route.shares != route.consumers
             else ()
         )
 
@@ -345,9 +345,9 @@ def _rows(pipeline: Pipeline, width: int) -> Iterator[tuple[Line, ...]]:
     for stage in pipeline.topology.stages:
         routes = pipeline.taken[stage.name]
         first = routes[0] if routes else None
-        how = (
-            "" if first is None else "weights" if first.kind == "weights" else shown_mode(first.dispatch.mode)
-        )
+        how = ""
+        if first:
+            how = "weights" if first.kind == "weights" else shown_mode(first.dispatch.mode)
         yield (
             line(f"  {stage.after:>{number}}  "),
             _rail(pipeline, stage.name),

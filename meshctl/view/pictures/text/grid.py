@@ -25,7 +25,7 @@ from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, i
 REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
 """Of process groups, to nodes: one is inside of one, or crosses from one to another."""
 NEAR = ("tp", "cp", "ep", "etp", "ulysses")
-"""Dims that talk in every layer: leaving a node is worth a colour."""
+"""Dims that talk in every layer: leaving a node is worth a color."""
 FEW = 3
 """So few rows have numbers that say enough: no row is lost on a gap."""
 GAP = 3
@@ -35,9 +35,9 @@ NodeOf = Callable[[int], int]
 
 def node_of(stretches: Sequence[NodeRun], rank: int) -> int:
     """The node of a rank."""
-    for stretch in stretches:
-        if stretch.first_rank <= rank < stretch.first_rank + stretch.ranks:
-            return stretch.first_node + (rank - stretch.first_rank) // stretch.each
+    for run in stretches:
+        if run.first_rank <= rank < run.first_rank + run.ranks:
+            return run.first_node + (rank - run.first_rank) // run.each
     return 0
 
 

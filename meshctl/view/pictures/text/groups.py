@@ -91,7 +91,7 @@ class Groups:
         return list(found.values())
 
     def nodes(self, group: PlacedGroup) -> NodeOf | None:
-        return partial(node_of, group.stretches) if self.topology.cluster.nodes > 1 else None
+        return partial(node_of, group.node_runs) if self.topology.cluster.nodes > 1 else None
 
 
 def _workers(group: PlacedGroup) -> str:
@@ -104,8 +104,8 @@ def _workers(group: PlacedGroup) -> str:
 
 def nodes_of(group: PlacedGroup) -> str:
     return (
-        nodes_label([(stretch.first_node, stretch.last_node + 1) for stretch in group.stretches])
-        if group.stretches
+        nodes_label([(run.first_node, run.last_node + 1) for run in group.node_runs])
+        if group.node_runs
         else ""
     )
 

@@ -5,7 +5,7 @@
     │ ╰──  judged         it is taken for the last time
     ╰────  metrics
 
-A rail has the colour of who gives.
+A rail has the color of who gives.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def rails(order: Sequence[str], taken: Sequence[tuple[str, str]], styles: Mappin
             lanes[new:] = [place, *lanes[new + 1 :]]
         if len(lanes) > MOST:
             return None
-        colours = ["" if holder is None else styles[order[holder]] for holder in lanes]
+        colors = ["" if holder is None else styles[order[holder]] for holder in lanes]
         ends = [holder is not None and last[holder] <= place for holder in lanes]
-        joints = zip(_joints(lanes, mine, new, ends), colours, strict=True)
+        joints = zip(_joints(lanes, mine, new, ends), colors, strict=True)
         stages.append(
-            [part for joint, colour in joints for part in (ink(joint[0], colour), ink(joint[1], "faint"))]
+            [part for joint, color in joints for part in (ink(joint[0], color), ink(joint[1], "faint"))]
         )
         lanes = [None if end else holder for holder, end in zip(lanes, ends, strict=True)]
         below.append(
             [
-                ink("  " if holder is None else "│ ", colour)
-                for holder, colour in zip(lanes, colours, strict=True)
+                ink("  " if holder is None else "│ ", color)
+                for holder, color in zip(lanes, colors, strict=True)
             ]
         )
         while lanes and lanes[-1] is None:

@@ -1,4 +1,4 @@
-"""Who is who in a picture: a letter and a colour for each component, and what of them stands on a device.
+"""Who is who in a picture: a letter and a color for each component, and what of them stands on a device.
 
 A program has no components, so its group has a letter of its own, a small one.
 """
@@ -15,7 +15,7 @@ from meshctl.view.pictures.text.styled import PALETTE, Ink, Line, ink, line
 IDLE = "·"
 
 
-def colour_of(number: int) -> str:
+def color_of(number: int) -> str:
     return f"c{number % len(PALETTE)}"
 
 
@@ -47,7 +47,7 @@ class Marks:
     @cached_property
     def _letters(self) -> dict[str, Ink]:
         return {
-            component.name: ink(component.letter, colour_of(number).upper())
+            component.name: ink(component.letter, color_of(number).upper())
             for number, component in enumerate(self.topology.components)
         }
 
@@ -57,7 +57,7 @@ class Marks:
         alone = [group.name for group in self.topology.groups if not group.components]
         first = len(self.topology.components)
         return {
-            name: ink(letters_of(number), colour_of(first + number).upper())
+            name: ink(letters_of(number), color_of(first + number).upper())
             for number, name in enumerate(alone)
         }
 
@@ -65,7 +65,7 @@ class Marks:
         return self._letters.get(component, Ink("?"))
 
     def name(self, component: str) -> Ink:
-        """The component's name in its colour."""
+        """The component's name in its color."""
         return ink(component, self.letter(component).style.lower())
 
     def group_letter(self, group: str) -> Ink:

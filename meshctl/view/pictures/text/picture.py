@@ -38,17 +38,17 @@ from meshctl.view.pictures.text.styled import (
     wrapped,
 )
 
-NARROW = 40
-"""Columns below which nothing is drawn narrower; it is clipped."""
+MIN_WIDTH = 40
+"""Columns; narrower pictures are drawn at this width and clipped."""
 
 
 ROWS = {8: 0, 5: 6, 3: 10, 2: 14, 0: 34}
 """Of a grid, at most -> what a reader misses by it."""
 
 
-def draw(topology: Topology, width: int = 80, colour: bool = False, lines: int = 60) -> str:
+def draw(topology: Topology, width: int = 80, color: bool = False, lines: int = 60) -> str:
     """The picture, with a newline at its end."""
-    return printed([clip(each, width) for each in pictured(topology, max(width, NARROW), lines)], colour)
+    return printed([clip(each, width) for each in pictured(topology, max(width, MIN_WIDTH), lines)], color)
 
 
 def pictured(topology: Topology, width: int, lines: int) -> list[Line]:
@@ -163,13 +163,13 @@ def legend(topology: Topology, marks: Marks, width: int) -> list[Line]:
     if topology.idle:
         words.append(f"{IDLE} idle")
     if shared := next((group for group in topology.groups if len(group.components) > 1), None):
-        words.append(f"{''.join(part.text for part in marks.of_group(shared.name))} in the same process")
+        words.append(f"{''.join(part.text for part in marks.of_group(shared.name))} in one process")
     if any(group.gpus_per_worker > 1 for group in topology.groups):
         words.append("A ═══ one worker")
     if topology.routes:
-        words.append("4 -> 2 ranks give -> take")
-    if any(route.kind == "data" and route.shares != route.hearers for route in topology.routes):
-        words.append("2 shares of a batch, for all that take")
+        words.append("4 -> 2 producers -> consumers")
+    if any(route.kind == "data" and route.shares != route.consumers for route in topology.routes):
+        words.append("2 shares of each batch")
     return [
         line("  ", styled(each, "faint"))
         for each in wrapped([line(word) for word in words], width - 2, "   ")[:1]

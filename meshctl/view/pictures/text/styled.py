@@ -21,7 +21,7 @@ from unicodedata import category
 from meshctl.view.reports.text import cells, shown
 
 PALETTE = (32, 166, 28, 163, 30, 160, 99, 100)
-"""Blue, amber, green, pink, teal, red, violet, olive, of 256 colours: each has a contrast of 3.6 or more to
+"""Blue, amber, green, pink, teal, red, violet, olive, of 256 colors: each has a contrast of 3.6 or more to
 white and to black."""
 CODES = {
     "bold": "1",
@@ -30,8 +30,8 @@ CODES = {
     "added": "32",
     "removed": "31",
     "changed": "33",
-    **{f"c{number}": f"38;5;{colour}" for number, colour in enumerate(PALETTE)},
-    **{f"C{number}": f"1;38;5;{colour}" for number, colour in enumerate(PALETTE)},
+    **{f"c{number}": f"38;5;{color}" for number, color in enumerate(PALETTE)},
+    **{f"C{number}": f"1;38;5;{color}" for number, color in enumerate(PALETTE)},
 }
 ELLIPSIS = "…"
 
@@ -279,10 +279,10 @@ def trimmed(text: Line) -> Line:
 # Out
 
 
-def printed(lines: Iterable[Line], colour: bool = False) -> str:
+def printed(lines: Iterable[Line], color: bool = False) -> str:
     """The text, with a newline at its end."""
     return "".join(
-        "".join(_coded(part) if colour else part.text for part in trimmed(each)) + "\n" for each in lines
+        "".join(_coded(part) if color else part.text for part in trimmed(each)) + "\n" for each in lines
     )
 
 

@@ -1,45 +1,115 @@
-"""One part of a plan more closely, as text: a component, a dim, a node or a rank.
+"""One part of a plan as text: a component, a dim, a node or a rank, which may be longer than a screen.
 
-What the picture of the whole folds is listed here, as far as the zoom lists it; it may be longer than a
-screen.
+train:3  rank 3 of 6, job rank 11 of 18
+  node 1, local rank 3, cuda 3 of its node (11 of all)
+
+E actor  fsdp 1 of 3, tp 1 of 2
+  data rank 1 of 3, led by rank 2
+  dim   index  ranks  nodes
+  fsdp      1  1 3 5  inside
+  tp        1  2 3    inside
+
+receives
+  scored -> metrics  from judge 0 1 2  samples 171-341 (171)  shared memory
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from meshctl.plan.views.rank import Neighbours, Peers, RankInMesh, RankRoute, RankStage, RankZoom
 from meshctl.plan.views.selection import ComponentZoom, DimOfComponent, DimZoom, NodeZoom, Process, Zoom
 from meshctl.plan.views.topology import Topology
+from meshctl.topology.flows import Ranks
 from meshctl.view.formatting import count
+from meshctl.view.pictures import OVER
 from meshctl.view.pictures.text.columns import nodes_label, placement
 from meshctl.view.pictures.text.flow import Pipeline, in_full
 from meshctl.view.pictures.text.grid import grid, sentence
 from meshctl.view.pictures.text.groups import Groups
 from meshctl.view.pictures.text.letters import Marks
-from meshctl.view.pictures.text.rank import of_rank
-from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, clip, columns, ink, line, printed
-from meshctl.view.pictures.text.zoom_base import Sheet, folded, headed, ranks_of, run_of
+from meshctl.view.pictures.text.picture import MIN_WIDTH
+from meshctl.view.pictures.text.styled import (
+    ELLIPSIS,
+    Column,
+    Line,
+    clip,
+    columns,
+    cut,
+    ink,
+    line,
+    printed,
+    wants,
+    width_of,
+    words_of,
+    wrapped,
+)
 
-NARROW = 40
-"""Columns below which nothing is drawn narrower; it is clipped."""
-ROWS = 32
-"""Of a grid, at most."""
+MAX_GRID_ROWS = 32
+MAX_RANKS_IN_A_ROW = 4
+"""Longer runs of ranks are written by their ends."""
+GROUP_NAME = 24
+"""Columns of the name of a group, at most."""
+UNCOUNTED = "some of: the recipe does not give the number of samples; --samples N shows who takes part in a batch of N"
+PEERS = (Column(), Column(right=True), Column(least=12, words=True), Column(spare=1))
+STAGES = (Column(least=8), Column(), Column(), Column(least=10))
+ROUTES = (Column(least=12), Column(least=12, words=True), Column(least=8), Column())
 
 
-def draw(zoom: Zoom, topology: Topology, width: int = 80, colour: bool = False) -> str:
-    """The text, with a newline at its end."""
-    room = max(width, NARROW)
-    sheet = Sheet(topology, Marks(topology), room)
-    if isinstance(zoom, ComponentZoom):
-        drawn = _component(sheet, zoom)
-    elif isinstance(zoom, DimZoom):
-        drawn = _dim(sheet, zoom)
-    elif isinstance(zoom, NodeZoom):
-        drawn = _node(sheet, zoom)
-    else:
-        drawn = of_rank(sheet, zoom)
-    return printed([clip(each, width) for each in drawn], colour)
+def draw(zoom: Zoom, topology: Topology, width: int = 80, color: bool = False) -> str:
+    """Returns the text, with a newline at its end."""
+    sheet = Sheet(topology, Marks(topology), max(width, MIN_WIDTH))
+    match zoom:
+        case ComponentZoom():
+            drawn = _component(sheet, zoom)
+        case DimZoom():
+            drawn = _dim(sheet, zoom)
+        case NodeZoom():
+            drawn = _node(sheet, zoom)
+        case RankZoom():
+            drawn = _rank(sheet, zoom)
+    return printed([clip(each, width) for each in drawn], color)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The whole topology, from which zooms take names and letters, and the width."""
+
+    topology: Topology
+    marks: Marks
+    width: int
+
+    def name(self, component: str) -> Line:
+        return line(self.marks.letter(component), " ", self.marks.name(component))
+
+    def folded(self, text: str, indent: int = 2, style: str = "") -> list[Line]:
+        """Returns the text, indented, on as many lines as it needs."""
+        return [line(" " * indent, each) for each in wrapped(words_of(text, style), self.width - indent, " ")]
+
+
+def headed(heading: str, body: Sequence[Line]) -> list[Line]:
+    """Returns a section, or nothing if it has no lines."""
+    return [line(), line(ink(heading, "bold")), *body] if body else []
+
+
+def titles(*words: str) -> tuple[Line, ...]:
+    return tuple(line(ink(word, "faint")) for word in words)
+
+
+def ranks_of(ranks: Ranks) -> str:
+    """0 8 16; 0-5; 0 8 16 24 … 504"""
+    if ranks.count > MAX_RANKS_IN_A_ROW and ranks.stride == 1:
+        return f"{ranks.first[0]}-{ranks.last}"
+    named = " ".join(map(str, ranks.first))
+    return named if ranks.is_whole else f"{named} {ELLIPSIS} {ranks.last}"
+
+
+def run_of(numbers: Sequence[int]) -> str:
+    """3; 0-3; 0,2"""
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(map(str, numbers))
 
 
 # A component
@@ -47,23 +117,16 @@ def draw(zoom: Zoom, topology: Topology, width: int = 80, colour: bool = False) 
 
 def _component(sheet: Sheet, zoom: ComponentZoom) -> list[Line]:
     component, groups = zoom.component, Groups(sheet.topology, sheet.marks)
+    group = line(ink(component.group, "bold"), ", ", groups.facts(zoom.group))
     made = [
-        line(
-            sheet.name(component.name),
-            "  in group ",
-            ink(component.group, "bold"),
-            ", ",
-            groups.facts(zoom.group),
-        ),
-        *folded(", ".join(_facts(zoom)), sheet.width),
+        line(sheet.name(component.name), "  in group ", group),
+        *sheet.folded(", ".join(_facts(zoom))),
     ]
-    drawn = grid(component.mesh, groups.nodes(zoom.group), sheet.width - 2, ROWS)
+    drawn = grid(component.mesh, groups.nodes(zoom.group), sheet.width - 2, MAX_GRID_ROWS)
     made += headed("mesh", [*(line("  ", each) for each in drawn), *_views(zoom)])
     for along in zoom.process_groups:
-        made += headed(
-            f"process groups along {along.facts.dim}",
-            [line("  ", sentence(along.facts)), *_one_by_one(along, sheet.width)],
-        )
+        body = [line("  ", sentence(along.facts)), *_one_by_one(along, sheet.width)]
+        made += headed(f"process groups along {along.facts.dim}", body)
     pipeline = Pipeline(sheet.topology, sheet.marks, zoom.routes, zoom.stages)
     return made + (headed("in the pipeline", in_full(pipeline, sheet.width)) if pipeline.shown else [])
 
@@ -79,53 +142,21 @@ def _facts(zoom: ComponentZoom) -> Iterator[str]:
         yield "sequence parallel"
     if component.mesh.vpp_size > 1:
         yield f"{component.mesh.vpp_size} pipeline stages per pp rank"
-    if zoom.beside:
-        yield f"in the same processes as {', '.join(zoom.beside)}"
+    if zoom.same_processes:
+        yield f"in the same processes as {', '.join(zoom.same_processes)}"
 
 
 def _views(zoom: ComponentZoom) -> Iterator[Line]:
-    """Which dims have size 1, and how the views factor the same ranks."""
+    """Yields the dims of size 1, and the factors of the views."""
     ones = [dim.name for dim in zoom.dims if dim.size == 1 and not dim.view]
     if ones:
         yield line(ink(f"  of size 1: {', '.join(ones)}", "faint"))
-    views: dict[str, list[str]] = {}
-    for dim in zoom.dims:
-        if dim.view:
-            views.setdefault(dim.view, []).append(f"{dim.name} {dim.size}")
-    for view, words in views.items():
-        yield line(f"  view {view}: {' x '.join(words)}")
+    for view in dict.fromkeys(dim.view for dim in zoom.dims if dim.view):
+        factors = [f"{dim.name} {dim.size}" for dim in zoom.dims if dim.view == view]
+        yield line(f"  view {view}: {' x '.join(factors)}")
 
 
-# Process groups one by one
-
-
-def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
-    """A row a group: its number, what its ranks have in common, and the ranks."""
-    if len(along.groups) < 2:
-        return []  # the sentence above says it all
-    dims = list(along.groups[0].at)
-    heading = [line(ink(word, "faint")) for word in ("  #", *dims, "ranks", "")]
-    rows, before = [heading], -1
-    for group in along.groups:
-        if group.number > before + 1:
-            rows.append([line(f"  {ELLIPSIS}")])
-        crosses = line(ink("cross", "faint")) if group.crosses and along.facts.reach == "some" else line()
-        rows.append(
-            [
-                line(f"  {group.number}"),
-                *(line(str(index)) for index in group.at.values()),
-                line(ranks_of(group.ranks)),
-                crosses,
-            ]
-        )
-        before = group.number
-    shape = [
-        Column(right=True),
-        *(Column(right=True) for _ in dims),
-        Column(least=12, gap=3, words=True),
-        Column(spare=1),
-    ]
-    return columns(rows, shape, width)
+# A dim
 
 
 def _dim(sheet: Sheet, zoom: DimZoom) -> list[Line]:
@@ -140,56 +171,197 @@ def _dim(sheet: Sheet, zoom: DimZoom) -> list[Line]:
     return made
 
 
+def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
+    """Returns a row for each process group: its number, the common indices of its ranks, and the ranks."""
+    if len(along.groups) < 2:
+        return []  # the sentence above describes it
+    dims = list(along.groups[0].at)
+    rows, before = [titles("  #", *dims, "ranks", "")], -1
+    for group in along.groups:
+        if group.number > before + 1:
+            rows.append((line(f"  {ELLIPSIS}"),))
+        crosses = "cross" if group.crosses and along.facts.reach == "some" else ""
+        cells = (f"  {group.number}", *map(str, group.at.values()), ranks_of(group.ranks))
+        rows.append((*map(line, cells), line(ink(crosses, "faint"))))
+        before = group.number
+    numbers = [Column(right=True)] * (len(dims) + 1)
+    return columns(rows, (*numbers, Column(least=12, gap=3, words=True), Column(spare=1)), width)
+
+
 # A node
 
 
 def _node(sheet: Sheet, zoom: NodeZoom) -> list[Line]:
     alike = sum(stop - start for start, stop in zoom.alike)
-    made = [
-        line(
-            ink(f"node {zoom.node}", "bold"),
-            f"  of {zoom.nodes}",
-            f", like {nodes_label(zoom.alike)}" if alike > 1 else "",
-        )
-    ]
-    kind = next(
-        kind for kind in sheet.topology.nodes if any(start <= zoom.node < stop for start, stop in kind.nodes)
-    )
+    like = f", like {nodes_label(zoom.alike)}" if alike > 1 else ""
+    made = [line(ink(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}", like)]
+    kind = next(kind for kind in sheet.topology.nodes if kind.nodes == zoom.alike)
     alone = replace(sheet.topology, nodes=(replace(kind, nodes=((zoom.node, zoom.node + 1),)),))
     made += headed("placement", placement(alone, sheet.marks, sheet.width))
     for group, processes in zoom.counts.items():
-        shown = [process for process in zoom.processes if process.group == group]
-        left = processes - len(shown)
+        listed = [process for process in zoom.processes if process.group == group]
+        left = processes - len(listed)
         more = [line(ink(f"  ... and {left} more", "faint"))] if left else []
-        made += headed(f"{group}: {count(processes, 'worker')}", [*_workers(sheet, zoom, shown), *more])
+        made += headed(f"{group}: {count(processes, 'worker')}", [*_workers(sheet, zoom, listed), *more])
     return made
 
 
-def _workers(sheet: Sheet, zoom: NodeZoom, shown: Sequence[Process]) -> list[Line]:
-    group = sheet.marks.groups[shown[0].group]
+def _workers(sheet: Sheet, zoom: NodeZoom, processes: Sequence[Process]) -> list[Line]:
+    group = sheet.marks.groups[processes[0].group]
     first = zoom.first_devices.get(group.device_type, 0)
-    devices = [group.device_type] * bool(group.devices) + ["of all"] * (zoom.nodes > 1 and group.devices > 0)
-    words = ["rank", "place", "local rank", *devices]
-    heading = [line(ink(word, "faint")) for word in words] + [sheet.name(name) for name in group.components]
-    rows = [[line("  "), *heading]]
-    for process in shown:
-        said = run_of(process.devices), run_of([first + device for device in process.devices])
-        numbers = [str(process.rank), str(process.place), str(process.local_rank), *said[: len(devices)]]
-        rows.append(
-            [
-                line("  "),
-                *map(line, numbers),
-                *(line(_indices(process.coordinates[name])) for name in group.components),
-            ]
-        )
+    words = ["rank", "job rank", "local rank"]
+    words += [group.device_type] * bool(group.devices) + ["of all"] * (zoom.nodes > 1 and group.devices > 0)
+    names = [sheet.name(name) for name in group.components]
+    rows = [(line("  "), *titles(*words), *names)]
+    for process in processes:
+        in_cluster = [first + device for device in process.devices]
+        numbers = [str(process.rank), str(process.job_rank), str(process.local_rank)]
+        numbers += [run_of(process.devices), run_of(in_cluster)][: len(words) - 3]
+        indices = [_indices(process.coordinates[name]) for name in group.components]
+        rows.append((line("  "), *map(line, numbers), *map(line, indices)))
     numbered = [Column(right=True, gap=2 * bool(number)) for number in range(len(words))]
-    shape = [
-        Column(),
-        *numbered,
-        *(Column(gap=3, spare=number) for number in range(1, len(group.components) + 1)),
-    ]
-    return columns(rows, shape, sheet.width)
+    coordinates = [Column(gap=3, spare=number) for number in range(1, len(names) + 1)]
+    return columns(rows, (Column(), *numbered, *coordinates), sheet.width)
 
 
 def _indices(coordinate: Mapping[str, int]) -> str:
     return " ".join(f"{dim} {index}" for dim, index in coordinate.items()) or "alone"
+
+
+# A rank
+
+
+def _rank(sheet: Sheet, zoom: RankZoom) -> list[Line]:
+    name = ink(f"{zoom.group}:{zoom.rank}", "bold")
+    place = f"rank {zoom.rank} of {zoom.workers}, job rank {zoom.job_rank} of {zoom.job_size}"
+    made = [line(name, "  ", place), *sheet.folded(", ".join(_location(zoom)))]
+    for mesh in zoom.components:
+        made += [line(), *_in_mesh(sheet, zoom.rank, mesh)]
+    made += headed("stages", _stages(sheet, zoom.stages))
+    made += headed("receives", _routes(sheet, [route for route in zoom.routes if not route.is_producer]))
+    made += headed("sends", _routes(sheet, [route for route in zoom.routes if route.is_producer]))
+    if any(route.some and not route.total for route in zoom.routes):
+        made += [line(), *sheet.folded(UNCOUNTED, style="faint")]
+    return made
+
+
+def _location(zoom: RankZoom) -> Iterator[str]:
+    yield f"node {zoom.node}, local rank {zoom.local_rank}"
+    if zoom.numbers:
+        of_all = f" ({run_of(zoom.devices)} of all)" if zoom.devices != zoom.numbers else ""
+        yield f"{zoom.device_type} {run_of(zoom.numbers)} of its node{of_all}"
+    else:
+        yield f"on {zoom.device_type}"
+    if zoom.visible_devices:
+        yield f"visible devices {','.join(zoom.visible_devices)}"
+    if zoom.program:
+        yield f"program {zoom.program}"
+
+
+def _in_mesh(sheet: Sheet, rank: int, seen: RankInMesh) -> list[Line]:
+    mesh = sheet.marks.components[seen.component].mesh
+    at = {**seen.coordinate, **seen.views}
+    words = [
+        f"{dim} {index} of {mesh.size(dim)}"
+        for dim, index in at.items()
+        if mesh.size(dim) > 1 and dim != "data"
+    ]
+    name = sheet.name(seen.component)
+    indent = width_of(name) + 2
+    cells = [line(word, ",") for word in words[:-1]] + [line(word) for word in words[-1:] or ["alone"]]
+    first, *rest = wrapped(cells, sheet.width - indent, " ")
+    made = [line(name, "  ", first), *(line(" " * indent, each) for each in rest)]
+    if mesh.world_size > 1:
+        leader = "the leader" if seen.is_leader else f"led by rank {mesh.representative(seen.data_rank)}"
+        made += sheet.folded(f"data rank {seen.data_rank} of {seen.data_size}, {leader}")
+    if seen.peers:
+        rows = [titles("  dim", "index", "ranks", "nodes"), *(_peers(rank, peers) for peers in seen.peers)]
+        made += columns(rows, PEERS, sheet.width)
+    made += [line("  ", each) for each in map(_neighbours, seen.neighbours)]
+    if seen.of_pp_stages > 1:
+        held, plural = ", ".join(map(str, seen.pp_stages)), "s" * (len(seen.pp_stages) > 1)
+        made += sheet.folded(f"pipeline stage{plural} {held} of {seen.of_pp_stages}")
+    return made
+
+
+def _peers(rank: int, peers: Peers) -> tuple[Line, ...]:
+    """Returns a row with the rank itself in bold."""
+    named = [
+        ink(f" {each}" if number else each, "bold" if each == str(rank) else "")
+        for number, each in enumerate(ranks_of(peers.ranks).split(" "))
+    ]
+    reach = line("cross" if peers.crosses else "inside")
+    return line("  ", ink(peers.dim, "bold")), line(str(peers.index)), line(*named), reach
+
+
+def _neighbours(neighbours: Neighbours) -> Line:
+    ends = ((neighbours.before, "before"), (neighbours.after, "after"))
+    words = [f"rank {rank} {word}" if rank is not None else f"none {word}" for rank, word in ends]
+    return line(ink(neighbours.dim, "bold"), f"{' ring' if neighbours.ring else ''}: {', '.join(words)}")
+
+
+def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:
+    rows = []
+    for stage in stages:
+        share = f"share {stage.share} of {stage.shares}" if stage.share is not None else ""
+        words = share or ("" if stage.called else "not called")
+        samples = _samples(stage.samples, stage.count, stage.total)
+        name, letter = line("  ", ink(stage.stage, "bold")), sheet.marks.letter(stage.component)
+        rows.append((name, line(letter), line(words), line(samples)))
+    return _noted(sheet, columns(rows, STAGES, sheet.width), [stage.note for stage in stages])
+
+
+def _samples(span: tuple[int, int] | None, amount: int | None, total: int) -> str:
+    """samples 171-341 (171 of 512); sample 6 (1 of 7); 171 of 512 samples; some of 512 samples"""
+    of = f" of {total}" if total else ""
+    if span is not None:
+        numbers = range(*span)
+        plural = "s" * (len(numbers) > 1)
+        return f"sample{plural} {run_of(numbers)} ({len(numbers)}{of})" if numbers else f"none{of} samples"
+    if amount is not None:
+        return f"{amount}{of} samples"
+    return f"some{of} samples" if total else ""
+
+
+def _noted(sheet: Sheet, drawn: Sequence[Line], notes: Sequence[str]) -> list[Line]:
+    return [
+        each
+        for row, note in zip(drawn, notes, strict=True)
+        for each in (row, *sheet.folded(note, indent=6, style="faint"))
+    ]
+
+
+def _routes(sheet: Sheet, routes: Sequence[RankRoute]) -> list[Line]:
+    """Returns the exchanges, with their distances in a column, or in the notes where the column does not fit."""
+    blocks = [list(_exchanges(route)) for route in routes]
+    rows = [row for block in blocks for row in block]
+    fits = wants(rows, ROUTES) <= sheet.width
+    notes = list[str]()
+    for route, block in zip(routes, blocks, strict=True):
+        notes += [""] * (len(block) - 1) + ["; ".join(_remarks(route, distances=not fits))]
+    return _noted(sheet, columns(rows, ROUTES if fits else ROUTES[:-1], sheet.width), notes)
+
+
+def _exchanges(route: RankRoute) -> Iterator[tuple[Line, ...]]:
+    word = ("to" if route.is_producer else "from") + " some of" * route.some
+    name = line("  ", ink(route.route, "bold"))
+    left = route.partners - len(route.exchanges)
+    for number, exchange in enumerate(route.exchanges):
+        if left and number == len(route.exchanges) - 1:
+            yield line(), line(f"{ELLIPSIS} {left} more"), line(), line()
+        ranks = line(f"{word} {cut(route.other_group, GROUP_NAME)} {ranks_of(exchange.ranks)}")
+        distance = line(ink(OVER[exchange.over], "faint"))
+        yield line() if number else name, ranks, line(_samples(exchange.samples, None, 0)), distance
+    if not route.exchanges:
+        yield name, line(f"{word} no rank"), line(), line()
+
+
+def _remarks(route: RankRoute, distances: bool) -> Iterator[str]:
+    if route.count is not None:
+        yield f"{route.count} of {route.total} samples"
+    if route.leader is not None:
+        yield f"{route.other_group} {route.leader} sends the table of samples"
+    if route.note:
+        yield route.note
+    if distances and route.exchanges:
+        yield " and ".join(dict.fromkeys(OVER[exchange.over] for exchange in route.exchanges))

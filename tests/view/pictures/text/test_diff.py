@@ -62,9 +62,9 @@ def test_no_difference() -> None:
     )
 
 
-def test_colour_changes_no_letter() -> None:
+def test_color_changes_no_letter() -> None:
     found = difference(drawn("8"), larger())
-    assert re.sub(r"\x1b\[[0-9;]*m", "", draw(found, colour=True)) == draw(found)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", draw(found, color=True)) == draw(found)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -32,9 +32,9 @@ def test_golden(name: str, pinned: Pinned) -> None:
     pinned(f"topology_{name}.txt", draw(drawn(name)))
 
 
-def test_colour_changes_no_letter() -> None:
+def test_color_changes_no_letter() -> None:
     for made in map(drawn, JOBS):
-        assert ESCAPE.sub("", draw(made, colour=True)) == draw(made)
+        assert ESCAPE.sub("", draw(made, color=True)) == draw(made)
 
 
 def test_ascii_keeps_every_column() -> None:
@@ -74,7 +74,7 @@ def test_where_there_is_little_room_stages_and_counts_stay() -> None:
     made = drawn("64")
     text = draw(made, 40)
     for route in made.routes:
-        assert f"{route.speakers} -> {route.hearers}" in text, route.name
+        assert f"{route.producers} -> {route.consumers}" in text, route.name
     for stage in made.stages:
         assert re.search(rf"^ +{stage.after} .* {stage.name[:3]}", text, re.MULTILINE), stage.name
 
@@ -87,12 +87,12 @@ def test_every_route_says_what_it_does_and_by_which_way(name: str, width: int) -
     pipeline = " ".join(
         word
         for word in text[
-            text.index("\npipeline\n") : text.index("4 -> 2 ranks") if width > 60 else None
+            text.index("\npipeline\n") : text.index("4 -> 2 producers") if width > 60 else None
         ].split()
         if word != "│"
     )
     for route in made.routes:
-        said = rf"{route.speakers} -> {route.hearers} .*?({SHORT[route.over]}|{OVER[route.over]})"
+        said = rf"{route.producers} -> {route.consumers} .*?({SHORT[route.over]}|{OVER[route.over]})"
         how = route.collect + " " + route.dispatch.mode if route.kind == "data" else ""
         assert re.search(said.replace(".*?", f"{how}.*?"), pipeline), (route.name, pipeline)
         assert not route.bytes or size(route.bytes) in pipeline, route.name
@@ -122,7 +122,9 @@ def test_at_80_columns_every_route_is_on_one_line_which_ends_with_its_way(name: 
     text = draw(made, lines=200)
     text = text[text.index("\npipeline\n") :]
     for route in made.routes:
-        ends = f"{route.source if route.kind == 'data' else 'weights'} +{route.speakers} -> {route.hearers}"
+        ends = (
+            f"{route.source if route.kind == 'data' else 'weights'} +{route.producers} -> {route.consumers}"
+        )
         assert re.search(rf"{ends}  .* ({OVER[route.over]}|{SHORT[route.over]})$", text, re.MULTILINE), (
             route.name
         )

@@ -42,7 +42,7 @@ def test_nothing_cut_is_too_wide(text: str, width: int) -> None:
 
 @pytest.mark.parametrize("character", ["\x1b", "\n", "\r", "\u2028", "\u202e", "\x7f", "\x00", "\u200b"])
 def test_nothing_in_a_name_drives_the_terminal(character: str) -> None:
-    assert character not in printed([line(f"a{character}b")], colour=True).rstrip("\n")
+    assert character not in printed([line(f"a{character}b")], color=True).rstrip("\n")
 
 
 def test_spaces_of_other_scripts_stay_spaces() -> None:
@@ -90,20 +90,20 @@ def test_wrapped() -> None:
     ]
 
 
-def test_colours_are_codes_and_plain_text_has_none() -> None:
-    assert printed([line(ink("A", "C0"), " x")], colour=True) == f"\x1b[1;38;5;{PALETTE[0]}mA\x1b[0m x\n"
+def test_colors_are_codes_and_plain_text_has_none() -> None:
+    assert printed([line(ink("A", "C0"), " x")], color=True) == f"\x1b[1;38;5;{PALETTE[0]}mA\x1b[0m x\n"
     assert printed([line(ink("A", "C0"), " x  ")]) == "A x\n"
 
 
-@pytest.mark.parametrize("colour", PALETTE)
-def test_colours_are_seen_on_light_and_on_dark(colour: int) -> None:
-    assert min(1.05 / (luminance(colour) + 0.05), (luminance(colour) + 0.05) / 0.05) > 3.5
+@pytest.mark.parametrize("color", PALETTE)
+def test_colors_are_seen_on_light_and_on_dark(color: int) -> None:
+    assert min(1.05 / (luminance(color) + 0.05), (luminance(color) + 0.05) / 0.05) > 3.5
 
 
-def luminance(colour: int) -> float:
+def luminance(color: int) -> float:
     """Of one of the 6 x 6 x 6."""
     steps = [0, 95, 135, 175, 215, 255]
-    parts = [steps[(colour - 16) // place % 6] / 255 for place in (36, 6, 1)]
+    parts = [steps[(color - 16) // place % 6] / 255 for place in (36, 6, 1)]
     red, green, blue = (
         part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
     )

@@ -18,8 +18,8 @@ from tests.view.pictures.jobs import hundred_thousand, program, sixteen
 from tests.view.pictures.plans import PLANS
 
 
-def drawn(plan: Plan, zoom: Zoom, width: int = 80, colour: bool = False) -> str:
-    return draw(zoom, topology(plan), width, colour)
+def drawn(plan: Plan, zoom: Zoom, width: int = 80, color: bool = False) -> str:
+    return draw(zoom, topology(plan), width, color)
 
 
 def every_zoom(plan: Plan) -> Iterator[Zoom]:
@@ -70,7 +70,7 @@ def test_every_part_of_every_plan_fits(name: str, width: int) -> None:
     for zoom in every_zoom(plan):
         text = drawn(plan, zoom, width)
         assert text.endswith("\n") and all(width_of(line) <= width for line in text[:-1].split("\n"))
-        assert re.sub(r"\x1b\[[0-9;]*m", "", drawn(plan, zoom, width, colour=True)) == text
+        assert re.sub(r"\x1b\[[0-9;]*m", "", drawn(plan, zoom, width, color=True)) == text
 
 
 def test_what_is_long_is_folded() -> None:

@@ -1,0 +1,459 @@
+"""One rank of a plan, as data: its location, coordinates, peers, samples, and the ranks it exchanges batches with.
+
+Everything is arithmetic on strides and even splits, and long lists contain only their first items and the last: the
+answer for one rank of 100,000 costs as much as for one of eight. Samples are known for a batch of known size that is
+split evenly. Samples with one `group_id` stay together, which may move the boundaries of a part by less than a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
+
+from meshctl.plan.model import Component, Plan, Stage, Worker
+from meshctl.plan.views.topology import (
+    FORMAT,
+    Over,
+    PlacedComponent,
+    Topology,
+    ZoomError,
+    carries_samples,
+    ends_of,
+    even_flow,
+    over,
+    user_mode,
+)
+from meshctl.text.english import did_you_mean
+from meshctl.topology.flows import MAX_LISTED, EvenFlow, Part, Ranks, along
+from meshctl.topology.mesh import VIEWS, DeviceMesh, even_split
+from meshctl.topology.modes import (
+    COLLECT,
+    EXECUTE,
+    Route,
+    is_user_mode,
+    producer_set,
+    producers_of,
+    shown_mode,
+)
+from meshctl.topology.placement import GroupPlacement
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The process group of a rank along one dim."""
+
+    dim: str
+    index: int
+    """Of the rank in the group."""
+    ranks: Ranks
+    crosses: bool
+    """Whether the group spans several nodes."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The ranks before and after a rank in a pipeline or a ring; None beyond the ends of a pipeline."""
+
+    dim: str
+    before: int | None
+    after: int | None
+    ring: bool
+
+
+@dataclass(frozen=True)
+class RankInMesh:
+    """A rank in the mesh of one component."""
+
+    component: str
+    letter: str
+    coordinate: Mapping[str, int]
+    """In every dim of the mesh, outermost first."""
+    views: Mapping[str, int]
+    """In the dims of the views that refactor the mesh."""
+    data_rank: int
+    data_size: int
+    is_leader: bool
+    """Whether the rank represents its data rank: its results are taken for those of its peers."""
+    peers: tuple[Peers, ...]
+    """For each dim with a size above 1, outermost first, then for the dims of the views."""
+    neighbours: tuple[Neighbours, ...]
+    pp_stages: tuple[int, ...]
+    """The pipeline stages on this rank, virtual ones included."""
+    of_pp_stages: int
+    """The number of pipeline stages."""
+
+
+@dataclass(frozen=True)
+class RankStage:
+    """The part of a rank in one stage of its group."""
+
+    stage: str
+    kind: str
+    component: str
+    called: bool = True
+    """Whether the method is called on this rank."""
+    share: int | None = None
+    """The share of the batch that the rank consumes, or produces in a source; None if it has none, or a part of one
+    producer's."""
+    shares: int = 0
+    total: int = 0
+    """Samples in the batch; 0 if unknown."""
+    count: int | None = None
+    """Samples of this rank; None if unknown."""
+    samples: tuple[int, int] | None = None
+    """[start, stop) in sample order; None if unknown, or if the samples are not contiguous."""
+    note: str = ""
+    """Why the method is not called, or why only the run decides."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Samples that a rank sends to, or receives from, ranks that all have the same ones."""
+
+    ranks: Ranks
+    samples: tuple[int, int] | None
+    """[start, stop) in sample order; None if no samples move, or if they are unknown."""
+    over: Over
+    """The distance to the farthest of the ranks."""
+
+
+@dataclass(frozen=True)
+class RankRoute:
+    """One end of a route at a rank."""
+
+    route: str
+    kind: Literal["data", "weights"]
+    is_producer: bool
+    component: str
+    """Of this rank."""
+    other: str
+    """The component at the other end."""
+    other_group: str
+    partners: int
+    """The number of exchanges."""
+    exchanges: tuple[Exchange, ...]
+    """At most `MAX_LISTED`: the first ones and the last."""
+    total: int = 0
+    """Samples in the batch; 0 if unknown, or if values move and no samples."""
+    count: int | None = None
+    """Samples that the rank sends or receives."""
+    some: bool = False
+    """Whether only some of the listed ranks take part, because the samples are unknown."""
+    leader: int | None = None
+    """Of a consumer: the producer rank that sends it the table of all samples."""
+    note: str = ""
+    """Why the samples are unknown."""
+
+
+@dataclass(frozen=True)
+class RankZoom:
+    group: str
+    rank: int
+    workers: int
+    """Of the group."""
+    job_rank: int
+    job_size: int
+    node: int
+    local_rank: int
+    device_type: str
+    devices: tuple[int, ...]
+    """Numbers among the devices of this type in the cluster; none on cpu."""
+    numbers: tuple[int, ...]
+    """The same devices, as numbers on the node."""
+    visible_devices: tuple[str, ...]
+    """The hardware's names of the devices, if the recipe gives them."""
+    program: str
+    components: tuple[RankInMesh, ...]
+    stages: tuple[RankStage, ...]
+    routes: tuple[RankRoute, ...]
+    kind: Literal["rank"] = "rank"
+    format: int = FORMAT
+
+
+def of_rank(plan: Plan, topology: Topology, group: str, rank: int, samples: int = 0) -> RankZoom:
+    """Returns one rank of a group. `samples` is the size of batches that the recipe does not give.
+
+    Raises `ZoomError` if the group or the rank does not exist.
+    """
+    placed = next((each for each in topology.groups if each.name == group), None)
+    if placed is None:
+        raise missing("group", group, [each.name for each in topology.groups])
+    if not 0 <= rank < placed.workers:
+        has = f"the ranks 0 to {placed.workers - 1}" if placed.workers > 1 else "rank 0 alone"
+        raise ZoomError(f"group `{group}` has no rank {rank}, it has {has}")
+    worker = plan.worker(group, rank)
+    first = worker.local_rank * placed.gpus_per_worker
+    components = [component for component in topology.components if component.group == group]
+    return RankZoom(
+        group=group,
+        rank=rank,
+        workers=placed.workers,
+        job_rank=worker.place,
+        job_size=plan.places,
+        node=worker.node,
+        local_rank=worker.local_rank,
+        device_type=placed.device_type,
+        devices=worker.devices,
+        numbers=numbers_on_node(plan, worker),
+        visible_devices=placed.visible_devices[first : first + placed.gpus_per_worker],
+        program=placed.program,
+        components=tuple(_in_mesh(plan, component, rank) for component in components),
+        stages=tuple(_stages(plan, group, rank, samples)),
+        routes=tuple(_routes(plan, group, rank, samples)),
+    )
+
+
+def missing(what: str, name: str, present: Sequence[str]) -> ZoomError:
+    help = did_you_mean(name, present)
+    return ZoomError(f"there is no {what} `{name}`{'; ' if help else ''}{help}")
+
+
+def numbers_on_node(plan: Plan, worker: Worker) -> tuple[int, ...]:
+    device_type = plan.group(worker.group).device_type
+    return tuple(plan.cluster.number_on_node(device_type, device) for device in worker.devices)
+
+
+# Meshes
+
+
+def _in_mesh(plan: Plan, component: PlacedComponent, rank: int) -> RankInMesh:
+    mesh = component.mesh
+    data_rank = mesh.data_rank(rank)
+    dims = [dim for view, dims in VIEWS.items() if refactors(mesh, view) for dim in dims]
+    return RankInMesh(
+        component=component.name,
+        letter=component.letter,
+        coordinate=mesh.coordinate(rank),
+        views={dim: mesh.dim_rank(rank, dim) for dim in dims},
+        data_rank=data_rank,
+        data_size=mesh.data_size,
+        is_leader=mesh.representative(data_rank) == rank,
+        peers=tuple(_peers(plan, component, groups.dim, rank) for groups in component.process_groups),
+        neighbours=tuple(_neighbours(mesh, rank)),
+        pp_stages=mesh.pp_stages_of(rank),
+        of_pp_stages=mesh.pp_stages,
+    )
+
+
+def refactors(mesh: DeviceMesh, view: str) -> bool:
+    """Whether a view of a mesh has dims that the mesh itself does not have."""
+    return mesh.ulysses_size > 1 if view == "data" else mesh.ep_size * mesh.etp_size > 1
+
+
+def _peers(plan: Plan, component: PlacedComponent, dim: str, rank: int) -> Peers:
+    ranks = along(component.mesh, (dim,), rank)
+    return Peers(dim, component.mesh.dim_rank(rank, dim), ranks, crosses(plan, component, dim, ranks))
+
+
+def crosses(plan: Plan, component: PlacedComponent, dim: str, ranks: Ranks) -> bool:
+    """Whether a process group spans several nodes. Where nodes rise with the ranks, its ends are enough."""
+    is_even = ranks.stride is not None or ranks.count == 1
+    is_rising = is_even and GroupPlacement(plan.node_runs(component.group)).is_in_order
+    ends = (ranks.first[0], ranks.last) if is_rising else component.mesh.ranks_along(dim, ranks.last)
+    return len({plan.node_of(component.group, rank) for rank in ends}) > 1
+
+
+def _neighbours(mesh: DeviceMesh, rank: int) -> Iterator[Neighbours]:
+    """Yields those in the pipeline, which is a ring with virtual stages, and those in the ring of cp."""
+    for dim, ring in (("pp", mesh.vpp_size > 1), ("cp", True)):
+        if mesh.size(dim) > 1:
+            before, after = (mesh.neighbour(rank, dim, step, ring) for step in (-1, 1))
+            yield Neighbours(dim, before, after, ring)
+
+
+# Stages
+
+
+def _stages(plan: Plan, group: str, rank: int, samples: int) -> Iterator[RankStage]:
+    for stage in plan.stages:
+        names = (stage.component, stage.to) if stage.kind == "sync" else (stage.component,)
+        for name in dict.fromkeys(names):
+            if (component := plan.component(name)).group == group:
+                yield _stage(plan, stage, component, rank, samples)
+
+
+def _stage(plan: Plan, stage: Stage, component: Component, rank: int, samples: int) -> RankStage:
+    made = RankStage(stage.name, stage.kind, component.name)
+    if stage.kind == "sync":
+        return made
+    if stage.is_source:
+        return _source(made, stage, component, rank, samples)
+    if is_user_mode(stage.execute):
+        return replace(made, note=_by_user(stage.execute))
+    if not EXECUTE[stage.execute].is_called(component.mesh, rank):
+        return replace(made, called=False, note="`execute: first` calls rank 0 alone")
+    route = _lead(plan, stage)
+    if route is None:
+        return replace(made, note="its inputs are values, the same for each rank")
+    if mode := user_mode(plan, route):
+        return replace(made, note=_by_user(mode))
+    flow = _flow(plan, route, samples)
+    note = _unknown(route, flow)
+    made = replace(made, total=flow.total, note=note)
+    if not flow.execute.is_per_producer:
+        made = replace(made, share=flow.share_of(rank), shares=flow.shares)
+    if flow.total == 0 or note:
+        return made
+    return replace(made, count=flow.samples_of(rank), samples=_ends(flow.span_of(rank)))
+
+
+def _source(made: RankStage, stage: Stage, component: Component, rank: int, samples: int) -> RankStage:
+    """The producers of a source split its samples."""
+    if mode := next(filter(is_user_mode, (stage.collect, stage.execute)), ""):
+        return replace(made, note=_by_user(mode))
+    producers = producer_set(COLLECT[stage.collect], EXECUTE[stage.execute])
+    total, shares = stage.samples or samples, producers.count(component.mesh)
+    index = producers.index_of(component.mesh, rank)
+    made = replace(made, shares=shares, total=total, count=0 if total else None)
+    if index is None:
+        return replace(made, called=False, note="the leader of its data rank is called")
+    span = even_split(total, shares, index)
+    return replace(made, share=index, count=len(span) if total else None, samples=_ends(span))
+
+
+def _by_user(mode: str) -> str:
+    return f"{shown_mode(mode)}: which samples, only the run decides"
+
+
+def _lead(plan: Plan, stage: Stage) -> Route | None:
+    """Returns the route that determines the order and shares of all inputs: the first that carries samples."""
+    routes = {(route.source, route.parameter): route for route in plan.routes if route.target == stage.name}
+    inputs = (routes[name, given.parameter] for given in stage.inputs for name in given.stages)
+    return next((route for route in inputs if carries_samples(plan, route)), None)
+
+
+def _flow(plan: Plan, route: Route, samples: int) -> EvenFlow:
+    return even_flow(plan, route, plan.stage(route.source).samples or samples)
+
+
+def _unknown(route: Route, flow: EvenFlow) -> str:
+    """Returns why it is unknown which rank has which samples; empty if it is known."""
+    if route.dispatch.home:
+        return f"each sample goes home, to the data rank that made it in `{route.dispatch.home}`"
+    if route.dispatch.balance:
+        return "the tokens decide which rank has which samples"
+    if flow.execute.is_joint and not route.dispatch.allow_empty and 0 < flow.total < flow.shares:
+        return f"{flow.total} samples are too few for {flow.shares} shares"
+    return ""
+
+
+def _ends(span: range) -> tuple[int, int] | None:
+    return (span.start, span.stop) if span else None
+
+
+# Routes
+
+
+def _routes(plan: Plan, group: str, rank: int, samples: int) -> Iterator[RankRoute]:
+    for route in plan.routes:
+        producer, consumer = ends_of(plan, route)
+        mode = user_mode(plan, route)
+        if route.kind == "weights" or mode:
+            note = (
+                "both ends exchange their shards at the first sync"
+                if route.kind == "weights"
+                else _by_user(mode)
+            )
+            for is_producer in (True, False):
+                if (producer if is_producer else consumer).group == group:
+                    yield _whole(plan, route, is_producer, rank, note)
+            continue
+        flow = _flow(plan, route, samples)
+        if producer.group == group:
+            index = flow.producer_set.index_of(producer.mesh, rank)
+            if index is not None:
+                yield _sent(plan, route, flow, rank, index)
+        if consumer.group == group:
+            producers = producers_of(consumer.mesh, flow.execute, flow.producers, rank)
+            if producers:
+                yield _received(plan, route, flow, rank, producers)
+
+
+_Portion = tuple[Ranks, tuple[int, int] | None]
+"""Ranks of the other end, and the samples that each of them sends or receives."""
+
+
+def _end(plan: Plan, route: Route, is_producer: bool, rank: int, portions: Sequence[_Portion]) -> RankRoute:
+    """Returns one end of a route with its exchanges."""
+    own, other = ends_of(plan, route) if is_producer else reversed(ends_of(plan, route))
+    exchanges = tuple(
+        Exchange(ranks, span, _over(plan, own.group, rank, other.group, ranks)) for ranks, span in portions
+    )
+    return RankRoute(
+        route=route.name,
+        kind=route.kind,
+        is_producer=is_producer,
+        component=own.name,
+        other=other.name,
+        other_group=other.group,
+        partners=len(exchanges),
+        exchanges=exchanges,
+    )
+
+
+def _whole(plan: Plan, route: Route, is_producer: bool, rank: int, note: str) -> RankRoute:
+    """Returns one end of a route whose exchanges only the run decides: one exchange with all ranks of the other end."""
+    producer, consumer = ends_of(plan, route)
+    other = consumer if is_producer else producer
+    end = _end(plan, route, is_producer, rank, [(Ranks.run(range(other.mesh.world_size)), None)])
+    return replace(end, note=note)
+
+
+def _sent(plan: Plan, route: Route, flow: EvenFlow, rank: int, producer: int) -> RankRoute:
+    """Returns what a producer sends, share by share."""
+    if not _is_known(plan, route, flow):
+        end = _end(plan, route, True, rank, [(Ranks.run(flow.workers_of(producer)), None)])
+        return _with_unknown_samples(plan, route, flow, end)
+    shares = flow.shares_of(producer)
+    shown = _first_and_last(list(chain.from_iterable(map(_first_and_last, shares))))
+    portions = [(flow.ranks_of(producer, share), _samples(flow.part_for(producer, share))) for share in shown]
+    end = _end(plan, route, True, rank, portions)
+    return replace(end, partners=sum(map(len, shares)), total=flow.total, count=len(flow.held(producer)))
+
+
+def _received(plan: Plan, route: Route, flow: EvenFlow, rank: int, producers: range) -> RankRoute:
+    """Returns what a rank receives, producer by producer."""
+    leader = flow.producer_rank(producers[rank % len(producers)])
+    if not _is_known(plan, route, flow):
+        ranks = Ranks.of(len(producers), lambda index: flow.producer_rank(producers[index]))
+        end = _end(plan, route, False, rank, [(ranks, None)])
+        return replace(_with_unknown_samples(plan, route, flow, end), leader=leader)
+    sending = flow.producers_of(rank)
+    portions = [
+        (Ranks.one(flow.producer_rank(producer)), _samples(flow.part_of(rank, producer)))
+        for producer in _first_and_last(sending)
+    ]
+    end = _end(plan, route, False, rank, portions)
+    return replace(end, partners=len(sending), total=flow.total, count=flow.samples_of(rank), leader=leader)
+
+
+def _is_known(plan: Plan, route: Route, flow: EvenFlow) -> bool:
+    """Whether it is known which rank has which samples."""
+    return carries_samples(plan, route) and flow.total > 0 and not _unknown(route, flow)
+
+
+def _with_unknown_samples(plan: Plan, route: Route, flow: EvenFlow, end: RankRoute) -> RankRoute:
+    if not carries_samples(plan, route):
+        return end
+    depends_on_samples = flow.execute.is_joint and flow.shares > 1 and flow.producers > 1
+    some = depends_on_samples and end.exchanges[0].ranks.count > 1
+    return replace(end, total=flow.total, some=some, note=_unknown(route, flow))
+
+
+def _over(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> Over:
+    """Returns the distance from a rank to ranks of a group. Where nodes rise with the ranks, the listed ones are
+    enough."""
+    if (group, ranks.count, ranks.first) == (other, 1, (rank,)):
+        return "process"
+    nodes = {plan.node_of(other, each) for each in (*ranks.first, ranks.last)}
+    return over(plan, group, other, near=nodes == {plan.node_of(group, rank)})
+
+
+def _samples(part: Part) -> tuple[int, int]:
+    return part.samples.start, part.samples.stop
+
+
+def _first_and_last(numbers: Sequence[int]) -> list[int]:
+    return list(numbers) if len(numbers) <= MAX_LISTED else [*numbers[: MAX_LISTED - 1], numbers[-1]]
