@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from processes import Launch, Launched, alive, family, plan_of, wait
 
+from meshctl.engines.node.forkserver import TITLE
 from meshctl.engines.supervise.cause import READ_ONLY
+from meshctl.plan.model import Program
 
 GONE = 10.0
 """Seconds; three on a quiet machine."""
@@ -90,3 +92,28 @@ def test_grandchildren_go_too(launch: Launch, tmp_path: Path) -> None:
     os.kill(run.pid_of("one", 0), signal.SIGKILL)
     gone(pids)
     assert run.end() == 5
+
+
+SLEEPER = Program(("-c", "import time; time.sleep(1000)"))
+
+
+def test_node_processes_that_were_started_by_exec_end_with_the_launcher(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Only the connection ties them to it, as on another node."""
+    run = launch(plan_of(tmp_path, ("one", SLEEPER)), by_hand=True)
+    wait(lambda: len(run.events("started")) == 2, "the workers")
+    pids = family(run.pid)
+    os.kill(run.pid, signal.SIGKILL)
+    gone(pids)
+    assert run.end() is None
+
+
+def test_a_stopped_node_process_does_not_prevent_the_end(launch: Launch, tmp_path: Path) -> None:
+    run, pids = going(launch, tmp_path)
+    os.kill(run.named(TITLE), signal.SIGSTOP)
+    run.send(signal.SIGINT)
+    wait(lambda: len(run.events("stopping")) > 0, "the first signal")
+    run.send(signal.SIGTERM)
+    gone(pids)
+    assert run.end() == 130

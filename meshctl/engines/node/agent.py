@@ -62,6 +62,8 @@ class AgentJob:
     node: int
     store: str
     """HOST:PORT of the head's store."""
+    python: str = sys.executable
+    """The interpreter of the fork server of the group."""
 
     @property
     def log(self) -> Path:
@@ -78,7 +80,9 @@ class AgentJob:
 
     def requests(self, inherited: dict[str, str]) -> tuple[SpawnRequest, ...]:
         """Returns what the fork server is asked for, without torchrun's variables."""
-        env = WorkerEnv(self.plan, self.run, self.start, self.placed, self.store, inherited, is_rocm())
+        env = WorkerEnv(
+            self.plan, self.run, self.start, self.placed, self.store, inherited, is_rocm(), self.python
+        )
         argv, cwd = env.argv, env.cwd
         return tuple(
             SpawnRequest(

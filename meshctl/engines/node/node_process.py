@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -136,14 +136,16 @@ class NodeProcess:
         self._attempt = _Attempt(number)
         for group in groups_on(plan, self._job.node):
             if not self._job.groups or group in self._job.groups:
-                job = AgentJob(plan, self._job.run, start, group, self._job.node, str(message["store"]))
+                python = str(message.get("python", {}).get(group, sys.executable))
+                job = AgentJob(
+                    plan, self._job.run, start, group, self._job.node, str(message["store"]), python
+                )
                 try:
-                    self._fork_agent(job, message.get("python", {}))
+                    self._fork_agent(job)
                 except OSError as error:
                     self._connection.send({"type": "refused", "attempt": number, "error": str(error)})
-        self._connection.send({"type": "begun", "attempt": number, "pid": os.getpid()})
 
-    def _fork_agent(self, job: AgentJob, python: Mapping[str, str]) -> None:
+    def _fork_agent(self, job: AgentJob) -> None:
         job.run.log(job.group, 0).parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = agent_sockets()
         parent = os.getpid()
@@ -155,10 +157,10 @@ class NodeProcess:
         theirs.close()
         assert self._attempt is not None
         self._attempt.agents[pid] = job.group
-        if job.group in python:
-            self._other(python[job.group]).add_agent(ours)
-        else:
+        if job.python == sys.executable:
             self._server.add_agent(ours)
+        else:
+            self._other(job.python).add_agent(ours)
 
     def _other(self, python: str) -> ExecServer:
         if python not in self._others:

@@ -58,13 +58,15 @@ class WorkerEnv:
     """The environment of the fork server."""
     is_rocm: bool = False
     """Whether torch is ROCm's."""
+    python: str = sys.executable
+    """The interpreter of the fork server."""
 
     @property
     def argv(self) -> tuple[str, ...] | None:
         """The command line of a worker that has to be exec'd; None for one that is forked and called."""
         if self.group.program is not None:
             return _program_argv(self.group.program, self.run, self.start)
-        return (sys.executable, *WORKER) if reads_at_import(self.group, self.inherited) else None
+        return (self.python, *WORKER) if reads_at_import(self.group, self.inherited) else None
 
     @property
     def cwd(self) -> str:

@@ -107,6 +107,8 @@ def test_which_variables_are_read_at_import(
     assert reads_at_import(group, inherited) == expected
     env = WorkerEnv(planned(group), RunDir(Path()), Start(()), group, "h:1", inherited)
     assert env.argv == ((sys.executable, "-m", "meshctl.runtime.worker") if expected else None)
+    other = replace(env, python="/other/python")
+    assert other.argv == (("/other/python", "-m", "meshctl.runtime.worker") if expected else None)
 
 
 def test_a_program_is_found_beside_the_recipe(tmp_path: Path) -> None:
