@@ -115,9 +115,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:
     """Writes a recipe that runs, and its classes. On a terminal it asks what it should be."""
-    from meshctl.cli.init import Asked, init
+    from meshctl.cli.init import Options, init
 
-    raise typer.Exit(init(name, Asked(kind, device, ranks, layout, script, yes, force)))
+    raise typer.Exit(init(name, Options(kind, device, ranks, layout, script, yes, force)))
 
 
 @app.command()

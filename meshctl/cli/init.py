@@ -1,7 +1,7 @@
-"""`meshctl init [NAME]`: a recipe that validates and runs, and the Python file with its classes.
+"""`meshctl init [NAME]`: writes a recipe that validates and runs, and the Python file with its classes.
 
-On a terminal it asks what was not said; with any of its options, or without a terminal, it asks nothing and
-takes what is usual. It writes at the end, both files or none, and never over a file that is there.
+On a terminal it asks questions; with any of its options, or without a terminal, it asks nothing and uses defaults. It
+writes at the end, all files or none, and never over an existing file without `--force`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ from meshctl.recipe.templates import (
 )
 from meshctl.run.directory import write_whole
 from meshctl.text.english import counted, listed
+from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.view.reports.text import cells, shown
 
 USAGE, INTERRUPTED = 2, 130
-USUAL_ON_CPU = 2
-"""Processes."""
+DEFAULT_PROCESSES = 2
+"""Number of ranks on cpu where nobody chooses it."""
+DEFAULT_DEVICES = 8
+"""Number of ranks on accelerators that this machine does not have."""
 Ask = Callable[[str], str]
-"""Shows a prompt and gives a line; raises `EOFError` where there is none."""
+"""Shows a prompt and returns a line; raises `EOFError` at the end of the input."""
 Machine = tuple[str, int]
-"""The device type that a machine computes on, and how many it has; of cpu 0."""
+"""(device type, number of devices); ("cpu", 0) for a machine without accelerators."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options of the command; empty where they were not given."""
+class Options:
+    """The options of the command; empty if they are left out."""
 
     kind: str = ""
     device: str = ""
@@ -57,39 +60,41 @@ class Asked:
     force: bool = False
 
     @property
-    def silent(self) -> bool:
-        """Something was said, so nothing is asked."""
-        return bool(
-            self.yes or self.kind or self.device or self.ranks is not None or self.layout or self.script
-        )
+    def has_answers(self) -> bool:
+        """Whether an option answers a question, so that none is options."""
+        given = (self.yes, self.kind, self.device, self.layout, self.script)
+        return any(given) or self.ranks is not None
 
 
-def init(name: str, asked: Asked) -> int:
-    """The exit code."""
-    talks = not asked.silent and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+def init(name: str, options: Options) -> int:
+    """Asks, writes the files, and returns the exit code."""
+    has_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     try:
         here = machine()
-        choice, name = questions(name, here, asked.force, answer) if talks else (chosen(asked, here), name)
-        return write(place(name, choice.kind), choice, asked, here)
+        if has_terminal and not options.has_answers:
+            choice, name = questions(name, here, options.force, read_line)
+        else:
+            choice = choice_of(options, here)
+        return write(place_of(name, choice.kind), choice, options, here)
     except WrongChoice as wrong:
         return refuse(str(wrong))
     except KeyboardInterrupt:
         print("\nnothing was written", file=sys.stderr)
         return INTERRUPTED
     except EOFError:
+        print(file=sys.stderr)
         return refuse(
-            "\nthere was no answer, so nothing was written; `--yes` takes what is usual, `--help` says what can be said"
+            "there was no answer, so nothing was written; `--yes` takes what is usual, `--help` says what can be said"
         )
 
 
 def refuse(reason: str) -> int:
-    newline, reason = ("\n", reason[1:]) if reason.startswith("\n") else ("", reason)
-    print(f"{newline}error: {shown(reason)}", file=sys.stderr)
+    print(f"error: {shown(reason)}", file=sys.stderr)
     return USAGE
 
 
 def machine() -> Machine:
-    """What is here, told without loading torch or calling a driver."""
+    """Returns the devices of this machine, without loading torch or calling a driver."""
     from meshctl.engines.local import DEVICES as FILES
     from meshctl.engines.local import count_devices, is_rocm
     from meshctl.engines.node.visible_devices import narrowed
@@ -103,18 +108,20 @@ def machine() -> Machine:
     return (kind, count) if count else ("cpu", 0)
 
 
-def usual(here: Machine, device: str) -> int:
-    """How many ranks, where nobody says it."""
+def default_ranks(here: Machine, device: str) -> int:
     kind, count = here
-    return count if kind == device and count else {"cpu": USUAL_ON_CPU, "mps": 1}.get(device, 8)
+    if kind == device and count:
+        return count
+    return {"cpu": DEFAULT_PROCESSES, "mps": 1}.get(device, DEFAULT_DEVICES)
 
 
-def chosen(asked: Asked, here: Machine) -> Choice:
-    """The options, and for what they leave out the usual; raises `WrongChoice`."""
-    kind = asked.kind or ("script" if asked.script else next(iter(KINDS)))
-    device = {"gpu": "cuda"}.get(asked.device.lower(), asked.device.lower()) or here[0]
-    ranks = usual(here, device) if asked.ranks is None else asked.ranks
-    choice = Choice(kind, device, ranks, asked.layout, asked.script)
+def choice_of(options: Options, here: Machine) -> Choice:
+    """Returns the choices of the options, with defaults for those that are left out. Raises `WrongChoice`."""
+    kind = options.kind or ("script" if options.script else next(iter(KINDS)))
+    device = options.device.lower() or here[0]
+    device = DEVICE_ALIASES.get(device, device)
+    ranks = default_ranks(here, device) if options.ranks is None else options.ranks
+    choice = Choice(kind, device, ranks, options.layout, options.script)
     templates.check(choice)
     return choice
 
@@ -122,43 +129,42 @@ def chosen(asked: Asked, here: Machine) -> Choice:
 # Questions
 
 
-def answer(prompt: str) -> str:
-    """A line of the terminal. An interrupt between prompt and reading would not be heard before its end: the
-    pipe tells of it."""
+def read_line(prompt: str) -> str:
+    """Returns a line of the terminal. The pipe wakes the wait at an interrupt, which would otherwise take effect
+    only after the line if it came between the prompt and the reading."""
     print(prompt, end="", flush=True)
-    heard, tells = os.pipe()
-    os.set_blocking(tells, False)
-    before = signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+    wakes, signals = os.pipe()
+    os.set_blocking(signals, False)
+    before = signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
     try:
-        select.select([sys.stdin, heard], [], [])
+        select.select([sys.stdin, wakes], [], [])
         return input()
     finally:
         signal.set_wakeup_fd(before)
-        os.close(heard)
-        os.close(tells)
+        os.close(wakes)
+        os.close(signals)
 
 
 def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, str]:
-    """What is asked on a terminal, each with a default."""
-    kind = one_of("What is to run?", KINDS, next(iter(KINDS)), ask)
-    script = which_script(ask) if kind == "script" else ""
+    """Asks on a terminal, with a default for each question; returns (the choices, the name)."""
+    kind = ask_option("What is to run?", KINDS, next(iter(KINDS)), ask)
+    script = ask_script(ask) if kind == "script" else ""
     found = f"this machine has {counted(here[1], 'device')}" if here[1] else "this machine has no accelerator"
     about = {device: f"{text}; {found}" if device == here[0] else text for device, text in DEVICES.items()}
-    device = one_of("On what?", about, here[0], ask)
-    choice = Choice(kind, device, usual(here, device), "", script)
+    device = ask_option("On what?", about, here[0], ask)
+    choice = Choice(kind, device, default_ranks(here, device), "", script)
     if device != "mps":
-        choice = replace(choice, ranks=number(_how_many(choice), choice, ask))
+        choice = replace(choice, ranks=ask_ranks(_how_many(choice), choice, ask))
     if kind != "script" and len(layouts(choice)) > 1:
-        options = {layout: LAYOUTS[layout][0] for layout in layouts(choice)}
-        layout = one_of(
-            f"In which layout are the {choice.trained} ranks that train?", options, layouts(choice)[0], ask
-        )
+        words = {layout: LAYOUTS[layout][0] for layout in layouts(choice)}
+        question = f"In which layout are the {choice.trained} ranks that train?"
+        layout = ask_option(question, words, layouts(choice)[0], ask)
         choice = replace(choice, layout=layout)
-    return choice, name or a_name(choice, force, ask)
+    return choice, name or ask_name(choice, force, ask)
 
 
-def which_script(ask: Ask) -> str:
-    """Somebody's own; empty for one to begin with."""
+def ask_script(ask: Ask) -> str:
+    """Asks for the path of the user's script; empty for one that `init` writes."""
     while script := ask("\nWhich script? A path; nothing for a small one to begin with: ").strip():
         try:
             script_from(script, Path())
@@ -168,12 +174,12 @@ def which_script(ask: Ask) -> str:
     return script
 
 
-def a_name(choice: Choice, force: bool, ask: Ask) -> str:
-    """One that can name a run, and that no recipe has yet."""
+def ask_name(choice: Choice, force: bool, ask: Ask) -> str:
+    """Asks for a name that can name a run and that no recipe has yet."""
     while True:
         name = ask(f"\nA name [{choice.kind}]: ").strip() or choice.kind
         try:
-            recipe = place(name, choice.kind).recipe
+            recipe = place_of(name, choice.kind).recipe
             if force or not os.path.lexists(recipe):
                 return name
             print(f"  {shown(f'`{recipe}` is there already')}")
@@ -181,18 +187,18 @@ def a_name(choice: Choice, force: bool, ask: Ask) -> str:
             print(f"  {shown(str(wrong))}")
 
 
-def one_of(question: str, options: Mapping[str, str], default: str, ask: Ask) -> str:
-    """By its number or its word."""
-    names, width = list(options), max(map(len, options))
+def ask_option(question: str, words: Mapping[str, str], default: str, ask: Ask) -> str:
+    """Asks for one of a few words, which is given by its number or as a word."""
+    names, width = list(words), max(map(len, words))
     print(f"\n{question}")
-    for index, option in enumerate(names, 1):
-        print(f"  {index}  {option:{width}}  {options[option]}")
+    for index, word in enumerate(names, 1):
+        print(f"  {index}  {word:{width}}  {words[word]}")
     while True:
-        said = ask(f"[{default}]: ").strip().lower() or default
-        if said in options:
-            return said
-        if said.isdecimal() and 1 <= int(said) <= len(names):
-            return names[int(said) - 1]
+        line = ask(f"[{default}]: ").strip().lower() or default
+        if line in words:
+            return line
+        if line.isdecimal() and 1 <= int(line) <= len(names):
+            return names[int(line) - 1]
         print(f"  a number from 1 to {len(names)}, or a word: {', '.join(names)}")
 
 
@@ -202,12 +208,12 @@ def _how_many(choice: Choice) -> str:
     return f"How many {what}{groups}?{' The judge is one more.' if choice.kind == 'grpo' else ''}"
 
 
-def number(question: str, choice: Choice, ask: Ask) -> int:
+def ask_ranks(question: str, choice: Choice, ask: Ask) -> int:
     print(f"\n{question}")
     while True:
-        said = ask(f"[{choice.ranks}]: ").strip() or str(choice.ranks)
+        line = ask(f"[{choice.ranks}]: ").strip() or str(choice.ranks)
         try:
-            ranks = int(said)
+            ranks = int(line)
             templates.check(replace(choice, ranks=ranks))
             return ranks
         except WrongChoice as wrong:
@@ -221,7 +227,7 @@ def number(question: str, choice: Choice, ask: Ask) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the files go."""
+    """Where the files are written."""
 
     folder: Path
     stem: str
@@ -231,9 +237,9 @@ class Place:
         return self.folder / f"{self.stem}.yaml"
 
 
-def place(name: str, kind: str) -> Place:
-    """`jobs/grpo` is written into jobs/; a folder gets a recipe that is called like its kind. Raises
-    `WrongChoice`."""
+def place_of(name: str, kind: str) -> Place:
+    """Returns where the recipe of a name is written: `jobs/grpo` into jobs/, and into an existing folder a recipe
+    that is named like its kind. Raises `WrongChoice`."""
     if "\0" in name:
         raise WrongChoice("a name has no NUL in it")
     path = Path(name or kind)
@@ -242,46 +248,47 @@ def place(name: str, kind: str) -> Place:
     return Place(path.parent, stem_of(path.name))
 
 
-def write(to: Place, choice: Choice, asked: Asked, here: Machine) -> int:
-    """Writes both files and says what comes next; the exit code."""
-    own = [os.path.realpath(folder) for folder in ("", to.folder)]
-    elsewhere = [folder for folder in sys.path if os.path.realpath(folder) not in own]
-    taken = [
-        name
-        for name in (to.stem, module_of(to.stem))
-        if name.isidentifier() and _is_taken(name, to.folder, elsewhere)
-    ]
-    module = module_of(to.stem, taken)
-    choice = replace(choice, script=script_from(choice.script, to.folder)) if choice.script else choice
+def write(to: Place, choice: Choice, options: Options, here: Machine) -> int:
+    """Writes all files, prints what comes next, and returns the exit code."""
+    if choice.script:
+        choice = replace(choice, script=script_from(choice.script, to.folder))
     path = shlex.quote(str(to.recipe))
-    texts = {
-        to.folder / name: text
-        for name, text in templates.files(choice, to.stem, module, path, schema.MODELINE).items()
-    }
-    if there := [
-        str(file) for file in texts if os.path.lexists(file) and not (asked.force and os.path.isfile(file))
-    ]:
-        are, them = ("is", "it") if len(there) == 1 else ("are", "them")
+    named = templates.files(choice, to.stem, _free_module(to), path, schema.MODELINE)
+    texts = {to.folder / name: text for name, text in named.items()}
+    existing = [str(file) for file in texts if os.path.lexists(file)]
+    if options.force:
+        existing = [file for file in existing if not os.path.isfile(file)]
+    if existing:
+        are, them = ("is", "it") if len(existing) == 1 else ("are", "them")
         return refuse(
-            f"{listed(there)} {are} there already: say another NAME, or `--force` to write over {them}"
+            f"{listed(existing)} {are} there already: say another NAME, or `--force` to write over {them}"
         )
-    editors = for_editors(to.folder / schema.FILE)
+    texts |= for_editors(to.folder / schema.FILE)
     try:
-        put(texts | editors)
+        write_all(texts)
     except OSError as error:
         return refuse(f"`{to.folder}` cannot be written to: {why(error)}")
-    say(to, [*texts, *editors], choice, here)
+    report(to, list(texts), choice, here)
     return 0
 
 
+def _free_module(to: Place) -> str:
+    """Returns the name of the Python file, which no other module has."""
+    own = [os.path.realpath(folder) for folder in ("", to.folder)]
+    elsewhere = [folder for folder in sys.path if os.path.realpath(folder) not in own]
+    names = (to.stem, module_of(to.stem))
+    taken = [name for name in names if name.isidentifier() and _is_taken(name, to.folder, elsewhere)]
+    return module_of(to.stem, taken)
+
+
 def _is_taken(name: str, folder: Path, elsewhere: list[str]) -> bool:
-    """A package in the same folder comes before a file, and a file of that name would come before what is
-    installed."""
+    """Returns whether a module of this name exists: a package in the same folder takes precedence over a file, and
+    the file would take precedence over an installed module."""
     return os.path.isfile(folder / name / "__init__.py") or installed(name, elsewhere)
 
 
 def script_from(script: str, folder: Path) -> str:
-    """Its path as seen from the recipe's folder; raises `WrongChoice` where there is none."""
+    """Returns a script's path relative to the recipe's folder. Raises `WrongChoice` if there is no such file."""
     if "\0" in script or not os.path.isfile(script):
         raise WrongChoice(f"there is no script `{script}`")
     if set(script) & set("${}"):
@@ -293,8 +300,8 @@ def script_from(script: str, folder: Path) -> str:
 
 
 def for_editors(file: Path) -> dict[Path, str]:
-    """The schema that the first line of a recipe names, where the folder has none or an old one; somebody
-    else's of that name stays."""
+    """Returns the schema that the first line of a recipe names, if the folder has none or an old one; another file of
+    that name stays."""
     text = schema.text()
     if not os.path.lexists(file):
         return {file: text}
@@ -306,8 +313,8 @@ def for_editors(file: Path) -> dict[Path, str]:
     return {file: text} if ours and old != text else {}
 
 
-def put(texts: Mapping[Path, str]) -> None:
-    """All or none: where one cannot be written, those before it go again. Raises `OSError`."""
+def write_all(texts: Mapping[Path, str]) -> None:
+    """Writes all files or none: if one cannot be written, new ones are removed. Raises `OSError`."""
     new = [file for file in texts if not file.exists()]
     try:
         for file, text in texts.items():
@@ -318,7 +325,8 @@ def put(texts: Mapping[Path, str]) -> None:
         raise
 
 
-def say(to: Place, written: list[Path], choice: Choice, here: Machine) -> None:
+def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> None:
+    """Prints what was written, and the commands to try next."""
     groups = ", ".join([*choice.shares, *(["judge"] if choice.kind == "grpo" else [])])
     what = {
         ".yaml": f"{counted(choice.workers, 'worker')}: {groups}",

@@ -16,7 +16,7 @@ import pytest
 
 from meshctl.cli import doctor as command
 from meshctl.cli.doctor import doctor
-from meshctl.cli.init import Asked, init
+from meshctl.cli.init import Options, init
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import runner
 from meshctl.engines.checks.requirements import Requirements
@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     device."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("meshctl.engines.local.ROOT", tmp_path)
-    assert init("fine", Asked("grpo", "cpu")) == 0 and init("far", Asked("train", "cuda", 2)) == 0
+    assert init("fine", Options("grpo", "cpu")) == 0 and init("far", Options("train", "cuda", 2)) == 0
     return tmp_path
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.cli import init as command
-from meshctl.cli.init import Asked, init
+from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
 from meshctl.cli.validate import checked
 from meshctl.recipe import templates
@@ -82,7 +82,7 @@ def test_every_choice_validates_without_a_warning(kind: str, device: str, here: 
     tried = [choice for choice in choices() if (choice.kind, choice.device) == (kind, device)]
     assert len(tried) >= (1 if device == "mps" else 4)
     for number, choice in enumerate(tried):
-        asked = Asked(kind, device, choice.ranks, choice.layout)
+        asked = Options(kind, device, choice.ranks, choice.layout)
         assert init(f"r{number}", asked) == 0
         said = validated(f"r{number}.yaml")
         plan = plan_of(f"r{number}.yaml", []).plan
@@ -101,13 +101,13 @@ def test_every_choice_validates_without_a_warning(kind: str, device: str, here: 
 
 
 def test_one_device_is_shared(here: Path) -> None:
-    assert init("r", Asked("grpo", "cuda", 1)) == 0
+    assert init("r", Options("grpo", "cuda", 1)) == 0
     plan = plan_of("r.yaml", []).plan
     assert plan.group("train").colocate == "rollout" and plan.group("judge").device_type == "cpu"
 
 
 def test_two_groups_share_the_devices_between_them(here: Path) -> None:
-    assert init("r", Asked("distill", "npu", 7)) == 0
+    assert init("r", Options("distill", "npu", 7)) == 0
     plan = plan_of("r.yaml", []).plan
     assert (plan.group("teacher").workers, plan.group("student").workers) == (3, 4)
 
@@ -124,7 +124,7 @@ LEARNED = {
 def test_on_cpu_it_runs_and_learns(kind: str, here: Path) -> None:
     """As a user would: `init`, then the command that it says."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    assert init("first", Asked(kind)) == 0
+    assert init("first", Options(kind)) == 0
     launched = [sys.executable, "-c", MAIN, "launch", "first.yaml"]
     done = subprocess.run(launched, cwd=here, env=environ, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -143,7 +143,7 @@ def test_on_cpu_it_runs_and_learns(kind: str, here: Path) -> None:
 
 
 def test_what_is_said_and_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert init("jobs/first", Asked("grpo")) == 0
+    assert init("jobs/first", Options("grpo")) == 0
     said, wrong = capsys.readouterr()
     assert wrong == "" and said == (
         "wrote jobs/first.yaml          3 workers: rollout, train, judge\n"
@@ -165,7 +165,7 @@ def test_what_is_said_and_written(here: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_machine_that_lacks_the_devices_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert init("r", Asked(device="GPU", ranks=4)) == 0
+    assert init("r", Options(device="GPU", ranks=4)) == 0
     assert (
         "It wants 4 cuda devices, and this machine has no accelerator: launch it where they are.\n"
         in capsys.readouterr().out
@@ -174,7 +174,7 @@ def test_a_machine_that_lacks_the_devices_is_told(here: Path, capsys: pytest.Cap
 
 def test_what_is_usual_is_what_the_machine_has(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "machine", lambda: ("cuda", 6))
-    assert init("r", Asked(yes=True)) == 0
+    assert init("r", Options(yes=True)) == 0
     group = plan_of("r.yaml", []).plan.group("train")
     assert (group.device_type, group.workers) == ("cuda", 6)
 
@@ -196,7 +196,7 @@ def test_machine_counts_what_the_environment_leaves(monkeypatch: pytest.MonkeyPa
 
 def test_ones_own_script_is_named_and_not_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "my train.py").write_text("print('mine')\n")
-    assert init("jobs/mine", Asked(script="my train.py", ranks=3)) == 0
+    assert init("jobs/mine", Options(script="my train.py", ranks=3)) == 0
     assert names(here) == {"my train.py", "jobs/mine.yaml", "jobs/recipe.schema.json"}
     validated("jobs/mine.yaml")
     program = plan_of("jobs/mine.yaml", []).plan.group("train").program
@@ -206,40 +206,40 @@ def test_ones_own_script_is_named_and_not_written(here: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("there", ["first.yaml", "first.py"])
 def test_nothing_is_written_over(there: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / there).write_text("mine")
-    assert init("first", Asked("train")) == 2
+    assert init("first", Options("train")) == 2
     said, wrong = capsys.readouterr()
     assert (said, wrong) == (
         "",
         f"error: `{there}` is there already: say another NAME, or `--force` to write over it\n",
     )
     assert names(here) == {there} and (here / there).read_text() == "mine"
-    assert init("first", Asked("train", force=True)) == 0
+    assert init("first", Options("train", force=True)) == 0
     assert "mine" not in (here / there).read_text()
 
 
 def test_a_folder_in_the_way_is_not_forced(here: Path) -> None:
     (here / "first.yaml").mkdir()
-    assert init("first", Asked("train", force=True)) == 2
+    assert init("first", Options("train", force=True)) == 2
     assert names(here) == set()
 
 
 def test_somebody_elses_schema_stays(here: Path) -> None:
     (here / "recipe.schema.json").write_text("[]")
-    assert init("first", Asked()) == 0
+    assert init("first", Options()) == 0
     assert (here / "recipe.schema.json").read_text() == "[]"
     (here / "recipe.schema.json").write_text('{"title": "meshctl recipe"}')
-    assert init("second", Asked()) == 0
+    assert init("second", Options()) == 0
     assert "properties" in (here / "recipe.schema.json").read_text()
 
 
 def test_one_schema_serves_all_recipes_of_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert init("first", Asked()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
-    assert init("日本", Asked()) == 0
+    assert init("first", Options()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
+    assert init("日本", Options()) == 0
     assert capsys.readouterr().out.startswith(
         "wrote 日本.yaml  2 workers: train\nwrote job___.py  its classes, for you to change\n\n"
     )
     (here / "recipe.schema.json").write_text(json.dumps({"title": schema()["title"]}))
-    assert init("second", Asked()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
+    assert init("second", Options()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
     assert json.loads((here / "recipe.schema.json").read_text()) == schema()
 
 
@@ -252,16 +252,16 @@ def test_both_files_or_none(
         path.write_text(text)
 
     monkeypatch.setattr(command, "write_whole", full)
-    assert init("first", Asked("train")) == 2
+    assert init("first", Options("train")) == 2
     assert capsys.readouterr().err == "error: `.` cannot be written to: no space left on device\n"
     assert names(here) == set()
 
 
 def test_a_folder_that_cannot_be_written_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "file").touch()
-    assert init("file/first", Asked()) == 2
+    assert init("file/first", Options()) == 2
     assert capsys.readouterr().err == "error: `file` cannot be written to: not a directory\n"
-    assert init(f"{'x' * 300}/first", Asked()) == 2
+    assert init(f"{'x' * 300}/first", Options()) == 2
     assert capsys.readouterr().err.endswith("` cannot be written to: file name too long\n")
 
 
@@ -291,7 +291,7 @@ def test_a_folder_that_cannot_be_written_to(here: Path, capsys: pytest.CaptureFi
 )
 def test_names(name: str, recipe: str, module: str, here: Path) -> None:
     (here / "there").mkdir()
-    assert init(name, Asked("train")) == 0
+    assert init(name, Options("train")) == 0
     target = here / recipe
     assert names(here) - {str(Path(recipe).parent / "recipe.schema.json")} == {
         recipe,
@@ -305,7 +305,7 @@ def test_names(name: str, recipe: str, module: str, here: Path) -> None:
 def test_a_package_beside_it_does_not_hide_its_classes(here: Path) -> None:
     (here / "first").mkdir()
     (here / "first" / "__init__.py").touch()
-    assert init("./first.yaml", Asked("train")) == 0
+    assert init("./first.yaml", Options("train")) == 0
     assert plan_of("first.yaml", []).plan.component("trainer").target == "first_job.Trainer"
 
 
@@ -314,7 +314,7 @@ def test_a_package_beside_it_does_not_hide_its_classes(here: Path) -> None:
     ["a b", "-x", "a\nb", "a=b", "~x", "x" * 300, "a\0b", "\x1b[31m", "..yaml", "*", "+a", "@", "a:b", "'"],
 )
 def test_odd_names_are_answered(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert init(name, Asked()) == 2
+    assert init(name, Options()) == 2
     said, wrong = capsys.readouterr()
     assert said == "" and wrong.startswith("error: ") and wrong.count("\n") == 1 and "\x1b" not in wrong
     assert names(here) == set()
@@ -359,28 +359,31 @@ def test_text_stays_text_in_yaml(text: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (Asked("grop"), "there is no kind `grop`; there are `train`, `grpo`, `distill` and `script`"),
-        (Asked(device="tpu"), "there is no device `tpu`; there are `cpu`, `cuda`, `npu` and `mps`"),
-        (Asked(ranks=0), "ranks are a number from 1 to 100,000, not 0"),
-        (Asked(layout="tp"), "there is no layout `tp`; there are `fsdp`, `dp` and `hsdp`"),
+        (Options("grop"), "there is no kind `grop`; there are `train`, `grpo`, `distill` and `script`"),
+        (Options(device="tpu"), "there is no device `tpu`; there are `cpu`, `cuda`, `npu` and `mps`"),
+        (Options(ranks=0), "ranks are a number from 1 to 100,000, not 0"),
+        (Options(layout="tp"), "there is no layout `tp`; there are `fsdp`, `dp` and `hsdp`"),
         (
-            Asked("grpo", ranks=1),
+            Options("grpo", ranks=1),
             "grpo has the groups `rollout` and `train`: on cpu it needs 2 ranks at least",
         ),
-        (Asked("grpo", ranks=2, layout="fsdp"), "fsdp does not fit the 1 rank of `train` on cpu; `dp` would"),
         (
-            Asked("train", ranks=3, layout="hsdp"),
+            Options("grpo", ranks=2, layout="fsdp"),
+            "fsdp does not fit the 1 rank of `train` on cpu; `dp` would",
+        ),
+        (
+            Options("train", ranks=3, layout="hsdp"),
             "hsdp does not fit the 3 ranks of `train` on cpu; `fsdp` and `dp` would",
         ),
-        (Asked(device="mps", ranks=2), "a machine has one mps device, not 2"),
-        (Asked("script", layout="dp"), "a script makes its layout itself: leave the layout out"),
-        (Asked("train", script="x.py"), "a script of your own is of the kind script, not train"),
-        (Asked(script="none.py"), "there is no script `none.py`"),
-        (Asked(script="a\0b"), "there is no script `a?b`"),
+        (Options(device="mps", ranks=2), "a machine has one mps device, not 2"),
+        (Options("script", layout="dp"), "a script makes its layout itself: leave the layout out"),
+        (Options("train", script="x.py"), "a script of your own is of the kind script, not train"),
+        (Options(script="none.py"), "there is no script `none.py`"),
+        (Options(script="a\0b"), "there is no script `a?b`"),
     ],
 )
 def test_choices_that_make_no_recipe(
-    asked: Asked, why: str, here: Path, capsys: pytest.CaptureFixture[str]
+    asked: Options, why: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert init("first", asked) == 2
     assert capsys.readouterr() == ("", f"error: {why}\n")
