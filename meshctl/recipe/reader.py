@@ -61,7 +61,7 @@ class Read:
 
 def read(root: Node, stem: str) -> Read:
     """Returns the recipe of a tree; `stem` is its name if the tree has none."""
-    reader = _RecipeReader(root, readers=_READERS)
+    reader = _RecipeReader(root, readers=TYPE_READERS)
     recipe = reader.recipe(root, stem)
     return Read(recipe, tuple(reader.found), frozenset(reader.wrong))
 
@@ -312,7 +312,7 @@ def _long_form(item: Node, section: Section) -> str:
     return ""
 
 
-_READERS: Mapping[type[types.Type], Any] = {
+TYPE_READERS: Mapping[type[types.Type], Any] = {
     **READERS,
     types.RunName: _run_name,
     types.ClassPath: _class_path,

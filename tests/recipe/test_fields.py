@@ -71,7 +71,9 @@ def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) 
     assert field_at(path, TREE) == field
     assert schema.section_schema(section)["properties"][field.key]["description"] == field.doc
     assert field.doc and len(field.doc) <= 220
-    values = FieldReader(TREE, readers=reader._READERS).section(Node({}, HERE), PATHS[section.name], section)
+    values = FieldReader(TREE, readers=reader.TYPE_READERS).section(
+        Node({}, HERE), PATHS[section.name], section
+    )
     assert values[field.key] == field.value_if_absent
     if field is not RECIPE.by_key["defaults"]:
         proposed = {one.text: one.description for one in overrides(Outline(TREE), "++" + ".".join(path))}
@@ -82,7 +84,7 @@ def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) 
 @pytest.mark.parametrize("kind", [kind for kind in vars(field_types).values() if isinstance(kind, type)])
 def test_every_type_is_read_and_described(kind: type) -> None:
     if issubclass(kind, field_types.Type) and kind is not field_types.Type:
-        assert kind in reader._READERS and kind in schema.SCHEMAS
+        assert kind in reader.TYPE_READERS and kind in schema.SCHEMAS
 
 
 def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
