@@ -85,33 +85,33 @@ def origins_text(loaded: Loaded) -> str:
 def origins_json(loaded: Loaded) -> str:
     from meshctl.recipe.origins import origins
 
-    values = ",".join(f"\n    {in_json(of_origin(origin))}" for origin in origins(loaded, Path.cwd()))
+    values = ",".join(f"\n    {in_json(origin_data(origin))}" for origin in origins(loaded, Path.cwd()))
     values = f"[{values}\n  ]" if values else "[]"
     return f'{{\n  "format": {FORMAT},\n  "errors": {len(loaded.report.errors)},\n  "values": {values}\n}}\n'
 
 
-def of_origin(origin: Origin) -> dict[str, Any]:
-    said: dict[str, Any] = {
+def origin_data(origin: Origin) -> dict[str, Any]:
+    values: dict[str, Any] = {
         "path": list(origin.path),
         "value": origin.value,
         "kind": origin.kind,
-        "place": of_span(origin.span),
+        "place": span_data(origin.span),
     }
     if origin.note:
-        said["note"] = origin.note
-    if origin.means:
-        said["means"] = origin.means[0]
-    if origin.refers:
-        said["refers"] = [
-            {"text": one.text, "path": list(one.path) if one.path else None, "place": of_span(one.span)}
-            for one in origin.refers
+        values["note"] = origin.note
+    if origin.resolved:
+        values["means"] = origin.resolved[0]
+    if origin.references:
+        values["refers"] = [
+            {"text": one.text, "path": list(one.path) if one.path else None, "place": span_data(one.span)}
+            for one in origin.references
         ]
-    if origin.was:
-        said["was"] = [{"value": was.value, "place": of_span(was.span)} for was in origin.was]
-    return said
+    if origin.replaced:
+        values["was"] = [{"value": was.value, "place": span_data(was.span)} for was in origin.replaced]
+    return values
 
 
-def of_span(span: Span | None) -> dict[str, Any] | None:
+def span_data(span: Span | None) -> dict[str, Any] | None:
     return (
         {"file": span.file, "line": span.line, "column": span.column, "width": span.width} if span else None
     )
@@ -127,8 +127,5 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
-    return (
-        str(value)
-        if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf")))
-        else value
-    )
+    is_infinite = isinstance(value, float) and not abs(value) < float("inf")
+    return str(value) if is_infinite else value

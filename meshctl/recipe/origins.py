@@ -3,7 +3,7 @@
     for origin in origins(loaded, cwd):
         origin.path, origin.value          ("run", "steps"), 7
         origin.kind, origin.span           "override", Span("override 1", 1, 11)
-        origin.was                         (Was(100, Span("recipe.yaml", 29, 15)),)
+        origin.replaced                    (Replaced(100, Span("recipe.yaml", 29, 15)),)
 
 Secrets and texts of the environment are hidden here already: nothing that is made of origins can show them.
 """
@@ -38,7 +38,7 @@ PLAIN = re.compile(r"(?:[\w./~$@+= -]|:(?! )|\$\{[^{}\"'#]*\}|<redacted>)+")
 
 
 @dataclass(frozen=True)
-class Was:
+class Replaced:
     """A value that was replaced."""
 
     value: Any
@@ -68,10 +68,10 @@ class Origin:
     """None for a value that is written nowhere."""
     note: str = ""
     """Why a value that is written nowhere is in force."""
-    means: tuple[Any, ...] = ()
+    resolved: tuple[Any, ...] = ()
     """The value once references are followed and `auto` is a number; empty if it is the same."""
-    refers: tuple[Reference, ...] = ()
-    was: tuple[Was, ...] = ()
+    references: tuple[Reference, ...] = ()
+    replaced: tuple[Replaced, ...] = ()
     """The values that it replaced, the last first."""
 
 
@@ -114,9 +114,9 @@ def _written(loaded: Loaded, path: Path, leaf: Node) -> Origin:
         value=_plain(leaf, path, secrets),
         kind=kind_of(leaf.span, loaded.tree),
         span=leaf.span,
-        means=_resolved(loaded, path, leaf),
-        refers=tuple(_references(loaded.tree, path, leaf, secrets)),
-        was=tuple(_was(loaded.tree, path, leaf, secrets)),
+        resolved=_resolved(loaded, path, leaf),
+        references=tuple(_references(loaded.tree, path, leaf, secrets)),
+        replaced=tuple(_replaced(loaded.tree, path, leaf, secrets)),
     )
 
 
@@ -136,11 +136,11 @@ def _references(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterato
             yield Reference(text, target, node.span if node is not None and not node.made else None)
 
 
-def _was(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[Was]:
+def _replaced(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[Replaced]:
     last = leaf.span
     for node in replaced(tree, path):
         if node.span != last:
-            yield Was(_plain(node, path, secrets), node.span)
+            yield Replaced(_plain(node, path, secrets), node.span)
         last = node.span
 
 

@@ -167,15 +167,17 @@ def place(origin: Origin) -> str:
 
 
 def test_what_a_value_replaced(found: dict[str, Origin]) -> None:
-    assert [(was.value, was.span.file, was.span.line) for was in found["run.steps"].was] == [
+    assert [(was.value, was.span.file, was.span.line) for was in found["run.steps"].replaced] == [
         (100, "recipe.yaml", 18)
     ]
-    assert [(was.value, was.span.file) for was in found["vars.paint.size"].was] == [(2, "paint/red.yaml")]
-    assert [was.value for was in found["vars.list.0"].was] == [1]
-    assert [was.value for was in found["vars.merged.two"].was] == [2]
-    assert found["vars.merged.one"].was == ()
-    assert [was.value for was in found["run.dir"].was] == ["runs"] and found["run.grace"].was == ()
-    assert found["vars.old"].was[0].value == {"token": HIDDEN}
+    assert [(was.value, was.span.file) for was in found["vars.paint.size"].replaced] == [
+        (2, "paint/red.yaml")
+    ]
+    assert [was.value for was in found["vars.list.0"].replaced] == [1]
+    assert [was.value for was in found["vars.merged.two"].replaced] == [2]
+    assert found["vars.merged.one"].replaced == ()
+    assert [was.value for was in found["run.dir"].replaced] == ["runs"] and found["run.grace"].replaced == ()
+    assert found["vars.old"].replaced[0].value == {"token": HIDDEN}
 
 
 def test_where_it_was_written(found: dict[str, Origin]) -> None:
@@ -192,16 +194,16 @@ def test_where_it_was_written(found: dict[str, Origin]) -> None:
 
 def test_what_a_reference_comes_to(found: dict[str, Origin]) -> None:
     origin = found["vars.from"]
-    assert origin.value == "${vars.paint.size} and ${.list.0}" and origin.means == ("4 and 3",)
-    assert [(one.text, one.path, one.span and one.span.file) for one in origin.refers] == [
+    assert origin.value == "${vars.paint.size} and ${.list.0}" and origin.resolved == ("4 and 3",)
+    assert [(one.text, one.path, one.span and one.span.file) for one in origin.references] == [
         ("${vars.paint.size}", ("vars", "paint", "size"), "recipe.yaml"),
         ("${.list.0}", ("vars", "list", "0"), "override 2"),
     ]
-    assert found["vars.chain"].means == ("4 and 3",)
+    assert found["vars.chain"].resolved == ("4 and 3",)
 
 
 def test_secrets_and_the_environment_are_hidden(found: dict[str, Origin]) -> None:
-    assert found["run.dir"].value == "${oc.env:HOME_DIR}/x" and found["run.dir"].means == (HIDDEN,)
+    assert found["run.dir"].value == "${oc.env:HOME_DIR}/x" and found["run.dir"].resolved == (HIDDEN,)
     assert found["groups.train.env.HF_TOKEN"].value == "${oc.env:TOKEN}"
     assert found["groups.train.env.API_KEY"].value == HIDDEN
     assert [found[f"groups.train.args.{index}"].value for index in range(3)] == ["x", "--token", HIDDEN]
@@ -227,7 +229,7 @@ def test_what_nobody_wrote() -> None:
     assert said["components.sampler.parallel.dp_size"] == (2, "inferred")
     assert said["pipeline.publish.max_staleness"] == (0, "default")
     assert "pipeline.batch.dispatch" not in said, "a source has no input"
-    assert found["components.actor.parallel.fsdp_size"].means == (4,)
+    assert found["components.actor.parallel.fsdp_size"].resolved == (4,)
     metrics = found["pipeline.metrics.collect"]
     assert (metrics.value, metrics.kind) == ("mean", "decorator") and place(metrics).startswith(
         "arithmetic.py:"
@@ -254,7 +256,7 @@ def test_a_layout_that_was_replaced(tmp_path: Path) -> None:
     found = {".".join(origin.path): origin for origin in origins(loaded, ARITHMETIC.parent)}
     fsdp = found["components.actor.parallel.fsdp_size"]
     assert fsdp.span is not None and fsdp.span.file.endswith("conf/layout/hsdp.yaml")
-    assert [(was.value, was.span.file) for was in fsdp.was] == [("auto", "base_of_all.yaml")]
+    assert [(was.value, was.span.file) for was in fsdp.replaced] == [("auto", "base_of_all.yaml")]
 
 
 def test_a_wrong_recipe_has_origins_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -72,16 +72,16 @@ def place_of(span: Span, room: int, before: str = "") -> str:
 
 
 def _notes(origin: Origin, room: int) -> Iterator[str]:
-    if origin.means:
+    if origin.resolved:
         yield from _meaning(origin, room)
-    elif origin.refers and origin.refers[0].path is None:
+    elif origin.references and origin.references[0].path is None:
         yield cut("(the worker asks its environment)", room)
-    for was in origin.was:
-        yield _of_two("was ", line_of(was.value), partial(place_of, was.span), room)
+    for replaced in origin.replaced:
+        yield _of_two("was ", line_of(replaced.value), partial(place_of, replaced.span), room)
 
 
 def _meaning(origin: Origin, room: int) -> Iterator[str]:
-    value, (first, *others) = line_of(origin.means[0]), origin.refers or (None,)
+    value, (first, *others) = line_of(origin.resolved[0]), origin.references or (None,)
     if first is None:
         yield _of_two("is ", value, lambda left: cut("inferred", left), room)
     elif first.path is None:
