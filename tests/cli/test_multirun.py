@@ -16,9 +16,9 @@ from tests.cli.test_launch import folder, meshctl, started, steps  # noqa: F401
 MOOD = "components.taker.args.mood"
 
 
-def rows(said: str) -> list[list[str]]:
+def rows(output: str) -> list[list[str]]:
     """The table at the end, without its first row; columns are two spaces apart."""
-    lines = said[said.rindex("\n  job  overrides") :].strip().splitlines()
+    lines = output[output.rindex("\n  job  overrides") :].strip().splitlines()
     return [re.split(r"  +", line.strip()) for line in lines[1:]]
 
 
@@ -56,12 +56,12 @@ def test_ctrl_c_ends_the_current_job_and_skips_the_rest(folder: Path) -> None:  
             if line.startswith("step "):
                 break
         os.killpg(running.pid, signal.SIGINT)
-        said, errors = running.communicate(timeout=60)
+        output, errors = running.communicate(timeout=60)
     finally:
         running.kill()
         running.communicate()
     assert running.returncode == 130, errors
-    first, *others = rows("\n" + said)
+    first, *others = rows("\n" + output)
     assert first[:3] == ["1", "seed=1", "failed: exit code 130"]
     assert others == [["2", "seed=2", "skipped", "-", "-"], ["3", "seed=3", "skipped", "-", "-"]]
     (run,) = folder.glob("runs/small/*")

@@ -30,7 +30,7 @@ def edits(text: str, *overrides: str) -> list[tuple[str, str]]:
     ]
 
 
-def mended(text: str) -> str:
+def repaired(text: str) -> str:
     """Fixed until nothing is left to fix."""
     for _ in range(20):
         right = compatible(loaded(text).report.diagnostics, ["r.yaml"])
@@ -129,7 +129,7 @@ ONCE = "groups: {train: {ranks: 2, device_type: cpu}}\n"
     ],
 )
 def test_a_key_that_is_given_twice_with_one_value_goes(text: str, right: str) -> None:
-    assert mended(text) == right
+    assert repaired(text) == right
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_text_that_serves_several_values_is_fixed_where_all_are_wrong() -> None:
     assert edits(text % "python_: y") == []  # `vars` has it too, and may
     shared = "groups:\n  a: &a {rank: 1, device_type: cpu, program: {module: json.tool}}\n  b: *a\n"
     assert edits(shared) == [("rank", "ranks")]
-    assert "ranks" in mended(shared) and not loaded(mended(shared)).report.errors
+    assert "ranks" in repaired(shared) and not loaded(repaired(shared)).report.errors
 
 
 def test_an_override_is_fixed_in_its_own_text() -> None:
@@ -238,7 +238,7 @@ def test_a_layout_is_fixed_where_one_is_nearest(ranks: int, sizes: str, right: l
     text = SIZES.format(ranks=ranks, sizes=sizes)
     assert edits(text) == right
     if right:
-        assert not loaded(mended(text)).report.errors
+        assert not loaded(repaired(text)).report.errors
 
 
 # Tabs
@@ -297,11 +297,14 @@ def wrong_recipes(draw: st.DrawFn) -> tuple[str, str]:
     remark = draw(st.sampled_from(["", "  # 字 rank: no", " #\t1e3"]))
     wrong, right = [], []
     for line in RIGHT:
-        said = line
+        written = line
         for correct, mistakes in MISTAKES.items():
             if correct in line and (mistake := draw(st.sampled_from([correct, *mistakes]))) != correct:
-                said, line = said.replace(correct, mistake), line.replace(correct, SAME.get(mistake, correct))
-        wrong.append(said + remark)
+                written, line = (
+                    written.replace(correct, mistake),
+                    line.replace(correct, SAME.get(mistake, correct)),
+                )
+        wrong.append(written + remark)
         right.append(line + remark)
     start, last = draw(st.sampled_from(["", "\ufeff"])), draw(st.sampled_from(["", end]))
     return start + end.join(wrong) + last, start + end.join(right) + last
@@ -311,7 +314,7 @@ def wrong_recipes(draw: st.DrawFn) -> tuple[str, str]:
 @given(wrong_recipes())
 def test_fixing_gives_the_right_recipe_and_changes_nothing_else(recipes: tuple[str, str]) -> None:
     wrong, right = recipes
-    assert mended(wrong) == right
+    assert repaired(wrong) == right
     assert not loaded(right).report.errors
 
 

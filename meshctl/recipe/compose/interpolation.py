@@ -134,6 +134,13 @@ def _is_kept(path: Path) -> bool:
     return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
 
 
+def _lost(root: Node, target: Path) -> tuple[int, list[str]]:
+    """Returns the index of the first key of `target` that does not exist, and the keys that do in its place."""
+    depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
+    parent = root.at(target[:depth])
+    return depth, [key for key, _ in parent.items()] if parent else []
+
+
 def _renamed(root: Node, leaf: Node, path: Path) -> tuple[Fix, ...]:
     """Returns the edit of the one reference that leads nowhere to the key that was meant."""
     broken = [
@@ -142,9 +149,9 @@ def _renamed(root: Node, leaf: Node, path: Path) -> tuple[Fix, ...]:
     if len(broken) != 1:
         return ()
     ((written, target),) = broken
-    depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
-    parent, key = root.at(target[:depth]), target[depth]
-    right = meant(key, parent.value) if parent is not None and parent.is_mapping else ""
+    depth, keys = _lost(root, target)
+    key = target[depth]
+    right = meant(key, keys)
     if not right or written.count(key) != 1 or leaf.written.count(written) != 1:
         return ()
     text = leaf.written.replace(written, written.replace(key, right))
@@ -281,11 +288,10 @@ class _Evaluator:
 
     def suggestion(self, target: Path, path: Path) -> str:
         """Returns the help for a reference to nothing."""
-        depth = next(length for length in range(len(target)) if self.root.at(target[: length + 1]) is None)
-        parent = self.root.at(target[:depth])
-        if parent is None or not parent.is_mapping:
+        depth, keys = _lost(self.root, target)
+        if not keys:
             return ""
-        near = nearest_key(target[depth], parent.value)
+        near = nearest_key(target[depth], keys)
         right = (*target[:depth], near, *target[depth + 1 :]) if near else self.elsewhere(target[-1], path)
         return f"did you mean `${{{'.'.join(right)}}}`?" if right else ""
 

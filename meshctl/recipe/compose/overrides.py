@@ -15,10 +15,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose import yaml_tree
+from meshctl.recipe.compose.errors import MAX_DEPTH
 from meshctl.recipe.compose.override_errors import explain, locate_value
 from meshctl.recipe.compose.yaml_tree import MISSING, Node
 from meshctl.recipe.fixes import renamed
@@ -141,12 +142,25 @@ def _parser() -> OverridesParser:
 def _parse(text: str, file: str) -> Override | Diagnostic:
     try:
         parsed = _parser().parse_rule(text, "override")
-        if not parsed.is_sweep_override():
-            parsed.value()
+        is_deep = not parsed.is_sweep_override() and _depth_of(parsed.value()) > MAX_DEPTH
+    except RecursionError:
+        is_deep = True
     except hydra_errors() as error:
         return explain(text, file, error)
+    if is_deep:
+        message = f"this is no override: its value is nested deeper than {MAX_DEPTH} levels"
+        return Diagnostic("MC206", message, Span(file, 1, 1, len(text)), help="a recipe needs less")
     override = Override(parsed, text, file)
     return _refusal(override) or override
+
+
+def _depth_of(value: Any) -> int:
+    """Returns the number of mappings and lists around one another."""
+    depth, layer = 0, [value]
+    while layer := [one for one in layer if isinstance(one, (dict, list))]:
+        depth += 1
+        layer = [item for one in layer for item in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def _refusal(override: Override) -> Diagnostic | None:

@@ -74,11 +74,11 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "code"), WRONG)
-def test_what_is_wrong_is_said(text: str, code: str) -> None:
+def test_what_is_wrong_is_reported(text: str, code: str) -> None:
     assert resolved(text)[1] == [code]
 
 
-def test_a_value_still_to_be_given_is_said_where_it_is_missing() -> None:
+def test_a_missing_value_is_reported_where_it_is_missing_only() -> None:
     assert resolved("a: ???\nb: ${a}\nc: x${b}")[1] == []
 
 
@@ -93,7 +93,7 @@ def test_a_circle_is_one_mistake_with_a_place_for_each_of_its_values() -> None:
     ]
 
 
-def test_the_environment_of_vars_is_left_to_those_who_use_it() -> None:
+def test_the_environment_of_vars_is_left_to_the_values_that_use_it() -> None:
     value, codes = resolved("""
 vars: {token: "${oc.env:NOT_THERE}", unused: "${oc.env:NOT_THERE}"}
 components: {a: {args: {token: "${vars.token}"}}}

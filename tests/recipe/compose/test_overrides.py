@@ -67,13 +67,19 @@ def test_the_smallest_wrong_piece_is_marked(override: str, piece: str) -> None:
         ("components.sampler.args.max_token=1", "did you mean `components.sampler.args.max_new_tokens`?"),
     ],
 )
-def test_a_refusal_says_what_would_work(override: str, help: str) -> None:
+def test_a_refusal_suggests_what_would_work(override: str, help: str) -> None:
     assert [one.help for one in found(override)] == ([help] if help else [])
 
 
 def test_too_many_are_refused_at_once() -> None:
     overrides, wrong = parse(["seed=1"] * (MAX_OVERRIDES + 1))
     assert overrides == [] and [one.code for one in wrong] == ["MC206"]
+
+
+@pytest.mark.parametrize("depth", [65, 400, 2000])
+def test_brackets_without_end_are_refused(depth: int) -> None:
+    (one,) = found("+vars.x=" + "[" * depth + "]" * depth)
+    assert one.message == "this is no override: its value is nested deeper than 64 levels"
 
 
 PIECES = (

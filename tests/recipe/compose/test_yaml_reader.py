@@ -173,7 +173,7 @@ def test_nothing_raises(data: bytes) -> None:
     st.text(st.sampled_from("+-.0123456789_eE:infNANaxob~"), max_size=12)
     | st.sampled_from(["1e3", "2026-11-21", "1_0.5", "yes"])
 )
-def test_scalars_are_told_as_omegaconf_does(word: str) -> None:
+def test_scalars_have_omegaconfs_types(word: str) -> None:
     theirs = get_yaml_loader().yaml_implicit_resolvers
 
     def kind(resolvers: dict[str, list[tuple[str, re.Pattern[str]]]]) -> str:
