@@ -44,6 +44,8 @@ from meshctl.topology.samples import Grid, RouteError
 
 USER_ERRORS = (RouteError, BatchError, FrameError, Full)
 """Errors of a user's values, or of too many of them: reported in one line."""
+NOTHING: frozenset[str] = frozenset()
+NO_ARGUMENTS = Arguments()
 CheckpointHook = Callable[[int, Mapping[str, int]], None]
 """Saves the state at a cut: (step, samples that each source has given)."""
 
@@ -84,6 +86,7 @@ class StageContext:
     stage: Stage
     component: Component
     method: Callable[..., Any]
+    is_source: bool
     is_called: bool
     """Whether the stage calls this rank."""
     data_rank: int
@@ -210,12 +213,13 @@ class Loop:
 
     def _run_step(self, step: int) -> None:
         self._report = StepReport()
-        announced = self._ending.announced
-        is_saved = self._schedule.has_checkpoint(step, announced)
-        is_last = step == announced and not self._is_open_ended
-        replayed = {end.route.source for end in self._replayed if end.due(step)}
-        running = self._schedule.stages(step, is_last=is_last, is_saved=is_saved, replayed=replayed)
-        self._running = running
+        replayed = (
+            {end.route.source for end in self._replayed if end.due(step)} if self._replayed else NOTHING
+        )
+        now = self._schedule.at(
+            step, self._ending.announced, is_open_ended=self._is_open_ended, replayed=replayed
+        )
+        running = self._running = now.stages
         for stage in self._stages:
             if stage.name in running:
                 self._run_stage(stage, step)
@@ -224,7 +228,7 @@ class Loop:
         self.at = ("", step)
         if self._ended:
             return
-        if is_saved:
+        if now.is_saved:
             self._save(step)
         self._report.send(self._say, step, self._ends)
 
@@ -239,12 +243,12 @@ class Loop:
 
     def _call(self, context: StageContext, step: int) -> None:
         name, begin = context.stage.name, perf_counter()
-        arguments = Arguments() if context.stage.is_source else context.inputs.receive(step)
+        arguments = NO_ARGUMENTS if context.is_source else context.inputs.receive(step)
         ready = perf_counter()
         self._report.waits[name] = ready - begin
         if arguments is None:
             value: Any = END
-        elif context.stage.is_source:
+        elif context.is_source:
             value = self._next_samples(context, step)
         else:
             value = self._call_method(context, step, arguments)
@@ -321,7 +325,7 @@ class Loop:
                 self._report.add_metric(context.stage.name, scalars(value), weight, context.reduction)
         elif not context.outputs or any(ends):
             self._ended = self._ended or context.stage.name
-            if context.stage.is_source and context.producer == 0:
+            if context.is_source and context.producer == 0:
                 self._ending.ask(f"the data of `{context.stage.name}` ended", ended=step)
 
     def _log(self, stage: Stage, is_counted: bool, values: Mapping[str, float], weight: float) -> None:
@@ -399,6 +403,7 @@ class Loop:
             stage,
             component,
             getattr(component, stage.method),
+            stage.is_source,
             execute.is_called(mesh, rank),
             data_rank,
             producers.index_of(mesh, rank),

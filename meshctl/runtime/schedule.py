@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import NamedTuple
 
 from meshctl.plan.model import Plan, Stage
+
+
+class ScheduledStep(NamedTuple):
+    """What runs in one step."""
+
+    stages: frozenset[str]
+    """The stages that run, on any worker, and the sources whose values are replayed."""
+    is_saved: bool
+    """Whether a checkpoint is saved after it."""
 
 
 class Schedule:
@@ -15,29 +25,29 @@ class Schedule:
         self._stages = [
             (stage, frozenset(name for part in stage.inputs for name in part.stages)) for stage in plan.stages
         ]
-        self._intervals = sorted({stage.every for stage in plan.stages} - {1})
-        self._known: dict[tuple[object, ...], frozenset[str]] = {}
+        intervals = {stage.every for stage in plan.stages}
+        if plan.run.checkpoint and plan.run.checkpoint.every:
+            intervals.add(plan.run.checkpoint.every)
+        self._intervals = sorted(intervals - {1})
+        self._known: dict[tuple[object, ...], ScheduledStep] = {}
 
-    def has_checkpoint(self, step: int, announced: int) -> bool:
-        """Returns whether a checkpoint is saved after a step; `announced` is the run's last one."""
-        if self._checkpoint is None:
-            return False
-        every = self._checkpoint.every
-        return step == announced or (every > 0 and step % every == 0)
-
-    def stages(self, step: int, *, is_last: bool, is_saved: bool, replayed: Set[str]) -> frozenset[str]:
-        """Returns the stages of a step, by name, and the sources whose values are `replayed` in it."""
+    def at(self, step: int, announced: int, *, is_open_ended: bool, replayed: Set[str]) -> ScheduledStep:
+        """Returns what runs in a step. `announced` is the run's last step, if it is known; with
+        `is_open_ended` a stream may end the run before. `replayed` are sources whose values are replayed."""
         divides = tuple([step % interval == 0 for interval in self._intervals])
-        key = (divides, step == 1, is_last, is_saved, frozenset(replayed))
+        key = (divides, step == 1, step == announced, is_open_ended, *replayed)
         found = self._known.get(key)
         if found is None:
-            due = {"start": step == 1, "end": is_last, "checkpoint": is_saved}
+            is_last = step == announced
+            every = self._checkpoint.every if self._checkpoint else 0
+            is_saved = self._checkpoint is not None and (is_last or (every > 0 and step % every == 0))
+            due = {"start": step == 1, "end": is_last and not is_open_ended, "checkpoint": is_saved}
             running = set(replayed)
             for stage, inputs in self._stages:
                 is_due = due[stage.when] if stage.when else step % stage.every == 0
                 if is_due and running.issuperset(inputs):
                     running.add(stage.name)
-            found = self._known[key] = frozenset(running)
+            found = self._known[key] = ScheduledStep(frozenset(running), is_saved)
         return found
 
     def closing_stages(self) -> frozenset[str]:

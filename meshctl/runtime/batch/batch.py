@@ -118,16 +118,16 @@ class Batch:
         self._grid: Grid | None = None
         """Of the ids, where that was asked for."""
         self._ids: Tensor | None = None
-        if isinstance(ids, Grid):
-            self._grid = ids
-            sizes.append(len(ids))
-        elif ids is not None:
+        if isinstance(ids, Tensor):
             if ids.dtype.is_floating_point or ids.dtype.is_complex:
                 raise BatchError(f"ids are whole numbers, not {str(ids.dtype).removeprefix('torch.')}")
             self._ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
             if self._ids.ndim != 2 or not self._ids.shape[1]:
                 raise BatchError(f"ids are rows of numbers, [n] or [n, depth], not {list(ids.shape)}")
             sizes.append(self._ids.shape[0])
+        elif ids is not None:
+            self._grid = ids
+            sizes.append(len(ids))
         if sizes and sizes.count(sizes[0]) != len(sizes):
             named = zip([*self._columns, "ids"], sizes, strict=False)
             raise BatchError(

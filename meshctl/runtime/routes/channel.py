@@ -145,7 +145,7 @@ class Channel:
         try:
             if header is None:
                 for part in self._led:
-                    self._send_frame(part, _Message(self._generation, digest, table))
+                    self._send_frame(part, [self._generation, digest, table, None])
             else:
                 self._send_parts(header, table, value)
         except Held as held:
@@ -189,37 +189,36 @@ class Channel:
     def _send_parts(self, header: StepHeader, table: Sequence[bytes], value: Any) -> None:
         """Sends the samples that this rank holds, and the headers for the parts that it leads."""
         assert self._me is not None
-        for part in header.partition.touched_by(self._me, self._led):
-            is_leader = self.consumers.leaders[part] == self._me
-            message = _Message(self._generation, header.digest, table if is_leader else None)
+        for part, is_leader, held in header.partition.sent_by(self._me, self._led):
+            frame: list[Any] = [self._generation, header.digest, table if is_leader else None, None]
             if not isinstance(value, Batch):
-                self._send_frame(part, message)
+                self._send_frame(part, frame)
             elif schema := self._shared_schema(header, part):
-                self._write_shared(header, message, part, value, schema)
+                self._write_shared(header, frame, part, value, schema)
             else:
-                ranges = header.partition.held(part, self._me).packed
-                self._send_rows(part, message._replace(batch=gather(value, ranges)), value, ranges)
+                frame[3] = gather(value, held.packed)
+                self._send_rows(part, frame, value, held.packed)
 
-    def _send_rows(self, part: int, message: _Message, value: Batch, ranges: Sequence[RowRange]) -> None:
+    def _send_rows(self, part: int, content: list[Any], value: Batch, ranges: Sequence[RowRange]) -> None:
         """Sends rows of a batch; those that are no neighbours are copied where the frame is."""
         if len(ranges) < 2:
-            self._send_frame(part, message)
+            self._send_frame(part, content)
             return
         for job_ranks in self._paths.destinations(part, self._me or 0):
-            frame = self._transport.frame(job_ranks, [*message], lent=True)
+            frame = self._transport.frame(job_ranks, content, lent=True)
             lease = self._transport.lend(job_ranks, self._tag + VALUES, frame.nbytes, frame.beside)
             frame.write(lease.frame)
             fill(unpack(lease.frame, [*map(flat, lease.beside)])[3], value, ranges)
             self.bytes_sent += frame.moved
             self._transport.deliver(lease)
 
-    def _send_frame(self, part: int, message: _Message) -> None:
+    def _send_frame(self, part: int, content: list[Any]) -> None:
         assert self._me is not None
         for job_ranks in self._paths.destinations(part, self._me):
-            self._send_to(job_ranks, VALUES, message)
+            self._send_to(job_ranks, VALUES, content)
 
-    def _send_to(self, job_ranks: Sequence[int], tag: int, message: _Message) -> None:
-        frame = self._transport.frame(job_ranks, [*message], lent=True)
+    def _send_to(self, job_ranks: Sequence[int], tag: int, content: list[Any]) -> None:
+        frame = self._transport.frame(job_ranks, content, lent=True)
         self.bytes_sent += frame.moved
         self._transport.send(job_ranks, self._tag + tag, frame)
 
@@ -237,7 +236,7 @@ class Channel:
         return schema if schema and needs_copy(header, part, schema, SHARED_WRITE_MIN_BYTES) else None
 
     def _write_shared(
-        self, header: StepHeader, message: _Message, part: int, value: Batch, schema: Schema
+        self, header: StepHeader, content: list[Any], part: int, value: Batch, schema: Schema
     ) -> None:
         """Writes this rank's rows into the frame of the leader, which lays it out and sends it; the others
         send only that they have written."""
@@ -248,13 +247,13 @@ class Channel:
         if leader != self._me:
             lent = self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE)
             self._fill(tensor_of(lent.frame), value, ranges)
-            self._transport.send(readers, self._tag + VALUES, Frame([*message]))
+            self._transport.send(readers, self._tag + VALUES, Frame(content))
             return
         ragged = [name for name, (kind, *_) in schema.items() if kind == "ragged"]
         lengths = {name: header.lengths_of(part, name) for name in ragged}
         rows = header.partition.counts[part]
         empty = empty_like(schema, rows, lengths, header.ids_of(part), header.table.group_depth)
-        frame = Frame([*message._replace(batch=empty)])
+        frame = Frame([*content[:3], empty])
         others = [self._job_ranks[other] for other in header.partition.producers[part] if other != self._me]
         tag = self._tag + SHARED_WRITE
         lease = self._transport.lend(readers, self._tag, frame.nbytes, writers=others, writing=tag)
@@ -398,8 +397,8 @@ class Channel:
         for peer in peers:
             rows = _rows_of(held[rank], wanted[peer])
             if peer != rank and rows:
-                message = _Message(self._generation, digest, batch=batch.take(rows))
-                self._send_to([self._consumer.job_rank(peer)], REALIGN, message)
+                content = [self._generation, digest, None, batch.take(rows)]
+                self._send_to([self._consumer.job_rank(peer)], REALIGN, content)
         needed = set(wanted[rank])
         parts = [batch.take(_rows_of(held[rank], wanted[rank]))]
         for peer in peers:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from zlib import crc32
 
 import numpy
@@ -32,6 +32,8 @@ from meshctl.topology.modes import Dispatch
 from meshctl.topology.samples import Grid, Id, SampleTable
 
 SCHEMAS_KEPT = 64
+MIN_MAPPED_BYTES = 1 << 16
+"""Smaller columns are copied rather than mapped."""
 MAX_SAMPLES = 1 << 31
 """Samples that one producer may announce."""
 _INT64 = 1 << 63
@@ -83,6 +85,11 @@ class BatchSchema:
         """How many tensors of numbers a header with this schema has at least."""
         indices = [*self.ragged.values(), self.tokens, self.homes]
         return 1 + max((index for index in indices if index is not None), default=-1)
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether a header needs nothing but the first id."""
+        return bool(self.grid) and not self.min_numbers
 
     @cached_property
     def is_cut_by_count(self) -> bool:
@@ -142,7 +149,7 @@ def describe(
     mappable: tuple[str, ...] = ()
     if not alone:
         ragged = tuple([(name, numbers.lengths(batch[name])) for name, kind, *_ in kinds if kind == "ragged"])
-        mappable = tuple([name for name, c in columns.items() if isinstance(c, Tensor) and is_mappable(c)])
+        mappable = tuple([name for name, c in columns.items() if _is_large(c) and is_mappable(c)])
     tokens = homes = None
     if dispatch.balance:
         named = batch.tokens
@@ -153,6 +160,11 @@ def describe(
     shape = () if grid is None else grid.shape
     schema = _schema(shape, batch.group_depth, kinds, ragged, tokens, homes, mappable)
     return ProducerHeader(schema, batch.ids if grid is None else grid.start, numbers.found)
+
+
+def _is_large(column: Column) -> TypeGuard[Tensor]:
+    """Returns whether a column is large enough to be in memory that consumers map."""
+    return isinstance(column, Tensor) and column.nbytes >= MIN_MAPPED_BYTES
 
 
 class _Numbers:
@@ -276,7 +288,9 @@ def decode(row: Any) -> ProducerHeader | None:
     if row == _END:
         return ProducerHeader()
     if row[:1] == _EVEN and len(row) > _FIRST_ID.size:
-        return _decoded_batch(row[_FIRST_ID.size :], _FIRST_ID.unpack_from(row)[1], [])
+        schema, first = decode_schema(row[_FIRST_ID.size :]), _FIRST_ID.unpack_from(row)[1]
+        is_even = schema is not None and schema.is_even and first < _INT64 - schema.grid[0]
+        return ProducerHeader(schema, first) if is_even else None
     if row[:1] != _FRAME:
         return None
     try:
@@ -284,8 +298,8 @@ def decode(row: Any) -> ProducerHeader | None:
     except FrameError:
         return None
     match found:
-        case [bytes(schema), ids, list(numbers)]:
-            return _decoded_batch(schema, ids, numbers)
+        case [bytes(encoded), ids, list(numbers)]:
+            return _decoded_batch(encoded, ids, numbers)
         case [value, weight] if type(weight) in (int, float):
             return ProducerHeader(value=value, weight=weight)
     return None

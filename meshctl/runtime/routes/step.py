@@ -57,16 +57,17 @@ class Partition:
         return {}
 
     @cached_property
-    def _touched(self) -> dict[int, list[int]]:
+    def _sent(self) -> dict[int, list[tuple[int, bool, HeldRows]]]:
         return {}
 
-    def touched_by(self, producer: int, led: Sequence[int]) -> list[int]:
-        """Returns the parts for which a producer sends something: those of which it holds some, and those
-        that it leads."""
-        found = self._touched.get(producer)
+    def sent_by(self, producer: int, led: Sequence[int]) -> list[tuple[int, bool, HeldRows]]:
+        """Returns the parts for which a producer sends something, those of which it holds some and those that
+        it leads: (part, whether it leads it, the rows that it holds)."""
+        found = self._sent.get(producer)
         if found is None:
             held = [part for part, producers in enumerate(self.producers) if producer in producers]
-            found = self._touched[producer] = sorted({*held, *led})
+            parts = sorted({*held, *led})
+            found = self._sent[producer] = [(part, part in led, self.held(part, producer)) for part in parts]
         return found
 
     def held(self, part: int, producer: int) -> HeldRows:
