@@ -1,4 +1,4 @@
-"""A checked recipe -> the plan: every name a placed thing, every `auto` a number, every input a route.
+"""Resolves a checked recipe to a plan: names become placed things, `auto` becomes a number, inputs become routes.
 
 `resolve` never fails on a recipe that the rules accepted.
 """
@@ -9,36 +9,31 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, Protocol, cast
 
 from meshctl.plan.model import Checkpoint, Component, Group, Input, Plan, Program, Run, Stage
-from meshctl.recipe import model as said
+from meshctl.recipe import model as recipes
 from meshctl.recipe.meshes import mesh_of
+from meshctl.recipe.stages import DeclaredModes, modes_of
 from meshctl.topology.allocation import allocate
 from meshctl.topology.modes import Route
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
 
 
-class Words(Protocol):
-    """What a method's decorator says."""
+class Endpoint(DeclaredModes, Protocol):
+    """The decorator of an endpoint."""
 
     @property
-    def dispatch(self) -> str: ...
-    @property
-    def collect(self) -> str: ...
-    @property
-    def execute(self) -> str: ...
-    @property
     def unread(self) -> str:
-        """The one of them that is no literal; empty if all are."""
+        """The parameter whose value is no literal; empty where all are."""
 
 
 class Defaults:
-    """The words of a method whose source could not be read."""
+    """The decorator of an endpoint whose source was not read."""
 
     dispatch, collect, execute, unread = "slice_dp", "flatten", "all", ""
 
 
-def resolve(recipe: said.Recipe, endpoints: Mapping[str, Mapping[str, Words]]) -> Plan:
-    """The plan of a recipe; `endpoints` are component -> method -> what its decorator says."""
+def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Plan:
+    """Returns the plan of a recipe. `endpoints` holds the decorators that were read, by component and method."""
     allocation = allocate(recipe.groups, recipe.cluster)
     stages = tuple(_stage(stage, endpoints) for stage in in_order(recipe))
     routes = tuple(_routes(stages))
@@ -57,9 +52,9 @@ def resolve(recipe: said.Recipe, endpoints: Mapping[str, Mapping[str, Words]]) -
     )
 
 
-def in_order(recipe: said.Recipe) -> list[said.Stage]:
-    """Stages as written, except that one comes after those it takes and those it says `after`."""
-    left, placed = dict(recipe.pipeline), list[said.Stage]()
+def in_order(recipe: recipes.Recipe) -> list[recipes.Stage]:
+    """Returns the stages as written, except that each comes after its inputs and the stages in its `after`."""
+    left, placed = dict(recipe.pipeline), list[recipes.Stage]()
     while left:
         ready = next(
             stage
@@ -70,8 +65,8 @@ def in_order(recipe: said.Recipe) -> list[said.Stage]:
     return placed
 
 
-def _groups(recipe: said.Recipe, devices: Mapping[str, tuple[tuple[int, int], ...]]) -> Iterator[Group]:
-    """In written order, with places that run on over all of them."""
+def _groups(recipe: recipes.Recipe, devices: Mapping[str, tuple[tuple[int, int], ...]]) -> Iterator[Group]:
+    """Yields the groups in written order; job ranks are counted over all of them."""
     first_place = 0
     for group in recipe.groups.values():
         yield Group(
@@ -89,35 +84,38 @@ def _groups(recipe: said.Recipe, devices: Mapping[str, tuple[tuple[int, int], ..
         first_place += group.workers
 
 
-def _program(program: said.Program) -> Program:
+def _program(program: recipes.Program) -> Program:
     start = ("-m", program.module) if program.module else (program.script,)
     return Program((*start, *program.args), program.cwd, program.python, program.service)
 
 
-def _component(recipe: said.Recipe, component: said.Component, endpoints: Mapping[str, Words]) -> Component:
-    mesh, calls = (
-        mesh_of(recipe, component),
-        [stage for stage in recipe.pipeline.values() if stage.component == component.name],
-    )
-    declared = {
-        stage.method: (words.dispatch, words.collect, words.execute)
-        for stage in calls
-        if (words := endpoints.get(stage.method)) and not _says(stage, words.unread)
-    }
+def _component(
+    recipe: recipes.Recipe, component: recipes.Component, endpoints: Mapping[str, Endpoint]
+) -> Component:
+    declared: dict[str, tuple[str, str, str]] = {}
+    for stage in recipe.pipeline.values():
+        endpoint = endpoints.get(stage.method) if stage.component == component.name else None
+        if endpoint and not _overrides(stage, endpoint.unread):
+            declared[stage.method] = (endpoint.dispatch, endpoint.collect, endpoint.execute)
     return Component(
-        component.name, component.target, component.group, mesh, component.args, component.frozen, declared
+        component.name,
+        component.target,
+        component.group,
+        mesh_of(recipe, component),
+        component.args,
+        component.frozen,
+        declared,
     )
 
 
-def _says(stage: said.Stage, word: str) -> bool:
-    """Whether a stage itself says a word that its method's decorator leaves unread, so that there is nothing
-    to compare."""
-    return bool(
-        {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}.get(word)
-    )
+def _overrides(stage: recipes.Stage, parameter: str) -> bool:
+    """Whether a stage states a mode whose value in the decorator was not read, so that a worker has nothing to
+    compare."""
+    stated = {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}
+    return bool(stated.get(parameter))
 
 
-def _stage(stage: said.Stage, endpoints: Mapping[str, Mapping[str, Words]]) -> Stage:
+def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Stage:
     when = cast(Literal["", "start", "end", "checkpoint"], stage.when)
     if stage.kind == "sync":
         return Stage(
@@ -132,20 +130,18 @@ def _stage(stage: said.Stage, endpoints: Mapping[str, Mapping[str, Words]]) -> S
             lag=stage.lag,
             checksum=stage.checksum,
         )
-    words: Words = endpoints.get(stage.component, {}).get(stage.method) or Defaults()
+    modes = modes_of(stage, endpoints.get(stage.component, {}).get(stage.method) or Defaults())
     return Stage(
         name=stage.name,
         kind="call",
         component=stage.component,
         method=stage.method,
         inputs=tuple(
-            Input(
-                given.stages, given.parameter, (given.dispatch or stage.dispatch).with_default(words.dispatch)
-            )
-            for given in stage.inputs
+            Input(given.stages, given.parameter, dispatch)
+            for given, dispatch in zip(stage.inputs, modes.inputs, strict=True)
         ),
-        execute=cast(Literal["all", "first", "peer"], stage.execute or words.execute),
-        collect=stage.collect or words.collect,
+        execute=cast(Literal["all", "first", "peer"], modes.execute),
+        collect=modes.collect,
         samples=stage.samples,
         sample_bytes=stage.sample_bytes,
         every=stage.every,
@@ -154,14 +150,16 @@ def _stage(stage: said.Stage, endpoints: Mapping[str, Mapping[str, Words]]) -> S
 
 
 def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
-    """One per stage that is taken and parameter that takes it; a sync's leads from itself to itself."""
+    """Yields a route for each input stage of each parameter. The route of a sync leads from itself to itself."""
     collects = {stage.name: stage.collect for stage in stages}
     for stage in stages:
         if stage.kind == "sync":
             yield Route(stage.name, stage.name, stage.name, kind="weights", slots=stage.lag + 2)
         for given in stage.inputs:
             for source in given.stages:
-                name = said.route_name(source, stage.name, given.parameter if len(stage.inputs) > 1 else "")
+                name = recipes.route_name(
+                    source, stage.name, given.parameter if len(stage.inputs) > 1 else ""
+                )
                 yield Route(
                     name,
                     source,
@@ -172,7 +170,7 @@ def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
                 )
 
 
-def _run(run: said.Run, routes: tuple[Route, ...]) -> Run:
+def _run(run: recipes.Run, routes: tuple[Route, ...]) -> Run:
     checkpoint = Checkpoint(run.checkpoint.every, run.checkpoint.keep) if run.checkpoint else None
     record = tuple(route.name for route in routes if {route.name, route.source} & {*run.record})
     return Run(run.steps, run.epochs, run.dir, checkpoint, run.grace, run.show, record, run.patience)

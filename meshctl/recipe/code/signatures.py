@@ -48,6 +48,9 @@ NAMES = {
 }
 
 
+SCALARS = {"int", "float", "text", "bool"}
+
+
 @dataclass(frozen=True)
 class Hint:
     """What an annotation lets pass."""
@@ -63,6 +66,16 @@ class Hint:
         if isinstance(value, str) and "${" in value:
             return True
         return bool(self.kinds & _kinds_of(value))
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether only a `Batch`, or a `Batch` and None, fits."""
+        return "batch" in self.kinds and self.kinds <= {"batch", "nothing"}
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether only numbers, text and booleans fit."""
+        return bool(self.kinds) and self.kinds <= SCALARS and not self.words
 
     @property
     def described(self) -> str:

@@ -1,29 +1,30 @@
-"""MC513 to MC519 and MC524: what stages call, against the source of the called class: endpoints, their
-decorators and parameters.
+"""MC513 to MC519, MC524 and MC527: what stages call, compared with the source of the called class: its endpoints,
+their decorators and parameters.
 
-What an endpoint takes and gives is known as far as its annotations say it simply: `Batch`, numbers, the
-`range` of a source.
+What an endpoint takes and returns is known as far as its annotations are simple: `Batch`, numbers, the `range` of
+a source.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshctl.diagnostics import Diagnostic, Span
+from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.classes import WORDS, Class, Endpoint
 from meshctl.recipe.code.modes import EXAMPLES, mode_problem
-from meshctl.recipe.code.signatures import Hint, Signature
+from meshctl.recipe.code.signatures import SCALARS, Hint, Signature
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Input, Stage
-from meshctl.recipe.rules.facts import REDUCED, Facts
+from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted, did_you_mean, listed
-from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, CollectMode
 
 USER_MODE = re.compile(r"\w+(\.\w+)*:\w+")
 """The name of a mode that is an object of the user's code: `module:NAME`."""
-SCALARS = {"int", "float", "text", "bool"}
+MODES: dict[str, Mapping[str, object]] = {"dispatch": DISPATCH, "collect": COLLECT, "execute": EXECUTE}
+"""The modes of each parameter of the decorator."""
 
 
 @dataclass(frozen=True)
@@ -34,285 +35,235 @@ class Call:
     kind: Class
     endpoint: Endpoint
     span: Span
-    """Of `call`."""
+    """The span of `call`."""
 
     @property
-    def takes(self) -> Signature:
+    def signature(self) -> Signature:
         return self.endpoint.signature
 
     @property
-    def shown(self) -> str:
+    def name(self) -> str:
         return f"`{self.stage.component}.{self.stage.method}`"
 
+    @property
+    def decorator(self) -> str:
+        return f"the decorator of `{self.kind.target}.{self.stage.method}`"
 
-def calls(facts: Facts) -> Iterator[Call]:
+
+def _calls(facts: Facts) -> Iterator[Call]:
     for name, stage in facts.recipe.pipeline.items():
-        found = facts.class_of(stage.component)
-        endpoint = found.endpoints.get(stage.method) if found else None
-        if found and endpoint and stage.kind == "call":
-            yield Call(stage, found, endpoint, facts.value("pipeline", name, "call"))
+        kind, endpoint = facts.class_of(stage.component), facts.known_endpoint(stage)
+        if kind and endpoint:
+            yield Call(stage, kind, endpoint, facts.value("pipeline", name, "call"))
 
 
-def known_endpoint(facts: Facts) -> Iterator[Diagnostic]:
-    """The called method is there and is an endpoint."""
+def endpoint_exists(facts: Facts) -> Iterator[Diagnostic]:
+    """The called method exists and is an endpoint. A method that cannot be followed may be one; the worker
+    reports it."""
     for name, stage in facts.recipe.pipeline.items():
-        found = facts.class_of(stage.component)
-        if (
-            stage.kind != "call"
-            or not stage.method
-            or found is None
-            or found.is_component is False
-            or stage.method in found.endpoints
-        ):
+        found, method = facts.class_of(stage.component), stage.method
+        if stage.kind != "call" or not method or found is None or found.is_component is False:
             continue
-        span = facts.value("pipeline", name, "call")
-        if not found.whole or stage.method in found.made:
-            continue  # what cannot be followed may well be an endpoint: the worker will know
-        if stage.method in found.awaited:
-            message = f"`{stage.method}` of `{found.target}` is async, and nobody awaits it"
-            yield Diagnostic("MC513", message, span, help="write it with `def`")
-        elif stage.method in found.methods:
-            message = f"`{stage.method}` of `{found.target}` is not an endpoint"
-            yield Diagnostic("MC513", message, span, help="decorate it with @endpoint")
+        if method in found.endpoints or method in found.made or not found.whole:
+            continue
+        span, fixes = facts.value("pipeline", name, "call"), tuple[Fix, ...]()
+        if method in found.awaited:
+            message, help = (
+                f"`{method}` of `{found.target}` is async, and nobody awaits it",
+                "write it with `def`",
+            )
+        elif method in found.methods:
+            message, help = f"`{method}` of `{found.target}` is not an endpoint", "decorate it with @endpoint"
         else:
-            message = f"`{found.target}` has no endpoint `{stage.method}`"
-            help = did_you_mean(stage.method, found.endpoints) or "decorate a method with @endpoint"
-            yield Diagnostic(
-                "MC513", message, span, help=help, fixes=renamed(span, stage.method, found.endpoints)
-            )
+            message = f"`{found.target}` has no endpoint `{method}`"
+            help = did_you_mean(method, found.endpoints) or "decorate a method with @endpoint"
+            fixes = renamed(span, method, found.endpoints)
+        yield Diagnostic("MC513", message, span, help=help, fixes=fixes)
 
 
-def readable_words(facts: Facts) -> Iterator[Diagnostic]:
-    """The decorator's words are modes, and literals; each decorator is looked at once."""
+def decorator_is_readable(facts: Facts) -> Iterator[Diagnostic]:
+    """The values in a decorator are literals, and modes. Each decorator is checked once."""
     seen: set[tuple[str, int, int]] = set()
-    for call in calls(facts):
-        if call.endpoint.place in seen:
-            continue
-        seen.add(call.endpoint.place)
-        what = f"the decorator of `{call.kind.target}.{call.stage.method}`"
-        if call.endpoint.unread:
-            yield Diagnostic(
-                "MC514",
-                f"`{call.endpoint.unread}` in {what} is no literal, its default is taken",
-                call.span,
-                severity="note",
-            )
-        for strange in call.endpoint.strange:
-            if strange:
-                yield Diagnostic(
-                    "MC518", f"{what} has no `{strange}`", call.span, help=did_you_mean(strange, WORDS)
-                )
+    for call in _calls(facts):
+        if call.endpoint.place not in seen:
+            seen.add(call.endpoint.place)
+            yield from _parameters_exist(call)
+            yield from _modes_exist(facts, call)
+
+
+def _parameters_exist(call: Call) -> Iterator[Diagnostic]:
+    if call.endpoint.unread:
+        message = f"`{call.endpoint.unread}` in {call.decorator} is no literal, its default is taken"
+        yield Diagnostic("MC514", message, call.span, severity="note")
+    for parameter in call.endpoint.strange:
+        message, help = f"{call.decorator} has no `{parameter}`", did_you_mean(parameter, WORDS)
+        if not parameter:
+            message = f"{call.decorator} takes no value without a name"
+            help = 'write dispatch="...", or collect="..."'
+        yield Diagnostic("MC518", message, call.span, help=help)
+
+
+def _modes_exist(facts: Facts, call: Call) -> Iterator[Diagnostic]:
+    """A mode is a built-in word, or an object of the user's; what that does is not known before the run."""
+    for key, modes in MODES.items():
+        mode = str(getattr(call.endpoint, key))
+        named = f"`{mode}` in {call.decorator}"
+        if USER_MODE.fullmatch(mode):
+            if problem := mode_problem(facts.code, mode, key):
+                message = f"{named} is not a {key} mode: {problem}"
+                yield Diagnostic("MC515", message, call.span, help=f"write {EXAMPLES[key]}")
             else:
-                yield Diagnostic(
-                    "MC518",
-                    f"{what} takes no value without a name",
-                    call.span,
-                    help='write dispatch="...", or collect="..."',
-                )
-        for key, word, modes in _modes(call.endpoint):
-            if USER_MODE.fullmatch(word):
-                yield _user_mode(facts, call, what, key, word)
-            elif word not in modes:
-                is_word = word.isidentifier()
-                yield Diagnostic(
-                    "MC515",
-                    f"`{word}` in {what} is not a {key} mode",
-                    call.span,
-                    help=did_you_mean(word, modes) if is_word else f"write {EXAMPLES[key]}, and say its name",
-                )
+                message = f"{named} is a mode of your own for `{key}`: counts of its samples are not checked"
+                yield Diagnostic("MC527", message, call.span, severity="note")
+        elif mode not in modes:
+            help = f"write {EXAMPLES[key]}, and say its name"
+            if mode.isidentifier():
+                help = did_you_mean(mode, modes)
+            yield Diagnostic("MC515", f"{named} is not a {key} mode", call.span, help=help)
 
 
-def _user_mode(facts: Facts, call: Call, what: str, key: str, word: str) -> Diagnostic:
-    """A mode of the user's exists as an object; what it does is not known before the run."""
-    if problem := mode_problem(facts.code, word, key):
-        message = f"`{word}` in {what} is not a {key} mode: {problem}"
-        return Diagnostic("MC515", message, call.span, help=f"write {EXAMPLES[key]}")
-    message = f"`{word}` in {what} is a mode of your own for `{key}`: counts of its samples are not checked"
-    return Diagnostic("MC527", message, call.span, severity="note")
-
-
-def _modes(endpoint: Endpoint) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    yield "dispatch", endpoint.dispatch, tuple(DISPATCH)
-    yield "collect", endpoint.collect, tuple(COLLECT)
-    yield "execute", endpoint.execute, tuple(EXECUTE)
-
-
-def known_parameters(facts: Facts) -> Iterator[Diagnostic]:
-    """What a stage takes fits the method's parameters: named ones by name, the only one by position."""
-    for call in calls(facts):
+def inputs_fit_parameters(facts: Facts) -> Iterator[Diagnostic]:
+    """The inputs of a stage fit the parameters of the method: several by name, a single one by position."""
+    for call in _calls(facts):
         if facts.is_valid("pipeline", call.stage.name, "in"):
             named = [given.parameter for given in call.stage.inputs if given.parameter]
-            yield from _named(facts, call, named) if named else _only(facts, call)
+            yield from _named_inputs_fit(facts, call, named) if named else _single_input_fits(facts, call)
 
 
-def _named(facts: Facts, call: Call, named: list[str]) -> Iterator[Diagnostic]:
-    takes, name = call.takes, call.stage.name
-    unknown = [parameter for parameter in named if parameter not in takes.by_name and not takes.any_name]
+def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Diagnostic]:
+    signature, name = call.signature, call.stage.name
+    free = [parameter for parameter in signature.by_name if parameter not in named]
+    unknown = [one for one in named if one not in signature.by_name and not signature.any_name]
+    missing = [parameter for parameter in signature.required if parameter not in named]
     for parameter in unknown:
-        span = facts.key("pipeline", name, "in", parameter)
-        help = did_you_mean(parameter, takes.by_name)
-        if parameter in takes.by_position:
+        span, help = facts.key("pipeline", name, "in", parameter), did_you_mean(parameter, signature.by_name)
+        if parameter in signature.by_position:
             help = "it stands before a `/`: give it without a name"
-        fixes = renamed(span, parameter, [other for other in takes.by_name if other not in named])
-        yield Diagnostic(
-            "MC516", f"{call.shown} has no parameter `{parameter}`", span, help=help, fixes=fixes
-        )
-    missing = [parameter for parameter in takes.required if parameter not in named]
+        message, fixes = f"{call.name} has no parameter `{parameter}`", renamed(span, parameter, free)
+        yield Diagnostic("MC516", message, span, help=help, fixes=fixes)
     if missing and not unknown:
-        yield Diagnostic(
-            "MC516", f"{call.shown} needs {listed(missing)} too", facts.key("pipeline", name, "in")
-        )
+        message = f"{call.name} needs {listed(missing)} too"
+        yield Diagnostic("MC516", message, facts.key("pipeline", name, "in"))
 
 
-def _only(facts: Facts, call: Call) -> Iterator[Diagnostic]:
-    """One value by position: an input, or the numbers of a source."""
-    takes, stage = call.takes, call.stage
-    gives = "the numbers of its samples" if stage.is_source else "one"
+def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
+    """One value is passed by position: the input, or the numbers of a source's samples."""
+    signature, stage = call.signature, call.stage
+    value = "the numbers of its samples" if stage.is_source else "one"
+    gives = f"stage `{stage.name}` gives it {value}"
     span = facts.key("pipeline", stage.name, "in") if stage.inputs else call.span
-    if not takes.first and not takes.more:
-        help = (
-            f"name it: in: {{{takes.by_name[0]}: {listed_stages(stage.inputs)}}}"
-            if takes.by_name and stage.inputs
-            else ""
-        )
-        if not takes.by_name:
-            help = (
-                "a source takes the range of its sample numbers"
-                if stage.is_source
-                else "give it a parameter, or let the stage take nothing"
-            )
-        what = "takes parameters by name only" if takes.by_name else "takes nothing"
-        yield Diagnostic(
-            "MC516", f"{call.shown} {what}, stage `{stage.name}` gives it {gives}", span, help=help
-        )
+    if not signature.first and not signature.more:
+        takes = "takes parameters by name only" if signature.by_name else "takes nothing"
+        yield Diagnostic("MC516", f"{call.name} {takes}, {gives}", span, help=_how_to_pass(call))
         return
-    missing = [parameter for parameter in takes.required if parameter != takes.first]
+    missing = [parameter for parameter in signature.required if parameter != signature.first]
     if missing:
-        every = [takes.first, *missing]
-        message = (
-            f"{call.shown} takes {counted(len(every), 'parameter')}, stage `{stage.name}` gives it {gives}"
-        )
+        every = [signature.first, *missing]
+        message = f"{call.name} takes {counted(len(every), 'parameter')}, {gives}"
         help = f"name them: in: {{{', '.join(f'{parameter}: STAGE' for parameter in every)}}}"
         if stage.is_source:
             help = f"a source is called with these alone: give {listed(missing)} a default"
         yield Diagnostic("MC516", message, span, help=help)
 
 
-def listed_stages(inputs: tuple[Input, ...]) -> str:
-    stages = inputs[0].stages if inputs else ()
-    return stages[0] if len(stages) == 1 else f"[{', '.join(stages)}]"
+def _how_to_pass(call: Call) -> str:
+    """Returns what to write where a method takes no value by position."""
+    stage, by_name = call.stage, call.signature.by_name
+    if by_name:
+        return f"name it: in: {{{by_name[0]}: {_stages(stage.inputs[0])}}}" if stage.inputs else ""
+    if stage.is_source:
+        return "a source takes the range of its sample numbers"
+    return "give it a parameter, or let the stage take nothing"
 
 
-def right_values(facts: Facts) -> Iterator[Diagnostic]:
-    """A parameter that is a `Batch` gets one, and one that is a number does not."""
-    for call in calls(facts):
-        if not facts.is_valid("pipeline", call.stage.name, "in"):
+def _stages(given: Input) -> str:
+    return given.stages[0] if len(given.stages) == 1 else f"[{', '.join(given.stages)}]"
+
+
+def inputs_fit_types(facts: Facts) -> Iterator[Diagnostic]:
+    """A parameter that is a `Batch` gets a batch, and one that is a number does not."""
+    for call in _calls(facts):
+        stage, hints = call.stage, call.signature.hints
+        if not facts.is_valid("pipeline", stage.name, "in"):
             continue
-        if call.stage.is_source:
-            yield from _source(facts, call)
-        for given in call.stage.inputs:
-            hint = call.takes.hints.get(given.parameter or call.takes.first)
+        first = hints.get(call.signature.first)
+        if stage.is_source and stage.samples and first is not None and first.is_batch:
+            message = f"{call.name} takes a Batch, and stage `{stage.name}` takes from no stage"
+            help = "say `in:` which stage gives it; a source takes the range of its sample numbers"
+            yield Diagnostic("MC519", message, call.span, help=help)
+        for given in stage.inputs:
+            hint = hints.get(given.parameter or call.signature.first)
             if hint is not None:
-                yield from _given(facts, call, given, hint)
+                yield from _input_fits_type(facts, call, given, hint)
 
 
-def _source(facts: Facts, call: Call) -> Iterator[Diagnostic]:
-    hint = call.takes.hints.get(call.takes.first)
-    if (
-        call.stage.samples
-        and hint is not None
-        and hint.kinds <= {"batch", "nothing"}
-        and "batch" in hint.kinds
-    ):
-        message = f"{call.shown} takes a Batch, and stage `{call.stage.name}` takes from no stage"
-        yield Diagnostic(
-            "MC519",
-            message,
-            call.span,
-            help="say `in:` which stage gives it; a source takes the range of its sample numbers",
-        )
-
-
-def _given(facts: Facts, call: Call, given: Input, hint: Hint) -> Iterator[Diagnostic]:
+def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iterator[Diagnostic]:
     path = ("in", given.parameter) if given.parameter else ("in",)
     span = facts.value("pipeline", call.stage.name, *path)
-    parameter = given.parameter or call.takes.first
+    parameter = f"`{given.parameter or call.signature.first}` of {call.name}"
     if hint.kinds == {"range"}:
-        message = f"`{parameter}` of {call.shown} is the range of a source's sample numbers"
+        message = f"{parameter} is the range of a source's sample numbers"
         yield Diagnostic("MC519", message, span, help="leave `in` out, and say `samples`")
         return
     source = facts.recipe.pipeline.get(given.stages[0]) if len(given.stages) == 1 else None
-    collect = collected(facts, source) if source is not None else "flatten"
-    if source is not None and _averages_batches(facts, source):
-        return
-    says = (
-        (facts.key("pipeline", source.name).with_word(f"`collect` is {collect}"),)
-        if source is not None
-        else ()
-    )
-    if (
-        "batch" in hint.kinds
-        and hint.kinds <= {"batch", "nothing"}
-        and collect in (*REDUCED, "none", "last_pp")
-    ):
-        gives = "numbers" if collect in REDUCED else "a list of its workers' values"
-        message = f"`{parameter}` of {call.shown} is a Batch, and `{given.stages[0]}` gives {gives}"
-        yield Diagnostic(
-            "MC519", message, span, says, "take a stage that gives a batch, or change `collect` there"
-        )
-    elif hint.kinds and hint.kinds <= SCALARS and not hint.words and collect == "flatten":
-        message = f"`{parameter}` of {call.shown} is {hint.described}, and `{given.stages[0]}` gives a batch"
-        yield Diagnostic(
-            "MC519", message, span, says, "what a constructor is told belongs into the component's `args`"
-        )
+    collect, says = COLLECT["flatten"], tuple[Span, ...]()
+    if source is not None:
+        known = _collect_mode(facts, source)
+        if known is None or _reduces_batches(facts, source):
+            return
+        word = f"`collect` is {facts.modes[source.name].collect}"
+        collect, says = known, (facts.key("pipeline", source.name).with_word(word),)
+    if hint.is_batch and (collect.is_reduced or collect.is_list):
+        gives = "numbers" if collect.is_reduced else "a list of its workers' values"
+        message = f"{parameter} is a Batch, and `{given.stages[0]}` gives {gives}"
+        help = "take a stage that gives a batch, or change `collect` there"
+        yield Diagnostic("MC519", message, span, says, help)
+    elif hint.is_scalar and collect.is_batch:
+        message = f"{parameter} is {hint.described}, and `{given.stages[0]}` gives a batch"
+        help = "what a constructor is told belongs into the component's `args`"
+        yield Diagnostic("MC519", message, span, says, help)
 
 
-def collected(facts: Facts, stage: Stage) -> str:
-    """A stage's `collect`, or nothing where it is not known."""
+def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:
+    """Returns how a stage's value is collected; None where that is not known."""
     if stage.kind != "call" or not facts.is_valid("pipeline", stage.name, "collect"):
-        return ""
-    if stage.collect:
-        return stage.collect
-    found = facts.class_of(stage.component)
-    endpoint = found.endpoints.get(stage.method) if found else None
-    return (
-        endpoint.collect if endpoint and endpoint.unread != "collect" and endpoint.collect in COLLECT else ""
-    )
+        return None
+    endpoint = facts.known_endpoint(stage)
+    if not stage.collect and (endpoint is None or endpoint.unread == "collect"):
+        return None
+    return COLLECT.get(facts.modes[stage.name].collect)
 
 
-def _averages_batches(facts: Facts, stage: Stage) -> bool:
-    """Whether a stage's `collect` is for numbers, and it gives batches."""
-    found = facts.class_of(stage.component)
-    endpoint = found.endpoints.get(stage.method) if found else None
-    gives = endpoint.signature.gives if endpoint else None
-    return (
-        gives is not None
-        and "batch" in gives.kinds
-        and gives.kinds <= {"batch", "nothing"}
-        and collected(facts, stage) in REDUCED
-    )
+def _reduces_batches(facts: Facts, stage: Stage) -> bool:
+    """Whether a stage's `collect` is for numbers, and its endpoint returns batches."""
+    endpoint, collect = facts.known_endpoint(stage), _collect_mode(facts, stage)
+    returned = endpoint.signature.gives if endpoint else None
+    return returned is not None and returned.is_batch and collect is not None and collect.is_reduced
 
 
-def right_results(facts: Facts) -> Iterator[Diagnostic]:
-    """`collect` can join what the endpoint gives: batches are not averaged, numbers are not laid end to end."""
-    taken = {name for stage in facts.recipe.pipeline.values() for name in stage.takes}
-    for call in calls(facts):
-        collect, gives, name = collected(facts, call.stage), call.takes.gives, call.stage.name
-        if gives is None or not collect or not facts.is_valid("pipeline", name):
+def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
+    """`collect` can join what the endpoint returns: batches are not averaged, numbers are not concatenated."""
+    for call in _calls(facts):
+        stage, returned, collect = call.stage, call.signature.gives, _collect_mode(facts, call.stage)
+        if returned is None or collect is None or not facts.is_valid("pipeline", stage.name):
             continue
-        span = facts.value("pipeline", name, "collect") if call.stage.collect else call.span
-        if _averages_batches(facts, call.stage):
-            message = f"{call.shown} gives a Batch, and `collect: {collect}` is for numbers"
+        span = facts.value("pipeline", stage.name, "collect") if stage.collect else call.span
+        is_needed = stage.is_source or stage.name in facts.taken
+        if _reduces_batches(facts, stage):
+            word = facts.modes[stage.name].collect
+            message = f"{call.name} gives a Batch, and `collect: {word}` is for numbers"
             yield Diagnostic("MC524", message, span, help="say `collect: flatten`")
-        elif (
-            collect == "flatten"
-            and gives.kinds
-            and gives.kinds <= {"mapping", *SCALARS}
-            and (name in taken or call.stage.is_source)
-        ):
-            what = "a source gives batches" if call.stage.is_source else "`collect: flatten` joins batches"
-            help = "give a Batch" if call.stage.is_source else "say `collect: mean`"
-            yield Diagnostic("MC524", f"{call.shown} gives {gives.described}, and {what}", span, help=help)
+        elif collect.is_batch and returned.kinds and returned.kinds <= {"mapping", *SCALARS} and is_needed:
+            joins, help = "`collect: flatten` joins batches", "say `collect: mean`"
+            if stage.is_source:
+                joins, help = "a source gives batches", "give a Batch"
+            yield Diagnostic("MC524", f"{call.name} gives {returned.described}, and {joins}", span, help=help)
 
 
-RULES = (known_endpoint, readable_words, known_parameters, right_values, right_results)
+RULES = (
+    endpoint_exists,
+    decorator_is_readable,
+    inputs_fit_parameters,
+    inputs_fit_types,
+    results_can_be_collected,
+)

@@ -24,11 +24,6 @@ from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
 
-REDUCED = ("mean", "sum")
-"""Collect modes whose value is numbers."""
-LISTS = ("none", "last_pp")
-"""Collect modes whose value is a list of the workers' values."""
-
 
 @dataclass(frozen=True)
 class ModelSizes:
