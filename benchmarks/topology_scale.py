@@ -198,7 +198,7 @@ def questions() -> Iterator[tuple[str, Callable[[int], object]]]:
     yield "ranks_along cp and tp (16)", lambda rank: mesh.ranks_along(("cp", "tp"), rank)
     yield "ranks_along pp and tp (80)", lambda rank: mesh.ranks_along(("pp", "tp"), rank)
     yield "data_rank", mesh.data_rank
-    yield "get_slice", lambda rank: mesh.get_slice(1 << 20, rank)
+    yield "get_slice", lambda rank: mesh.sample_range(1 << 20, rank)
     yield "representative", lambda rank: mesh.representative(rank % mesh.data_size)
     yield "pp_stages_of", mesh.pp_stages_of
     yield "sub-mesh tp", lambda rank: mesh.at(rank)["tp"]

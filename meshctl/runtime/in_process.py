@@ -74,7 +74,7 @@ def run(
             for placed in plan.components_of(group):
                 components[placed.name] = make(placed.name, rank)
                 components[placed.name]._context = RankContext(
-                    placed.name, placed.mesh, rank, nodes=partial(ranks_by_node, plan, group)
+                    placed.name, placed.mesh.at(rank), rank, nodes=partial(ranks_by_node, plan, group)
                 )
                 components[placed.name].setup()
             ending = Ending(store, store, place, places, transports[place].wake)

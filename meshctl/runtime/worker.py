@@ -174,7 +174,7 @@ class Worker:
             seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas begin alike
             context = RankContext(
                 placed.name,
-                placed.mesh,
+                placed.mesh.at(self._told.rank),
                 self._told.rank,
                 devices[0],
                 devices,

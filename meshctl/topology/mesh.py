@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from meshctl.topology.cluster import DEVICE_ALIASES, DEVICE_TYPES
 from meshctl.topology.sizes import DIMS, EXPERT_DIMS, SIZES, settle, whole
@@ -68,7 +68,8 @@ class DeviceMesh:
     layout: Layout = field(default=Layout(()), repr=False, metadata={"stored": False})
     """Where the ranks lie; row-major where it is left out."""
     here: int | None = field(default=None, compare=False, repr=False, metadata={"stored": False})
-    """The rank whose sub-meshes `mesh["tp"]` gives; its first rank where it is none."""
+    """The mesh's own rank: `mesh["tp"]` is the sub-mesh that holds it. None for a mesh without one, whose
+    sub-meshes hold its first rank."""
     absent: tuple[str, ...] = field(default=DIMS, compare=False, repr=False, metadata={"stored": False})
     """Dims that it may be asked for without having them: their size is 1."""
     has_views: bool = field(default=True, compare=False, repr=False, metadata={"stored": False})
@@ -212,7 +213,7 @@ class DeviceMesh:
         number = whole(rank)
         return number is not None and self.layout.indices(number) is not None
 
-    def coordinate(self, rank: int) -> dict[str, int]:
+    def coordinate(self, rank: int | None = None) -> dict[str, int]:
         return dict(zip(self.mesh_dim_names, self._indices(rank), strict=True))
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
@@ -226,26 +227,38 @@ class DeviceMesh:
         }
         return home.layout.rank(at.get(dim, 0) for dim in home.mesh_dim_names)
 
-    def dim_rank(self, rank: int, dim: str) -> int:
-        """The index of a rank in a dim."""
+    @overload
+    def dim_rank(self, dim: str, /) -> int: ...
+    @overload
+    def dim_rank(self, rank: int, dim: str) -> int: ...
+    def dim_rank(self, rank: int | str, dim: str | None = None) -> int:
+        """The index of a rank in a dim: `mesh.dim_rank(5, "tp")`, or of the own rank: `mesh.dim_rank("tp")`."""
+        return self._dim_rank(*_rank_and_dim(rank, dim))
+
+    def _dim_rank(self, rank: int | None, dim: str) -> int:
         home, _ = self._dims((dim,))
         indices = home._indices(rank)
         return indices[home._number[dim]] if dim in home._number else 0
 
-    def data_rank(self, rank: int) -> int:
+    def data_rank(self, rank: int | None = None) -> int:
         """Which share of a batch this rank works on: its peers in tp, cp, ulysses and pp have the same."""
         at = self.coordinate(rank)
         return (at.get("dp", 0) * self.size("fsdp") + at.get("fsdp", 0)) // self.ulysses_size
 
-    def get_slice(self, total: int, rank: int) -> range:
-        """The samples of `total` that are this rank's; the first `total mod data_size` data ranks have one
-        more."""
+    def get_slice(self, total: int, rank: int | None = None) -> slice:
+        """The samples of `total` that are a rank's, as a slice of a list, a tensor or a batch:
+        `rows[mesh.get_slice(len(rows))]`. The first `total mod data_size` data ranks have one sample more."""
+        samples = self.sample_range(total, rank)
+        return slice(samples.start, samples.stop)
+
+    def sample_range(self, total: int, rank: int | None = None) -> range:
+        """The numbers of the samples in `get_slice`."""
         samples = whole(total)
         if samples is None or samples < 0:
             raise MeshError(f"a number of samples is a whole number from 0, it is {total!r}")
         return even_split(samples, self.data_size, self.data_rank(rank))
 
-    def ranks_along(self, dims: str | Iterable[str], rank: int) -> tuple[int, ...]:
+    def ranks_along(self, dims: str | Iterable[str], rank: int | None = None) -> tuple[int, ...]:
         """The ranks that share all coordinates with `rank` but those of `dims`, in the order of `dims`."""
         names = _names(dims)
         home, digits = self._dims(names)
@@ -254,28 +267,45 @@ class DeviceMesh:
         )
         return home.layout.ranks(digits, corner)
 
-    def neighbour(self, rank: int, dim: str, by: int = 1, ring: bool = False) -> int | None:
+    @overload
+    def neighbour(self, dim: str, /, *, by: int = 1, ring: bool = False) -> int | None: ...
+    @overload
+    def neighbour(self, rank: int, dim: str, by: int = 1, ring: bool = False) -> int | None: ...
+    def neighbour(
+        self, rank: int | str, dim: str | None = None, by: int = 1, ring: bool = False
+    ) -> int | None:
         """The rank `by` further on in a dim: the next pp stage, with -1 the previous one. Beyond the ends
         there is none, in a `ring` (cp's, or pp's with virtual stages) it goes round."""
-        home, (digits,) = self._dims((dim,))
-        size, at, steps = size_of(digits), home.coordinate(rank), whole(by)
+        number, name = _rank_and_dim(rank, dim)
+        home, (digits,) = self._dims((name,))
+        size, at, steps = size_of(digits), home.coordinate(number), whole(by)
         if steps is None:
             raise MeshError(f"a neighbour is a whole number of steps away, not {by!r}")
-        index = at.get(dim, 0) + steps
+        index = at.get(name, 0) + steps
         if not ring and not 0 <= index < size:
             return None
-        return home.rank({**at, dim: index % size} if dim in at else at)
+        return home.rank({**at, name: index % size} if name in at else at)
 
-    def is_first(self, rank: int, dim: str) -> bool:
-        return self.dim_rank(rank, dim) == 0
+    @overload
+    def is_first(self, dim: str, /) -> bool: ...
+    @overload
+    def is_first(self, rank: int, dim: str) -> bool: ...
+    def is_first(self, rank: int | str, dim: str | None = None) -> bool:
+        number, name = _rank_and_dim(rank, dim)
+        return self._dim_rank(number, name) == 0
 
-    def is_last(self, rank: int, dim: str) -> bool:
-        return self.dim_rank(rank, dim) == self.size(dim) - 1
+    @overload
+    def is_last(self, dim: str, /) -> bool: ...
+    @overload
+    def is_last(self, rank: int, dim: str) -> bool: ...
+    def is_last(self, rank: int | str, dim: str | None = None) -> bool:
+        number, name = _rank_and_dim(rank, dim)
+        return self._dim_rank(number, name) == self.size(name) - 1
 
-    def pp_stages_of(self, rank: int) -> tuple[int, ...]:
+    def pp_stages_of(self, rank: int | None = None) -> tuple[int, ...]:
         """The pipeline stages that a rank holds: with `vpp_size` above 1 every pp-th, so that data goes round
         the pp ranks."""
-        first = self.dim_rank(rank, "pp")
+        first = self._dim_rank(rank, "pp")
         return tuple(range(first, self.pp_stages, self.size("pp")))
 
     # Many ranks
@@ -605,7 +635,15 @@ class DeviceMesh:
             return f"there is no dim {strange[0]!r}, there are {', '.join(self.mesh_dim_names)}{also}"
         return f"{' and '.join(names)} are not dims of one view of the mesh, so they cannot be asked for together"
 
-    def _indices(self, rank: int) -> list[int]:
+    @property
+    def own_rank(self) -> int | None:
+        """The rank as which this mesh was asked for by `at`, and of a component's `self.mesh`; of a mesh of one
+        rank this one. None where the mesh has no rank of its own."""
+        return self._first if self.here is None and self.world_size == 1 else self.here
+
+    def _indices(self, rank: int | None) -> list[int]:
+        if rank is None and (rank := self.own_rank) is None:
+            raise MeshError("this mesh has no rank of its own: name one, or ask mesh.at(rank)")
         number = whole(rank)
         found = None if number is None else self.layout.indices(number)
         if found is None:
@@ -617,6 +655,11 @@ class DeviceMesh:
         if (flat := join(self.layout.dims)) in (((count, 1),), ()) and not self.layout.table:
             return f"the ranks {first} to {first + count - 1}"
         return f"the ranks {shown([self.layout.at(self.layout.start + offset(flat, index)) for index in range(min(count, SHOWN + 1))])}"
+
+
+def _rank_and_dim(rank: int | str, dim: str | None) -> tuple[int | None, str]:
+    """The arguments of a question about a dim, which may leave the rank out."""
+    return (None, rank) if dim is None and isinstance(rank, str) else (rank, dim)  # type: ignore[return-value]
 
 
 def _names(dims: object) -> tuple[str, ...]:

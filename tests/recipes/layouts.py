@@ -37,7 +37,7 @@ def problems() -> Batch:
 
 
 def share(batch: Batch, mesh: DeviceMesh, rank: int) -> Batch:
-    return batch.take(list(mesh.get_slice(len(batch), rank)))
+    return batch.take(list(mesh.sample_range(len(batch), rank)))
 
 
 def weights(trained: Trainer) -> list[float]:

@@ -79,7 +79,7 @@ def test_every_sample_arrives_once_on_each_data_rank_and_comes_back_in_order(
         expected = [(number,) for number in range((step - 1) * 13, step * 13)]
         for rank in range(mesh.world_size):
             [batch] = [batch for at, who, batch in seen if (at, who) == (step, rank)]
-            assert ids(batch) == [expected[i] for i in mesh.get_slice(13, rank)]
+            assert ids(batch) == [expected[i] for i in mesh.sample_range(13, rank)]
             assert batch["text"] == [str(id) for (id,) in ids(batch)]
             assert [len(row) for row in batch["rows"].rows()] == [id % 5 for (id,) in ids(batch)]
         for rank in range(world(ours)):

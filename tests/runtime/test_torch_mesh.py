@@ -269,7 +269,7 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
 
 
-def trained(model: nn.Module, samples: range) -> None:
+def trained(model: nn.Module, samples: range | slice) -> None:
     """Two steps on some of the samples."""
     inputs, targets = (part[samples.start : samples.stop] for part in data())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

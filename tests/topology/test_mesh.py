@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError, even_split, split_index
 from meshctl.topology.sizes import divisors
+from tests.topology.meshes import MESHES
 
 
 @st.composite
@@ -45,10 +46,10 @@ def test_process_groups_partition_the_ranks(mesh: DeviceMesh, dims: list[str]) -
 def test_slices_partition_the_samples_and_representatives_rise(mesh: DeviceMesh, total: int) -> None:
     ranks = mesh.collect_ranks()
     assert [mesh.data_rank(rank) for rank in ranks] == list(range(mesh.data_size))
-    assert [sample for rank in ranks for sample in mesh.get_slice(total, rank)] == list(range(total))
+    assert [sample for rank in ranks for sample in mesh.sample_range(total, rank)] == list(range(total))
     assert (
-        max(len(mesh.get_slice(total, rank)) for rank in ranks)
-        - min(len(mesh.get_slice(total, rank)) for rank in ranks)
+        max(len(mesh.sample_range(total, rank)) for rank in ranks)
+        - min(len(mesh.sample_range(total, rank)) for rank in ranks)
         <= 1
     )
 
@@ -216,7 +217,7 @@ def test_questions_about_what_is_not_there() -> None:
     with pytest.raises(MeshError, match="there is no dim 'dp', there are pp, data, ulysses, cp, tp"):
         mesh.view("data").size("dp")
     with pytest.raises(MeshError, match="a number of samples is a whole number from 0, it is -1"):
-        mesh.get_slice(-1, 0)
+        mesh.sample_range(-1, 0)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_whole_numbers_of_another_library() -> None:
     } == {int}
     assert np.int64(7) in mesh and mesh.coordinate(np.int64(7)) == mesh.coordinate(7)
     assert mesh.rank({"tp": np.int64(1)}) == 1 and mesh.ranks_at("pp", np.int64(1)) == (4, 5, 6, 7)
-    assert mesh.get_slice(np.int64(3), np.int64(0)) == range(0, 2) and mesh.representative(
+    assert mesh.sample_range(np.int64(3), np.int64(0)) == range(0, 2) and mesh.representative(
         np.int64(1)
     ) == mesh.representative(1)
     assert mesh.neighbour(0, "pp", np.int64(1)) == 4 and mesh.at(np.int64(5))["tp"].ranks() == (4, 5)
@@ -265,7 +266,7 @@ def test_what_is_no_number(number: Any) -> None:
         lambda: mesh.rank({"tp": number}),
         lambda: mesh.neighbour(0, "tp", number),
         lambda: mesh.representative(number),
-        lambda: mesh.get_slice(number, 0),
+        lambda: mesh.sample_range(number, 0),
         lambda: mesh.ranks_at("tp", number),
         lambda: mesh.unflatten("tp", {"a": number, "b": 2}),
         lambda: DeviceMesh(("dp",), (2,), ulysses_size=number),
@@ -519,3 +520,32 @@ def test_strides(mesh: DeviceMesh) -> None:
         .stride("x")
         is None
     )
+
+
+# The mesh's own rank
+
+
+@given(st.sampled_from(MESHES), st.data())
+def test_a_mesh_with_a_rank_of_its_own_needs_none(mesh: DeviceMesh, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, mesh.world_size - 1))
+    own = mesh.at(rank)
+    assert own == mesh and own.own_rank == rank
+    assert own.coordinate() == mesh.coordinate(rank) and own.data_rank() == mesh.data_rank(rank)
+    assert own.pp_stages_of() == mesh.pp_stages_of(rank)
+    for dim in (*DIMS, "data", "ulysses", "ep"):
+        assert own.dim_rank(dim) == mesh.dim_rank(rank, dim) == own.dim_rank(rank, dim)
+        assert own.is_first(dim) == mesh.is_first(rank, dim) and own.is_last(dim) == mesh.is_last(rank, dim)
+        assert own.ranks_along(dim) == mesh.ranks_along(dim, rank)
+        assert own.neighbour(dim, by=-1, ring=True) == mesh.neighbour(rank, dim, -1, ring=True)
+    samples = [str(number) for number in range(data.draw(st.integers(0, 40)))]
+    mine = samples[own.get_slice(len(samples))]
+    assert mine == [samples[number] for number in own.sample_range(len(samples))]
+    assert mine == samples[mesh.get_slice(len(samples), rank)]
+
+
+def test_a_mesh_without_a_rank_of_its_own_asks_for_one() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=2)
+    for question in (mesh.coordinate, mesh.data_rank, lambda: mesh.dim_rank("dp"), lambda: mesh.get_slice(4)):
+        with pytest.raises(MeshError, match=r"no rank of its own: name one, or ask mesh.at\(rank\)"):
+            question()
+    assert DeviceMesh.from_sizes().get_slice(4) == slice(0, 4)  # one rank is its own

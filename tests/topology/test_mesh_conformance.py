@@ -95,7 +95,7 @@ def same_as_twinkle(mesh: DeviceMesh, result: dict[str, Any], right: dict[str, A
     order = flat(result["mesh"])
     for total, slices in result["slices"].items():
         assert [
-            [piece.start, piece.stop] for piece in (mesh.get_slice(int(total), rank) for rank in order)
+            [piece.start, piece.stop] for piece in (mesh.sample_range(int(total), rank) for rank in order)
         ] == slices
 
 
@@ -162,9 +162,9 @@ def test_twinkle_sequence_parallel_groups(case: dict[str, Any]) -> None:
 def test_twinkle_round_trips(case: dict[str, Any], order: tuple[str, ...]) -> None:
     """Cut by data rank, and joined from the representatives: every sample once, in order."""
     mesh = DeviceMesh.from_sizes(**case["mesh"], order=order)
-    assert [sample for rank in mesh.collect_ranks() for sample in mesh.get_slice(case["len"], rank)] == case[
-        "right"
-    ]
+    assert [
+        sample for rank in mesh.collect_ranks() for sample in mesh.sample_range(case["len"], rank)
+    ] == case["right"]
 
 
 @pytest.mark.parametrize("case", [*INFRA["device_mesh_sampler"], *INFRA["iterable_fetcher"]], ids=str)
@@ -174,7 +174,7 @@ def test_twinkle_batches_of_one_rank(case: dict[str, Any]) -> None:
     batches = [
         range(start, min(start + case["batch"], last + 1)) for start in range(first, last + 1, case["batch"])
     ]
-    mine = [[batch[sample] for sample in mesh.get_slice(len(batch), case["rank"])] for batch in batches]
+    mine = [[batch[sample] for sample in mesh.sample_range(len(batch), case["rank"])] for batch in batches]
     given = len(case["batches"])
     assert mine[:given] == case["batches"]
     assert all(

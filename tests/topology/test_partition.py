@@ -34,7 +34,7 @@ from tests.topology.meshes import (
 def table(mesh: DeviceMesh, total: int, collect: str = "flatten", **more: Any) -> SampleTable:
     """What the speakers of a mesh hold of 0 .. total - 1."""
     who = producer_ranks(mesh, collect)
-    return SampleTable(tuple(tuple((n,) for n in mesh.get_slice(total, rank)) for rank in who), **more)
+    return SampleTable(tuple(tuple((n,) for n in mesh.sample_range(total, rank)) for rank in who), **more)
 
 
 @pytest.mark.parametrize("mode", sorted(DISPATCH))
@@ -50,7 +50,7 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
             giver,
             total,
             lengths=tuple(
-                tuple(1 + n % 7 for n in giver.get_slice(total, rank)) for rank in giver.collect_ranks()
+                tuple(1 + n % 7 for n in giver.sample_range(total, rank)) for rank in giver.collect_ranks()
             ),
         )
         shares = samples_by_rank("all", dispatch, taker, held)
@@ -65,7 +65,7 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
             range(total)
         )  # each sample in one share
         if mode == "slice_dp" and not balance:
-            assert all(mine == list(taker.get_slice(total, rank)) for rank, mine in ids.items())
+            assert all(mine == list(taker.sample_range(total, rank)) for rank, mine in ids.items())
         back = SampleTable(tuple(tuple((n,) for n in ids[rank]) for rank in taker.collect_ranks()))
         if mode == "slice_dp":
             assert [back.ids[s][i][0] for s, i in sample_order(back)] == list(range(total))
@@ -87,7 +87,7 @@ def test_all_pairs_of_modes(
     """What the speakers hold is heard once per share, by exactly those that are called, in sample order."""
     who = producer_ranks(giver, collect, called)
     ids = [
-        tuple((n,) for n in (range(total) if called == "first" else giver.get_slice(total, rank)))
+        tuple((n,) for n in (range(total) if called == "first" else giver.sample_range(total, rank)))
         for rank in who
     ]
     held = SampleTable(tuple(ids))

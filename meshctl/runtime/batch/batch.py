@@ -153,8 +153,11 @@ class Batch:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, name: str) -> Any:
-        """The column: a Tensor, a Ragged or a list."""
+    def __getitem__(self, name: str | slice) -> Any:
+        """The column: a Tensor, a Ragged or a list. A slice gives the batch of these rows."""
+        if isinstance(name, slice):
+            start, stop, step = name.indices(len(self))
+            return self.between(start, max(start, stop)) if step == 1 else self.take(range(start, stop, step))
         try:
             return self._columns[name]
         except KeyError:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged, identify
+from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.samples import Grid
 
 
@@ -146,3 +147,11 @@ def test_columns_of_two_devices_are_not_joined() -> None:
     near, far = (Batch({"x": torch.zeros(2, device=device)}) for device in ("cpu", "meta"))
     with pytest.raises(BatchError, match="'x' is on cpu here and on meta there"):
         Batch.concat([near, far])
+
+
+def test_a_slice_gives_the_rows_of_a_rank() -> None:
+    mesh = DeviceMesh.from_sizes(dp_size=3)
+    batch = Batch({"x": torch.arange(7), "text": list("abcdefg")})
+    own = batch[mesh.at(1).get_slice(len(batch))]
+    assert isinstance(own, Batch) and own["x"].tolist() == [3, 4] and own["text"] == ["d", "e"]
+    assert batch[::3]["text"] == ["a", "d", "g"] and len(batch[5:2]) == 0

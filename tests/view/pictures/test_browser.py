@@ -187,7 +187,7 @@ def test_meshes_of_a_hundred_thousand(opened: Open) -> None:
 
 
 def check_mesh(mesh: DeviceMesh, found: dict[str, Any], rank: int, total: int, most: int = 10_000) -> None:
-    mine = mesh.get_slice(total, rank)
+    mine = mesh.sample_range(total, rank)
     views = {dim: mesh.dim_rank(rank, dim) for dim in ("data", "ulysses", "ep_fsdp", "ep", "etp")}
     assert found["coordinate"] == {**mesh.coordinate(rank), **views}
     assert (found["dataRank"], found["slice"]) == (mesh.data_rank(rank), [mine.start, mine.stop])
