@@ -101,7 +101,7 @@ def standalone(mesh: DeviceMesh | None = None) -> RankContext:
     if mesh.world_size != size:
         raise MeshError(f"the mesh has {mesh.world_size} ranks, and torch's world has {size}")
     return RankContext(
-        mesh=mesh,
+        mesh=mesh.at(dist.get_rank()),
         rank=dist.get_rank(),
         device=device,
         devices=(device,),
