@@ -40,18 +40,18 @@ SUBJECTS = {
     "7": "the environment, and going on with a run",
     "9": "meshctl itself",
 }
-"""By a code's first digit."""
+"""The subjects, by a code's first digit."""
 RETIRED = "retired"
 """The severity, on its page, of a code that is no longer reported."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """What stands in a fence."""
+    """The text in a fence."""
 
     language: str
     name: str
-    """Of the file; empty for the recipe itself."""
+    """The name of the file; empty for the recipe itself."""
     encoding: str
     lines: tuple[str, ...]
 
@@ -63,9 +63,9 @@ class Block:
 @dataclass(frozen=True)
 class Section:
     pieces: tuple[str | Block, ...]
-    """Paragraphs and fences, in order."""
+    """The paragraphs and fences in order."""
     also: tuple[str, ...] = ()
-    """Other codes that its recipe is reported with."""
+    """Other codes with which its recipe is reported."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -88,18 +88,18 @@ class Page:
 
 
 def codes() -> tuple[str, ...]:
-    """All that have a page."""
+    """Returns all codes that have a page."""
     return tuple(sorted(path.stem for path in FOLDER.glob("MC*.md")))
 
 
 def head(code: str) -> tuple[str, str]:
-    """(severity, title) of a code's page."""
+    """Returns (severity, title) of a code's page."""
     with open(FOLDER / f"{code}.md", encoding="utf-8") as file:
         return _head(file.readline())
 
 
 def page(code: str) -> Page:
-    """The page of a code; there is one."""
+    """Reads the page of a code, which must exist."""
     first, *lines = (FOLDER / f"{code}.md").read_text(encoding="utf-8").splitlines()
     sections = dict(_sections(lines))
     nothing = Section(())
@@ -114,7 +114,7 @@ def _head(line: str) -> tuple[str, str]:
 
 
 def _sections(lines: list[str]) -> Iterator[tuple[str, Section]]:
-    """(its heading, what stands below it); the first has none."""
+    """Yields (heading, section); the first section has no heading."""
     name, also, open, fenced = "", "", list[str](), False
     for line in lines:
         fenced ^= line.startswith(FENCE)

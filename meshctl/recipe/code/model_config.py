@@ -1,9 +1,7 @@
-"""A model's `config.json`, read as data: the few numbers of it that a layout must fit, each with its place in
-the file.
+"""A model's `config.json`: the sizes that a layout must fit, each with its place in the file.
 
-Files are local: a name of a hub is not one, nothing is fetched. JSON is read as the YAML that it is, so it
-has the limits of a recipe and every number knows its line and column. What is not there, or no number, is not
-known, and nobody says anything about it.
+Only local files are read; nothing is fetched from a hub. JSON is read as YAML, so that the limits of recipes hold
+and each number has a line and a column. A size that is missing, or no number, is not known and not reported.
 """
 
 from __future__ import annotations
@@ -26,16 +24,15 @@ NAMES = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "num_moe_experts"),
 }
-"""What a layout must fit -> what it is called in config files. How long sequences are is not a model's to
-say."""
+"""Size -> its names in config files. The length of sequences is no property of a model."""
 INNER = ("text_config", "llm_config", "language_config")
-"""Where a model of several kinds of input has those of its language model."""
+"""The keys under which a model with several kinds of input has the config of its language model."""
 LATENT = "kv_lora_rank"
-"""Whose keys and values are latent has no heads of them to share out."""
+"""The key of models with latent keys and values, which have no kv heads to divide."""
 FILE = "config.json"
 SURROGATE, SAME_WIDTH = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"), rb"\\u003f"
-"""Half of a letter as JSON writes those beyond the first 65,536, which YAML does not read; no text of the
-file is of interest."""
+"""A surrogate escape, which JSON allows and YAML does not, and a replacement of the same width. No text of the file
+is used."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +40,20 @@ class Config:
     """What was found in a file."""
 
     name: str
-    """As the user would name it."""
+    """The name by which the user knows it."""
     lines: tuple[str, ...] = ()
     sizes: Mapping[str, tuple[int, Span]] = field(default_factory=dict)
     wrong: str = ""
-    """Why nothing can be read from it."""
+    """Why the file cannot be read; empty where it can."""
     at: Span | None = None
-    """Where in the file that is seen."""
+    """The place in the file that shows why."""
     missing: bool = False
     """Whether no such file exists."""
 
 
 def config(path: str, folders: Sequence[str]) -> Config:
-    """Of the file, or of the folder that holds it, looked for in `folders` where the path is relative."""
+    """Reads the file at a path, or `config.json` in the folder at that path. Relative paths are looked for in
+    `folders`."""
     for folder in folders:
         place = Path(folder, path)
         file = place / FILE if is_dir(place) else place
@@ -85,7 +83,7 @@ def _read(file: Path, name: str) -> Config:
 
 
 def _unread(name: str, found: Diagnostic) -> str:
-    """What the reader of recipes says, of a file that is none."""
+    """Returns the message of the recipe reader in words that fit a JSON file."""
     what = (
         found.message.removeprefix("this ")
         .removesuffix(", a recipe is not")
@@ -102,19 +100,18 @@ def _unread(name: str, found: Diagnostic) -> str:
 
 
 def _sizes(tree: Node) -> Iterator[tuple[str, tuple[int, Span]]]:
-    inner = next((node for key in INNER if (node := tree.get(key)) is not None and node.is_mapping), tree)
+    """Yields the sizes that are positive integers. A model with several kinds of input has those of its language
+    model in a mapping of its own."""
+    inner = [node for key in INNER if (node := tree.get(key)) is not None and node.is_mapping]
+    places = [*inner[:1], tree]
     for size, names in NAMES.items():
-        said = (where.get(name) for where in (inner, tree) for name in names)
-        node = next((node for node in said if node is not None and node.value is not None), None)
-        if (
-            node is not None
-            and type(node.value) is int
-            and node.value > 0
-            and not (size == "num_kv_heads" and _latent(inner))
-        ):
+        if size == "num_kv_heads" and _is_stated(places[0].get(LATENT)):
+            continue
+        found = [node for place in places for name in names if _is_stated(node := place.get(name))]
+        node = found[0] if found else None
+        if node is not None and type(node.value) is int and node.value > 0:
             yield size, (node.value, node.span)
 
 
-def _latent(tree: Node) -> bool:
-    rank = tree.get(LATENT)
-    return rank is not None and rank.value is not None
+def _is_stated(node: Node | None) -> bool:
+    return node is not None and node.value is not None

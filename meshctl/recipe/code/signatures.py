@@ -1,9 +1,8 @@
-"""What a function of the source text takes and gives, as far as its annotations say it simply.
+"""Signatures of functions in source text, with the annotations that are simple.
 
     def __init__(self, path: str, n: int = 3, *, kind: Literal["a", "b"] | None = None) -> None
 
-An annotation is a set of kinds ("int", "text", "batch", ...); one that is not simple says nothing, and
-nothing is said about it.
+A simple annotation is a set of kinds ("int", "text", "batch", ...). Others are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 from meshctl.recipe.code.modules import BATCHES
 
 Meaning = Callable[[str], str | None]
-"""A dotted name of the module -> its full path."""
+"""Returns the absolute path of a dotted name in the module."""
 SIMPLE = {
     "int": "int",
     "float": "float",
@@ -53,14 +52,14 @@ SCALARS = {"int", "float", "text", "bool"}
 
 @dataclass(frozen=True)
 class Hint:
-    """What an annotation lets pass."""
+    """The values that an annotation allows."""
 
     kinds: frozenset[str] = frozenset()
     words: tuple[Any, ...] = ()
-    """The values of a `Literal`, which may be given beside the kinds."""
+    """The values of a `Literal`, in addition to the kinds."""
 
     def takes(self, value: Any) -> bool:
-        """Whether a value of a recipe is one of them."""
+        """Whether a value of a recipe is allowed. An unresolved interpolation is."""
         if value in self.words and type(value) in map(type, self.words):
             return True
         if isinstance(value, str) and "${" in value:
@@ -97,59 +96,49 @@ def _kinds_of(value: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Signature:
-    """A method's, without its `self`."""
+    """The signature of a method, without `self`."""
 
     by_position: tuple[str, ...] = ()
     by_name: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     more: bool = False
-    """`*args`."""
+    """Whether it has `*args`."""
     any_name: bool = False
-    """`**kwargs`."""
+    """Whether it has `**kwargs`."""
     hints: Mapping[str, Hint] = field(default_factory=dict)
     gives: Hint | None = None
 
     @property
     def first(self) -> str:
-        """The parameter that a value without a name goes to."""
+        """The parameter of a single value that is passed by position."""
         return self.by_position[0] if self.by_position else ""
 
 
 def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
+    """Reads the signature of a method."""
     arguments = method.args
-    own = [*arguments.posonlyargs, *arguments.args]
-    without_default = {argument.arg for argument in own[: len(own) - len(arguments.defaults)]}
-    defaults = dict(
-        zip(
-            [argument.arg for argument in own[len(own) - len(arguments.defaults) :]],
-            arguments.defaults,
-            strict=True,
-        )
-    )
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        if default is None:
-            without_default.add(argument.arg)
-        else:
-            defaults[argument.arg] = default
-    every = [*own[1:], *arguments.kwonlyargs]
-    hints = {
-        argument.arg: hint
-        for argument in every
-        if (hint := _with_default(argument.annotation, defaults.get(argument.arg), meaning))
-    }
+    positional = [*arguments.posonlyargs, *arguments.args]
+    without = len(positional) - len(arguments.defaults)
+    defaults: dict[str, ast.expr | None] = {argument.arg: None for argument in positional[:without]}
+    for argument, default in zip(positional[without:], arguments.defaults, strict=True):
+        defaults[argument.arg] = default
+    for argument, kw_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        defaults[argument.arg] = kw_default
+    every = [*positional[1:], *arguments.kwonlyargs]
+    hints = {one.arg: _with_default(one.annotation, defaults[one.arg], meaning) for one in every}
     return Signature(
-        by_position=tuple(argument.arg for argument in own[1:]),
+        by_position=tuple(argument.arg for argument in positional[1:]),
         by_name=tuple(argument.arg for argument in every if argument not in arguments.posonlyargs),
-        required=tuple(argument.arg for argument in every if argument.arg in without_default),
+        required=tuple(argument.arg for argument in every if defaults[argument.arg] is None),
         more=arguments.vararg is not None,
         any_name=arguments.kwarg is not None,
-        hints=hints,
+        hints={name: hint for name, hint in hints.items() if hint},
         gives=hint_of(method.returns, meaning),
     )
 
 
 def _with_default(annotation: ast.expr | None, default: ast.expr | None, meaning: Meaning) -> Hint | None:
-    """`n: int = None` takes null, too."""
+    """Returns the hint of a parameter; a default of None allows null, too."""
     hint = hint_of(annotation, meaning)
     if hint is not None and isinstance(default, ast.Constant) and default.value is None:
         return Hint(hint.kinds | {"nothing"}, hint.words)
@@ -157,7 +146,7 @@ def _with_default(annotation: ast.expr | None, default: ast.expr | None, meaning
 
 
 def hint_of(annotation: ast.expr | None, meaning: Meaning) -> Hint | None:
-    """What an annotation says; none where it says nothing simple."""
+    """Returns the hint of an annotation; None where it is not simple."""
     match annotation:
         case ast.Constant(value=None):
             return Hint(frozenset({"nothing"}))

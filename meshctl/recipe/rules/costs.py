@@ -1,5 +1,5 @@
-"""MC320 and MC42x: what is right and costs more than it must. Warnings: devices that idle, and process groups
-across nodes."""
+"""MC320 and MC42x: what is correct and costs more than necessary. Warnings: devices that no group uses, and process
+groups that span nodes."""
 
 from __future__ import annotations
 
@@ -10,132 +10,132 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from meshctl.diagnostics import Diagnostic, Span
+from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted
-from meshctl.topology.allocation import Allocation, DeviceRanges, allocate, device_count, first_split_worker
-from meshctl.topology.cluster import Cluster
+from meshctl.topology.allocation import (
+    Allocation,
+    DeviceRanges,
+    allocate,
+    device_count,
+    first_split_worker,
+)
+from meshctl.topology.cluster import Cluster, Piece
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
-from meshctl.topology.placement import NodeRun, node_runs, span_nodes
+from meshctl.topology.placement import NodeRun, Reach, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
-SHOWN = 3
-"""So many places or groups are listed."""
-WITHIN = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
-"""Dims whose process groups speak within every layer, so that they belong inside a node."""
+MAX_SHOWN = 3
+"""How many places or groups are listed."""
+WITHIN_LAYERS = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
+"""Dims whose process groups communicate within every layer, so that they belong inside a node, with their codes."""
 
 
-# Devices that idle
+# Idle devices
 
 
-def idle_devices(facts: Facts) -> Iterator[Diagnostic]:
-    """All devices that `cluster` says are there belong to a group."""
-    placed = facts.allocation
-    if placed is None or placed.beyond or not _as_wanted(facts, placed):
+def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
+    """Every device in `cluster` belongs to a group."""
+    allocation, recipe = facts.allocation, facts.recipe
+    if allocation is None or allocation.beyond or not _are_complete(recipe, allocation):
         return
-    for kind in placed.cluster.devices_per_node:
-        idle, total = _idle(facts.recipe, placed, kind), placed.cluster.total(kind)
-        if kind == "mps" and any(each > 1 for _, each in placed.cluster.devices_per_node[kind]):
-            continue  # no machine has a second one, so nobody knows how many there are
-        if not facts.recipe.cluster.devices_of(kind) or not idle:
+    for kind, per_node in allocation.cluster.devices_per_node.items():
+        idle, total = _idle(recipe, allocation, kind), allocation.cluster.total(kind)
+        # No machine has a second mps device, so that their number is not known.
+        is_counted = kind != "mps" or all(each <= 1 for _, each in per_node)
+        if not idle or not is_counted or not recipe.cluster.devices_of(kind):
             continue
-        groups = [group for group in facts.recipe.groups.values() if group.device_type == kind]
-        says = tuple(_takes(facts, group) for group in groups[:SHOWN])
+        groups = [group for group in recipe.groups.values() if group.device_type == kind]
+        says = tuple(
+            facts.value("groups", group.name, "ranks").with_word(
+                f"`{group.name}` takes {counted(group.devices, 'device')}"
+            )
+            for group in groups[:MAX_SHOWN]
+        )
         are = "is" if device_count(idle) == 1 else "are"
-        message = f"{device_count(idle)} of {total} {kind} devices {are} used by no group: {_where(idle, placed.cluster, kind)}"
-        span = facts.cluster_value("devices_per_node", *_named(facts.recipe, kind))
-        yield Diagnostic("MC320", message, span, says, _help(facts.recipe, kind, placed), "warning")
+        message = f"{device_count(idle)} of {total} {kind} devices {are} used by no group"
+        span = facts.cluster_value("devices_per_node", *_type_key(recipe, kind))
+        help = _how_to_use(recipe, kind, allocation)
+        where = _listed(idle, allocation.cluster, kind)
+        yield Diagnostic("MC320", f"{message}: {where}", span, says, help, "warning")
 
 
-def _as_wanted(facts: Facts, placed: Allocation) -> bool:
-    """Whether every group has what it wants; else a rule says so."""
-    groups = [group for group in facts.recipe.groups.values() if group.device_type != "cpu"]
-    return all(group.devices == device_count(placed.devices[group.name]) for group in groups)
+def _are_complete(recipe: Recipe, allocation: Allocation) -> bool:
+    """Whether every group has all its devices; where one has not, a rule reports it."""
+    on_devices = [group for group in recipe.groups.values() if group.device_type != "cpu"]
+    return all(group.devices == device_count(allocation.devices[group.name]) for group in on_devices)
 
 
-def _idle(recipe: Recipe, placed: Allocation, kind: str) -> DeviceRanges:
-    """The devices of a type that are in no group."""
-    used = sorted(
-        run
-        for name, runs in placed.devices.items()
-        for run in runs
-        if recipe.groups[name].device_type == kind
-    )
+def _ranges_of_type(recipe: Recipe, allocation: Allocation, kind: str) -> list[tuple[int, int]]:
+    """Returns the devices of all groups of a type in rising order."""
+    names = [name for name in allocation.devices if recipe.groups[name].device_type == kind]
+    return sorted(some for name in names for some in allocation.devices[name])
+
+
+def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
+    """Returns the devices of a type that are in no group."""
+    total, end = allocation.cluster.total(kind), 0
     idle: list[tuple[int, int]] = []
-    end = 0
-    for start, stop in [*used, (total := placed.cluster.total(kind), total)]:
+    for start, stop in [*_ranges_of_type(recipe, allocation, kind), (total, total)]:
         if start > end:
             idle.append((end, start))
         end = max(end, stop)
     return tuple(idle)
 
 
-def _takes(facts: Facts, group: DeviceGroup) -> Span:
-    return facts.value("groups", group.name, "ranks").with_word(
-        f"`{group.name}` takes {counted(group.devices, 'device')}"
-    )
-
-
-def _where(idle: DeviceRanges, cluster: Cluster, kind: str) -> str:
-    """`4-7 of node 0, number 3 of node 1, all 8 of nodes 2-5`."""
+def _listed(idle: DeviceRanges, cluster: Cluster, kind: str) -> str:
+    """Returns devices as text, `4-7 of node 0, number 3 of node 1, all 8 of nodes 2-5`."""
     pieces = [piece for start, stop in idle for piece in cluster.pieces(kind, start, stop)]
-    said = []
-    for piece in pieces[:SHOWN]:
-        whole = piece.each == cluster.devices_on(kind, piece.first_node)
-        numbers = (
-            f"all {piece.each}"
-            if whole and piece.each > 1
-            else "number " * (piece.each == 1) + _span(piece.number, piece.each)
-        )
-        said.append(
-            f"{numbers} of {'node' if piece.nodes == 1 else 'nodes'} {_span(piece.first_node, piece.nodes)}"
-        )
-    return ", ".join([*said, *(["..."] if len(pieces) > SHOWN else [])])
+    shown = [_piece(piece, cluster, kind) for piece in pieces[:MAX_SHOWN]]
+    return ", ".join([*shown, *(["..."] if len(pieces) > MAX_SHOWN else [])])
 
 
-def _span(first: int, count: int) -> str:
+def _piece(piece: Piece, cluster: Cluster, kind: str) -> str:
+    numbers = _numbers(piece.number, piece.each)
+    if piece.each == 1:
+        numbers = f"number {numbers}"
+    elif piece.each == cluster.devices_on(kind, piece.first_node):
+        numbers = f"all {piece.each}"
+    return f"{numbers} of {'node' if piece.nodes == 1 else 'nodes'} {_numbers(piece.first_node, piece.nodes)}"
+
+
+def _numbers(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
-def _named(recipe: Recipe, kind: str) -> tuple[str, ...]:
-    """The key below `devices_per_node`, where it says types by name."""
+def _type_key(recipe: Recipe, kind: str) -> tuple[str, ...]:
+    """Returns the key below `devices_per_node`, where it states devices by type."""
     return (kind,) if kind in recipe.cluster.named else ()
 
 
-def _help(recipe: Recipe, kind: str, placed: Allocation) -> str:
-    """A cluster without these devices, where a smaller number makes it."""
-    said, cluster = recipe.cluster, placed.cluster
-    last = max(
-        (
-            stop
-            for name, runs in placed.devices.items()
-            for _, stop in runs
-            if recipe.groups[name].device_type == kind
-        ),
-        default=0,
-    )
+def _how_to_use(recipe: Recipe, kind: str, allocation: Allocation) -> str:
+    """Proposes a cluster without these devices, where a smaller number states one."""
+    given, cluster = recipe.cluster, allocation.cluster
+    last = max((stop for _, stop in _ranges_of_type(recipe, allocation, kind)), default=0)
     if not last:
         return f"give them to a group, or leave `{kind}` out of `cluster.devices_per_node`"
-    smaller = replace(said, nodes=cluster.node_of(kind, last - 1) + 1)
-    key, number = "nodes", smaller.nodes
-    if cluster.nodes == 1 and said.devices_of(kind) == cluster.total(kind):
-        key, number = ".".join(("devices_per_node", *_named(recipe, kind))), last
-        given = {**said.devices_per_node, kind: last} if isinstance(said.devices_per_node, Mapping) else last
-        smaller = replace(said, devices_per_node=given)
+    key, number = "nodes", cluster.node_of(kind, last - 1) + 1
+    smaller = replace(given, nodes=number)
+    if cluster.nodes == 1 and given.devices_of(kind) == cluster.total(kind):
+        key, number = ".".join(("devices_per_node", *_type_key(recipe, kind))), last
+        per_node = given.devices_per_node
+        smaller = replace(
+            given, devices_per_node={**per_node, kind: last} if isinstance(per_node, Mapping) else last
+        )
     there = allocate(recipe.groups, smaller)
-    left, idle = device_count(_idle(recipe, there, kind)), device_count(_idle(recipe, placed, kind))
+    left, idle = device_count(_idle(recipe, there, kind)), device_count(_idle(recipe, allocation, kind))
     if there.beyond or left >= idle:
         return "give them to a group, or take them out of `cluster`"
     return f"give them to a group, or say `cluster.{key}: {number}`{f', which leaves {left}' if left else ''}"
 
 
-# Process groups across nodes
+# Process groups that span nodes
 
 
 @dataclass(frozen=True)
-class Seated:
-    """A group and its devices."""
+class AllocatedGroup:
+    """A group with its devices."""
 
     name: str
     device_type: str
@@ -144,139 +144,123 @@ class Seated:
     gpus_per_worker: int
 
 
-def inside_nodes(facts: Facts) -> Iterator[Diagnostic]:
-    """The process groups that speak within every layer stay inside a node."""
+def process_groups_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
+    """Process groups that communicate within every layer stay inside a node."""
     for name, component in facts.recipe.components.items():
-        mesh, sizes = facts.meshes.get(name), component.parallel
-        if mesh is None or not isinstance(sizes, Sizes) or not any(mesh.size(dim) > 1 for dim in WITHIN):
+        mesh = facts.meshes.get(name)
+        if mesh is None or not isinstance(component.parallel, Sizes):
             continue
-        seats = _seats(facts.allocation, facts.recipe.groups[component.group])
-        for dim, code in WITHIN.items() if len(seats) > 1 or (seats and seats[0].nodes > 1) else ():
-            if mesh.size(dim) > 1 and (reach := span_nodes(seats, mesh, dim)) != "inside":
-                yield _crosses(facts, component, mesh, seats, dim, code, reach)
+        dims = [dim for dim in WITHIN_LAYERS if mesh.size(dim) > 1]
+        runs = _node_runs(facts.allocation, facts.recipe.groups[component.group]) if dims else ()
+        if len(runs) > 1 or (runs and runs[0].nodes > 1):
+            for dim in dims:
+                reach = span_nodes(runs, mesh, dim)
+                if reach != "inside":
+                    yield _spans_nodes(facts, component, mesh, runs, dim, reach)
 
 
-def _seats(placed: Allocation | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
-    """Where its workers are; nothing where that is wrong or not known."""
-    if placed is None or group.name in placed.beyond:
+def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
+    """Returns the location of a group's workers; nothing where it is wrong or not known."""
+    if allocation is None or group.name in allocation.beyond:
         return ()
-    runs, cluster = placed.devices[group.name], placed.cluster
-    on_devices = group.device_type != "cpu"
-    if on_devices and (
-        device_count(runs) != group.devices
-        or first_split_worker(runs, group.gpus_per_worker, cluster, group.device_type) is not None
-    ):
-        return ()
-    return node_runs(
-        Seated(group.name, group.device_type, group.workers, runs, group.gpus_per_worker), cluster
-    )
+    devices, cluster, each = allocation.devices[group.name], allocation.cluster, group.gpus_per_worker
+    if group.device_type != "cpu":
+        is_complete = device_count(devices) == group.devices
+        if not is_complete or first_split_worker(devices, each, cluster, group.device_type) is not None:
+            return ()
+    return node_runs(AllocatedGroup(group.name, group.device_type, group.workers, devices, each), cluster)
 
 
-def _crosses(
-    facts: Facts,
-    component: Component,
-    mesh: DeviceMesh,
-    seats: tuple[NodeRun, ...],
-    dim: str,
-    code: str,
-    reach: str,
+def _spans_nodes(
+    facts: Facts, component: Component, mesh: DeviceMesh, runs: tuple[NodeRun, ...], dim: str, reach: Reach
 ) -> Diagnostic:
-    size, groups = mesh.size(dim), mesh.world_size // mesh.size(dim)
-    which = "the only" if groups == 1 else "all" if reach == "all" else "some of the"
-    noun = (
-        f"{dim} group of `{component.name}` crosses"
-        if groups == 1
-        else f"{groups} {dim} groups of `{component.name}` cross"
-    )
-    span = facts.value("components", component.name, "parallel", f"{dim}_size").with_word(
-        f"groups of {size} ranks"
-    )
-    says = facts.value("groups", component.group, "ranks").with_word(
-        f"`{component.group}` has {_on_a_node(seats)} on a node"
-    )
-    help = _inside(facts, component, mesh, seats, dim)
-    return Diagnostic(code, f"{which} {noun} nodes", span, (says,), help, "warning")
+    size, count, name = mesh.size(dim), mesh.world_size // mesh.size(dim), component.name
+    message = f"the only {dim} group of `{name}` crosses nodes"
+    if count > 1:
+        which = "all" if reach == "all" else "some of the"
+        message = f"{which} {count} {dim} groups of `{name}` cross nodes"
+    span = facts.value("components", name, "parallel", f"{dim}_size").with_word(f"groups of {size} ranks")
+    has = f"`{component.group}` has {_ranks_per_node(runs)} on a node"
+    says = (facts.value("groups", component.group, "ranks").with_word(has),)
+    help = _how_to_stay(facts, component, mesh, runs, dim)
+    return Diagnostic(WITHIN_LAYERS[dim], message, span, says, help, "warning")
 
 
-def _on_a_node(seats: Sequence[NodeRun]) -> str:
-    """`4 to 8 ranks`."""
-    steps: dict[int, int] = {}
-    for stretch in seats:
-        for node, more in ((stretch.first_node, stretch.each), (stretch.last_node + 1, -stretch.each)):
-            steps[node] = steps.get(node, 0) + more
-    counts = {count for count in accumulate(steps[node] for node in sorted(steps)) if count}
+def _ranks_per_node(runs: Sequence[NodeRun]) -> str:
+    """Returns the number of ranks on a node as text, `4 to 8 ranks`."""
+    changes: dict[int, int] = {}
+    for run in runs:
+        changes[run.first_node] = changes.get(run.first_node, 0) + run.each
+        changes[run.last_node + 1] = changes.get(run.last_node + 1, 0) - run.each
+    counts = {count for count in accumulate(changes[node] for node in sorted(changes)) if count}
     return counted(max(counts), "rank") if len(counts) == 1 else f"{min(counts)} to {max(counts)} ranks"
 
 
-def _inside(
-    facts: Facts, component: Component, mesh: DeviceMesh, seats: tuple[NodeRun, ...], dim: str
+def _how_to_stay(
+    facts: Facts, component: Component, mesh: DeviceMesh, runs: tuple[NodeRun, ...], dim: str
 ) -> str:
-    """What to write for groups that stay inside a node: the nearest layout, or the group where a node begins."""
-    options = (
-        [f"write group `{component.group}` first"] if _if_first(facts, component.group, mesh, dim) else []
-    )
-    for sizes, order in _nearer(mesh, dim):
+    """Proposes the nearest layout whose process groups stay inside a node, or to give the group the first
+    devices."""
+    options: list[str] = []
+    for sizes, order in _smaller(mesh, dim):
         nearer = _with_sizes(mesh, sizes, order)
-        if nearer is not None and span_nodes(seats, nearer, dim) == "inside":
-            drawn = (
-                layout(nearer) if dim in DIMS else " x ".join(f"{dim} {size}" for dim, size in sizes.items())
-            )
+        if nearer is not None and span_nodes(runs, nearer, dim) == "inside":
+            layout = _drawn(nearer) if dim in DIMS else " x ".join(f"{dim} {n}" for dim, n in sizes.items())
             usual = " without `order`" if order != mesh.mesh_dim_names else ""
-            options.insert(0, f"nearest that stays inside a node: {drawn}{usual}")
+            options.append(f"nearest that stays inside a node: {layout}{usual}")
             break
+    if _stays_if_first(facts, component.group, mesh, dim):
+        options.append(f"write group `{component.group}` first")
     return "; or ".join(options)
 
 
-def _nearer(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Sequence[str]]]:
-    """Smaller sizes of a dim, the largest first; ep shrinks with etp, which is within it."""
-    inner = divisors(mesh.etp_size) if dim == "ep" and mesh.etp_size > 1 else []
+def _smaller(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Sequence[str]]]:
+    """Yields smaller sizes of a dim, the largest first, each in the order of the mesh and in the standard order.
+    Etp lies inside ep, so that both shrink."""
     sizes = [{dim: size} for size in divisors(mesh.size(dim))]
-    if inner:
-        sizes = [{dim: size, "etp": etp} for size in divisors(mesh.size(dim)) for etp in inner]
+    if dim == "ep" and mesh.etp_size > 1:
+        sizes = [{**some, "etp": etp} for some in sizes for etp in divisors(mesh.etp_size)]
     for some in sorted(sizes, key=lambda some: (-prod(some.values()), -some[dim])):
-        yield from ((some, order) for order in dict.fromkeys((mesh.mesh_dim_names, DIMS)))
+        for order in dict.fromkeys((mesh.mesh_dim_names, DIMS)):
+            yield some, order
 
 
-def _if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool:
+def _stays_if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool:
     """Whether the process groups would stay inside a node if the group got the first devices."""
-    recipe = facts.recipe
-    group = recipe.groups[name]
+    recipe, group = facts.recipe, facts.recipe.groups[name]
     if group.device_type == "cpu" or isinstance(group.ranks, tuple) or group.colocate:
         return False
     there = allocate({name: group, **recipe.groups}, recipe.cluster)
-    if there.beyond or there.devices[name] == (facts.allocation.devices[name] if facts.allocation else ()):
+    now = facts.allocation.devices[name] if facts.allocation else ()
+    if there.beyond or there.devices[name] == now:
         return False
-    return span_nodes(_seats(there, group), mesh, dim) == "inside"
+    return span_nodes(_node_runs(there, group), mesh, dim) == "inside"
 
 
 def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]) -> DeviceMesh | None:
-    """The mesh with its dims in this order and these smaller, and dp, or fsdp where there is no dp, larger in
-    their place."""
+    """Returns the mesh with these smaller sizes and a larger dp, or fsdp where there is no dp; None where that is
+    no mesh."""
     rest = "fsdp" if mesh.size("fsdp") > 1 and mesh.size("dp") == 1 else "dp"
-    room = prod(mesh.size(dim) // size for dim, size in sizes.items() if dim in DIMS)
+    factor = prod(mesh.size(dim) // size for dim, size in sizes.items() if dim in DIMS)
     try:
-        return changed(mesh, order, {rest: mesh.size(rest) * room, **sizes})
+        return _changed(mesh, order, {rest: mesh.size(rest) * factor, **sizes})
     except MeshError:
         return None
 
 
-def changed(
+def _changed(
     mesh: DeviceMesh, order: Sequence[str], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> DeviceMesh:
-    """The mesh with its dims in another order, and with other sizes."""
+    """Returns the mesh with its dims in another order, and with other sizes."""
     given: dict[str, Any] = {f"{dim}_size": mesh.size(dim) for dim in (*DIMS, "ulysses", "ep", "etp")}
     given |= {f"{dim}_size": size for dim, size in sizes.items()}
     return DeviceMesh.from_sizes(order=order, vpp_size=mesh.vpp_size, **given)
 
 
-def layout(mesh: DeviceMesh) -> str:
-    """`dp 2 x tp 4`, outermost first."""
-    return (
-        " x ".join(
-            f"{dim} {size}" for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True) if size > 1
-        )
-        or "one rank"
-    )
+def _drawn(mesh: DeviceMesh) -> str:
+    """Returns a layout as text in the order of the mesh, `dp 2 x tp 4`."""
+    sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
+    return " x ".join(f"{dim} {size}" for dim, size in sizes if size > 1) or "one rank"
 
 
-RULES = (idle_devices, inside_nodes)
+RULES = (devices_are_used, process_groups_stay_on_node)

@@ -17,7 +17,7 @@ from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts
-from meshctl.recipe.rules.costs import WITHIN, idle_devices, inside_nodes
+from meshctl.recipe.rules.costs import WITHIN_LAYERS, devices_are_used, process_groups_stay_on_node
 from meshctl.recipe.spans import Spans
 from meshctl.topology.mesh import DIMS
 from meshctl.topology.sizes import divisors
@@ -64,7 +64,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
 @given(clusters())
 def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> None:
     facts = facts_of(recipe)
-    warned = {found.message.split()[3]: found.message for found in idle_devices(facts)}
+    warned = {found.message.split()[3]: found.message for found in devices_are_used(facts)}
     assert facts.allocation is not None
     if facts.allocation.beyond:
         assert not warned
@@ -89,19 +89,19 @@ def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> N
 
 def test_what_cluster_does_not_say_does_not_idle() -> None:
     groups = {"train": {"ranks": 3, "device_type": "cuda"}}
-    assert not list(idle_devices(facts_of({"cluster": {"nodes": 2}, "groups": groups})))
-    assert list(idle_devices(facts_of({"cluster": {"devices_per_node": 4}, "groups": groups})))
+    assert not list(devices_are_used(facts_of({"cluster": {"nodes": 2}, "groups": groups})))
+    assert list(devices_are_used(facts_of({"cluster": {"devices_per_node": 4}, "groups": groups})))
     on_cpu = {"groups": {"train": {"ranks": 3, "device_type": "cpu"}}, "cluster": {"devices_per_node": 8}}
-    assert not list(idle_devices(facts_of(on_cpu)))
+    assert not list(devices_are_used(facts_of(on_cpu)))
 
 
 def test_a_second_mps_device_does_not_idle() -> None:
     """No machine has one, however many `cluster` says."""
     groups = {"train": {"ranks": 1, "device_type": "mps"}}
     assert not list(
-        idle_devices(facts_of({"cluster": {"nodes": 2, "devices_per_node": 2}, "groups": groups}))
+        devices_are_used(facts_of({"cluster": {"nodes": 2, "devices_per_node": 2}, "groups": groups}))
     )
-    (found,) = idle_devices(facts_of({"cluster": {"nodes": 2, "devices_per_node": 1}, "groups": groups}))
+    (found,) = devices_are_used(facts_of({"cluster": {"nodes": 2, "devices_per_node": 1}, "groups": groups}))
     assert found.message.startswith("1 of 2 mps devices is used by no group: number 0 of node 1")
 
 
@@ -118,7 +118,7 @@ def test_a_second_mps_device_does_not_idle() -> None:
     ],
 )
 def test_help_says_which_cluster_has_none_idle(cluster: dict[str, Any], ranks: int, help: str) -> None:
-    (found,) = idle_devices(
+    (found,) = devices_are_used(
         facts_of({"cluster": cluster, "groups": {"train": {"ranks": ranks, "device_type": "cuda"}}})
     )
     assert help in found.help and found.severity == "warning"
@@ -181,11 +181,11 @@ def nodes_by_rank(facts: Facts) -> list[int]:
 def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[str, Any]) -> None:
     facts = facts_of(recipe)
     if facts.allocation is None or facts.allocation.beyond:
-        assert not list(inside_nodes(facts))
+        assert not list(process_groups_stay_on_node(facts))
         return
     nodes, mesh = nodes_by_rank(facts), facts.meshes["actor"]
-    warned = {found.code: found for found in inside_nodes(facts)}
-    for dim, code in WITHIN.items():
+    warned = {found.code: found for found in process_groups_stay_on_node(facts)}
+    for dim, code in WITHIN_LAYERS.items():
         crossing = [len({nodes[rank] for rank in ranks}) > 1 for ranks in mesh.process_groups(dim)]
         assert (code in warned) == any(crossing)
         if any(crossing):
@@ -219,7 +219,9 @@ def helps(recipe: dict[str, Any], found: Diagnostic) -> None:
             if said != drawn:
                 kept.pop("order")
             changed["components"] = {"actor": {**component, "parallel": {**kept, **sizes}}}
-        assert found.code not in [again.code for again in inside_nodes(facts_of(changed))], option
+        assert found.code not in [again.code for again in process_groups_stay_on_node(facts_of(changed))], (
+            option
+        )
 
 
 def test_a_hundred_thousand_ranks_across_nodes() -> None:
@@ -233,7 +235,7 @@ def test_a_hundred_thousand_ranks_across_nodes() -> None:
         "groups": {"train": {"ranks": 100_000, "device_type": "cuda"}},
         "components": {"actor": actor},
     }
-    (found,) = inside_nodes(facts_of(recipe))
+    (found,) = process_groups_stay_on_node(facts_of(recipe))
     assert (found.message, found.help) == (
         "all 6250 tp groups of `actor` cross nodes",
         "nearest that stays inside a node: pp 10 x dp 1250 x tp 8",
