@@ -50,9 +50,10 @@ class FieldReader:
         *seconds: Span,
         help: str = "",
         fixes: tuple[Fix, ...] = (),
+        missing: bool = False,
     ) -> None:
         self.wrong.add(path)
-        self.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes))
+        self.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes, missing=missing))
 
     def expected(
         self, wanted: str, node: Node, path: Path, help: str = "", fixes: tuple[Fix, ...] = ()
@@ -61,7 +62,7 @@ class FieldReader:
         if node.value is BROKEN:
             self.wrong.add(path)
         elif node.value == MISSING:
-            self.report(path, "MC103", f"`{'.'.join(path)}` must be given", node.span)
+            self.report(path, "MC103", f"`{'.'.join(path)}` must be given", node.span, missing=True)
         elif node.target:
             message = f"`{shown(path)}` must be {wanted}, {_found(node)}"
             self.report(path, "MC102", message, node.span, node.target.with_word("this is its value"))
@@ -137,7 +138,7 @@ class FieldReader:
             self.wrong.add(path)
             return
         message = field.required.format(name=path[-2])
-        self.report(path, "MC103", message, node.key or node.span, help=field.required_help)
+        self.report(path, "MC103", message, node.key or node.span, help=field.required_help, missing=True)
 
     def mapping(self, node: Node | None, path: Path, help: str = "") -> Node | None:
         """Returns the node if it is a mapping."""

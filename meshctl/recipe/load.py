@@ -38,10 +38,6 @@ Endpoints = Mapping[str, Mapping[str, "Endpoint"]]
 """Component -> method -> endpoint; those whose code could not be read are absent."""
 NOT_INCLUDED = {"MC201", "MC202", "MC205", "MC208", "MC211"}
 """Codes that report that a file of the recipe could not be included."""
-MISSING = {"MC103", "MC212"}
-"""Codes of the reader and of interpolation that report something missing."""
-
-
 DEV = Path("/dev")
 PLAN = re.compile(r'\s*\{\s*"format":\s*\d+,\s*"digest":\s*"')
 """The beginning of a plan's file."""
@@ -171,7 +167,7 @@ def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[
     partial = any(
         one.code in NOT_INCLUDED and one.primary and not is_override(one.primary.file) for one in found
     )
-    return (one for one in more if not (partial and (one.missing or one.code in MISSING)))
+    return (one for one in more if not (partial and one.missing))
 
 
 def _in_order(report: Report) -> Report:

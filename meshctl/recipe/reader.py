@@ -158,7 +158,7 @@ class _RecipeReader(FieldReader):
         else:
             help = "`call: COMPONENT.METHOD`, or `sync: COMPONENT, to: COMPONENT`"
             message = f"stage `{name}` must say what it does"
-            self.report(path, "MC103", message, node.key or node.span, help=help)
+            self.report(path, "MC103", message, node.key or node.span, help=help, missing=True)
         return model.Stage(name, kind="")
 
     def call(self, name: str, node: Node, path: Path) -> model.Stage:

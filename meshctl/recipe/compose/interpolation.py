@@ -273,7 +273,7 @@ class _Evaluator:
         name = ".".join(target)
         if node is None:
             help = self.suggestion(target, path)
-            raise InvalidInterpolation("MC212", f"there is no `{name}` in the recipe", help)
+            raise InvalidInterpolation("MC212", f"there is no `{name}` in the recipe", help, missing=True)
         if node.value == MISSING:
             raise ReportedElsewhere
         if target == path[: len(target)]:

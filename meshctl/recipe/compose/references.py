@@ -15,9 +15,11 @@ MAX_NESTING = 32
 class InvalidInterpolation(Exception):
     """Ends the evaluation of one value; `interpolation.resolve` makes a diagnostic of it."""
 
-    def __init__(self, code: str, message: str, help: str = "", circle: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self, code: str, message: str, help: str = "", circle: tuple[Path, ...] = (), *, missing: bool = False
+    ) -> None:
         super().__init__(message)
-        self.diagnostic = Diagnostic(code, message, help=help)
+        self.diagnostic = Diagnostic(code, message, help=help, missing=missing)
         self.circle = circle
         """The references that lead back to the first of them."""
         self.path: Path | None = None
