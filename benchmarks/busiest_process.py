@@ -22,28 +22,29 @@ from benchmarks.worlds import Taker, even, plan_of
 from meshctl.plan.model import Plan
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.transports.data_plane import Loan, PeerLost
-from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.memory import MemoryDataPlane
+from meshctl.runtime.transports.transport import Lease
 
 RANKS = (4, 16, 64)
 GOAL = 1.05
 """Times total / ranks: what is above 1 is ids, tables and headers."""
 
 
-class Counting(MemoryTransport):
+class Counting(MemoryDataPlane):
     """Counts the bytes of its place."""
 
-    def __init__(self, place: int, slots: Mapping[int, int], hub: dict[int, MemoryTransport]) -> None:
+    def __init__(self, place: int, slots: Mapping[int, int], hub: dict[int, MemoryDataPlane]) -> None:
         super().__init__(place, slots, hub)
         self.sent = self.received = 0
 
-    def deliver(self, loan: Loan) -> None:
-        self.sent += len(loan.frame) * len(loan.to)
-        super().deliver(loan)
+    def deliver(self, lease: Lease) -> None:
+        self.sent += len(lease.frame) * len(lease.to)
+        super().deliver(lease)
 
-    def arrived(self, source: int, lane: int, frame: Tensor | bytes | None, *more: Any) -> None:
-        self.received += 0 if frame is None else len(frame)
-        super().arrived(source, lane, frame, *more)
+    def on_message(self, source: int, tag: int, frame: Tensor | bytes, *more: Any) -> None:
+        self.received += len(frame)
+        super().on_message(source, tag, frame, *more)
 
 
 def main() -> None:
@@ -83,7 +84,7 @@ def main() -> None:
 
 def moved(ranks: int, total: int) -> int:
     """Bytes that the busiest process sends or receives, whichever is more, in one step."""
-    plan, hub = plan_of(ranks, ranks), dict[int, MemoryTransport]()
+    plan, hub = plan_of(ranks, ranks), dict[int, MemoryDataPlane]()
     transports = [Counting(place, {}, hub) for place in range(plan.places)]
     faults = list[Exception]()
     threads = [
@@ -112,7 +113,7 @@ def guarded(
 
 def step(plan: Plan, transport: Counting, total: int) -> None:
     """One rank's part of one step."""
-    group, rank = plan.at_place(transport.place)
+    group, rank = plan.at_place(transport.job_rank)
     sides = [
         RouteSide(component.mesh, plan.group(component.group).first_place) for component in plan.components
     ]

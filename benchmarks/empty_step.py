@@ -32,8 +32,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.loop import Loop, LoopContext
 from meshctl.runtime.rank_context import RankContext
-from meshctl.runtime.routes.end import TAGS_PER_ROUTE
-from meshctl.runtime.world import reach_all
+from meshctl.runtime.world import connect_all
 
 GOAL = 100.0
 """Microseconds."""
@@ -155,18 +154,13 @@ def ray(stack: ExitStack, python: str) -> Peer | None:
 def run(end: End, folder: Path, steps: int) -> None:
     """A worker's whole run, as `meshctl.runtime.worker` runs it."""
     store, ear = end.connect(), end.connect()
-    transport = reach_all(
-        end.plan,
-        end.place,
-        store,
-        {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(end.plan.routes)},
-    )
+    transport = connect_all(end.plan, end.place, store)
     ending = Ending(
         PrefixStore("ending", store),
         PrefixStore("ending", ear),
         end.place,
         range(end.plan.places),
-        transport.wake,
+        transport.notify,
     )
     [placed] = end.plan.components_of(end.group)
     component = (Maker if end.gives else Taker)(Turn(end.driver, steps))

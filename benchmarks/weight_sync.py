@@ -39,7 +39,7 @@ from meshctl.plan.model import Cluster, Component, Group, Plan, Run, Stage
 from meshctl.runtime.routes.sync_plan import MAX_BUCKET_BYTES
 from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
-from meshctl.runtime.world import reach_all
+from meshctl.runtime.world import connect_all
 from meshctl.topology.mesh import DeviceMesh, even_split
 from meshctl.topology.modes import Route
 
@@ -155,7 +155,7 @@ def expected(number: int, box: Part) -> Tensor:
 
 def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
     """A step over the product's own channel."""
-    transport = reach_all(end.plan, end.place, end.connect(), {0: 2})
+    transport = connect_all(end.plan, end.place, end.connect())
     own, step = (
         weights(
             end.plan.component("actor" if end.gives else "sampler").mesh,

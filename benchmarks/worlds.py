@@ -24,8 +24,8 @@ from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stag
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.transports.data_plane import Transport
-from meshctl.runtime.world import reach_all
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.world import connect_all
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 
@@ -76,7 +76,7 @@ class End:
     def gives(self) -> bool:
         return self.group == "one"
 
-    def context(self, transport: Transport) -> RouteContext:
+    def context(self, transport: DataPlane) -> RouteContext:
         """Returns the context of the plan's only route."""
         sides = [
             RouteSide(placed.mesh, self.plan.group(placed.group).first_place)
@@ -110,23 +110,23 @@ def meshctl(
 ) -> Step:
     """A step over the product's own channel: a giver gives the same batch each time, `make(rank, givers)`.
     `in_place`: made in memory that is read as it lies."""
-    transport = reach_all(end.plan, end.place, end.connect(), {0: end.plan.routes[0].slots})
+    transport = connect_all(end.plan, end.place, end.connect())
     batch = make(end.rank, end.plan.group("one").workers) if end.gives else Batch({})
     if in_place:
         batch = batch.with_columns(**{name: _placed(transport, batch[name]) for name in batch.names})
     return _step(end, transport, lambda: batch, use)
 
 
-def _placed(transport: Transport, column: torch.Tensor) -> torch.Tensor:
+def _placed(transport: DataPlane, column: torch.Tensor) -> torch.Tensor:
     return transport.alloc(column.nbytes).view(column.dtype).view(column.shape).copy_(column)
 
 
 def moving(end: End, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
     """A step over the product's own channel, with another batch each time."""
-    return _step(end, reach_all(end.plan, end.place, end.connect(), {0: end.plan.routes[0].slots}), next, use)
+    return _step(end, connect_all(end.plan, end.place, end.connect()), next, use)
 
 
-def _step(end: End, transport: Transport, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
+def _step(end: End, transport: DataPlane, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
     channel = Channel(end.context(transport))
 
     def give() -> int:

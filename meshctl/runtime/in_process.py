@@ -26,8 +26,8 @@ from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
-from meshctl.runtime.transports.data_plane import PeerLost
-from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.runtime.world import ranks_by_node
 
 Make = Callable[[str, int], Component]
@@ -57,11 +57,11 @@ def run(
     Raises `TimeoutError` where it does not end: what waits for what is a bug of the plan or of the runtime.
     """
     outcome, store = Outcome(), HashStore()
-    hub: dict[int, MemoryTransport] = {}
+    hub: dict[int, MemoryDataPlane] = {}
     store.set_timeout(timedelta(days=1))
     places = [group.first_place + rank for group in plan.groups for rank in range(group.workers)]
     slots = {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)}
-    transports = {place: MemoryTransport(place, slots, hub) for place in places}
+    transports = {place: MemoryDataPlane(place, slots, hub) for place in places}
 
     def work(place: int) -> None:
         group, rank = plan.at_place(place)
@@ -77,7 +77,7 @@ def run(
                     placed.name, placed.mesh.at(rank), rank, nodes=partial(ranks_by_node, plan, group)
                 )
                 components[placed.name].setup()
-            ending = Ending(store, store, place, places, transports[place].wake)
+            ending = Ending(store, store, place, places, transports[place].notify)
             for component in components.values():
                 component.place.stop = ending.ask
             context = LoopContext(

@@ -36,13 +36,14 @@ from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.step_report import Say, StepReport, scalars
 from meshctl.runtime.transports.buffers.frames import FrameError
-from meshctl.runtime.transports.data_plane import Dropped, Full, Transport
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.transports.errors import OutOfMemory, StepCancelled
 from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.mesh import even_split
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import Grid, RouteError
 
-USER_ERRORS = (RouteError, BatchError, FrameError, Full)
+USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory)
 """Errors of a user's values, or of too many of them: reported in one line."""
 NOTHING: frozenset[str] = frozenset()
 NO_ARGUMENTS = Arguments()
@@ -60,7 +61,7 @@ class LoopContext:
     """In the group's world."""
     components: Mapping[str, Component]
     """Those of this worker's group, set up."""
-    transport: Transport
+    transport: DataPlane
     ending: Ending
     say: Say
     save: CheckpointHook = lambda step, given: None
@@ -131,7 +132,7 @@ class Loop:
         """The stages that run in this step, on any worker: a value is sent to those only."""
         self._ended = ""
         """The source whose stream has ended in this step, unannounced."""
-        context.transport.dropped = lambda: self._ending.dropped(self.at[1])
+        context.transport.cancel_when(lambda: self._ending.dropped(self.at[1]))
 
     # The run
 
@@ -189,7 +190,7 @@ class Loop:
             while not self._ended and self._ending.begin(step + 1):
                 self._run_step(step + 1)
                 step += not self._ended
-        except Dropped:
+        except StepCancelled:
             return self._ending.last
         return step
 
@@ -197,7 +198,7 @@ class Loop:
         """After an unannounced end: runs the stages of the end, as far as they need no other ones, and saves
         the last state."""
         self.at, self._report = ("", last), StepReport()
-        self._context.transport.dropped = lambda: False
+        self._context.transport.cancel_when(lambda: False)
         for end in self._ends:
             end.close(last)
         self._running = self._schedule.closing_stages()

@@ -35,16 +35,16 @@ from meshctl.runtime.errors import StageError
 from meshctl.runtime.instantiate import TargetError, extend_path, make
 from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
 from meshctl.runtime.rank_context import RankContext
-from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.seeding import seed_all
-from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.user_modes import ModeError
-from meshctl.runtime.world import connect, devices_of, join, ranks_by_node, reach_all
+from meshctl.runtime.world import connect, connect_all, devices_of, join, ranks_by_node
 from meshctl.text.env_refs import names
 from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
 
-SAID = (StageError, TargetError, ComponentError, WayError, ModeError)
+SAID = (StageError, TargetError, ComponentError, ConnectError, ModeError)
 """Errors whose message stands for itself: no traceback helps."""
 LOST = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
 """Errors of a victim: the fault is elsewhere."""
@@ -89,7 +89,7 @@ class Worker:
     def __init__(self, told: Told, run: RunDir, journal: Journal) -> None:
         self._told, self._run, self._journal = told, run, journal
         self._loop: Loop | None = None
-        self._transport: Transport | None = None
+        self._transport: DataPlane | None = None
         self._plan: Plan | None = None
         self._doing = "setup"
 
@@ -103,9 +103,7 @@ class Worker:
         store, ear = connect(told.head, told.attempt), connect(told.head, told.attempt)
         join(store, group, told.rank)
         extend_path(start.path)
-        transport = self._transport = self._reached(plan, place, store)
-        transport.patience = plan.run.patience
-        transport.device = device if (device := devices_of(group)[0]).type != "cpu" else None
+        transport = self._transport = connect_all(plan, place, store, devices_of(group)[0])
         speaking = [
             group.first_place + rank
             for group in plan.groups
@@ -117,7 +115,7 @@ class Worker:
             dist.PrefixStore("ending", ear),
             place,
             speaking,
-            transport.wake,
+            transport.notify,
         )
         components = self._components(plan, start.path, ending, transport)
         step, given = (
@@ -150,13 +148,8 @@ class Worker:
         transport.close()
         dist.destroy_process_group()
 
-    @staticmethod
-    def _reached(plan: Plan, place: int, store: dist.Store) -> Transport:
-        slots = {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)}
-        return reach_all(plan, place, store, slots)
-
     def _components(
-        self, plan: Plan, path: tuple[str, ...], ending: Ending, transport: Transport
+        self, plan: Plan, path: tuple[str, ...], ending: Ending, transport: DataPlane
     ) -> dict[str, Component]:
         """The group's components, made and set up in the order of the recipe: the same on all ranks, so their
         collectives meet."""
@@ -232,7 +225,7 @@ class Worker:
         line = str(error) if said else f"{type(error).__name__}: {error}"
         line, text = redact(line, known), redact_traceback(text, known)
         doing = "" if stage else self._doing
-        lost = error.place if isinstance(error, PeerLost) else None
+        lost = error.job_rank if isinstance(error, PeerLost) else None
         peer: dict[str, Any] = {"peer": self._plan.at_place(lost)} if self._plan and lost is not None else {}
         self._journal.say(
             "fault",
@@ -246,7 +239,7 @@ class Worker:
         )
         if self._transport and isinstance(error, PeerLost):
             with suppress(OSError):  # whoever does not hear it finds out
-                self._transport.tell(error)
+                self._transport.announce_loss(error)
 
 
 def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:

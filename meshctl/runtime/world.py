@@ -1,9 +1,10 @@
-"""Who reaches whom: a group's own WORLD, and the ways between the groups, all on the launcher's store.
+"""How workers reach one another: a group's own WORLD, and the data plane between groups, all on the launcher's
+store.
 
-Each group is a world of its own, so FSDP, DDP and everybody's script see only their group. Workers of two
-groups with a route between them (or of one) tell one another where they listen, and need nothing else: on
-unix sockets within a node, on TCP between nodes. All begin with a handshake: every member says which plan it
-runs, and a mismatch or an absence is an error that names the routes or the absent, not a hang.
+Each group is a world of its own, so FSDP, DDP and user scripts see only their group. Workers of two groups with
+a route between them (or of one) exchange where they listen: on unix sockets within a node, on TCP between
+nodes. That exchange is a handshake: every worker publishes the plan it runs and the generation of its group. A
+mismatch or an absence is an error that names the routes or the absent workers, not a hang.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,37 +28,32 @@ from meshctl.runtime.devices.backend import (
     CHOICE,
     DEVICES,
     DeviceMemory,
-    Neighbours,
+    PeerAccess,
     devices_at,
-    meet,
+    handshake,
     memory_of,
     transfers_of,
 )
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
-from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
-from meshctl.runtime.transports.local import Address as NodeAddress
-from meshctl.runtime.transports.local import Local
-from meshctl.runtime.transports.tcp import Address, Tcp, address_towards
+from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.errors import ConnectError, PeerLost
+from meshctl.runtime.transports.local.connection import Address as LocalAddress
+from meshctl.runtime.transports.local.transport import LocalTransport
+from meshctl.runtime.transports.tcp.transport import Address as TcpAddress
+from meshctl.runtime.transports.tcp.transport import TcpTransport, address_towards
 from meshctl.runtime.user_modes import source_digests
 from meshctl.topology.cluster import transport_error
 from meshctl.topology.modes import Route
 
 JOIN = timedelta(seconds=60)
 """How long a worker waits for the others to come."""
-FAR = "other nodes"
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """Two groups, or one, and the routes between them."""
-
-    name: str
-    groups: tuple[str, ...]
-    routes: tuple[Route, ...]
+CPU = torch.device("cpu")
+NEAR, FAR = "this node", "other nodes"
+"""Prefixes of keys in the store, and words of messages."""
 
 
 def connect(head: str, attempt: int) -> PrefixStore:
-    """A connection to the launcher's store, under this attempt's prefix. `head` is HOST:PORT."""
+    """Returns a connection to the launcher's store at HOST:PORT, under the attempt's prefix."""
     host, port = head.rsplit(":", 1)
     return PrefixStore(f"run/{attempt}", TCPStore(host, int(port), is_master=False, timeout=JOIN))
 
@@ -68,192 +65,231 @@ def join(store: Store, group: Group, rank: int) -> None:
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=group.workers, timeout=RUNNING)
 
 
-def crossings(plan: Plan) -> Iterator[Crossing]:
-    """Of a plan, in the same order for everybody."""
+@dataclass(frozen=True)
+class GroupPair:
+    """Two groups, or one, and the routes between them."""
+
+    groups: tuple[str, ...]
+    routes: tuple[Route, ...]
+
+
+def group_pairs(plan: Plan) -> Iterator[GroupPair]:
+    """Yields the pairs of a plan, those of one group first."""
     found: dict[tuple[str, ...], list[Route]] = {}
     for route in plan.routes:
         source, target = plan.stage(route.source), plan.stage(route.target)
-        taker = plan.component(source.to if route.kind == "weights" else target.component).group
-        giver = plan.group_of(source)
-        for pair in {tuple(sorted({giver, taker})), (giver,), (taker,)}:
+        consumer = plan.component(source.to if route.kind == "weights" else target.component).group
+        producer = plan.group_of(source)
+        for pair in {tuple(sorted({producer, consumer})), (producer,), (consumer,)}:
             if sum(plan.group(name).workers for name in pair) > 1:
                 found.setdefault(pair, []).append(route)
-    for pair in sorted(found, key=lambda pair: (len(pair), pair)):  # what is within a group comes first
-        yield Crossing("~".join(pair), pair, tuple(found[pair]))
+    for pair in sorted(found, key=lambda pair: (len(pair), pair)):
+        yield GroupPair(pair, tuple(found[pair]))
 
 
-def reach_all(plan: Plan, place: int, store: Store, slots: Mapping[int, int]) -> Transport:
-    """A transport that reaches every worker that this one has a route to or from; all of them call it.
+def connect_all(
+    plan: Plan,
+    job_rank: int,
+    store: Store,
+    device: torch.device = CPU,
+    generations: Mapping[str, int] | None = None,
+) -> DataPlane:
+    """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
+    `device` is this worker's, `generations` are those of the groups, 0 where one is missing.
 
-    Raises `PeerLost` where they do not come, and `WayError` where they do not agree or there is no such
-    transport.
+    Raises `PeerLost` where workers do not come, and `ConnectError` where they do not agree or the environment
+    asks for a transport that does not exist.
     """
     if why := transport_error(os.environ):
-        raise WayError(why)
-    group, rank = plan.at_place(place)
-    node = plan.node_of(group, rank)
-    meeting = Meeting(
-        plan, place, store, tuple(crossing for crossing in crossings(plan) if group in crossing.groups)
-    )
-    names = {name for crossing in meeting.crossings for name in crossing.groups}
-    near = {worker.place for name in names for worker in plan.workers(name, node)}
-    far = {worker.place for name in names for worker in plan.workers(name)} - near
-    transport = Transport(
-        place, slots, partial(_name, plan), partial(_route_of, plan), len(plan.routes) * TAGS_PER_ROUTE
-    )
-    device = _device(meeting, transport, near, far)
-    if len(near) > 1:
-        _reach_near(meeting, transport, near, device)
-    if far:
-        _reach_by_tcp(meeting, transport, far, device)
-    return transport
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """A worker that is about to meet the others."""
-
-    plan: Plan
-    place: int
-    store: Store
-    crossings: tuple[Crossing, ...]
-    """Those that it is a member of."""
-
-    @property
-    def token(self) -> str:
-        """The run's: the same for all."""
-        return self.store.compare_set("token", "", secrets.token_hex(16)).decode()
-
-    def addresses(self, where: str, own: object, places: Set[int]) -> dict[int, str]:
-        """Tells where this worker listens, and hears where the others do. Raises `PeerLost`, `WayError`."""
-        modes = json.dumps(self.mode_digests, separators=(",", ":"))
-        self.store.set(f"{where}/{self.place}", f"{self.plan.digest}\n{modes}\n{own}")
-        keys = {other: f"{where}/{other}" for other in sorted(places)}
-        _await(self.plan, self.store, keys, where)
-        found = {}
-        for other, key in keys.items():
-            digest, theirs, found[other] = self.store.get(key).decode().split("\n", 2)
-            routes = [route for crossing in self.crossings for route in crossing.routes]
-            _agree(self.plan, digest, self.plan.digest, other, where, routes)
-            self._agree_on_modes(json.loads(theirs), other)
-        return found
-
-    @cached_property
-    def mode_digests(self) -> dict[str, str]:
-        """Route -> a digest of the source of the user's modes on it."""
-        return source_digests(self.plan, (route for crossing in self.crossings for route in crossing.routes))
-
-    def _agree_on_modes(self, theirs: Mapping[str, str], other: int) -> None:
-        for route, digest in self.mode_digests.items():
-            if theirs.get(route, digest) != digest:
-                raise WayError(
-                    f"`{route}`: {_name(self.plan, other)} has another source of its modes than "
-                    f"{_name(self.plan, self.place)}"
-                )
+        raise ConnectError(why)
+    return Handshake(plan, job_rank, store, device, generations or {}).data_plane()
 
 
 @dataclass(frozen=True)
 class Device:
-    """This worker's device, and those of others that its tensors get to without the CPU's memory."""
+    """This worker's device, and the devices of peers that its tensors reach without host memory."""
 
     memory: DeviceMemory
-    neighbours: Neighbours
-    """On this node."""
+    access: PeerAccess
+    """Of workers on this node."""
     far: frozenset[int]
-    """On other nodes."""
+    """Job ranks on other nodes."""
 
 
-def _device(meeting: Meeting, transport: Transport, near: Set[int], far: Set[int]) -> Device | None:
-    """Meets the other workers on devices of a kind that has memory of its own to share."""
-    plan, place, store = meeting.plan, meeting.place, meeting.store
-    own = plan.group(plan.at_place(place)[0])
-    if own.device_type not in DEVICES:
-        return None
-    on_devices = {
-        other for other in near | far if plan.group(plan.at_place(other)[0]).device_type == own.device_type
-    }
-    first = devices_of(own)[0]
-    if (chosen := os.environ.get(CHOICE, "")) not in ("", "cpu"):
-        raise WayError(
-            f"{CHOICE} is {chosen!r}: it may be `cpu`, so that tensors of devices go by way of the CPU's memory"
+@dataclass(frozen=True)
+class Handshake:
+    """A worker that connects to the others."""
+
+    plan: Plan
+    job_rank: int
+    store: Store
+    device: torch.device
+    generations: Mapping[str, int]
+
+    def data_plane(self) -> DataPlane:
+        near, far = self._peers()
+        device = self._device(near, far)
+        data_plane = DataPlane(self._context(device is not None))
+        if len(near) > 1:
+            self._connect_near(data_plane, near, device)
+        if far:
+            self._connect_far(data_plane, far, device)
+        return data_plane
+
+    @property
+    def _group(self) -> str:
+        name, _ = self.plan.at_place(self.job_rank)
+        return name
+
+    @property
+    def _pairs(self) -> list[GroupPair]:
+        return [pair for pair in group_pairs(self.plan) if self._group in pair.groups]
+
+    @property
+    def _token(self) -> str:
+        """The run's: the same for all."""
+        return self.store.compare_set("token", "", secrets.token_hex(16)).decode()
+
+    def _peers(self) -> tuple[set[int], set[int]]:
+        """Returns the job ranks that this one shares routes with: on its node, itself included, and elsewhere."""
+        node = self.plan.node_of(*self.plan.at_place(self.job_rank))
+        names = {name for pair in self._pairs for name in pair.groups}
+        near = {worker.place for name in names for worker in self.plan.workers(name, node)}
+        return near, {worker.place for name in names for worker in self.plan.workers(name)} - near
+
+    def _context(self, has_device_memory: bool) -> Context:
+        plan, device = self.plan, self.device
+        return Context(
+            self.job_rank,
+            slots={number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)},
+            tag_count=len(plan.routes) * TAGS_PER_ROUTE,
+            name_of=partial(_name, plan),
+            route_of=partial(_route_of, plan),
+            group_of=lambda job_rank: plan.at_place(job_rank)[0] if 0 <= job_rank < plan.places else "",
+            generations=self.generations,
+            patience_s=plan.run.patience,
+            device=device if device.type != "cpu" else None,
+            make_transfers=partial(transfers_of, self.job_rank, device, self.store)
+            if has_device_memory
+            else None,
         )
-    memory = None if chosen else memory_of(first)
-    wait = partial(_await, plan, store, where="devices")
-    neighbours = meet(memory, place, on_devices & near | {place}, store, wait)
-    others = devices_at(on_devices & far, store, wait)
-    if memory is None:
-        return None
-    transport.transfers = transfers_of(
-        place, first, store, lambda other, error: transport.fail(transport.lost(other, f"broke off: {error}"))
-    )
-    return Device(memory, neighbours, others)
 
+    def _device(self, near: Set[int], far: Set[int]) -> Device | None:
+        """Finds out which devices of peers this worker's device can exchange tensors with."""
+        plan, own = self.plan, self.plan.group(self._group)
+        if own.device_type not in DEVICES:
+            return None
+        is_alike = {
+            other
+            for other in near | far
+            if plan.group(plan.at_place(other)[0]).device_type == own.device_type
+        }
+        if (chosen := os.environ.get(CHOICE, "")) not in ("", "cpu"):
+            raise ConnectError(
+                f"{CHOICE} is {chosen!r}: it may be `cpu`, so that tensors of devices go by way of the CPU's memory"
+            )
+        memory = None if chosen else memory_of(self.device)
+        wait = partial(_await, plan, self.store, where="devices")
+        access = handshake(memory, self.job_rank, is_alike & near | {self.job_rank}, self.store, wait)
+        others = devices_at(is_alike & far, self.store, wait)
+        return None if memory is None else Device(memory, access, others)
 
-def _reach_near(meeting: Meeting, transport: Transport, near: Set[int], device: Device | None) -> None:
-    local = Local(transport, meeting.token)
-    if device:
-        local.use(device.memory, device.neighbours)
-    said = meeting.addresses("this node", local.address, near)
-    local.meet({other: NodeAddress.parse(address) for other, address in said.items()})
+    def _connect_near(self, data_plane: DataPlane, near: Set[int], device: Device | None) -> None:
+        memory, access = (device.memory, device.access) if device else (None, None)
+        transport = LocalTransport(data_plane, self._token, memory, access)
+        addresses = self._exchange(NEAR, transport.address, near)
+        transport.connect({other: LocalAddress.parse(address) for other, address in addresses.items()})
 
+    def _connect_far(self, data_plane: DataPlane, far: Set[int], device: Device | None) -> None:
+        memory, devices = (device.memory, device.far) if device else (None, frozenset[int]())
+        host = _own_address(self.store)
+        transport = TcpTransport(data_plane, self._token, host, memory, devices)
+        try:
+            texts = self._exchange(FAR, transport.address, far)
+            addresses = {other: TcpAddress.parse(address) for other, address in texts.items()}
+            for other, address in addresses.items():
+                self._check_reachable(transport.address, other, address)
+        except BaseException:
+            transport.release()
+            raise
+        transport.connect(addresses)
 
-def _reach_by_tcp(meeting: Meeting, transport: Transport, far: Set[int], device: Device | None) -> None:
-    tcp = Tcp(transport, meeting.token, _own_address(meeting.store))
-    if device:
-        tcp.use(device.memory, device.far)
-    try:
-        said = meeting.addresses(FAR, tcp.address, far)
-        addresses = {other: Address.parse(address) for other, address in said.items()}
-        for other, address in addresses.items():
-            if address.is_loopback != tcp.address.is_loopback:
-                us, them = (_name(meeting.plan, place) for place in (meeting.place, other))
-                pair = f"{them} listens on {address.host} and {us} on {tcp.address.host}"
-                raise WayError(
-                    f"{FAR}: {pair}: the head's address must be one by which every node reaches it"
-                )
-    except BaseException:
-        tcp.release()
-        raise
-    tcp.meet(addresses)
+    def _check_reachable(self, own: TcpAddress, other: int, address: TcpAddress) -> None:
+        if address.is_loopback == own.is_loopback:
+            return
+        us, them = _name(self.plan, self.job_rank), _name(self.plan, other)
+        pair = f"{them} listens on {address.host} and {us} on {own.host}"
+        raise ConnectError(f"{FAR}: {pair}: the head's address must be one by which every node reaches it")
+
+    def _exchange(self, where: str, own: object, peers: Set[int]) -> dict[int, str]:
+        """Publishes where this worker listens and returns where its peers do. Raises `PeerLost`,
+        `ConnectError`."""
+        greeting = {
+            "plan": self.plan.digest,
+            "generation": self.generations.get(self._group, 0),
+            "modes": self._mode_digests,
+            "address": str(own),
+        }
+        self.store.set(f"{where}/{self.job_rank}", json.dumps(greeting))
+        keys = {other: f"{where}/{other}" for other in sorted(peers)}
+        _await(self.plan, self.store, keys, where)
+        greetings = {other: json.loads(self.store.get(key)) for other, key in keys.items()}
+        for other, theirs in greetings.items():
+            self._check_agrees(where, other, theirs)
+        return {other: theirs["address"] for other, theirs in greetings.items()}
+
+    @cached_property
+    def _mode_digests(self) -> dict[str, str]:
+        """Route -> a digest of the source of the user's modes on it."""
+        return source_digests(self.plan, (route for pair in self._pairs for route in pair.routes))
+
+    def _check_agrees(self, where: str, other: int, theirs: Mapping[str, Any]) -> None:
+        name = _name(self.plan, other)
+        if theirs["plan"] != self.plan.digest:
+            routes = ", ".join(f"`{route.name}`" for pair in self._pairs for route in pair.routes)
+            raise ConnectError(f"{where}: {name} runs another plan of the routes {routes}")
+        known = self.generations.get(self.plan.at_place(other)[0], 0)
+        if theirs["generation"] != known:
+            found = theirs["generation"]
+            raise ConnectError(f"{where}: {name} is of generation {found}, and {known} is the current one")
+        for route, digest in self._mode_digests.items():
+            if theirs["modes"].get(route, digest) != digest:
+                us = _name(self.plan, self.job_rank)
+                raise ConnectError(f"`{route}`: {name} has another source of its modes than {us}")
 
 
 def _own_address(store: Store) -> str:
-    """The one by which this worker reaches the launcher; loopback for a store that is not over a network."""
+    """Returns the address by which this worker reaches the launcher; loopback for a store without a network."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return address_towards(store.host, store.port) if isinstance(store, TCPStore) else "127.0.0.1"
 
 
 def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> None:
-    """Waits until the places have said their word. Raises `PeerLost`."""
+    """Waits until job ranks have set their keys. Raises `PeerLost`."""
     try:
         store.wait([*keys.values()], JOIN)
     except dist.DistStoreError:
-        absent = [_name(plan, place) for place, key in keys.items() if not store.check([key])]
+        absent = [_name(plan, other) for other, key in keys.items() if not store.check([key])]
         raise PeerLost(f"{where}: {', '.join(absent)} did not come within {JOIN.seconds} s") from None
 
 
-def _agree(plan: Plan, theirs: str, ours: str, place: int, where: str, routes: Sequence[Route]) -> None:
-    if theirs != ours:
-        names = ", ".join(f"`{route.name}`" for route in routes)
-        raise WayError(f"{where}: {_name(plan, place)} runs another plan of the routes {names}")
+def _name(plan: Plan, job_rank: int) -> str:
+    return ":".join(map(str, plan.at_place(job_rank))) if 0 <= job_rank < plan.places else f"place {job_rank}"
 
 
-def _name(plan: Plan, place: int) -> str:
-    return ":".join(map(str, plan.at_place(place))) if 0 <= place < plan.places else f"place {place}"
-
-
-def _route_of(plan: Plan, lane: int) -> str:
-    return plan.routes[lane // TAGS_PER_ROUTE].name if 0 <= lane < len(plan.routes) * TAGS_PER_ROUTE else ""
+def _route_of(plan: Plan, tag: int) -> str:
+    number = tag // TAGS_PER_ROUTE
+    return plan.routes[number].name if 0 <= number < len(plan.routes) else ""
 
 
 def devices_of(group: Group) -> tuple[torch.device, ...]:
-    """What this worker sees of the hardware: its own devices, numbered from 0."""
+    """Returns the devices that a worker of the group sees: its own, numbered from 0."""
     if group.device_type in ("cpu", "mps"):
         return (torch.device(group.device_type),)
     return tuple(torch.device(group.device_type, number) for number in range(group.gpus_per_worker))
 
 
 def ranks_by_node(plan: Plan, group: str) -> list[list[int]]:
-    """The ranks of a group that share a node, node by node."""
+    """Returns the ranks of a group that share a node, node by node."""
     return [[worker.rank for worker in plan.workers(group, node)] for node in plan.nodes_of(group)]

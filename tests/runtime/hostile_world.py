@@ -17,34 +17,35 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from meshctl.runtime.transports.buffers.arena import GRAIN
-from meshctl.runtime.transports.buffers.buffer_pool import INLINE
-from meshctl.runtime.transports.data_plane import SLOTS, Transport
-from meshctl.runtime.transports.local import Address, Local
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
+from meshctl.runtime.transports.data_plane import SLOTS, Context, DataPlane
+from meshctl.runtime.transports.local.connection import Address
+from meshctl.runtime.transports.local.messages import HEAD
+from meshctl.runtime.transports.local.transport import LocalTransport
 
 LANE, BACK = 5, 6
 SIZES = [
     1,
     63,
-    INLINE - 1,
-    INLINE,
-    INLINE + 1,
+    INLINE_MAX - 1,
+    INLINE_MAX,
+    INLINE_MAX + 1,
     GRAIN - 1,
     GRAIN,
     GRAIN + 1,
     5 * GRAIN + 3,
-    INLINE + 1,
+    INLINE_MAX + 1,
     40 * GRAIN,
     1,
     GRAIN,
@@ -58,13 +59,14 @@ PATIENCE = 30
 class Worker:
     """What a function of a world has in hand."""
 
-    transport: Transport
-    local: Local
+    transport: DataPlane
+    local: LocalTransport
     line: socket.socket
+    device: Any = None
 
     @property
     def place(self) -> int:
-        return self.transport.place
+        return self.transport.job_rank
 
     def say(self, value: Any) -> None:
         """To the test."""
@@ -78,15 +80,21 @@ class Worker:
         """Reads what has come, without waiting for anything of it."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            assert self.transport._watch
-            self.transport._watch.look(left)
+            self.transport.poll(left)
 
 
 Work = Callable[[Worker], Any]
 
 
 class World:
-    def __init__(self, *works: Work, slots: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        *works: Work,
+        slots: Mapping[int, int] | None = None,
+        route_of: Callable[[int], str] = lambda tag: "",
+        group_of: Callable[[int], str] = lambda place: "",
+        device: Callable[[int], Any] | None = None,
+    ) -> None:
         """Forks a process for each function, and tells them of one another."""
         self.pids: list[int] = []
         self._lines: list[socket.socket] = []
@@ -101,7 +109,7 @@ class World:
             try:
                 for line in (ours, *self._lines):
                     line.close()
-                _live(place, work, theirs, slots or {})
+                _live(Context(place, slots or {}, route_of=route_of, group_of=group_of), work, theirs, device)
             finally:
                 os._exit(0)
         addresses = [self.hear(place) for place in range(len(works))]
@@ -124,6 +132,9 @@ class World:
         said = self._lines[place].recv(1 << 20)
         assert said, f"place {place} has ended"
         return json.loads(said)
+
+    def is_silent(self, place: int, seconds: float) -> bool:
+        return not select.select([self._lines[place]], [], [], seconds)[0]
 
     def tell(self, place: int, value: Any = None) -> None:
         self._lines[place].send(json.dumps(value).encode())
@@ -160,14 +171,20 @@ class World:
         return [found[place] for place in wanted]
 
 
-def _live(place: int, work: Work, line: socket.socket, slots: Mapping[int, int]) -> None:
+def _live(
+    context: Context, work: Work, line: socket.socket, make_device: Callable[[int], Any] | None
+) -> None:
     faulthandler.disable()
     torch.set_num_threads(1)
-    transport = Transport(place, slots)
-    local = Local(transport, "token")
-    worker = Worker(transport, local, line)
+    device = make_device(context.job_rank) if make_device else None
+    if device:
+        context = replace(context, make_transfers=device.make_transfers)
+    transport = DataPlane(context)
+    memory, access = (device.memory, device.access) if device else (None, None)
+    local = LocalTransport(transport, "token", memory, access)
+    worker = Worker(transport, local, line, device)
     worker.say(str(local.address))
-    local.meet({other: Address.parse(text) for other, text in enumerate(worker.hear())})
+    local.connect({other: Address.parse(text) for other, text in enumerate(worker.hear())})
     try:
         end = ["", work(worker)]
     except BaseException as error:
@@ -179,8 +196,7 @@ def _live(place: int, work: Work, line: socket.socket, slots: Mapping[int, int])
 class Impostor:
     """A peer that speaks the messages by hand, to a `Local` that knows it as some place."""
 
-    HEAD = struct.Struct("<Biqqq")
-    HELLO, INLINE, BLOCK, WRITE, CREDIT, FREE, DROP, GOODBYE = range(8)
+    HELLO, INLINE_MAX, BLOCK, WRITE, CREDIT, FREE, DROP, GOODBYE = range(8)
 
     def __init__(self, address: Address, place: int = 1, token: str = "token") -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -189,20 +205,27 @@ class Impostor:
         self.say(self.HELLO, place, more=token.encode())
 
     def say(
-        self, what: int, lane: int = 0, block: int = 0, size: int = 0, nbytes: int = 0, more: bytes = b""
+        self,
+        what: int,
+        tag: int = 0,
+        block: int = 0,
+        size: int = 0,
+        nbytes: int = 0,
+        more: bytes = b"",
+        generation: int = 0,
     ) -> None:
-        self.send(self.HEAD.pack(what, lane, block, size, nbytes) + more)
+        self.send(HEAD.pack(what, generation, tag, block, size, nbytes) + more)
 
-    def frame(self, lane: int, data: bytes) -> None:
-        self.say(self.INLINE, lane, nbytes=len(data), more=data)
+    def frame(self, tag: int, data: bytes) -> None:
+        self.say(self.INLINE_MAX, tag, nbytes=len(data), more=data)
 
     def send(self, message: bytes, files: Sequence[int] = ()) -> None:
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
         self._sock.sendmsg([message], passed)
 
     def hear(self) -> tuple[int, ...]:
-        """(what, lane, block, size, bytes) of the next message."""
-        return self.HEAD.unpack_from(self._sock.recv(1 << 16))
+        """(kind, generation, tag, block, size, bytes) of the next message."""
+        return HEAD.unpack_from(self._sock.recv(1 << 16))
 
     def close(self) -> None:
         self._sock.close()
@@ -222,39 +245,38 @@ def files_open() -> list[str]:
 
 
 @contextmanager
-def met(lanes: int = 100) -> Iterator[tuple[Transport, Impostor]]:
+def met(
+    tags: int = 100, route_of: Callable[[int], str] = lambda tag: ""
+) -> Iterator[tuple[DataPlane, Impostor]]:
     """A place of this process, and the peer that it knows as place 1."""
-    transport = Transport(0, {LANE: SLOTS}, lanes=lanes)
-    local = Local(transport, "token")
-    local.meet({0: local.address, 1: Address(b"", os.getpid())})
+    transport = DataPlane(Context(0, {LANE: SLOTS}, tag_count=tags, route_of=route_of))
+    local = LocalTransport(transport, "token")
+    local.connect({0: local.address, 1: Address(b"", os.getpid())})
     impostor = Impostor(local.address)
     try:
         yield transport, impostor
     finally:
         impostor.close()
-        local._let_go()
-        assert transport._watch
-        os.close(transport._watch._bell)
+        transport.release()
 
 
-def hears(transport: Transport) -> str:
+def hears(transport: DataPlane) -> str:
     """Reads all there is; what the transport says of its peer then."""
-    assert transport._watch
     for _ in range(6):
-        transport._watch.look(0)
-    for box in transport._inbox.values():
-        for came in box:
-            for tensor in (came.frame, *came.beside):
+        transport.poll()
+    for tag in (LANE, BACK):
+        for came in transport.queued(1, tag):
+            for tensor in (came.frame, *came.out_of_band):
                 if isinstance(tensor, Tensor):
                     tensor.sum()
-    return str(transport._lost or "")
+    return str(next(iter(transport.losses), ""))
 
 
 def pattern(nbytes: int, seed: int) -> Tensor:
     return (torch.arange(nbytes) * 7 + seed * 13).to(torch.uint8)
 
 
-def give(worker: Worker, to: Sequence[int], frame: Tensor, lane: int = LANE) -> None:
-    loan = worker.transport.lend(to, lane, len(frame))
-    loan.frame.copy_(frame)
-    worker.transport.deliver(loan)
+def give(worker: Worker, to: Sequence[int], frame: Tensor, tag: int = LANE) -> None:
+    lease = worker.transport.lease(to, tag, len(frame))
+    lease.frame.copy_(frame)
+    worker.transport.deliver(lease)

@@ -17,10 +17,11 @@ from meshctl.plan.model import Plan
 from meshctl.runtime import user_modes, world
 from meshctl.runtime.devices.backend import DEVICES
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.data_plane import PeerLost, Transport, WayError
-from meshctl.runtime.transports.local import Local
-from meshctl.runtime.transports.tcp import Tcp
-from meshctl.runtime.world import reach_all
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.transports.errors import ConnectError, PeerLost
+from meshctl.runtime.transports.local.transport import LocalTransport
+from meshctl.runtime.transports.tcp.transport import TcpTransport
+from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import DIRECT, Cluster
 from meshctl.topology.modes import Dispatch
 from tests.runtime.plans import call, plan
@@ -45,6 +46,13 @@ def apart(samples: int = 2) -> Plan:
     return replace(made, groups=tuple(groups), cluster=Cluster.of(2, npu=1))
 
 
+def greeting(made: Plan, address: str, modes: dict[str, str] | None = None, generation: int = 0) -> str:
+    """What a worker publishes in the handshake."""
+    return json.dumps(
+        {"plan": made.digest, "generation": generation, "modes": modes or {}, "address": address}
+    )
+
+
 def at_once(*works: Callable[[], object]) -> list[str]:
     """What each raised, as text; empty for nothing."""
     errors = [""] * len(works)
@@ -64,11 +72,9 @@ def at_once(*works: Callable[[], object]) -> list[str]:
     return errors
 
 
-def release(transport: Transport) -> None:
+def release(transport: DataPlane) -> None:
     """What tests in which no peer says goodbye leave."""
-    for way in {*transport._ways.values()}:
-        if isinstance(way, Tcp):
-            way.release()
+    transport.release()
 
 
 @pytest.mark.parametrize("between", ["", "tcp"])
@@ -78,10 +84,10 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
     store, made, seen = HashStore(), job(ranks=2, nodes=2), dict[tuple[int, int], str]()
 
     def work(place: int) -> None:
-        transport = reach_all(made, place, store, {})
+        transport = connect_all(made, place, store)
         others = [other for other in range(4) if other != place]
         for other in others:
-            seen[place, other] = type(transport.way(other)).__name__
+            seen[place, other] = type(transport.transport_to(other)).__name__
             transport.send(other, 4, Frame([place, other]))
         assert [transport.receive(other, 4).value() for other in others] == [
             [other, place] for other in others
@@ -91,7 +97,8 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
     assert at_once(*(partial(work, place) for place in range(4))) == [""] * 4
     near = {(0, 2), (2, 0), (1, 3), (3, 1)}
     assert (
-        seen == {pair: Local.__name__ if pair in near else Tcp.__name__ for pair in seen} and len(seen) == 12
+        seen == {pair: LocalTransport.__name__ if pair in near else TcpTransport.__name__ for pair in seen}
+        and len(seen) == 12
     )
 
 
@@ -100,33 +107,40 @@ def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(
     monkeypatch: pytest.MonkeyPatch, chosen: str
 ) -> None:
     monkeypatch.setenv("MESHCTL_TRANSPORT", chosen)
-    [error] = at_once(lambda: reach_all(job(), 0, HashStore(), {}))
-    assert error == f"WayError: MESHCTL_TRANSPORT is {chosen!r}: frames travel between nodes by tcp"
+    [error] = at_once(lambda: connect_all(job(), 0, HashStore()))
+    assert error == f"ConnectError: MESHCTL_TRANSPORT is {chosen!r}: frames travel between nodes by tcp"
 
 
 def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
     store, made = HashStore(), apart()
-    store.set(f"{world.FAR}/1", f"{made.digest}\n{{}}\n10.77.0.2 1")
-    [error] = at_once(lambda: reach_all(made, 0, store, {}))
+    store.set(f"{world.FAR}/1", greeting(made, "10.77.0.2 1"))
+    [error] = at_once(lambda: connect_all(made, 0, store))
     which = "b:0 listens on 10.77.0.2 and a:0 on 127.0.0.1"
     assert (
         error
-        == f"WayError: other nodes: {which}: the head's address must be one by which every node reaches it"
+        == f"ConnectError: other nodes: {which}: the head's address must be one by which every node reaches it"
     )
 
 
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "JOIN", timedelta(seconds=1))
     with pytest.raises(PeerLost, match=r"^other nodes: b:0 did not come within 1 s$"):
-        reach_all(apart(), 0, HashStore(), {})
+        connect_all(apart(), 0, HashStore())
 
 
 def test_another_plan_is_an_error_that_names_the_routes() -> None:
     store = HashStore()
-    errors = at_once(*(partial(reach_all, apart(2 + place), place, store, {}) for place in (0, 1)))
+    errors = at_once(*(partial(connect_all, apart(2 + place), place, store) for place in (0, 1)))
     assert errors == [
-        f"WayError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
+        f"ConnectError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
     ]
+
+
+def test_a_worker_of_another_generation_is_refused() -> None:
+    store, made = HashStore(), apart()
+    store.set(f"{world.FAR}/1", greeting(made, "127.0.0.1 1", generation=1))
+    [error] = at_once(lambda: connect_all(made, 0, store, generations={"b": 2}))
+    assert error == "ConnectError: other nodes: b:0 is of generation 1, and 2 is the current one"
 
 
 def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(
@@ -140,10 +154,9 @@ def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(
     ours = user_modes.source_digests(made, made.routes)
     assert list(ours) == ["s -> t"] and ours == user_modes.source_digests(made, made.routes)
     store = HashStore()
-    other = json.dumps({"s -> t": "another"})
-    store.set(f"{world.FAR}/1", f"{made.digest}\n{other}\nnowhere")
-    with pytest.raises(WayError, match=r"`s -> t`: b:0 has another source of its modes than a:0"):
-        reach_all(made, 0, store, {})
+    store.set(f"{world.FAR}/1", greeting(made, "nowhere", {"s -> t": "another"}))
+    with pytest.raises(ConnectError, match=r"`s -> t`: b:0 has another source of its modes than a:0"):
+        connect_all(made, 0, store)
     (tmp_path / "own_modes.py").write_text("from meshctl import DispatchMode\nEVEN = DispatchMode()  # new\n")
     assert user_modes.source_digests(made, made.routes) != ours
 
@@ -151,15 +164,15 @@ def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(
 def test_a_place_listens_where_it_reaches_the_head() -> None:
     head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     clients = [TCPStore("127.0.0.1", head.port, is_master=False) for _ in "12"]
-    made, found = apart(), list[Transport]()
+    made, found = apart(), list[DataPlane]()
 
     def work(place: int) -> None:
-        found.append(reach_all(made, place, PrefixStore("run/0", PrefixStore("more", clients[place])), {}))
+        found.append(connect_all(made, place, PrefixStore("run/0", PrefixStore("more", clients[place]))))
 
     assert at_once(partial(work, 0), partial(work, 1)) == ["", ""]
     for transport in found:
-        way = transport.way(1 - transport.place)
-        assert isinstance(way, Tcp) and way.address.host == "127.0.0.1"
+        way = transport.transport_to(1 - transport.job_rank)
+        assert isinstance(way, TcpTransport) and way.address.host == "127.0.0.1"
         release(transport)
 
 

@@ -1,17 +1,14 @@
-"""Memory of a device that the processes of one node share: written once by whoever makes a tensor, read where
-it lies.
+"""Memory of a device that the processes of one node share: its producer writes it once, consumers read it in
+place.
 
-    memory.make(n)       this process's        piece.handle  --told-->      memory.open(handle, n)
-                         somebody else's
-    memory.finish()      what was written is there                          piece.view(...)             read
-                         in place
+    producer                                                       consumer
+    memory.make(n)       memory of its own      piece.handle -->   memory.open(handle, n)
+    memory.finish()      the writes are done                       piece.view(...)
 
-A device runs behind the program that gives it work. So before others are told of a tensor, `finish` waits for
-what is queued; and a view that has died in Python may still be read by what is queued then: memory is given
-back `after` that.
+A device runs behind the program that queues its work. So `finish` waits for the queue before peers are told
+of a tensor. A view that has died in Python may still be read by queued work: memory is returned `after` that.
 
-Which pairs of workers may go this way is found out by trying: `meet` has everybody read everybody's memory
-once.
+`handshake` finds out by trial which workers can read one another's memory.
 """
 
 from __future__ import annotations
@@ -30,196 +27,187 @@ from torch.distributed import Store
 from meshctl.runtime.transports.buffers.arena import Piece
 
 ALIGN = 512
-"""Bytes; of the begin of each of several tensors in one memory, as torch's allocator has it."""
-_SAMPLE = 4096
+"""Alignment in bytes of several tensors in one piece of memory, as in torch's allocator."""
+_SAMPLE_BYTES = 4096
 """Bytes that are read on trial."""
 _OFFERS, _READS = "device/offers", "device/reads"
-"""Where workers tell one another what to read, and what they have read."""
+"""Keys of the store: what each worker offers to be read, and whose memory it has read."""
 _FAILURES = (RuntimeError, BufferError)
-"""What a device that cannot be used raises, by way of torch or of us."""
+"""Errors of a device that cannot be used, raised by torch or by us."""
 
 
 class DeviceError(RuntimeError):
-    """A device that does not do what it was asked for; the message says the call."""
+    """A call of a device's library failed. The message names the call."""
 
 
 def laid(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where tensors of so many bytes begin, one after another, and how many bytes they take: the same for
-    whoever knows the sizes."""
+    """Returns the offsets of tensors of the given bytes, one after another, and their total. A pure function:
+    sender and receiver compute the same layout."""
     *starts, total = accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0)
     return starts, total
 
 
 class DeviceMemory(Protocol):
-    """One worker's device."""
+    """The memory of one worker's device."""
 
     @property
     def name(self) -> str:
-        """The hardware's own: the same for two workers where they share it."""
+        """The hardware's own name: equal for two workers that share the device."""
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is on this device."""
 
     def make(self, nbytes: int) -> Piece:
-        """Memory of this process. Raises `DeviceError`."""
+        """Returns memory of this process. Raises `DeviceError`."""
 
     def open(self, handle: bytes, nbytes: int) -> Piece:
-        """A piece of any process of this node, by its handle. Raises `DeviceError`."""
+        """Returns a piece of any process of this node, by its handle. Raises `DeviceError`."""
 
     def finish(self) -> None:
-        """Waits until all that this thread has queued is done: others may read what it wrote."""
+        """Waits until all work that this thread has queued is done, so that peers may read what it wrote."""
 
     def after(self, act: Callable[[], None]) -> None:
-        """Calls `act`, on a thread of its own, when all that is queued now is done. For finalizers: it never
-        waits and never raises."""
+        """Calls `act` on a thread of its own when all work that is queued now is done. It never waits and
+        never raises, so finalizers can call it."""
 
     def close(self) -> None:
-        """After the last `after`: what was left to do is done."""
+        """Does what is left to do, after the last `after`."""
 
 
 @dataclass(frozen=True)
-class Means:
-    """What a type of device has; `module:attribute` each, loaded on use."""
+class DeviceBackend:
+    """The implementation for one type of device; `module:attribute` each, imported on use."""
 
     memory: str
     """(device) -> `DeviceMemory`."""
     transfers: str
-    """(place, device, store, broke) -> `nccl.PairTransfers`."""
+    """(job rank, device, store, on_broken) -> `nccl.PairTransfers`."""
 
 
-DEVICES: Mapping[str, Means] = {
-    "cuda": Means("meshctl.runtime.devices.cuda:Cuda", "meshctl.runtime.devices.nccl:transfers"),
+DEVICES: Mapping[str, DeviceBackend] = {
+    "cuda": DeviceBackend("meshctl.runtime.devices.cuda:Cuda", "meshctl.runtime.devices.nccl:transfers"),
 }
-"""By torch's name; tensors of every other type go by way of the CPU's memory."""
+"""By torch's name of the type. Tensors of every other type travel through host memory."""
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
-    """None where tensors go by way of the CPU's memory: that device has no other, or cannot be used."""
+    """Returns a device's memory; None where its tensors travel through host memory, because it has no memory
+    of its own or cannot be used."""
     if device.type not in DEVICES:
         return None
-    make = _loaded(DEVICES[device.type].memory)
+    make = _imported(DEVICES[device.type].memory)
     try:
         return cast(DeviceMemory, make(device))
-    except (*_FAILURES, AttributeError):  # the latter of a library that lacks a function
+    except (*_FAILURES, AttributeError):  # AttributeError: a library that lacks a function
         return None
 
 
 def transfers_of(
-    place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]
+    job_rank: int, device: torch.device, store: Store, on_broken: Callable[[int, Exception], None]
 ) -> Any:
-    """The `nccl.PairTransfers` of a device that has a `memory_of`."""
-    return _loaded(DEVICES[device.type].transfers)(place, device, store, broke)
+    """Returns the `nccl.PairTransfers` of a device that has a `memory_of`."""
+    return _imported(DEVICES[device.type].transfers)(job_rank, device, store, on_broken)
 
 
-def _loaded(path: str) -> Any:
+def _imported(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
 CHOICE = "MESHCTL_DEVICES"
-"""`cpu` in the environment has tensors of all devices go by way of the CPU's memory."""
+"""The environment variable that sends tensors of all devices through host memory where it is `cpu`."""
 
 
-# Who reads whom
+# Access between peers
 
 
 Path = Literal["device", "nccl", "cpu"]
+Wait = Callable[[Mapping[int, str]], None]
+"""Waits for a key of the store for each job rank."""
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class PeerAccess:
     """What the workers of one node found out about their devices; the same in all of them."""
 
     names: Mapping[int, str]
-    """Place -> what its device is called; empty where it has none that others could use."""
+    """Job rank -> name of its device; empty where it has none that peers can use."""
     reads: Mapping[int, frozenset[int]]
-    """Place -> whose memory it reads where it lies."""
+    """Job rank -> the job ranks whose memory it reads in place."""
 
-    def way(self, giver: int, taker: int) -> Path:
-        """How a tensor on one's device gets to the other's. NCCL takes no two processes on one device."""
-        if giver in self.reads.get(taker, ()):
+    def path(self, producer: int, consumer: int) -> Path:
+        """Returns how a tensor on the producer's device reaches the consumer's. NCCL refuses two processes on
+        one device."""
+        if producer in self.reads.get(consumer, ()):
             return "device"
-        names = self.names.get(giver), self.names.get(taker)
+        names = self.names.get(producer), self.names.get(consumer)
         return "nccl" if all(names) and names[0] != names[1] else "cpu"
 
 
-def meet(
-    memory: DeviceMemory | None,
-    place: int,
-    places: Collection[int],
-    store: Store,
-    wait: Callable[[Mapping[int, str]], None],
-) -> Neighbours:
-    """Tries who reads whom; all `places` of a node call it. `wait` is given a key of the store for each
-    place, and waits for them all."""
-    piece, offer = _offered(memory, place)
-    said = _told(store, _OFFERS, place, places, offer, wait)
-    names = {other: name for other, (name, _) in said.items()}
+def handshake(
+    memory: DeviceMemory | None, job_rank: int, job_ranks: Collection[int], store: Store, wait: Wait
+) -> PeerAccess:
+    """Finds out by trial who reads whose memory. All `job_ranks` of a node call it."""
+    piece, offer = _offer(memory, job_rank)
+    offers = _exchange(store, _OFFERS, job_rank, job_ranks, offer, wait)
+    names = {other: name for other, (name, _) in offers.items()}
     handles = {
-        other: bytes.fromhex(handle) for other, (_, handle) in said.items() if handle and other != place
+        other: bytes.fromhex(handle) for other, (_, handle) in offers.items() if handle and other != job_rank
     }
-    read = [other for other, handle in handles.items() if memory and _reads(memory, other, handle)]
-    reads = _told(store, _READS, place, places, read, wait)
-    if piece:  # everybody has read it, and closed it
+    read = [other for other, handle in handles.items() if memory and _can_read(memory, other, handle)]
+    reads = _exchange(store, _READS, job_rank, job_ranks, read, wait)
+    if piece:  # all have read it and closed it
         piece.close()
-    return Neighbours(names, {other: frozenset(numbers) for other, numbers in reads.items()})
+    return PeerAccess(names, {other: frozenset(numbers) for other, numbers in reads.items()})
 
 
-def devices_at(
-    places: Collection[int], store: Store, wait: Callable[[Mapping[int, str]], None]
-) -> frozenset[int]:
-    """Those places of other nodes that have a device others can use; they say so when they `meet` those of
-    their own."""
-    return frozenset(place for place, (name, _) in _words(store, _OFFERS, places, wait).items() if name)
+def devices_at(job_ranks: Collection[int], store: Store, wait: Wait) -> frozenset[int]:
+    """Returns the job ranks of other nodes that have a device peers can use. They say so in the `handshake`
+    of their own node."""
+    offers = _values(store, _OFFERS, job_ranks, wait)
+    return frozenset(other for other, (name, _) in offers.items() if name)
 
 
-def _told(
-    store: Store,
-    where: str,
-    place: int,
-    places: Collection[int],
-    word: Any,
-    wait: Callable[[Mapping[int, str]], None],
+def _exchange(
+    store: Store, key: str, job_rank: int, job_ranks: Collection[int], value: Any, wait: Wait
 ) -> dict[int, Any]:
-    """Tells a word, and hears everybody's, by place."""
-    store.set(f"{where}/{place}", json.dumps(word))
-    return _words(store, where, places, wait)
+    """Publishes a value and returns the values of all job ranks."""
+    store.set(f"{key}/{job_rank}", json.dumps(value))
+    return _values(store, key, job_ranks, wait)
 
 
-def _words(
-    store: Store, where: str, places: Collection[int], wait: Callable[[Mapping[int, str]], None]
-) -> dict[int, Any]:
-    keys = {place: f"{where}/{place}" for place in sorted(places)}
+def _values(store: Store, key: str, job_ranks: Collection[int], wait: Wait) -> dict[int, Any]:
+    keys = {other: f"{key}/{other}" for other in sorted(job_ranks)}
     wait(keys)
-    return {place: json.loads(store.get(key)) for place, key in keys.items()}
+    return {other: json.loads(store.get(each)) for other, each in keys.items()}
 
 
-def _offered(memory: DeviceMemory | None, place: int) -> tuple[Piece | None, tuple[str, str]]:
-    """A piece for others to read, and what they are told of it: the device's name and the handle."""
+def _offer(memory: DeviceMemory | None, job_rank: int) -> tuple[Piece | None, tuple[str, str]]:
+    """Returns a piece for peers to read, and what they are sent of it: the device's name and the handle."""
     if memory is None:
         return None, ("", "")
     try:
-        piece = memory.make(_SAMPLE)
-        piece.view(0, _SAMPLE).copy_(_pattern(place))
+        piece = memory.make(_SAMPLE_BYTES)
+        piece.view(0, _SAMPLE_BYTES).copy_(_pattern(job_rank))
         memory.finish()
     except _FAILURES:
         return None, (memory.name, "")
     return piece, (memory.name, piece.handle.hex())
 
 
-def _reads(memory: DeviceMemory, other: int, handle: bytes) -> bool:
-    """Whether another's pattern is seen in its piece."""
+def _can_read(memory: DeviceMemory, other: int, handle: bytes) -> bool:
+    """Whether a peer's pattern is read from its piece."""
     try:
-        piece = memory.open(handle, _SAMPLE)
+        piece = memory.open(handle, _SAMPLE_BYTES)
     except _FAILURES:
         return False
     try:
-        return torch.equal(piece.view(0, _SAMPLE).cpu(), _pattern(other))
+        return torch.equal(piece.view(0, _SAMPLE_BYTES).cpu(), _pattern(other))
     except _FAILURES:
         return False
     finally:
         piece.close()
 
 
-def _pattern(place: int) -> Tensor:
-    return (torch.arange(_SAMPLE) * (2 * place + 1) % 251).to(torch.uint8)
+def _pattern(job_rank: int) -> Tensor:
+    return (torch.arange(_SAMPLE_BYTES) * (2 * job_rank + 1) % 251).to(torch.uint8)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.devices.backend import DeviceError
-from meshctl.runtime.devices.from_address import over
+from meshctl.runtime.devices.from_address import tensor_at
 from meshctl.runtime.transports.buffers.arena import ArenaError
 
 GRAIN = 2 << 20
@@ -163,7 +163,7 @@ class Region:
     def view(self, at: int, nbytes: int, gone: Callable[[], None] | None = None) -> Tensor:
         if not 0 <= at <= at + nbytes <= self.nbytes:
             raise ArenaError(f"bytes {at} to {at + nbytes} of {self.nbytes}")
-        return over(self.address + at, nbytes, self.device, self, gone)
+        return tensor_at(self.address + at, nbytes, self.device, self, gone)
 
     def close(self) -> None:
         """After the last use of the last view."""

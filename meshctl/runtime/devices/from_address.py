@@ -70,7 +70,7 @@ _kept: dict[int, _Kept] = {}
 """By the address of what torch was given."""
 
 
-def over(
+def tensor_at(
     address: int, nbytes: int, device: torch.device, owner: object, gone: Callable[[], None] | None = None
 ) -> Tensor:
     """uint8 `[nbytes]` at an address. `owner` is kept until the last tensor that was derived from it dies;

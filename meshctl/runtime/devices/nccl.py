@@ -46,7 +46,7 @@ from meshctl.runtime.collective import RUNNING
 from meshctl.runtime.devices.backend import laid
 from meshctl.runtime.devices.cuda import Runtime, library
 
-GRACE = 5.0
+STOP_S = 5.0
 """Seconds in which all ends stop, after what they wait for was aborted."""
 _TAG = 0
 
@@ -63,7 +63,7 @@ class Pair(Protocol):
     def abort(self) -> None: ...
 
 
-Join = Callable[[int, int, int], Pair]
+Connect = Callable[[int, int, int], Pair]
 """(giver, taker, own rank) -> this process's end; waits until the other end is there."""
 
 
@@ -73,7 +73,7 @@ class Streams(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def room(self, nbytes: int) -> Tensor:
+    def empty(self, nbytes: int) -> Tensor:
         """uint8 `[nbytes]` to receive into, which the program may use as it likes when it is filled."""
 
     def mark(self) -> Callable[[], None]:
@@ -93,8 +93,8 @@ class _Outgoing:
 @dataclass(frozen=True)
 class _Expected:
     sizes: tuple[int, ...]
-    come: Callable[[], None]
-    arrived: Callable[[list[Tensor]], None]
+    clear_to_send: Callable[[], None]
+    on_received: Callable[[list[Tensor]], None]
 
 
 class PairTransfers:
@@ -102,12 +102,12 @@ class PairTransfers:
     threads of its own."""
 
     def __init__(
-        self, place: int, streams: Streams, join: Join, broke: Callable[[int, Exception], None]
+        self, job_rank: int, streams: Streams, join: Connect, on_broken: Callable[[int, Exception], None]
     ) -> None:
         """`broke` is called with a place from which nothing more can come, or to which nothing more can go."""
-        self._place, self._streams, self._join, self._broke = place, streams, join, broke
-        self._givers: dict[int, _Giver] = {}
-        self._takers: dict[int, _Taker] = {}
+        self._job_rank, self._streams, self._connect, self._on_broken = job_rank, streams, join, on_broken
+        self._senders: dict[int, _Sender] = {}
+        self._receivers: dict[int, _Receiver] = {}
         self._lock = threading.Lock()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         """Whose turn it is."""
@@ -121,73 +121,73 @@ class PairTransfers:
         for tensor, at in zip(tensors, starts, strict=True):
             if tensor.nbytes:
                 memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        self._giver(to).send(_Outgoing(memory, self._streams.mark(), done))
+        self._sender(to).send(_Outgoing(memory, self._streams.mark(), done))
 
-    def come(self, to: int) -> None:
+    def clear_to_send(self, to: int) -> None:
         """The other end has said that it is the turn of the next message to it; also before that was sent
         here."""
-        self._giver(to).come()
+        self._sender(to).clear_to_send()
 
     def expect(
         self,
         source: int,
         sizes: Sequence[int],
-        come: Callable[[], None],
-        arrived: Callable[[list[Tensor]], None],
+        clear_to_send: Callable[[], None],
+        on_received: Callable[[list[Tensor]], None],
     ) -> None:
         """The next message from there has tensors of so many bytes. `come` is called when it is its turn, to
         tell the giver; then `arrived` gets them, uint8 `[n]` each, complete."""
-        self._taker(source).expect(_Expected(tuple(sizes), come, arrived))
+        self._receiver(source).expect(_Expected(tuple(sizes), clear_to_send, on_received))
 
     def close(self) -> None:
         """Breaks off what is under way; once. After the end of a run there is nothing: everybody has said
         goodbye."""
         with self._lock:
-            ends: list[_End] = [*self._givers.values(), *self._takers.values()]
+            ends: list[_PairEnd] = [*self._senders.values(), *self._receivers.values()]
         for end in ends:  # before any of them stops: it would give its turn to another
-            end.leaving.set()
+            end.is_leaving.set()
         for end in ends:
             end.leave()
-        until = time.monotonic() + GRACE
+        until = time.monotonic() + STOP_S
         for end in ends:
             end.join(until)
 
-    def _giver(self, to: int) -> _Giver:
+    def _sender(self, to: int) -> _Sender:
         with self._lock:
-            if to not in self._givers:
-                self._givers[to] = _Giver(
+            if to not in self._senders:
+                self._senders[to] = _Sender(
                     self._streams,
-                    partial(self._join, self._place, to, 0),
-                    partial(self._broke, to),
+                    partial(self._connect, self._job_rank, to, 0),
+                    partial(self._on_broken, to),
                     self._sending,
                 )
-            return self._givers[to]
+            return self._senders[to]
 
-    def _taker(self, source: int) -> _Taker:
+    def _receiver(self, source: int) -> _Receiver:
         with self._lock:
-            if source not in self._takers:
-                self._takers[source] = _Taker(
+            if source not in self._receivers:
+                self._receivers[source] = _Receiver(
                     self._streams,
-                    partial(self._join, source, self._place, 1),
-                    partial(self._broke, source),
+                    partial(self._connect, source, self._job_rank, 1),
+                    partial(self._on_broken, source),
                     self._receiving,
                 )
-            return self._takers[source]
+            return self._receivers[source]
 
 
-class _End:
+class _PairEnd:
     """This process's end of a pair, and its thread."""
 
     def __init__(
         self,
         streams: Streams,
         join: Callable[[], Pair],
-        broke: Callable[[Exception], None],
+        on_broken: Callable[[Exception], None],
         turn: threading.Lock,
     ) -> None:
-        self.streams, self.turn, self._make, self._broke = streams, turn, join, broke
+        self.streams, self.turn, self._make, self._on_broken = streams, turn, join, on_broken
         self._made: Pair | None = None
-        self.leaving = threading.Event()
+        self.is_leaving = threading.Event()
         self._aborting = threading.Thread(target=self._abort, daemon=True, name="abort")
         self._thread = threading.Thread(target=self._guarded, daemon=True, name=type(self).__name__)
         self._thread.start()
@@ -198,7 +198,7 @@ class _End:
         would break it off."""
         if self._made is None:
             self._made = self._make()
-        if self.leaving.is_set():
+        if self.is_leaving.is_set():
             raise ConnectionAbortedError
         return self._made
 
@@ -224,26 +224,26 @@ class _End:
             with self.streams.own():
                 self.run()
         except Exception as error:  # the border of a thread: whoever waits for it must hear of it
-            if not self.leaving.is_set():
-                self._broke(error)
+            if not self.is_leaving.is_set():
+                self._on_broken(error)
 
 
-class _Giver(_End):
+class _Sender(_PairEnd):
     def __init__(
         self,
         streams: Streams,
         join: Callable[[], Pair],
-        broke: Callable[[Exception], None],
+        on_broken: Callable[[Exception], None],
         turn: threading.Lock,
     ) -> None:
         self._outgoing: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self._invitations = threading.Semaphore(0)
-        super().__init__(streams, join, broke, turn)
+        super().__init__(streams, join, on_broken, turn)
 
     def send(self, message: _Outgoing) -> None:
         self._outgoing.put(message)
 
-    def come(self) -> None:
+    def clear_to_send(self) -> None:
         self._invitations.release()
 
     def leave(self) -> None:
@@ -257,28 +257,28 @@ class _Giver(_End):
         while (message := self._outgoing.get()) is not None:
             message.written()
             self._invitations.acquire()
-            if self.leaving.is_set():
+            if self.is_leaving.is_set():
                 return
             if message.memory.nbytes:
                 with self.turn:
                     self.pair.send([message.memory], 1, _TAG).wait()
                     self.streams.mark()()
-            if self.leaving.is_set():  # it may have been broken off
+            if self.is_leaving.is_set():  # it may have been broken off
                 return
             message.done()
             del message
 
 
-class _Taker(_End):
+class _Receiver(_PairEnd):
     def __init__(
         self,
         streams: Streams,
         join: Callable[[], Pair],
-        broke: Callable[[Exception], None],
+        on_broken: Callable[[Exception], None],
         turn: threading.Lock,
     ) -> None:
         self._expected: queue.SimpleQueue[_Expected | None] = queue.SimpleQueue()
-        super().__init__(streams, join, broke, turn)
+        super().__init__(streams, join, on_broken, turn)
 
     def expect(self, message: _Expected) -> None:
         self._expected.put(message)
@@ -290,17 +290,19 @@ class _Taker(_End):
     def run(self) -> None:
         while (message := self._expected.get()) is not None:
             starts, total = laid(message.sizes)
-            memory = self.streams.room(total)
+            memory = self.streams.empty(total)
             with self.turn:
-                if self.leaving.is_set():
+                if self.is_leaving.is_set():
                     return
-                message.come()
+                message.clear_to_send()
                 if total:
                     self.pair.recv([memory], 0, _TAG).wait()
                     self.streams.mark()()
-            if self.leaving.is_set():  # it may have been broken off
+            if self.is_leaving.is_set():  # it may have been broken off
                 return
-            message.arrived([memory[at : at + size] for at, size in zip(starts, message.sizes, strict=True)])
+            message.on_received(
+                [memory[at : at + size] for at, size in zip(starts, message.sizes, strict=True)]
+            )
             del (
                 memory,
                 message,
@@ -326,7 +328,7 @@ class CudaStreams:
         self._program = torch.cuda.current_stream(device)
         self._idle = self._new()
 
-    def room(self, nbytes: int) -> Tensor:
+    def empty(self, nbytes: int) -> Tensor:
         with torch.cuda.stream(self._idle):
             memory = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         memory.record_stream(self._program)
@@ -345,30 +347,30 @@ class CudaStreams:
             return torch.cuda.ExternalStream(self._runtime.stream(), device=self.device)  # type: ignore[no-untyped-call]
 
 
-def by_nccl(device: torch.device, store: Store) -> Join:
+def nccl_pairs(device: torch.device, store: Store) -> Connect:
     """Communicators on the launcher's store; each on a connection of its own, on which it may wait without
     keeping others waiting."""
 
-    def join(giver: int, taker: int, rank: int) -> Pair:
+    def join(sender: int, receiver: int, rank: int) -> Pair:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = RUNNING
         with torch.cuda.device(device):
-            pair = dist.ProcessGroupNCCL(meeting_point(store, giver, taker), rank, 2, options)
+            pair = dist.ProcessGroupNCCL(pair_store(store, sender, receiver), rank, 2, options)
             pair.eager_connect_single_device(device)
         return cast(Pair, pair)
 
     return join
 
 
-def meeting_point(store: Store, giver: int, taker: int) -> Store:
+def pair_store(store: Store, sender: int, receiver: int) -> Store:
     """Where the two ends of a pair find one another."""
-    own = PrefixStore(f"nccl/{giver}-{taker}", cast(Any, store).clone())
+    own = PrefixStore(f"nccl/{sender}-{receiver}", cast(Any, store).clone())
     own.set_timeout(RUNNING)
     return own
 
 
 def transfers(
-    place: int, device: torch.device, store: Store, broke: Callable[[int, Exception], None]
+    job_rank: int, device: torch.device, store: Store, on_broken: Callable[[int, Exception], None]
 ) -> PairTransfers:
     """A worker's, over NCCL. Raises `DeviceError` where CUDA cannot be used."""
-    return PairTransfers(place, CudaStreams(device), by_nccl(device, store), broke)
+    return PairTransfers(job_rank, CudaStreams(device), nccl_pairs(device, store), on_broken)

@@ -53,10 +53,11 @@ from meshctl.runtime.routes.joins import join
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, gather, row_bytes
 from meshctl.runtime.routes.step import Partition, StepHeader
-from meshctl.runtime.transports.allgather import exchange
+from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
-from meshctl.runtime.transports.buffers.memcpy import is_mappable
-from meshctl.runtime.transports.data_plane import Held, PeerLost, flat, tensor_of
+from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
+from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
+from meshctl.runtime.transports.transport import flat, tensor_of
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for
 from meshctl.topology.modes import producer_set
@@ -136,7 +137,7 @@ class Channel:
         if self._me is None:
             return value is END
         own = self._describe(value, weight)
-        table = exchange(self._transport, self._job_ranks, self._me, self._tag + TABLES, encode(own))
+        table = allgather(self._transport, self._job_ranks, self._me, self._tag + TABLES, encode(own))
         headers = [
             own if number == self._me else self._decoded(number, row) for number, row in enumerate(table)
         ]
@@ -148,7 +149,7 @@ class Channel:
                     self._send_frame(part, [self._generation, digest, table, None])
             else:
                 self._send_parts(header, table, value)
-        except Held as held:
+        except BuffersHeld as held:
             raise self._buffers_held(held) from None
         return all(each.is_end for each in headers)
 
@@ -163,9 +164,7 @@ class Channel:
                     f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there"
                 )
             alone = len(self._producers) == 1
-            return describe(
-                value, self.route.dispatch, alone=alone, is_mappable=self._transport.lies_mappable
-            )
+            return describe(value, self.route.dispatch, alone=alone, is_mappable=self._transport.is_mappable)
         self._check_joinable(value)
         return ProducerHeader(value=value, weight=weight)
 
@@ -205,10 +204,10 @@ class Channel:
             self._send_frame(part, content)
             return
         for job_ranks in self._paths.destinations(part, self._me or 0):
-            frame = self._transport.frame(job_ranks, content, lent=True)
-            lease = self._transport.lend(job_ranks, self._tag + VALUES, frame.nbytes, frame.beside)
+            frame = self._transport.frame(job_ranks, content, is_final=True)
+            lease = self._transport.lease(job_ranks, self._tag + VALUES, frame.nbytes, frame.out_of_band)
             frame.write(lease.frame)
-            fill(unpack(lease.frame, [*map(flat, lease.beside)])[3], value, ranges)
+            fill(unpack(lease.frame, [*map(flat, lease.out_of_band)])[3], value, ranges)
             self.bytes_sent += frame.moved
             self._transport.deliver(lease)
 
@@ -218,7 +217,7 @@ class Channel:
             self._send_to(job_ranks, VALUES, content)
 
     def _send_to(self, job_ranks: Sequence[int], tag: int, content: list[Any]) -> None:
-        frame = self._transport.frame(job_ranks, content, lent=True)
+        frame = self._transport.frame(job_ranks, content, is_final=True)
         self.bytes_sent += frame.moved
         self._transport.send(job_ranks, self._tag + tag, frame)
 
@@ -256,7 +255,7 @@ class Channel:
         frame = Frame([*content[:3], empty])
         others = [self._job_ranks[other] for other in header.partition.producers[part] if other != self._me]
         tag = self._tag + SHARED_WRITE
-        lease = self._transport.lend(readers, self._tag, frame.nbytes, writers=others, writing=tag)
+        lease = self._transport.lease(readers, self._tag, frame.nbytes, writers=others, writer_tag=tag)
         frame.write(lease.frame)
         for other in others:
             self._transport.invite(lease, other, tag)
@@ -308,7 +307,7 @@ class Channel:
             sent = self._next(part, producer)
             self._check(sent, header.digest, producer)
             batches[producer] = self._batch_in(sent, partition.held(part, producer).count, producer)
-        return _assembled(partition.parts[part], batches, self._transport.cat)
+        return _assembled(partition.parts[part], batches, self._transport.concat)
 
     def _batch_in(self, message: _Message, count: int, producer: int) -> Batch:
         batch = message.batch
@@ -330,14 +329,14 @@ class Channel:
         source = self._job_ranks[producer]
         peers = self._paths.forwarding(self._context.consumer_rank, part, producer)
         if not peers:
-            return self._transport.hear(source, self._tag)
-        if peers[0] != self._transport.place:
-            return self._transport.hear(peers[0], self._tag + FORWARD)
+            return self._transport.receive_value(source, self._tag)
+        if peers[0] != self._transport.job_rank:
+            return self._transport.receive_value(peers[0], self._tag + FORWARD)
         delivery = self._transport.receive(source, self._tag)
-        value = self._transport.read(delivery, source)
+        value = self._transport.decode(delivery, source)
         try:
-            self._transport.pass_on(delivery, peers[1:], self._tag + FORWARD)
-        except Held as held:
+            self._transport.forward(delivery, peers[1:], self._tag + FORWARD)
+        except BuffersHeld as held:
             raise self._buffers_held(held) from None
         return value
 
@@ -346,9 +345,9 @@ class Channel:
             raise self._unexpected(producer, "another layout of the samples")
 
     def _unexpected(self, producer: int, what: str) -> PeerLost:
-        return self._transport.lost(self._job_ranks[producer], f"sent {what} on `{self.route.name}`")
+        return self._transport.peer_lost(self._job_ranks[producer], f"sent {what} on `{self.route.name}`")
 
-    def _buffers_held(self, held: Held) -> RouteError:
+    def _buffers_held(self, held: BuffersHeld) -> RouteError:
         return RouteError(
             f"`{self.route.name}`: {held}; a received batch is lent until the call ends: clone() what is kept"
         )
@@ -413,11 +412,11 @@ class Channel:
 
     def _realigned_from(self, job_rank: int, digest: int) -> Batch:
         while True:
-            message = _message_in(self._transport.hear(job_rank, self._tag + REALIGN))
+            message = _message_in(self._transport.receive_value(job_rank, self._tag + REALIGN))
             if message is None or message.generation >= self._generation:
                 break
         if message is None or message.digest != digest or not isinstance(message.batch, Batch):
-            who = self._transport.who(job_rank)
+            who = self._transport.name_of(job_rank)
             raise PeerLost(f"{who} sent another layout of the samples on `{self.route.name}`")
         return message.batch
 
@@ -483,6 +482,6 @@ def _can_be_mapped(header: StepHeader, part: int, name: str, row: int) -> bool:
         [rows] = ranges
         end += len(rows)
         is_last = end == partition.counts[part]
-        if not is_mappable(rows.start * row, len(rows) * row, last=is_last):
+        if not fits_pages(rows.start * row, len(rows) * row, is_last):
             return False
     return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from meshctl.runtime.routes.step import StepHeader
-from meshctl.runtime.transports.data_plane import Transport
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 
@@ -57,18 +57,18 @@ class RouteContext:
     route: Route
     producer: RouteSide
     consumer: RouteSide
-    transport: Transport
+    transport: DataPlane
     first_tag: int = 0
 
     @property
     def rank(self) -> int:
         """This worker's rank in the producing component."""
-        return self.transport.place - self.producer.first_job_rank
+        return self.transport.job_rank - self.producer.first_job_rank
 
     @property
     def consumer_rank(self) -> int:
         """This worker's rank in the consuming component."""
-        return self.transport.place - self.consumer.first_job_rank
+        return self.transport.job_rank - self.consumer.first_job_rank
 
 
 class StreamEnd:

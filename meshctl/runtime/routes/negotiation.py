@@ -14,17 +14,17 @@ from torch import Tensor
 
 from meshctl.runtime.routes.end import REALIGN, TABLES, RouteContext
 from meshctl.runtime.routes.sync_plan import Layout, Parameter, Shard, SyncPlan, layout_of
-from meshctl.runtime.transports.allgather import exchange
+from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.topology.samples import RouteError
 
 Weights = Mapping[str, Tensor]
-Malformed = Callable[[int, str], RouteError]
+ProtocolError = Callable[[int, str], RouteError]
 """(job rank, what is wrong) -> the error that names the sender."""
 
 
 def negotiate(
-    context: RouteContext, produced: Weights | None, wanted: Weights | None, malformed: Malformed
+    context: RouteContext, produced: Weights | None, wanted: Weights | None, malformed: ProtocolError
 ) -> SyncPlan:
     """Returns the plan of a sync. All ranks of both sides call it together.
 
@@ -48,20 +48,20 @@ def negotiate(
 
 
 def _gather(context: RouteContext, job_ranks: range, row: Any) -> list[Any]:
-    me = job_ranks.index(context.transport.place)
-    return exchange(context.transport, job_ranks, me, context.first_tag + TABLES, row)
+    me = job_ranks.index(context.transport.job_rank)
+    return allgather(context.transport, job_ranks, me, context.first_tag + TABLES, row)
 
 
 def _send(context: RouteContext, ours: range, theirs: range, rows: list[Any]) -> None:
     """Sends the layouts of this side to those ranks of the other whose leader this rank is."""
-    me = ours.index(context.transport.place)
+    me = ours.index(context.transport.job_rank)
     for other in theirs[me :: len(ours)]:
         context.transport.send(other, context.first_tag + REALIGN, Frame(rows))
 
 
-def _receive(context: RouteContext, ours: range, theirs: range, malformed: Malformed) -> list[Any]:
-    leader = theirs[ours.index(context.transport.place) % len(theirs)]
-    rows = context.transport.hear(leader, context.first_tag + REALIGN)
+def _receive(context: RouteContext, ours: range, theirs: range, malformed: ProtocolError) -> list[Any]:
+    leader = theirs[ours.index(context.transport.job_rank) % len(theirs)]
+    rows = context.transport.receive_value(leader, context.first_tag + REALIGN)
     if not isinstance(rows, list) or len(rows) != len(theirs):
         raise malformed(leader, f"no {len(theirs)} layouts")
     return rows
@@ -78,7 +78,7 @@ def _row_of(weights: Weights) -> dict[str, Any]:
     return rows
 
 
-def _layout_in(row: Any, job_rank: int, malformed: Malformed) -> Layout:
+def _layout_in(row: Any, job_rank: int, malformed: ProtocolError) -> Layout:
     if not isinstance(row, dict):
         raise malformed(job_rank, "no layout")
     if not all(isinstance(name, str) and _is_layout(entry) for name, entry in row.items()):

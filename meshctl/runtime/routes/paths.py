@@ -6,16 +6,8 @@ any other node the frame goes to the first of the part's ranks there, which forw
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from meshctl.runtime.routes.end import RouteContext
-from meshctl.runtime.transports.data_plane import Transport
 from meshctl.topology.consumers import ConsumerParts
-
-
-def can_share_memory(transport: Transport, job_ranks: Iterable[int]) -> bool:
-    """Returns whether this worker and all of the others can read and write the same memory."""
-    return all(transport.way(other).shares_memory for other in job_ranks if other != transport.place)
 
 
 class Paths:
@@ -49,7 +41,7 @@ class Paths:
         one_by_one = [[other] for other in far.values()]
         if not near:
             return one_by_one
-        if can_share_memory(self._transport, near):
+        if self._transport.shares_memory(near):
             return [near, *one_by_one]
         return [*([other] for other in near), *one_by_one]
 
@@ -67,7 +59,7 @@ class Paths:
         nodes |= {self._consumer.node_of(rank) for rank in readers}
         job_ranks = [self._producer.job_rank(self._producers[writer]) for writer in writers]
         job_ranks += [self._consumer.job_rank(rank) for rank in readers]
-        return len(nodes) == 1 and can_share_memory(self._transport, job_ranks)
+        return len(nodes) == 1 and self._transport.shares_memory(job_ranks)
 
     def forwarding(self, rank: int, part: int, producer: int) -> list[int]:
         """Returns the job ranks of a rank's node that share the frames of a producer on another node; the

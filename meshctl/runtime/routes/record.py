@@ -41,7 +41,7 @@ from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, Received, RouteContext, RouteSide
 from meshctl.runtime.routes.joins import join
 from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, pack, ragged, unpack
-from meshctl.runtime.transports.data_plane import Transport
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
@@ -231,7 +231,7 @@ class ReplayedChannel(Channel):
 
     @classmethod
     def of(
-        cls, route: Route, consumer: RouteSide, transport: Transport, recorded: Recorded
+        cls, route: Route, consumer: RouteSide, transport: DataPlane, recorded: Recorded
     ) -> ReplayedChannel:
         nobody = RouteSide(DeviceMesh.from_sizes(world_size=1), 0)
         return cls(RouteContext(route, nobody, consumer, transport), recorded)

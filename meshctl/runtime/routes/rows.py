@@ -19,7 +19,7 @@ from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.transports.buffers.frames import FrameError, on_device
-from meshctl.runtime.transports.buffers.memcpy import by_libc, is_plain
+from meshctl.runtime.transports.buffers.memcpy import is_plain, use_memmove
 from meshctl.topology.samples import Run
 
 INDEX_MAX_ROW_BYTES = 1 << 10
@@ -203,7 +203,7 @@ def _copy_rows(target: Tensor, source: Tensor, spans: Spans, index: Tensor | Non
     if index is not None and row < INDEX_MAX_ROW_BYTES and target.is_cpu and source.is_cpu:
         first = spans[0][0]
         torch.index_select(source, 0, index, out=target[first : first + len(index)])
-    elif by_libc(largest) and is_plain(target) and is_plain(source):
+    elif use_memmove(largest) and is_plain(target) and is_plain(source):
         into, out = target.data_ptr(), source.data_ptr()
         for at, start, stop in spans:
             ctypes.memmove(into + at * row, out + start * row, (stop - start) * row)

@@ -52,12 +52,13 @@ from meshctl.runtime.routes.end import (
     RouteContext,
 )
 from meshctl.runtime.routes.negotiation import Weights, negotiate
-from meshctl.runtime.routes.paths import can_share_memory
 from meshctl.runtime.routes.sync_plan import Bucket, DTensorLike, Layout, Shard, SyncPlan, layout_of
-from meshctl.runtime.transports.buffers.caching_allocator import Warm
+from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, on_device, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
-from meshctl.runtime.transports.data_plane import UNBOUND, Delivery, Held, Loan
+from meshctl.runtime.transports.data_plane import UNBOUNDED
+from meshctl.runtime.transports.errors import BuffersHeld
+from meshctl.runtime.transports.transport import Delivery, Lease
 from meshctl.topology.samples import RouteError
 
 Arrived = list[tuple[Shard, Tensor]]
@@ -121,7 +122,7 @@ class _Buckets:
         readers = self.readers(bucket)
         if self.is_forwarded(bucket, producer):
             return [readers[:1]]
-        if self._is_near(bucket, producer) and can_share_memory(self.context.transport, readers):
+        if self._is_near(bucket, producer) and self.context.transport.shares_memory(readers):
             return [readers]
         return [[reader] for reader in readers]
 
@@ -136,7 +137,7 @@ class _Buckets:
         if not all(self._is_near(bucket, producer) for producer in bucket.producers):
             return False
         writers = [self.context.producer.job_rank(producer) for producer in bucket.producers]
-        return can_share_memory(self.context.transport, [*self.readers(bucket), *writers])
+        return self.context.transport.shares_memory([*self.readers(bucket), *writers])
 
     def _is_near(self, bucket: Bucket, producer: int) -> bool:
         node = self.context.consumer.node_of(bucket.consumers[0])
@@ -176,8 +177,8 @@ class WeightChannel:
         """The run's last step, where it ended unannounced: what was sent later is dropped."""
         self._pending: deque[int] = deque()
         """The steps whose weights are still to be received."""
-        self._memory = Warm()
-        self._transport.reserve(self._tag, UNBOUND)  # until the plan says how many slots it needs
+        self._memory = CachingAllocator()
+        self._transport.reserve(self._tag, UNBOUNDED)  # until the plan says how many slots it needs
 
     # Opening
 
@@ -252,7 +253,7 @@ class WeightChannel:
         try:
             while self._unsent and self._unsent[0] <= number:
                 self._send_bucket(self._buckets.all[self._unsent.popleft()])
-        except Held as held:
+        except BuffersHeld as held:
             raise self._buffers_held(held) from None
         if not self._unsent:
             self._local = {}
@@ -279,7 +280,7 @@ class WeightChannel:
             _fill(self._invited(bucket), bucket, parts, own)
             self._transport.send(self._buckets.readers(bucket), self._tag + VALUES, Frame([*head, []]))
 
-    def _lay_out(self, bucket: Bucket, head: list[Any]) -> Loan:
+    def _lay_out(self, bucket: Bucket, head: list[Any]) -> Lease:
         """Leases the frame of a bucket and invites the other producers to write to it."""
         empty = [
             torch.empty(item.shard.size, dtype=self._plan.parameters[item.name].dtype, device="meta")
@@ -288,7 +289,7 @@ class WeightChannel:
         frame = Frame([*head, empty])
         others = [self._context.producer.job_rank(each) for each in bucket.producers if each != bucket.leader]
         readers, tag = self._buckets.readers(bucket), self._tag + SHARED_WRITE
-        lease = self._transport.lend(readers, self._tag, frame.nbytes, writers=others, writing=tag)
+        lease = self._transport.lease(readers, self._tag, frame.nbytes, writers=others, writer_tag=tag)
         frame.write(lease.frame)
         for other in others:
             self._transport.invite(lease, other, tag)
@@ -379,13 +380,13 @@ class WeightChannel:
         if not self._buckets.is_forwarded(bucket, producer):
             return self._hear(sender, VALUES)
         first, *others = self._buckets.readers(bucket)
-        if self._transport.place != first:
+        if self._transport.job_rank != first:
             return self._hear(first, FORWARD)
         delivery = self._transport.receive(sender, self._tag + VALUES)
         value = self._value(delivery, sender)
         try:
-            self._transport.pass_on(delivery, others, self._tag + FORWARD)
-        except Held as held:
+            self._transport.forward(delivery, others, self._tag + FORWARD)
+        except BuffersHeld as held:
             raise self._buffers_held(held) from None
         return value
 
@@ -394,7 +395,7 @@ class WeightChannel:
 
     def _value(self, delivery: Delivery, job_rank: int) -> Any:
         try:
-            return delivery.value(self._transport.device)
+            return delivery.value(self._transport.context.device)
         except FrameError as error:
             raise self._malformed(job_rank, str(error)) from None
 
@@ -414,7 +415,7 @@ class WeightChannel:
             if message.generation < self._generation or is_dropped:
                 continue
             if message.step != step:
-                who = self._transport.who(job_rank)
+                who = self._transport.name_of(job_rank)
                 raise RouteError(
                     f"`{self.route.name}`: weights of step {message.step} came from {who} where those of step {step} were due"
                 )
@@ -444,18 +445,18 @@ class WeightChannel:
         for item, part, arrived, expected in zip(bucket.items, parts, found, message.checksums, strict=True):
             shard, tensor = arrived[-1]
             if checksum(part.view_of(tensor, shard)) != expected:
-                who = self._transport.who(job_rank)
+                who = self._transport.name_of(job_rank)
                 raise RouteError(
                     f"`{self.route.name}`: `{item.name}` from {who} is not what it gave: its checksum is another one"
                 )
 
-    def _buffers_held(self, held: Held) -> RouteError:
+    def _buffers_held(self, held: BuffersHeld) -> RouteError:
         return RouteError(
             f"`{self.route.name}`: {held}; weights are lent while they are loaded: clone() what is kept"
         )
 
     def _malformed(self, job_rank: int, why: str) -> RouteError:
-        who = self._transport.who(job_rank)
+        who = self._transport.name_of(job_rank)
         return RouteError(f"`{self.route.name}`: {who} gave what are no weights: {why}")
 
 

@@ -1,5 +1,4 @@
-"""Everybody's row to everybody, over any transport, in a number of messages that grows with the logarithm of
-their number."""
+"""An all-gather of rows over any transport, in a number of rounds that grows with the logarithm of the ranks."""
 
 from __future__ import annotations
 
@@ -7,26 +6,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.data_plane import PeerLost, Transport
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.transports.errors import PeerLost
 
 
-def exchange(transport: Transport, places: Sequence[int], me: int, lane: int, row: Any) -> list[Any]:
-    """The rows (plain data, tensors, bytes) of all `places`, in their order; all of them call it, `me` is
-    this one's index.
+def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int, row: Any) -> list[Any]:
+    """Returns the rows (plain data, tensors, bytes) of all `job_ranks`, in their order. All of them call it;
+    `me` is the caller's index.
 
-    Bruck's algorithm: in each round a place passes all it has to the one that is `distance` before it. Nobody
-    ends an exchange before everybody has begun it, so at most two of them are under way, and the lane needs
-    no credits.
+    Bruck's algorithm: in each round a rank sends all rows that it has to the rank `distance` before it. No
+    rank ends a call before every rank has begun it, so at most two calls are in flight and the tag needs no
+    credits.
     """
-    transport.reserve(lane, 0)
+    data_plane.reserve(tag, 0)
+    count = len(job_ranks)
     rows, distance = [row], 1
-    while distance < len(places):
-        passed = rows[: min(distance, len(places) - distance)]
-        transport.send(places[(me - distance) % len(places)], lane, Frame(passed))
-        source = places[(me + distance) % len(places)]
-        heard = transport.hear(source, lane)
-        if not isinstance(heard, list) or len(heard) != len(passed):
-            raise PeerLost(f"{transport.who(source)} sent what are not the rows of {len(passed)} places")
-        rows += heard
+    while distance < count:
+        sent = rows[: min(distance, count - distance)]
+        data_plane.send(job_ranks[(me - distance) % count], tag, Frame(sent))
+        source = job_ranks[(me + distance) % count]
+        received = data_plane.receive_value(source, tag)
+        if not isinstance(received, list) or len(received) != len(sent):
+            raise PeerLost(f"{data_plane.name_of(source)} sent what are not the rows of {len(sent)} places")
+        rows += received
         distance *= 2
-    return [rows[(index - me) % len(places)] for index in range(len(places))]
+    return [rows[(index - me) % count] for index in range(count)]

@@ -1,25 +1,20 @@
-"""How frames get from one worker to another: slots, credits and waiting, over ways of which each is a file of
-its own.
+"""The data plane of one worker: slots, credits and waiting, over transports of which each has a file or folder.
 
-A transport carries frames (uint8 tensors) between places, in lanes. A lane is a number that both ends know;
-frames of one lane between two places come in order. `lend` gives memory to write a frame to, as soon as a
-slot of the lane is free at every place that it goes to; `deliver` sends it, whatever its receivers are doing.
-A receiver's `receive` gives the slot back, as a credit. So what a group is ahead of another is bounded, and
-no order of stages can deadlock.
+A frame (uint8 `[n]`) travels from one job rank to others under a tag. A tag is a number that both ends know;
+frames of one tag between two job ranks arrive in order. `lease` returns memory for a frame as soon as every
+receiver has a free slot of the tag; `deliver` sends it, whatever the receivers are doing. A receiver's
+`receive` returns the slot as a credit. So the lead of one group over another is bounded, and no order of
+stages can deadlock.
 
-Tensors that lie already where they will be read need no place in a frame: they go beside it, as `hands_over`
-says.
+A tensor that its receivers can read in place travels out of band, beside the frame (`Transport.accepts`).
 
-A `Way` says where that memory is, how a message leaves (`post`), and calls `arrived` when one has come:
+    memory    threads of one process            the tensor itself
+    local     processes of one node             a header over a unix socket; the frame is in shared memory
+    tcp       processes of different nodes      the bytes over a connection, into warm memory
 
-    memory    threads of one process              the tensor itself
-    local     processes of one node               a header over a unix socket; the frame lies in memory that
-              both map
-    tcp       processes of different nodes        the bytes over a connection, into memory that was touched
-              before
-
-Tensors that lie on devices go beside frames, too: who can reads them there (`devices.ondevice`), and
-`Transfers` bring them to the others.
+Job ranks belong to peer groups. A loss concerns one peer group: receivers that wait for other groups go on.
+`reopen` clears the loss and raises the generation of the group; connections and frames of an older
+generation are refused.
 """
 
 from __future__ import annotations
@@ -30,298 +25,197 @@ import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError
 from meshctl.runtime.transports.buffers.memcpy import copy
-from meshctl.runtime.transports.poller import Watch
+from meshctl.runtime.transports.errors import OutOfMemory, PeerLost, ProtocolError, StepCancelled
+from meshctl.runtime.transports.poller import Poller
+from meshctl.runtime.transports.transport import (
+    EMPTY,
+    Delivery,
+    Lease,
+    Loopback,
+    Transfers,
+    Transport,
+    tensor_of,
+)
 
-_NOWHERE = torch.empty(0, dtype=torch.uint8)
 SLOTS = 2
-"""Of a lane that says nothing else; and where both ends take turns, the most that can be on their way."""
-UNBOUND = 1 << 31
-"""Slots of a lane that has as many as anybody needs."""
+"""Slots of a tag by default. Also the most frames in flight where both ends take turns."""
+UNBOUNDED = 1 << 31
+"""Slots of a tag that needs no bound."""
+
+OnBroken = Callable[[int, Exception], None]
+"""Called with a job rank to which, or from which, nothing can be transferred any more."""
 
 
-class PeerLost(ConnectionError):
-    """A peer is gone, or never came: the fault is elsewhere."""
+@dataclass(frozen=True)
+class Context:
+    """The facts that a data plane is made of."""
 
-    def __init__(self, how: str, place: int | None = None, route: str = "") -> None:
-        """`place` is the peer's, `route` the one on which it was waited for, where these are known."""
-        super().__init__(f"{how}, and `{route}` waits for it" if route else how)
-        self.how, self.place = how, place
-
-
-class WayError(ConnectionError):
-    """Workers that cannot reach one another as they were started; the message says what to change."""
-
-
-class Dropped(Exception):
-    """The step in which somebody waits is one of those that the end of the run drops."""
-
-
-class Malformed(ValueError):
-    """A message that no peer sends."""
-
-
-class Full(Exception):
-    """There is no memory for what is sent; the message says for which route."""
-
-
-class Held(Exception):
-    """A receiver keeps the memory of what it was sent, and gives nothing back."""
+    job_rank: int
+    slots: Mapping[int, int] = field(default_factory=dict)
+    """Tag -> how many frames may be in flight between two job ranks; `SLOTS` where a tag is missing."""
+    tag_count: int = UNBOUNDED
+    """Valid tags are 0 to `tag_count` - 1."""
+    name_of: Callable[[int], str] = "place {}".format
+    """Job rank -> its name in messages."""
+    route_of: Callable[[int], str] = lambda tag: ""
+    """Tag -> the name of its route in messages."""
+    group_of: Callable[[int], str] = lambda job_rank: ""
+    """Job rank -> its peer group."""
+    generations: Mapping[str, int] = field(default_factory=dict)
+    """Peer group -> its generation; 0 where a group is missing."""
+    patience_s: float = 0.0
+    """Seconds to wait for one job rank before it counts as lost; 0 waits forever."""
+    device: torch.device | None = None
+    """This worker's device unless it is the CPU. Tensors that come from a device are put there."""
+    make_transfers: Callable[[OnBroken], Transfers] | None = None
+    """Makes the transfers of this worker's device, where it has any."""
 
 
-class Loan(NamedTuple):
-    """Memory for one frame, until it is delivered."""
-
-    to: tuple[int, ...]
-    lane: int
-    frame: Tensor
-    """uint8 `[n]`."""
-    beside: Sequence[Tensor] = ()
-    """What goes with it as it lies."""
-    kept: Any = None
-    """What the way knows of it."""
-    inline: bytes = b""
-    """The frame itself, where it is in no memory of its own."""
-
-
-@dataclass(eq=False, slots=True)
-class Delivery:
-    """What came: a frame, and what came beside it."""
-
-    frame: Tensor | bytes
-    """uint8 `[n]`; a small one may come as bytes."""
-    beside: Sequence[Tensor] = ()
-    """uint8 `[n]` each."""
-    whole: bool = True
-    """Whether all of it is there: tensors may still be on their way from one device to another."""
-
-    def value(self, device: torch.device | None = None) -> Any:
-        """What lay on a device is put on this one. Raises `FrameError`."""
-        return unpack(self.frame, self.beside, device)
-
-
-class Transfers(Protocol):
-    """What brings tensors from one device to another (`nccl.PairTransfers`)."""
-
-    def send(self, to: int, tensors: Sequence[Tensor]) -> None: ...
-    def expect(
-        self,
-        source: int,
-        sizes: Sequence[int],
-        come: Callable[[], None],
-        arrived: Callable[[list[Tensor]], None],
-    ) -> None: ...
-    def come(self, to: int) -> None: ...
-    def close(self) -> None: ...
-
-
-class Way:
-    """How messages reach some places."""
-
-    shares_memory = False
-    """Whether several places may write one frame, each a part of it."""
-    inline = 0
-    """Bytes of a frame that is posted as bytes, in no memory of its own."""
-
-    def alloc(self, nbytes: int) -> Tensor | None:
-        """uint8 `[nbytes]` which others can read where it lies; none where there is no such memory."""
-        return None
-
-    def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
-        """Whether a tensor can go to some places beside a frame; `lent` if nobody writes to it any more, so
-        that they may read it as it lies."""
-        return False
-
-    def lies_mappable(self, tensor: Tensor) -> bool:
-        """Whether a tensor that is handed over begins where `joined` can begin with it."""
-        return False
-
-    def joined(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Tensors that were handed over as one, along dim 0, without a copy; none where that cannot be."""
-        return None
-
-    def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor] = ()) -> Loan:
-        """`beside` are tensors that it hands over."""
-        return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside)
-
-    def own(self, loan: Loan) -> Delivery:
-        """What this place itself gets, where it is among those that get it."""
-        return Delivery(loan.inline or loan.frame, loan.beside)
-
-    def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
-        """Sends a frame, or a credit where there is none; never waits for the receiver's program. `write`: to
-        be written there."""
-        raise NotImplementedError
-
-    def forget(self) -> None:
-        """In a forked child of this process: all of it is its parent's, and what it has open is closed."""
-
-    def tell(self, lost: int) -> None:
-        """Says to all who are connected that a place is lost; waits for nobody."""
-
-    def leave(self) -> None:
-        """After the last frame that anybody sends: says goodbye, and waits for nobody."""
-
-    def close(self) -> None:
-        """After `leave`, which all places call together: waits for everybody's goodbye, and lets go of
-        everything."""
-
-
-class _Alone(Way):
-    """Of a place that reaches nobody but itself."""
-
-    def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
-        return lent and tensor.device.type not in ("cpu", "meta")
-
-    def own(self, loan: Loan) -> Delivery:
-        return Delivery(loan.inline or loan.frame, [flat(tensor) for tensor in loan.beside])
-
-
-class Transport:
-    def __init__(
-        self,
-        place: int,
-        slots: Mapping[int, int],
-        who: Callable[[int], str] = "place {}".format,
-        route: Callable[[int], str] = lambda lane: "",
-        lanes: int = UNBOUND,
-    ) -> None:
-        """`slots` says for each lane how many frames may be on their way between two places; `who` names
-        places, `route` the routes of lanes. There are so many `lanes`."""
-        self.place = place
-        self.who = who
-        self._route = route
-        self._slots, self._lanes = dict(slots), lanes
-        self._ways: dict[int, Way] = {}
-        self._each: tuple[Way, ...] = ()
-        """Of the ways to all places."""
-        self._alone = _Alone()
+class DataPlane:
+    def __init__(self, context: Context) -> None:
+        self.context, self.job_rank = context, context.job_rank
+        self._slots = dict(context.slots)
+        self._generations = dict(context.generations)
+        self._transport_to: dict[int, Transport] = {}
+        self._transports: tuple[Transport, ...] = ()
+        self._loopback = Loopback()
         self._lock = threading.RLock()
         self._state = threading.Condition(self._lock)
         self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], int] = {}
-        self._lost: PeerLost | None = None
-        self._gone: dict[int, str] = {}
-        """Places that have ended, and how."""
-        self._watch: Watch | None = None
-        self.patience = 0.0
-        """Seconds to wait for one place before it counts as lost; 0 for ever."""
-        self.dropped: Callable[[], bool] = lambda: False
-        """Asked by whoever waits: whether the step that it waits in is dropped."""
-        self.device: torch.device | None = None
-        """This worker's, where it is another than the CPU: what comes from one is put there."""
-        self.transfers: Transfers | None = None
-        """Of this worker's device, where it has any."""
+        self._losses: dict[str | None, PeerLost] = {}
+        """By peer group; under None what concerns all groups."""
+        self._ended: dict[int, str] = {}
+        """Job ranks that have ended, and how."""
+        self._poller: Poller | None = None
+        self._is_cancelled: Callable[[], bool] = lambda: False
+        make = context.make_transfers
+        self.transfers = make(self._on_transfers_broken) if make else None
         os.register_at_fork(after_in_child=partial(_forget, weakref.ref(self)))
 
-    def reach(self, places: Iterable[int], way: Way) -> None:
-        """Says by which way places are reached; what was said first holds."""
-        self._ways = {**dict.fromkeys(places, way), **self._ways}
-        self._each = tuple(dict.fromkeys(self._ways.values()))
+    def add(self, job_ranks: Iterable[int], transport: Transport) -> None:
+        """Registers the transport to some job ranks; the first registration of a job rank holds."""
+        self._transport_to = {**dict.fromkeys(job_ranks, transport), **self._transport_to}
+        self._transports = tuple(dict.fromkeys(self._transport_to.values()))
 
-    def reserve(self, lane: int, slots: int) -> None:
-        """Says how many slots a lane has, before its first frame; 0 where both ends take turns, so that
-        nothing needs a bound."""
-        self._slots[lane] = slots
+    def cancel_when(self, is_cancelled: Callable[[], bool]) -> None:
+        """Sets the predicate that every wait asks: whether the end of the run drops the current step."""
+        self._is_cancelled = is_cancelled
 
-    def slots(self, lane: int) -> int:
-        """How many frames of a lane may be on their way between two places."""
-        return self._slots.get(lane, SLOTS)
+    def reserve(self, tag: int, slots: int) -> None:
+        """Sets the slots of a tag before its first frame. 0 means no bound, where both ends take turns."""
+        self._slots[tag] = slots
 
-    def way(self, place: int) -> Way:
-        return self._ways.get(place, self._alone)
+    def slots(self, tag: int) -> int:
+        """Returns how many frames of a tag may be in flight between two job ranks."""
+        return self._slots.get(tag, SLOTS)
+
+    def transport_to(self, job_rank: int) -> Transport:
+        return self._transport_to.get(job_rank, self._loopback)
+
+    def shares_memory(self, job_ranks: Iterable[int]) -> bool:
+        """Whether this job rank and others can all write to one frame."""
+        return all(self.transport_to(other).shares_memory for other in job_ranks if other != self.job_rank)
+
+    def name_of(self, job_rank: int) -> str:
+        return self.context.name_of(job_rank)
+
+    # Memory
+
+    def alloc(self, nbytes: int) -> Tensor:
+        """Returns uninitialized uint8 `[nbytes]`. Receivers that can read it in place get it without a copy."""
+        found = (memory for each in self._transports if (memory := each.alloc(nbytes)) is not None)
+        memory = next(found, None)
+        return torch.empty(nbytes, dtype=torch.uint8) if memory is None else memory
+
+    def concat(self, tensors: list[Tensor]) -> Tensor:
+        """Returns tensors concatenated along dim 0: mapped one after another where possible, else copied."""
+        found = (whole for each in self._transports if (whole := each.concat(tensors)) is not None)
+        whole = next(found, None)
+        return torch.cat(tensors) if whole is None else whole
+
+    def is_mappable(self, tensor: Tensor) -> bool:
+        """Whether receivers can `concat` the tensor, and others behind it, without a copy."""
+        return any(transport.is_mappable(tensor) for transport in self._transports)
 
     # Sending
 
-    def alloc(self, nbytes: int) -> Tensor:
-        """uint8 `[nbytes]` of any content: what is written to it is not copied when it is given to who can
-        read it where it lies."""
-        rooms = (room for way in self._each if (room := way.alloc(nbytes)) is not None)
-        room = next(rooms, None)
-        return torch.empty(nbytes, dtype=torch.uint8) if room is None else room
+    def frame(self, to: Sequence[int], value: Any, *, is_final: bool = False) -> Frame:
+        """Lays a value out for some job ranks, all of one transport. `is_final`: nobody writes to the value's
+        tensors any more. Raises `FrameError`."""
+        return Frame(value, partial(self._transport_of(to).accepts, to, is_final))
 
-    def lies_mappable(self, tensor: Tensor) -> bool:
-        """Whether those who get a tensor as it lies can map what others give them after it."""
-        return any(way.lies_mappable(tensor) for way in self._each)
-
-    def cat(self, tensors: list[Tensor]) -> Tensor:
-        """One after another along dim 0: mapped so where they lie in memory for that, else copied."""
-        found = (joined for way in self._each if (joined := way.joined(tensors)) is not None)
-        joined = next(found, None)
-        return torch.cat(tensors) if joined is None else joined
-
-    def frame(self, to: Sequence[int], value: Any, *, lent: bool = False) -> Frame:
-        """A value laid out for some places, all by the same way; `lent` if nobody writes to it any more.
-        Raises `FrameError`."""
-        return Frame(value, partial(self._way_to(to).hands_over, to, lent))
-
-    def lend(
+    def lease(
         self,
         to: Sequence[int],
-        lane: int,
+        tag: int,
         nbytes: int,
-        beside: Sequence[Tensor] = (),
+        out_of_band: Sequence[Tensor] = (),
         writers: Sequence[int] = (),
-        writing: int = -1,
-    ) -> Loan:
-        """Memory for a frame that goes to some places, all by the same way, and that `writers` will be
-        invited to in their lane `writing`. Waits for all their slots. Raises `PeerLost`, `Dropped`, `Held`,
-        `Full`."""
-        self._take_slots([(place, lane) for place in to] + [(place, writing) for place in writers])
-        return self._way_to(to).lend(to, lane, nbytes, beside)
+        writer_tag: int = -1,
+    ) -> Lease:
+        """Returns memory for a frame to some job ranks, all of one transport. Waits for a slot of each, and of
+        each job rank in `writers`, which are invited to write to it under `writer_tag`. Raises `PeerLost`,
+        `StepCancelled`, `BuffersHeld` and `OutOfMemory`."""
+        self._take_slots([(other, tag) for other in to] + [(other, writer_tag) for other in writers])
+        return self._transport_of(to).lease(to, tag, nbytes, out_of_band)
 
-    def deliver(self, loan: Loan) -> None:
-        """Sends what was lent; from then on it belongs to those who get it."""
-        way = self._way_to(loan.to)
-        for place in loan.to:
-            if place == self.place:
-                own = way.own(loan)
-                self.arrived(place, loan.lane, own.frame, own.beside)
+    def deliver(self, lease: Lease) -> None:
+        """Sends a leased frame. Its memory belongs to the receivers from then on."""
+        transport = self._transport_of(lease.to)
+        for receiver in lease.to:
+            if receiver == self.job_rank:
+                own = transport.own_delivery(lease)
+                self.on_message(receiver, lease.tag, own.frame, own.out_of_band)
             else:
-                way.post(place, loan.lane, loan)
+                transport.post(receiver, lease.tag, lease)
 
-    def pass_on(self, came: Delivery, to: Sequence[int], lane: int) -> None:
-        """Sends what came to others. Raises `FrameError`."""
-        if came.beside:
-            self.send(to, lane, self.frame(to, came.value()))
+    def forward(self, delivery: Delivery, to: Sequence[int], tag: int) -> None:
+        """Sends a received frame to others. Raises `FrameError`."""
+        if delivery.out_of_band:
+            self.send(to, tag, self.frame(to, delivery.value()))
             return
-        frame = tensor_of(came.frame)
-        loan = self.lend(to, lane, len(frame))
-        copy(loan.frame, frame)
-        self.deliver(loan)
+        frame = tensor_of(delivery.frame)
+        lease = self.lease(to, tag, len(frame))
+        copy(lease.frame, frame)
+        self.deliver(lease)
 
-    def invite(self, loan: Loan, writer: int, lane: int) -> None:
-        """Lets one of the writers, which `receive`s it on `lane`, write to a frame that is not delivered yet."""
-        self.way(writer).post(writer, lane, loan, write=True)
+    def invite(self, lease: Lease, writer: int, tag: int) -> None:
+        """Lets one of the writers write to a frame that is not delivered yet; it receives the frame under
+        `tag`."""
+        self.transport_to(writer).post(writer, tag, lease, write=True)
 
-    def send(self, to: int | Sequence[int], lane: int, frame: Frame) -> None:
-        places = (to,) if isinstance(to, int) else tuple(to)
-        if frame.nbytes <= self._way_to(places).inline and not frame.beside:
-            self._take_slots([(place, lane) for place in places])
-            loan = Loan(places, lane, _NOWHERE, inline=frame.inline())
+    def send(self, to: int | Sequence[int], tag: int, frame: Frame) -> None:
+        """Leases, writes and delivers. Raises what `lease` raises."""
+        receivers = (to,) if isinstance(to, int) else tuple(to)
+        transport = self._transport_of(receivers)
+        if frame.nbytes <= transport.inline_max and not frame.out_of_band:
+            self._take_slots([(receiver, tag) for receiver in receivers])
+            lease = Lease(receivers, tag, EMPTY, inline=frame.inline())
         else:
-            loan = self.lend(places, lane, frame.nbytes, frame.beside)
-            frame.write(loan.frame)
-        self.deliver(loan)
+            lease = self.lease(receivers, tag, frame.nbytes, frame.out_of_band)
+            frame.write(lease.frame)
+        self.deliver(lease)
 
-    def _way_to(self, places: Sequence[int]) -> Way:
-        """By which all of them are reached."""
-        for place in places:
-            if place != self.place:
-                return self.way(place)
-        return self.way(self.place)
+    def _transport_of(self, job_ranks: Sequence[int]) -> Transport:
+        """Returns the transport that reaches all of some job ranks."""
+        for other in job_ranks:
+            if other != self.job_rank:
+                return self.transport_to(other)
+        return self.transport_to(self.job_rank)
 
     def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """One of each other place and lane, all of them or, where one is waited for in vain, none."""
-        bounded = [key for key in wanted if key[0] != self.place and self.slots(key[1])]
+        """Takes a slot of each (job rank, tag); none at all where the wait for one of them fails."""
+        bounded = [key for key in wanted if key[0] != self.job_rank and self.slots(key[1])]
         with self._lock:
             for key in bounded:
                 if self._credits.setdefault(key, self.slots(key[1])) <= 0:
@@ -334,197 +228,268 @@ class Transport:
 
     # Receiving
 
-    def receive(self, source: int, lane: int) -> Delivery:
-        """What comes next in a lane, its frame as uint8 `[n]`. Raises `PeerLost`, `Dropped`."""
-        came = self._next(source, lane)
-        came.frame = tensor_of(came.frame)
-        return came
+    def receive(self, source: int, tag: int) -> Delivery:
+        """Returns the next delivery of a tag, its frame as uint8 `[n]`. Raises `PeerLost`, `StepCancelled`."""
+        delivery = self._next(source, tag)
+        delivery.frame = tensor_of(delivery.frame)
+        return delivery
 
-    def _next(self, source: int, lane: int) -> Delivery:
-        with self._lock:
-            box = self._inbox[source, lane]
-            if not box or not box[0].whole:
-                self._wait(lambda: bool(box) and box[0].whole, source, "send", lane)
-            came = box.popleft()
-        if source != self.place and self.slots(lane):
-            self.way(source).post(source, lane, None)
-        return came
+    def receive_value(self, source: int, tag: int) -> Any:
+        """Returns the next value of a tag. Raises `PeerLost`, also for a malformed frame, and `StepCancelled`."""
+        return self.decode(self._next(source, tag), source)
 
-    def hear(self, source: int, lane: int) -> Any:
-        """The next value of a lane. Raises `PeerLost`, also where what came is no value, and `Dropped`."""
-        return self.read(self._next(source, lane), source)
-
-    def read(self, came: Delivery, source: int) -> Any:
-        """The value of what came. Raises `PeerLost` where it is none."""
+    def decode(self, delivery: Delivery, source: int) -> Any:
+        """Returns the value of a delivery. Raises `PeerLost` for a malformed frame."""
         try:
-            return came.value(self.device)
+            return delivery.value(self.context.device)
         except FrameError as error:
-            raise self.lost(source, f"sent what is no frame: {error}") from None
+            raise self.peer_lost(source, f"sent what is no frame: {error}") from None
 
-    def admit(self, source: int, lane: int) -> None:
-        """Before a way takes in what a peer says is a frame. Raises `Malformed` where the peer had no slot
-        for it."""
-        if not 0 <= lane < self._lanes or len(self._inbox.get((source, lane), ())) >= (
-            self.slots(lane) or SLOTS
-        ):
-            raise Malformed(f"a frame for which there is no slot in lane {lane}")
+    def _next(self, source: int, tag: int) -> Delivery:
+        with self._lock:
+            queue = self._inbox[source, tag]
+            if not queue or not queue[0].is_complete:
+                self._wait(lambda: bool(queue) and queue[0].is_complete, source, "send", tag)
+            delivery = queue.popleft()
+        if source != self.job_rank and self.slots(tag):
+            self.transport_to(source).credit(source, tag)
+        return delivery
 
-    def arrived(
+    # Called by transports
+
+    def check_slot(self, source: int, tag: int) -> None:
+        """Raises `ProtocolError` where a peer has no slot for the frame that it sends."""
+        is_tag = 0 <= tag < self.context.tag_count
+        if not is_tag or len(self._inbox.get((source, tag), ())) >= (self.slots(tag) or SLOTS):
+            raise ProtocolError(f"a frame for which there is no slot in tag {tag}")
+
+    def on_message(
         self,
         source: int,
-        lane: int,
-        frame: Tensor | bytes | None,
-        beside: Sequence[Tensor | int] = (),
-        come: Callable[[], None] = lambda: None,
+        tag: int,
+        frame: Tensor | bytes,
+        out_of_band: Sequence[Tensor | int] = (),
+        clear_to_send: Callable[[], None] = lambda: None,
+        generation: int | None = None,
     ) -> None:
-        """A message has come: a frame, or a credit; called by ways, on any thread. Of a tensor beside it that
-        a transfer brings only the bytes are known, and `come` tells who sent it to begin."""
+        """Queues a received frame; called on any thread. An out-of-band tensor that a transfer brings is given
+        as its number of bytes, and `clear_to_send` tells its sender to begin. A frame of another `generation`
+        than the source's current one is dropped."""
         with self._lock:
-            if frame is None:
-                self._credits[source, lane] = self._credits.get((source, lane), 0) + 1
-            else:
-                self._inbox[source, lane].append(
-                    self._delivery(source, frame, beside, come) if beside else Delivery(frame)
-                )
+            if generation is not None and generation != self.generation_of(source):
+                return
+            delivery = Delivery(frame)
+            if out_of_band:
+                delivery = self._delivery(source, frame, out_of_band, clear_to_send)
+            self._inbox[source, tag].append(delivery)
+            self._notify()
+
+    def on_credit(self, source: int, tag: int, generation: int | None = None) -> None:
+        """Counts a slot that a receiver has returned; called on any thread. `generation` as in `on_message`."""
+        with self._lock:
+            if generation is not None and generation != self.generation_of(source):
+                return
+            self._credits[source, tag] = self._credits.get((source, tag), 0) + 1
             self._notify()
 
     def _delivery(
-        self, source: int, frame: Tensor | bytes, beside: Sequence[Tensor | int], come: Callable[[], None]
+        self,
+        source: int,
+        frame: Tensor | bytes,
+        out_of_band: Sequence[Tensor | int],
+        clear_to_send: Callable[[], None],
     ) -> Delivery:
-        sizes = [one for one in beside if isinstance(one, int)]
-        delivery = Delivery(frame, [one for one in beside if isinstance(one, Tensor)], not sizes)
+        sizes = [one for one in out_of_band if isinstance(one, int)]
+        delivery = Delivery(frame, [one for one in out_of_band if isinstance(one, Tensor)], not sizes)
         if sizes and self.transfers:
-            self.transfers.expect(source, sizes, come, partial(self._completed, delivery, beside))
+            on_received = partial(self._on_transfer, delivery, out_of_band)
+            self.transfers.expect(source, sizes, clear_to_send, on_received)
         return delivery
 
-    def _completed(self, delivery: Delivery, beside: Sequence[Tensor | int], came: list[Tensor]) -> None:
-        """The rest of it has come, on a thread of the transfers."""
-        rest = iter(came)
+    def _on_transfer(
+        self, delivery: Delivery, out_of_band: Sequence[Tensor | int], tensors: list[Tensor]
+    ) -> None:
+        """Completes a delivery, on a thread of the transfers."""
+        received = iter(tensors)
         with self._lock:
-            delivery.beside = [next(rest) if isinstance(one, int) else one for one in beside]
-            delivery.whole = True
+            delivery.out_of_band = [next(received) if isinstance(one, int) else one for one in out_of_band]
+            delivery.is_complete = True
             self._notify()
+
+    def _on_transfers_broken(self, job_rank: int, error: Exception) -> None:
+        self.fail(self.peer_lost(job_rank, f"broke off: {error}"))
 
     # Waiting
 
-    def watch(self, file: int, act: Callable[[], None]) -> None:
-        """Has whoever waits read a file, by `act`, when there is something to read."""
-        self._watch = self._watch or Watch()
-        self._watch.add(file, act)
+    def add_file(self, file: int, act: Callable[[], None]) -> None:
+        """Has every wait call `act` when the file is readable."""
+        self._poller = self._poller or Poller()
+        self._poller.add(file, act)
 
-    def unwatch(self, file: int) -> None:
-        if self._watch:
-            self._watch.remove(file)
+    def remove_file(self, file: int) -> None:
+        if self._poller:
+            self._poller.remove(file)
 
-    def look(self, seconds: float = 0.0) -> None:
-        """Hears what has come; where that is nothing, waits so long for something."""
-        if self._watch:
-            self._watch.look(seconds)
+    def poll(self, seconds: float = 0.0) -> None:
+        """Handles the messages that have arrived; where there are none, waits up to `seconds` for some."""
+        if self._poller:
+            self._poller.poll(seconds)
 
-    def wake(self) -> None:
-        """Makes whoever waits look up: the end of the run was told."""
+    def notify(self) -> None:
+        """Wakes every wait, to check its condition again. From any thread."""
         with self._lock:
             self._notify()
-
-    def ended(self, place: int, how: str) -> None:
-        """A place is gone: whoever waits for it hears of it."""
-        with self._lock:
-            self._gone.setdefault(place, how)
-            self._notify()
-
-    def fail(self, lost: PeerLost) -> None:
-        """Nothing that is waited for can come any more."""
-        with self._lock:
-            self._lost = self._lost or lost
-            self._notify()
-
-    def tell(self, lost: PeerLost) -> None:
-        """This place ends because another one is lost: those who wait for it are told who that is."""
-        if lost.place is not None:
-            for way in self._each:
-                way.tell(lost.place)
-
-    def told(self, lost: int, teller: int) -> None:
-        """A place that ends says why."""
-        self.fail(self.lost(lost, f"is lost, as {self.who(teller)} says"))
-
-    def full(self, nbytes: int, lane: int, why: Exception) -> Full:
-        """The error that says so; the bytes are those of a frame, with what its way keeps beside it."""
-        route = self._route(lane)
-        return Full(f"cannot get {nbytes:,} bytes{f' for `{route}`' if route else ''}: {why}")
-
-    def lost(self, place: int, how: str, lane: int = -1) -> PeerLost:
-        """The error that says so; `lane` is the one in which it was waited for."""
-        return PeerLost(f"{self.who(place)} {how}", place, self._route(lane))
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """For ways, at the end."""
+        """Waits for a condition that concerns all peers. Raises `PeerLost` for any loss."""
         with self._lock:
-            self._wait(ready, self.place, "", -1)
-
-    def close(self) -> None:
-        """After the last frame that anybody sends: all places close together."""
-        try:
-            for way in self._each:
-                way.leave()
-            for way in self._each:
-                way.close()
-        finally:
-            if self.transfers:
-                self.transfers.close()
-        with self._lock:
-            watch, self._watch = self._watch, None
-        if watch:
-            watch.close()
-
-    def check(self, on: int, lane: int) -> None:
-        """Raises `PeerLost` where it is in vain to wait for a place, in a lane."""
-        if self._lost:
-            raise PeerLost(self._lost.how, self._lost.place, self._route(lane)) from self._lost
-        if on in self._gone:
-            raise self.lost(on, self._gone[on], lane)
+            self._wait(ready, self.job_rank, "", -1)
 
     def _notify(self) -> None:
-        if self._watch:
-            self._watch.wake()
+        if self._poller:
+            self._poller.wake()
         else:
             self._state.notify_all()
 
-    def _wait(self, ready: Callable[[], bool], on: int, act: str, lane: int) -> None:
-        """Waits, with the state locked, for something that a place does in a lane."""
-        until = time.monotonic() + self.patience if self.patience and on != self.place else None
+    def _wait(self, ready: Callable[[], bool], peer: int, verb: str, tag: int) -> None:
+        """Waits, with the lock held, until a peer does something under a tag."""
+        patience = self.context.patience_s if peer != self.job_rank else 0.0
+        until = time.monotonic() + patience if patience else None
         while not ready():
-            if self.dropped():
-                raise Dropped
-            self.check(on, lane)
+            if self._is_cancelled():
+                raise StepCancelled
+            self.check(peer, tag)
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
-                raise self.lost(on, f"did not {act} for {self.patience:.0f} s, which is `run.patience`", lane)
-            if self._watch is None:
+                raise self.peer_lost(
+                    peer, f"did not {verb} for {patience:.0f} s, which is `run.patience`", tag
+                )
+            if self._poller is None:
                 self._state.wait(left)
             else:
                 self._lock.release()
                 try:
-                    self._watch.look(left)
+                    self._poller.poll(left)
                 finally:
                     self._lock.acquire()
 
+    # Losses
 
-def _forget(transport: weakref.ref[Transport]) -> None:
-    """A child, a data loader's, neither speaks in its parent's name nor keeps its connections open when it
-    dies."""
-    if found := transport():
-        for way in found._each:
-            way.forget()
+    def check(self, peer: int, tag: int) -> None:
+        """Raises `PeerLost` where the peer, or somebody in its group, is lost. This job rank's own number asks
+        for a loss of any group."""
+        losses = self._losses
+        if losses:
+            group = self.context.group_of(peer)
+            loss = losses.get(None) or (
+                next(iter(losses.values())) if peer == self.job_rank else losses.get(group)
+            )
+            if loss:
+                raise PeerLost(loss.how, loss.job_rank, self.context.route_of(tag)) from loss
+        if peer in self._ended:
+            raise self.peer_lost(peer, self._ended[peer], tag)
+
+    def fail(self, lost: PeerLost, also: int | None = None) -> None:
+        """Records a loss for the peer group of the lost job rank, or for all groups where it names none.
+        `also` is a job rank whose group shares the loss."""
+        group_of = self.context.group_of
+        groups: set[str | None] = {None if lost.job_rank is None else group_of(lost.job_rank)}
+        if also is not None:
+            groups.add(group_of(also))
+        with self._lock:
+            for group in groups:
+                self._losses.setdefault(group, lost)
+            self._notify()
+
+    def on_peer_ended(self, job_rank: int, how: str) -> None:
+        """Records the end of a job rank: only waits for this job rank fail."""
+        with self._lock:
+            self._ended.setdefault(job_rank, how)
+            self._notify()
+
+    def on_peer_lost(self, lost: int, announcer: int) -> None:
+        """Records a loss that a peer announces, which ends itself."""
+        self.fail(self.peer_lost(lost, f"is lost, as {self.name_of(announcer)} says"), announcer)
+
+    def announce_loss(self, lost: PeerLost) -> None:
+        """Sends to all connected peers that this job rank ends because another one is lost."""
+        if lost.job_rank is not None:
+            for transport in self._transports:
+                transport.announce_loss(lost.job_rank)
+
+    def peer_lost(self, job_rank: int, how: str, tag: int = -1) -> PeerLost:
+        """Returns the error; `tag` is the one under which the job rank was awaited."""
+        return PeerLost(f"{self.name_of(job_rank)} {how}", job_rank, self.context.route_of(tag))
+
+    def out_of_memory(self, nbytes: int, tag: int, why: Exception) -> OutOfMemory:
+        """Returns the error; `nbytes` is the size of a frame with its out-of-band tensors."""
+        route = self.context.route_of(tag)
+        return OutOfMemory(f"cannot get {nbytes:,} bytes{f' for `{route}`' if route else ''}: {why}")
+
+    @property
+    def losses(self) -> list[PeerLost]:
+        """The losses that are recorded, one per peer group."""
+        return [*self._losses.values()]
+
+    def queued(self, source: int, tag: int) -> list[Delivery]:
+        """Returns what has been received under a tag and not been taken by the program."""
+        return [*self._inbox.get((source, tag), ())]
+
+    # Generations
+
+    def generation_of(self, job_rank: int) -> int:
+        """Returns the generation of a job rank's peer group, which its messages carry."""
+        return self._generations.get(self.context.group_of(job_rank), 0)
+
+    def reopen(self, group: str, generation: int) -> None:
+        """Prepares for the next processes of a peer group: clears its loss, drops its connections and all that
+        its former processes sent, and refuses their generation. The transports then `connect` anew."""
+        if generation <= self._generations.get(group, 0):
+            raise ValueError(f"generation {generation} of `{group}` is not newer than the current one")
+        members = [rank for rank in self._transport_to if rank != self.job_rank and self._is_in(rank, group)]
+        with self._lock:
+            self._generations[group] = generation
+            self._losses.pop(group, None)
+            for rank in members:
+                self._ended.pop(rank, None)
+            for transport in self._transports:
+                transport.reopen([rank for rank in members if self.transport_to(rank) is transport])
+            for key in [key for key in self._inbox if key[0] in members]:
+                self._inbox[key].clear()
+            for key in [key for key in self._credits if key[0] in members]:
+                del self._credits[key]
+
+    def _is_in(self, job_rank: int, group: str) -> bool:
+        return self.context.group_of(job_rank) == group
+
+    def close(self) -> None:
+        """Closes after the last frame; all job ranks close together. Raises `PeerLost`."""
+        try:
+            for transport in self._transports:
+                transport.leave()
+            for transport in self._transports:
+                transport.close()
+        finally:
+            self._close_local()
+
+    def release(self) -> None:
+        """Releases everything without waiting for peers."""
+        for transport in self._transports:
+            transport.release()
+        self._close_local()
+
+    def _close_local(self) -> None:
+        if self.transfers:
+            self.transfers.close()
+        with self._lock:
+            poller, self._poller = self._poller, None
+        if poller:
+            poller.close()
 
 
-def tensor_of(frame: Tensor | bytes) -> Tensor:
-    """uint8 `[n]`."""
-    if isinstance(frame, Tensor):
-        return frame
-    return torch.frombuffer(bytearray(frame), dtype=torch.uint8) if frame else _NOWHERE
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, uint8 `[n]`; of a contiguous one as they lie."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+def _forget(data_plane: weakref.ref[DataPlane]) -> None:
+    """Closes the connections in a forked child, such as a data loader's: it must neither send in its parent's
+    name nor keep its connections open."""
+    if found := data_plane():
+        for transport in found._transports:
+            transport.forget()

@@ -1,28 +1,32 @@
-"""Frames between threads of one process: the way of tests and notebooks, with the same slots as every other."""
+"""Frames between threads of one process, for tests and notebooks, with the same slots as every transport."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from meshctl.runtime.transports.data_plane import Loan, Transport, Way
+from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.transport import Lease, Transport
 
 
 class MemoryTransport(Transport):
-    def __init__(self, place: int, slots: Mapping[int, int], hub: dict[int, MemoryTransport]) -> None:
-        """All transports of one job share the `hub`; each enters itself."""
-        super().__init__(place, slots)
-        self._hub, self._memory = hub, _Memory(place, hub)
-        hub[place] = self
-
-    def way(self, place: int) -> Way:
-        return self._memory
-
-
-class _Memory(Way):
     shares_memory = True
 
-    def __init__(self, place: int, hub: dict[int, MemoryTransport]) -> None:
-        self._place, self._hub = place, hub
+    def __init__(self, job_rank: int, hub: Mapping[int, DataPlane]) -> None:
+        self._job_rank, self._hub = job_rank, hub
 
-    def post(self, to: int, lane: int, loan: Loan | None, *, write: bool = False) -> None:
-        self._hub[to].arrived(self._place, lane, loan.frame if loan else None)
+    def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
+        self._hub[to].on_message(self._job_rank, tag, lease.frame)
+
+    def credit(self, to: int, tag: int) -> None:
+        self._hub[to].on_credit(self._job_rank, tag)
+
+
+class MemoryDataPlane(DataPlane):
+    def __init__(self, job_rank: int, slots: Mapping[int, int], hub: dict[int, MemoryDataPlane]) -> None:
+        """All data planes of one job share the `hub`; each adds itself."""
+        super().__init__(Context(job_rank, slots))
+        self._memory = MemoryTransport(job_rank, hub)
+        hub[job_rank] = self
+
+    def transport_to(self, job_rank: int) -> Transport:
+        return self._memory

@@ -23,7 +23,14 @@ import torch
 from torch.distributed import FileStore
 
 from meshctl.runtime.devices import cuda
-from meshctl.runtime.devices.backend import DEVICES, DeviceError, DeviceMemory, Neighbours, meet, memory_of
+from meshctl.runtime.devices.backend import (
+    DEVICES,
+    DeviceError,
+    DeviceMemory,
+    PeerAccess,
+    handshake,
+    memory_of,
+)
 from meshctl.runtime.devices.cuda import Later, Runtime, _Handle, library
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block
 from tests.runtime.devices.standin import Standin
@@ -86,12 +93,12 @@ def test_what_is_dropped_lasts_until_all_have_closed_it(device: Standin) -> None
     for place in (1, 2):
         arena.give_back(small.number, place)
     large = arena.take("use", 1 << 20, {1})
-    assert dropped == [small] and arena.nbytes > large.nbytes
+    assert dropped == [small] and arena.stats().nbytes > large.nbytes
     for place in (7, 1, 1):
         arena.give_back(small.number, place)
     assert not arena.has("use", 1) and theirs.tolist() == [3] * 100
     arena.give_back(small.number, 2)
-    assert not arena.has("use", 1) and arena.nbytes == large.nbytes
+    assert not arena.has("use", 1) and arena.stats().nbytes == large.nbytes
     assert theirs.tolist() == [255] * 100  # freed, at last
     arena.close()
 
@@ -166,20 +173,20 @@ def test_what_cannot_be_waited_for_is_over() -> None:
 
 
 def test_each_pair_goes_the_best_way_it_has() -> None:
-    found = Neighbours(
+    found = PeerAccess(
         {0: "a", 1: "a", 2: "b", 3: ""}, {0: frozenset({1, 2}), 1: frozenset(), 2: frozenset()}
     )
-    assert found.way(1, 0) == found.way(2, 0) == "device"
-    assert found.way(0, 1) == "cpu"  # one device, and NCCL takes no two processes on it
-    assert found.way(0, 2) == found.way(1, 2) == found.way(2, 1) == "nccl"
-    assert found.way(3, 0) == found.way(0, 3) == found.way(0, 9) == "cpu"
+    assert found.path(1, 0) == found.path(2, 0) == "device"
+    assert found.path(0, 1) == "cpu"  # one device, and NCCL takes no two processes on it
+    assert found.path(0, 2) == found.path(1, 2) == found.path(2, 1) == "nccl"
+    assert found.path(3, 0) == found.path(0, 3) == found.path(0, 9) == "cpu"
 
 
 def await_all(store: FileStore, keys: Mapping[int, str]) -> None:
     store.wait([*keys.values()], timedelta(seconds=30))
 
 
-def met(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[Neighbours]:
+def met(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[PeerAccess]:
     """What each of some processes finds out."""
     pids = []
     for place, make in enumerate(devices):
@@ -188,7 +195,7 @@ def met(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[
             continue
         try:
             store = FileStore(str(folder / "store"), len(devices))
-            found = meet(make(), place, range(len(devices)), store, partial(await_all, store))
+            found = handshake(make(), place, range(len(devices)), store, partial(await_all, store))
             said = [
                 list(found.names.items()),
                 [[reader, sorted(read)] for reader, read in found.reads.items()],
@@ -203,7 +210,7 @@ def met(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[
     assert not [path.read_text() for path in folder.glob("*.txt")]
     said = [json.loads((folder / f"{place}.json").read_text()) for place in range(len(devices))]
     return [
-        Neighbours(dict(names), {reader: frozenset(read) for reader, read in reads}) for names, reads in said
+        PeerAccess(dict(names), {reader: frozenset(read) for reader, read in reads}) for names, reads in said
     ]
 
 
@@ -221,13 +228,13 @@ class Elsewhere(Standin):
         return self.make(nbytes)
 
 
-class Full(Standin):
+class OutOfMemory(Standin):
     def make(self, nbytes: int) -> Any:
         raise DeviceError("cudaMalloc: out of memory")
 
 
 def test_everybody_finds_out_who_reads_whom(tmp_path: Path) -> None:
-    found = met(tmp_path, [Standin, Standin, lambda: None, Alone, Elsewhere, Full])
+    found = met(tmp_path, [Standin, Standin, lambda: None, Alone, Elsewhere, OutOfMemory])
     assert all(each == found[0] for each in found)
     offer = {0, 1, 3, 4}
     assert found[0].reads == {0: offer - {0}, 1: offer - {1}, 2: set(), 3: set(), 4: set(), 5: offer}
@@ -236,11 +243,11 @@ def test_everybody_finds_out_who_reads_whom(tmp_path: Path) -> None:
 
 def test_nothing_of_a_meeting_is_left(tmp_path: Path) -> None:
     devices = [Standin("one"), Standin("two")]
-    found: dict[int, Neighbours] = {}
+    found: dict[int, PeerAccess] = {}
     store = FileStore(str(tmp_path / "store"), 2)
 
     def one(place: int) -> None:
-        found[place] = meet(devices[place], place, {0, 1}, store, partial(await_all, store))
+        found[place] = handshake(devices[place], place, {0, 1}, store, partial(await_all, store))
 
     threads = [threading.Thread(target=one, args=(place,)) for place in (0, 1)]
     for thread in threads:

@@ -30,8 +30,8 @@ from torch.distributed import Store, TCPStore
 from meshctl.runtime.devices.backend import (
     DeviceError,
     DeviceMemory,
-    Neighbours,
-    meet,
+    PeerAccess,
+    handshake,
     memory_of,
     transfers_of,
 )
@@ -87,14 +87,14 @@ def device_of(kind: str, number: int) -> DeviceMemory:
     return Cuda(torch.device("cuda", number)) if kind == "cuda" else Standin(f"standin {number}")
 
 
-def met(memory: DeviceMemory, place: int, store: Store) -> Neighbours:
-    return meet(memory, place, (0, 1), store, partial(await_all, store))
+def met(memory: DeviceMemory, place: int, store: Store) -> PeerAccess:
+    return handshake(memory, place, (0, 1), store, partial(await_all, store))
 
 
 def share(place: int, port: int, kind: str, numbers: tuple[int, int]) -> None:
     """Blocks go from one to the other and back, each read where it lies, and none before it is free."""
     memory, store = device_of(kind, numbers[place]), connect(port)
-    assert met(memory, place, store).way(0, 1) == "device"
+    assert met(memory, place, store).path(0, 1) == "device"
     hand(store, place, "met")
     (give if place == 0 else take)(memory, store)
     hand(store, place, "closed")
@@ -170,8 +170,8 @@ def refuse(place: int, port: int) -> None:
     """On one device."""
     memory = Cuda(CUDA)
     found = met(memory, place, connect(port))
-    assert found.names[0] == found.names[1] and found.way(0, 1) == "device"
-    assert Neighbours(found.names, {}).way(0, 1) == "cpu"
+    assert found.names[0] == found.names[1] and found.path(0, 1) == "device"
+    assert PeerAccess(found.names, {}).path(0, 1) == "cpu"
     memory.close()
 
 
@@ -304,10 +304,10 @@ def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> No
     broken: list[Any] = []
     transfers = transfers_of(place, device, store, lambda place, error: broken.append((place, error)))
     sent, heard = (threading.Semaphore(0) for _ in "12")
-    arrived: list[list[torch.Tensor]] = []
+    on_message: list[list[torch.Tensor]] = []
 
     def take(tensors: list[torch.Tensor]) -> None:
-        arrived.append(tensors)
+        on_message.append(tensors)
         heard.release()
 
     for number in range(rounds):
@@ -323,14 +323,14 @@ def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> No
     ear = connect(port)
     for number in range(rounds):
         ear.wait([f"come/{other}/{number}"], timedelta(seconds=LIMIT))
-        transfers.come(other)
+        transfers.clear_to_send(other)
     for number in range(rounds):
         assert sent.acquire(timeout=LIMIT) and heard.acquire(timeout=LIMIT), broken
-        for tensor, expected in zip(arrived[number], message(other, number), strict=True):
+        for tensor, expected in zip(on_message[number], message(other, number), strict=True):
             assert tensor.device == device and torch.equal(
                 tensor.view(expected.dtype).cpu(), expected.flatten()
             )
-        arrived[number].clear()
+        on_message[number].clear()
     assert not broken
     hand(store, place, "goodbye")
     begun = time.monotonic()
@@ -364,7 +364,7 @@ def break_off(place: int, port: int) -> None:
     made = threading.Event()  # by a first transfer
     if place == 0:
         transfers.send(1, [torch.ones(10, device=device)], made.set)
-        transfers.come(1)
+        transfers.clear_to_send(1)
     else:
         transfers.expect(0, [40], lambda: None, lambda tensors: made.set())
     assert made.wait(LIMIT)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.devices.backend import DEVICES, DeviceError, Neighbours
-from meshctl.runtime.devices.device_buffers import OnDevice
+from meshctl.runtime.devices.backend import DEVICES, DeviceError, PeerAccess
+from meshctl.runtime.devices.device_buffers import DeviceBuffers
 from meshctl.runtime.devices.nccl import PairTransfers
 from meshctl.runtime.routes import rows, weights
 from meshctl.runtime.routes.channel import Channel
@@ -32,9 +33,10 @@ from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers import buffer_pool, frames
 from meshctl.runtime.transports.buffers.arena import ArenaError
-from meshctl.runtime.transports.buffers.buffer_pool import HELD
-from meshctl.runtime.transports.data_plane import SLOTS, Full, Held, PeerLost, Transport
-from meshctl.runtime.transports.tcp import Tcp
+from meshctl.runtime.transports.buffers.buffer_pool import MAX_HELD
+from meshctl.runtime.transports.data_plane import SLOTS, Context, DataPlane, OnBroken
+from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
+from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from tests.runtime.devices.standin import Standin
@@ -42,15 +44,15 @@ from tests.runtime.devices.test_nccl import HostStreams, by_gloo
 from tests.runtime.hostile_world import Worker, World
 
 LANE, BACK = 5, 6
-READ = Neighbours(
+READ = PeerAccess(
     dict.fromkeys(range(4), "one"), {place: frozenset(range(4)) - {place} for place in range(4)}
 )
 """All are on one device."""
-MOVED = Neighbours(
+MOVED = PeerAccess(
     {place: f"device {place}" for place in range(4)}, {place: frozenset() for place in range(4)}
 )
 """Nobody reads another's."""
-MIXED = Neighbours(
+MIXED = PeerAccess(
     {place: f"device {place}" for place in range(4)}, {0: frozenset({1, 2, 3}), 1: frozenset({0})}
 )
 """2 and 3 read nobody's."""
@@ -60,17 +62,15 @@ KINDS = {"read": READ, "moved": MOVED, "mixed": MIXED}
 class Device:
     """A worker's stand-in, whose tensors are made in one large piece."""
 
-    def __init__(self, worker: Worker, neighbours: Neighbours, store: Path) -> None:
+    def __init__(self, access: PeerAccess, store: Path, place: int) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        self.memory = Standin(f"device {worker.place}")
-        self.worker, self._piece, self._at = worker, self.memory.make(64 << 20), 0
-        joined = FileStore(str(store), -1)
-        joined.set_timeout(timedelta(seconds=60))
-        worker.transport.transfers = PairTransfers(worker.place, HostStreams(), by_gloo(joined), self._broke)
-        worker.local.use(self.memory, neighbours)
+        self.memory, self.access = Standin(f"device {place}"), access
+        self._place, self._piece, self._at = place, self.memory.make(64 << 20), 0
+        self._store = FileStore(str(store), -1)
+        self._store.set_timeout(timedelta(seconds=60))
 
-    def _broke(self, place: int, error: Exception) -> None:
-        self.worker.transport.fail(self.worker.transport.lost(place, f"broke off: {error}"))
+    def make_transfers(self, on_broken: OnBroken) -> PairTransfers:
+        return PairTransfers(self._place, HostStreams(), by_gloo(self._store), on_broken)
 
     def tensor(self, of: Tensor) -> Tensor:
         """A copy on the device."""
@@ -103,25 +103,25 @@ def test_tensors_of_a_device_come_whole_by_every_way(tmp_path: Path, kind: str, 
     steps = 40
 
     def giver(worker: Worker) -> int:
-        device, to = Device(worker, KINDS[kind], tmp_path / "store"), range(1, 1 + takers)
+        device, to = worker.device, range(1, 1 + takers)
         for step in range(steps):
             given = placed(device, value(step))
             frame = worker.transport.frame(to, given)
-            assert len(frame.beside) == 2
+            assert len(frame.out_of_band) == 2
             worker.transport.send(to, LANE, frame)
             for tensor in given[1::2]:
                 tensor.fill_(255)  # its maker uses it again at once
         for place in to:
-            assert worker.transport.hear(place, BACK) == "all"
+            assert worker.transport.receive_value(place, BACK) == "all"
         worker.transport.close()
-        assert worker.local.lending.device
-        return worker.local.lending.device.arena.count((LANE, tuple(to)))
+        assert worker.local.pool.device
+        return worker.local.pool.device.arena.count((LANE, tuple(to)))
 
     def taker(worker: Worker) -> bool:
-        rng, device = random.Random(worker.place), Device(worker, KINDS[kind], tmp_path / "store")
+        rng, device = random.Random(worker.place), worker.device
         kept: list[tuple[int, list[Tensor]]] = []
         for step in range(steps):
-            kept.append((step, worker.transport.hear(0, LANE)))
+            kept.append((step, worker.transport.receive_value(0, LANE)))
             while kept and (len(kept) > 3 or rng.random() < 0.5):
                 of, came = kept.pop(0)
                 assert all(torch.equal(one, other) for one, other in zip(came, value(of), strict=True)), of
@@ -132,32 +132,31 @@ def test_tensors_of_a_device_come_whole_by_every_way(tmp_path: Path, kind: str, 
         worker.transport.close()
         return True
 
-    with World(giver, *[taker] * takers) as world:
+    with World(giver, *[taker] * takers, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
         blocks, *ends = world.gave()
-    assert ends == [True] * takers and blocks <= SLOTS + 1 + HELD and bool(blocks) == (kind != "moved")
+    assert ends == [True] * takers and blocks <= SLOTS + 1 + MAX_HELD and bool(blocks) == (kind != "moved")
 
 
 @pytest.mark.slow
 def test_a_place_gets_what_it_gives_itself_and_others_too(tmp_path: Path) -> None:
     def giver(worker: Worker) -> bool:
-        device = Device(worker, READ, tmp_path / "store")
+        device = worker.device
         for step in range(20):
             given = placed(device, value(step))
             worker.transport.send((0, 1), LANE, worker.transport.frame((0, 1), given))
             for tensor in given[1::2]:
                 tensor.fill_(255)
-            assert all(map(torch.equal, worker.transport.hear(0, LANE), value(step)))
+            assert all(map(torch.equal, worker.transport.receive_value(0, LANE), value(step)))
         worker.transport.close()
         return True
 
     def taker(worker: Worker) -> bool:
-        Device(worker, READ, tmp_path / "store")
         for step in range(20):
-            assert all(map(torch.equal, worker.transport.hear(0, LANE), value(step)))
+            assert all(map(torch.equal, worker.transport.receive_value(0, LANE), value(step)))
         worker.transport.close()
         return True
 
-    with World(giver, taker) as world:
+    with World(giver, taker, device=partial(Device, READ, tmp_path / "store")) as world:
         assert world.gave() == [True, True]
 
 
@@ -166,26 +165,26 @@ def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path:
     """A freed one is full of 255 here."""
 
     def giver(worker: Worker) -> list[int]:
-        device = Device(worker, READ, tmp_path / "store")
+        device = worker.device
         for step in range(24):
             frame = worker.transport.frame((1, 2), placed(device, value(step, (1, 2000 << step // 2))))
             worker.transport.send((1, 2), LANE, frame)
             worker.look(0.01)
         for place in (1, 2):
-            worker.transport.hear(place, BACK)
+            worker.transport.receive_value(place, BACK)
         worker.look(0.2)
-        assert worker.local.lending.device
-        arena = worker.local.lending.device.arena
+        assert worker.local.pool.device
+        arena = worker.local.pool.device.arena
         arena.has("nothing", 0)
-        left = [len(arena._dropped), arena.count((LANE, (1, 2))), len(device.memory.pieces) - 1]
+        left = [arena.stats().dropped, arena.count((LANE, (1, 2))), len(device.memory.pieces) - 1]
         worker.transport.close()
         return left
 
     def taker(worker: Worker) -> int:
-        device = Device(worker, READ, tmp_path / "store")
+        device = worker.device
         for step in range(24):
             assert all(
-                map(torch.equal, worker.transport.hear(0, LANE), value(step, (1, 2000 << step // 2)))
+                map(torch.equal, worker.transport.receive_value(0, LANE), value(step, (1, 2000 << step // 2)))
             ), step
         worker.transport.send(0, BACK, worker.transport.frame((0,), "all"))
         worker.look(0.2)
@@ -193,35 +192,34 @@ def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path:
         worker.transport.close()
         return left
 
-    with World(giver, taker, taker) as world:
+    with World(giver, taker, taker, device=partial(Device, READ, tmp_path / "store")) as world:
         [dropped, blocks, pieces], *opened = world.gave()
     assert dropped == 0 and pieces == blocks <= SLOTS + 2 and opened == [blocks] * 2
 
 
 @pytest.mark.slow
 def test_one_who_keeps_tensors_of_a_device_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_pool, "SOON", 0.05)
+    monkeypatch.setattr(buffer_pool, "RETURN_WAIT_S", 0.05)
 
     def giver(worker: Worker) -> str:
-        device = Device(worker, READ, tmp_path / "store")
+        device = worker.device
         try:
             for step in range(100):
                 worker.transport.send((1,), LANE, worker.transport.frame((1,), placed(device, value(step))))
-        except Held as held:
+        except BuffersHeld as held:
             return str(held)
         return ""
 
     def taker(worker: Worker) -> None:
-        Device(worker, READ, tmp_path / "store")
         kept = []
         with suppress(PeerLost):
             while True:
-                kept.append(worker.transport.hear(0, LANE))
+                kept.append(worker.transport.receive_value(0, LANE))
 
-    with World(giver, taker) as world:
+    with World(giver, taker, device=partial(Device, READ, tmp_path / "store")) as world:
         [said] = world.gave(0)
         world.kill(0)
-    assert said == f"place 1 still holds {SLOTS + HELD} of what it was lent"
+    assert said == f"place 1 still holds {SLOTS + MAX_HELD} of what it was lent"
 
 
 @pytest.mark.slow
@@ -230,18 +228,18 @@ def test_a_device_without_memory_is_an_error_that_says_for_what(tmp_path: Path) 
         raise DeviceError("cudaMalloc: out of memory")
 
     def giver(worker: Worker) -> list[Any]:
-        device = Device(worker, READ, tmp_path / "store")
+        device = worker.device
         tensors = placed(device, value(0))
-        assert worker.local.lending.device
-        worker.local.lending.device.arena._memory = refuse
-        with pytest.raises(Full) as full:
+        assert worker.local.pool.device
+        worker.local.pool.device.arena.make = refuse
+        with pytest.raises(OutOfMemory) as full:
             worker.transport.send((1,), LANE, worker.transport.frame((1,), tensors))
         return [str(full.value), sum(tensor.nbytes for tensor in tensors)]
 
     def taker(worker: Worker) -> None:
-        Device(worker, READ, tmp_path / "store")
+        pass
 
-    with World(giver, taker) as world:
+    with World(giver, taker, device=partial(Device, READ, tmp_path / "store")) as world:
         [[said, nbytes]] = world.gave(0)
     number = int(said.removeprefix("cannot get ").split(" ")[0].replace(",", ""))
     assert said.endswith(" bytes: cudaMalloc: out of memory") and nbytes < number < nbytes + 1000
@@ -252,18 +250,17 @@ def test_a_device_without_memory_is_an_error_that_says_for_what(tmp_path: Path) 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_who_waits_for_tensors_of_the_dead_is_told(tmp_path: Path, kind: str, victim: int) -> None:
     def giver(worker: Worker) -> None:
-        device = Device(worker, KINDS[kind], tmp_path / "store")
+        device = worker.device
         for step in range(10_000):
             worker.transport.send((1,), LANE, worker.transport.frame((1,), placed(device, value(step))))
             if step == 20:
                 worker.say("begun")
 
     def taker(worker: Worker) -> None:
-        Device(worker, KINDS[kind], tmp_path / "store")
         for step in range(10_000):
-            assert all(map(torch.equal, worker.transport.hear(0, LANE), value(step)))
+            assert all(map(torch.equal, worker.transport.receive_value(0, LANE), value(step)))
 
-    with World(giver, taker) as world:
+    with World(giver, taker, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
         assert world.hear(0) == "begun"
         killed = time.monotonic()
         world.kill(victim)
@@ -324,7 +321,7 @@ def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int
         return Channel(RouteContext(route, RouteSide(sizes[0], 0), consumer, worker.transport))
 
     def giver(worker: Worker) -> bool:
-        device, channel = Device(worker, KINDS[kind], tmp_path / "store"), channel_of(worker)
+        device, channel = worker.device, channel_of(worker)
         everywhere(device)
         for step in range(6):
             channel.send(ragged_batch(device, worker.place, step), step, 12)
@@ -332,7 +329,7 @@ def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int
         return True
 
     def taker(worker: Worker) -> bool:
-        device, channel = Device(worker, KINDS[kind], tmp_path / "store"), channel_of(worker)
+        device, channel = worker.device, channel_of(worker)
         everywhere(device)
         whole = False
         for step in range(6):
@@ -342,7 +339,9 @@ def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int
         worker.transport.close()
         return bool(balance) or whole == (kind == "read")
 
-    with World(*[giver] * givers, taker, taker) as world:
+    with World(
+        *[giver] * givers, taker, taker, device=partial(Device, KINDS[kind], tmp_path / "store")
+    ) as world:
         assert world.gave() == [True] * (givers + 2)
 
 
@@ -357,7 +356,7 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
         return (torch.arange(count, dtype=torch.float32) + step).view(shapes[name])
 
     def work(worker: Worker) -> bool:
-        device = Device(worker, KINDS[kind], tmp_path / "store")
+        device = worker.device
         everywhere(device)
         mesh, gives = DeviceMesh.from_sizes(dp_size=2), worker.place < 2
         context = RouteContext(
@@ -387,7 +386,7 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
         worker.transport.close()
         return True
 
-    with World(*[work] * 4) as world:
+    with World(*[work] * 4, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
         assert world.gave() == [True] * 4
 
 
@@ -421,17 +420,14 @@ class Both(Standin):
 @pytest.mark.slow
 def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    transports, ways, memory = [Transport(place, {}) for place in range(2)], list[Tcp](), Both()
-    for transport in transports:
-        store = FileStore(str(tmp_path / "store"), -1)
-        transport.transfers = PairTransfers(
-            transport.place, HostStreams(), by_gloo(store), lambda place, error: None
-        )
-        way = Tcp(transport, "token")
-        way.use(memory, range(2))
-        ways.append(way)
+    transports, ways, memory = list[DataPlane](), list[TcpTransport](), Both()
+    for place in range(2):
+        pairs = by_gloo(FileStore(str(tmp_path / "store"), -1))
+        make = partial(PairTransfers, place, HostStreams(), pairs)
+        transports.append(DataPlane(Context(place, make_transfers=make)))
+        ways.append(TcpTransport(transports[-1], "token", memory=memory, devices=range(2)))
     for way in ways:
-        way.meet({place: other.address for place, other in enumerate(ways)})
+        way.connect({place: other.address for place, other in enumerate(ways)})
     piece = memory.make(1 << 20)
     tensors = [piece.view(number * 200_000, 70_000 * number).fill_(number) for number in range(1, 3)]
 
@@ -439,7 +435,7 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
         for step in range(10):
             batch = Batch({"far": tensors[step % 2].view(10, -1), "near": torch.full((10,), step)})
             frame = transports[0].frame((1,), batch)
-            assert len(frame.beside) == 1
+            assert len(frame.out_of_band) == 1
             transports[0].send((1,), LANE, frame)
             assert memory.finished == step + 1, "who takes it would wait for our device"
             transports[0].send((1,), LANE, transports[0].frame((1,), step))  # may not overtake it
@@ -447,12 +443,12 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
     thread = threading.Thread(target=give)
     thread.start()
     for step in range(10):
-        batch = transports[1].hear(0, LANE)
+        batch = transports[1].receive_value(0, LANE)
         assert (
             torch.equal(batch["far"], tensors[step % 2].view(10, -1))
             and batch["near"].tolist() == [step] * 10
         )
-        assert transports[1].hear(0, LANE) == step
+        assert transports[1].receive_value(0, LANE) == step
     thread.join(20)
     closing = [threading.Thread(target=transport.close) for transport in transports]
     for one in closing:
@@ -487,17 +483,16 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
 def test_hostile_words_are_an_error_or_a_view_of_what_is_there(words: list[bytes]) -> None:
     theirs, ours = Standin("theirs", 0), Standin("ours", 0)
     piece = theirs.make(4096)
-    device = OnDevice(0, ours, READ, lambda place, number: None)
+    device = DeviceBuffers(0, ours, READ, lambda place, number: None)
     try:
         for word in words:
             if word.endswith(b"real"):
                 word = word[:-4] + piece.handle
             with suppress(ArenaError, DeviceError, struct.error):
-                came = device.heard(1, word, lambda number: None)
+                came = device.decode(1, word, lambda number: None)
                 if isinstance(came, Tensor):
                     came.sum()
     finally:
-        for opened in device._opened.values():
-            opened.close()
+        device.close_peers([1])
         ours.close()
         theirs.close()

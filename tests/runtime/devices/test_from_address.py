@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from meshctl.runtime.devices import from_address
-from meshctl.runtime.devices.from_address import over
+from meshctl.runtime.devices.from_address import tensor_at
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ class Owner:
         self.memory = torch.arange(nbytes, dtype=torch.uint8)
 
     def view(self, ended: list[int]) -> torch.Tensor:
-        return over(
+        return tensor_at(
             self.memory.data_ptr(), self.memory.nbytes, CPU, self, lambda: ended.append(threading.get_ident())
         )
 
@@ -96,7 +96,7 @@ def test_it_shows_the_memory_itself() -> None:
 
 def test_no_bytes_are_a_tensor_too() -> None:
     ended: list[int] = []
-    view = over(0, 0, CPU, None, lambda: ended.append(1))
+    view = tensor_at(0, 0, CPU, None, lambda: ended.append(1))
     assert view.shape == (0,) and not ended
     del view
     assert ended == [1]
@@ -112,10 +112,10 @@ def test_what_is_refused_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensors_may_outlive_everything_in_silence() -> None:
     program = """
 import torch
-from meshctl.runtime.devices.from_address import over
+from meshctl.runtime.devices.from_address import tensor_at
 memory = torch.ones(10, dtype=torch.uint8)
-torch.kept = over(memory.data_ptr(), 10, torch.device("cpu"), memory, lambda: print("said at the end"))
-kept = over(memory.data_ptr(), 10, torch.device("cpu"), memory, lambda: print("said at the end"))
+torch.kept = tensor_at(memory.data_ptr(), 10, torch.device("cpu"), memory, lambda: print("said at the end"))
+kept = tensor_at(memory.data_ptr(), 10, torch.device("cpu"), memory, lambda: print("said at the end"))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

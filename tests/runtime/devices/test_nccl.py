@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.distributed import HashStore, ProcessGroupGloo, Store, TCPStore
 
 from meshctl.runtime.devices import nccl
-from meshctl.runtime.devices.from_address import over
-from meshctl.runtime.devices.nccl import Join, Pair, PairTransfers, meeting_point
+from meshctl.runtime.devices.from_address import tensor_at
+from meshctl.runtime.devices.nccl import Connect, Pair, PairTransfers, pair_store
 
 LARGE = 16 << 20
 LIMIT = 60
@@ -44,9 +44,9 @@ class HostStreams:
     def __init__(self, gone: Callable[[], None] | None = None) -> None:
         self._gone = gone
 
-    def room(self, nbytes: int) -> Tensor:
+    def empty(self, nbytes: int) -> Tensor:
         memory = bytearray(max(nbytes, 1))
-        return over(address_of(memory), nbytes, self.device, memory, self._gone)
+        return tensor_at(address_of(memory), nbytes, self.device, memory, self._gone)
 
     def mark(self) -> Callable[[], None]:
         until = time.monotonic() + random.random() / 1000
@@ -60,10 +60,10 @@ def address_of(memory: bytearray) -> int:
     return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
 
-def by_gloo(store: Store) -> Join:
+def by_gloo(store: Store) -> Connect:
     def join(giver: int, taker: int, rank: int) -> Pair:
         return cast(
-            Pair, ProcessGroupGloo(meeting_point(store, giver, taker), rank, 2, timedelta(seconds=LIMIT))
+            Pair, ProcessGroupGloo(pair_store(store, giver, taker), rank, 2, timedelta(seconds=LIMIT))
         )
 
     return join
@@ -83,10 +83,10 @@ class Worker:
     transfers: PairTransfers
     lines: dict[int, socket.socket]
     rng: random.Random
-    arrived: dict[int, list[list[Tensor]]] = field(default_factory=dict)
+    on_message: dict[int, list[list[Tensor]]] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
     broken: list[int] = field(default_factory=list)
-    over: set[int] = field(default_factory=set)
+    tensor_at: set[int] = field(default_factory=set)
     dull: float = 0.0
     """Seconds, at most, until a header is heard."""
     deaf: list[tuple[int, tuple[int, ...]]] | None = None
@@ -98,9 +98,9 @@ class Worker:
         self.lines[to].send(struct.pack(f"i{len(sizes)}q", _HEADER, *sizes))
 
     def listen(self) -> None:
-        while len(self.over) < len(self.lines):
+        while len(self.tensor_at) < len(self.lines):
             ready, _, _ = select.select(
-                [line for other, line in self.lines.items() if other not in self.over], [], []
+                [line for other, line in self.lines.items() if other not in self.tensor_at], [], []
             )
             for other in [other for other, line in self.lines.items() if line in ready]:
                 self.hear(other, self.lines[other].recv(1 << 16))
@@ -116,14 +116,14 @@ class Worker:
             for header in waiting:
                 self.expect(*header)
         elif what == _COME:
-            self.transfers.come(other)
+            self.transfers.clear_to_send(other)
         else:
-            self.over.add(other)
+            self.tensor_at.add(other)
 
     def expect(self, other: int, sizes: tuple[int, ...]) -> None:
         time.sleep(self.rng.random() * self.dull)
         come = partial(self.lines[other].send, struct.pack("i", _COME))
-        self.transfers.expect(other, sizes, come, self.arrived.setdefault(other, []).append)
+        self.transfers.expect(other, sizes, come, self.on_message.setdefault(other, []).append)
 
     def until(self, ready: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + LIMIT - 10
@@ -134,7 +134,7 @@ class Worker:
     def leave(self) -> None:
         for line in self.lines.values():
             line.send(struct.pack("i", _BYE))
-        self.until(lambda: len(self.over) == len(self.lines), "goodbyes")
+        self.until(lambda: len(self.tensor_at) == len(self.lines), "goodbyes")
         self.transfers.close()
 
 
@@ -240,9 +240,9 @@ def test_transfers_in_any_order_arrive_whole_and_in_the_order_of_their_pair(
             for tensor in tensors:
                 tensor.fill_(255)  # its maker uses it again at once
         worker.until(lambda: len(worker.done) == len(orders), "its sends")
-        worker.until(lambda: sum(map(len, worker.arrived.values())) == len(orders), "what others send")
+        worker.until(lambda: sum(map(len, worker.on_message.values())) == len(orders), "what others send")
         for other in numbers:
-            for number, tensors in enumerate(worker.arrived[other]):
+            for number, tensors in enumerate(worker.on_message[other]):
                 expected = message(other, worker.place, number, seed == 0)
                 assert len(tensors) == len(expected) and all(map(torch.equal, tensors, expected)), (
                     other,
@@ -267,9 +267,9 @@ def test_who_does_not_come_keeps_nobody_else_waiting(tmp_path: Path) -> None:
             worker.lines[1].send(struct.pack("i", _LISTEN))
             worker.until(lambda: worker.done.count(1) == 3, "place 1")
         elif worker.place == 1:
-            worker.until(lambda: len(worker.arrived.get(0, [])) == 3, "place 0")
+            worker.until(lambda: len(worker.on_message.get(0, [])) == 3, "place 0")
         else:
-            worker.until(lambda: len(worker.arrived.get(0, [])) == 5, "place 0")
+            worker.until(lambda: len(worker.on_message.get(0, [])) == 5, "place 0")
         worker.leave()
 
     assert run(tmp_path, 3, work, deaf=1) == [0] * 3, told(tmp_path)
@@ -282,21 +282,22 @@ def test_the_death_of_one_is_told_and_leaves_the_others_alone(tmp_path: Path) ->
         for other in worker.lines:
             worker.send(other, [torch.ones(10)])
         worker.until(
-            lambda: sum(map(len, worker.arrived.values())) == 2 and len(worker.done) == 2, "the first of all"
+            lambda: sum(map(len, worker.on_message.values())) == 2 and len(worker.done) == 2,
+            "the first of all",
         )
         if worker.place == 2:
             time.sleep(0.5)  # the others have theirs
             os.kill(os.getpid(), signal.SIGKILL)
-        worker.until(lambda: 2 in worker.over, "the end")
+        worker.until(lambda: 2 in worker.tensor_at, "the end")
         worker.transfers.expect(2, [LARGE], lambda: None, lambda tensors: os._exit(3))
         worker.until(lambda: worker.broken == [2], "word of it")
         for other in others:
             worker.send(other, [torch.ones(LARGE // 4)])
-        worker.until(lambda: all(len(worker.arrived[other]) == 2 for other in others), "the others")
+        worker.until(lambda: all(len(worker.on_message[other]) == 2 for other in others), "the others")
         begun = time.monotonic()
         worker.until(lambda: len(worker.done) == 2 + len(others), "its own")
         worker.transfers.close()
-        assert time.monotonic() - begun < nccl.GRACE + 1
+        assert time.monotonic() - begun < nccl.STOP_S + 1
 
     assert run(tmp_path, 3, work) == [0, 0, -signal.SIGKILL], told(tmp_path)
 
@@ -382,10 +383,10 @@ def test_any_tensors_arrive_as_their_bytes(wired: PairTransfers, kinds: list[str
     got: queue.SimpleQueue[list[Tensor]] = queue.SimpleQueue()
     done = threading.Event()
     wired.send(0, tensors, done.set)
-    wired.expect(0, [tensor.nbytes for tensor in tensors], partial(wired.come, 0), got.put)
-    arrived = got.get(timeout=10)
-    assert done.wait(10) and len(arrived) == len(tensors)
-    for tensor, expected in zip(arrived, tensors, strict=True):
+    wired.expect(0, [tensor.nbytes for tensor in tensors], partial(wired.clear_to_send, 0), got.put)
+    on_message = got.get(timeout=10)
+    assert done.wait(10) and len(on_message) == len(tensors)
+    for tensor, expected in zip(on_message, tensors, strict=True):
         assert tensor.dtype is torch.uint8 and tensor.shape == (expected.nbytes,)
         assert torch.equal(tensor.view(expected.dtype).view(expected.shape), expected)
 
@@ -423,7 +424,7 @@ def test_one_message_is_sent_at_a_time(said: list[Any]) -> None:
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
     for to in pairs:
         transfers.send(to, [torch.ones(3)], partial(done.put, to))
-        transfers.come(to)
+        transfers.clear_to_send(to)
     waiting = set(pairs)
     while waiting:
         time.sleep(0.05)
@@ -442,9 +443,9 @@ def test_nothing_is_posted_before_the_other_end_comes(said: list[Any]) -> None:
     )
     ended = threading.Event()
     transfers.send(1, [torch.ones(1)], ended.set)
-    transfers.come(2)
+    transfers.clear_to_send(2)
     assert not pair.posted.wait(0.1)
-    transfers.come(1)
+    transfers.clear_to_send(1)
     assert pair.posted.wait(10) and not ended.is_set()
     pair.abort()
     assert ended.wait(10) and not said
@@ -467,7 +468,7 @@ def test_what_is_under_way_is_broken_off_and_counts_for_nothing(said: list[Any])
 
 
 def test_an_end_that_never_comes_is_left_behind(said: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "GRACE", 0.2)
+    monkeypatch.setattr(nccl, "STOP_S", 0.2)
     never = threading.Event()
 
     def join(giver: int, taker: int, rank: int) -> Pair:
@@ -485,7 +486,7 @@ def test_an_end_that_never_comes_is_left_behind(said: list[Any], monkeypatch: py
 
 
 def test_an_end_that_comes_too_late_posts_nothing(said: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "GRACE", 0.1)
+    monkeypatch.setattr(nccl, "STOP_S", 0.1)
     pair, joined = Never(), threading.Event()
 
     def join(giver: int, taker: int, rank: int) -> Pair:
@@ -494,7 +495,7 @@ def test_an_end_that_comes_too_late_posts_nothing(said: list[Any], monkeypatch: 
 
     transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
     transfers.expect(1, [100], lambda: None, said.append)
-    [end] = transfers._takers.values()
+    [end] = transfers._receivers.values()
     transfers.close()
     joined.set()
     end._thread.join(10)
@@ -515,7 +516,7 @@ def test_a_pair_that_cannot_be_made_is_told_with_its_place(said: list[Any]) -> N
     transfers.expect(4, [1], lambda: None, said.append)
     assert told.acquire(timeout=10)
     transfers.send(5, [torch.ones(1)], lambda: said.append("done"))
-    transfers.come(5)
+    transfers.clear_to_send(5)
     assert told.acquire(timeout=10)
     assert said == [(4, "4 7 1"), (5, "7 5 0")]
     transfers.close()
@@ -528,7 +529,7 @@ def test_messages_without_a_byte_need_no_pair(said: list[Any]) -> None:
     transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
     ended = threading.Semaphore(0)
     transfers.send(1, [torch.empty(0), torch.empty(0, 5)], ended.release)
-    transfers.come(1)
+    transfers.clear_to_send(1)
     transfers.expect(
         2,
         [0, 0, 0],
@@ -547,7 +548,7 @@ def test_who_comes_early_is_remembered(said: list[Any]) -> None:
         0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error)
     )
     ended = threading.Event()
-    transfers.come(1)
+    transfers.clear_to_send(1)
     transfers.send(1, [torch.ones(1)], ended.set)
     assert ended.wait(10) and not said
     transfers.close()
@@ -557,12 +558,14 @@ def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
     gone, received = threading.Event(), []
     pair = Never()
     pair.aborted.set()
-    arrived = threading.Event()
+    on_message = threading.Event()
     transfers = PairTransfers(
         0, HostStreams(gone.set), lambda giver, taker, rank: pair, lambda place, error: None
     )
-    transfers.expect(1, [100, 8], lambda: None, lambda tensors: (received.extend(tensors), arrived.set())[1])
-    assert arrived.wait(10)
+    transfers.expect(
+        1, [100, 8], lambda: None, lambda tensors: (received.extend(tensors), on_message.set())[1]
+    )
+    assert on_message.wait(10)
     kept = received[1].view(torch.int64)
     received.clear()
     gc.collect()
@@ -574,6 +577,6 @@ def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
 
 def test_each_pair_has_a_connection_of_its_own() -> None:
     store = HashStore()
-    first, second = (meeting_point(store, 0, taker) for taker in (1, 2))
+    first, second = (pair_store(store, 0, taker) for taker in (1, 2))
     first.set("key", "a")
     assert not second.check(["key"]) and store.check(["nccl/0-1/key"])

@@ -21,8 +21,8 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.transports.data_plane import PeerLost
-from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import DISPATCH, EXECUTE, Dispatch, Route
 from meshctl.topology.samples import Id, RouteError, SampleTable
@@ -43,7 +43,7 @@ def run(
 ) -> dict[int, Any]:
     """What every taker's work gave, by rank; each side's workers are spread evenly over nodes. Raises what
     any of them did."""
-    hub: dict[int, MemoryTransport] = {}
+    hub: dict[int, MemoryDataPlane] = {}
     gave: dict[int, Any] = {}
     faults: list[Exception] = []
     sides = [
@@ -51,7 +51,7 @@ def run(
         RouteSide(takers, givers.world_size, execute, lambda rank: rank * nodes // takers.world_size),
     ]
     places = range(givers.world_size + takers.world_size)
-    transports = {place: MemoryTransport(place, {}, hub) for place in places}
+    transports = {place: MemoryDataPlane(place, {}, hub) for place in places}
 
     def work(place: int) -> None:
         rank = place - givers.world_size
@@ -246,8 +246,8 @@ def test_a_sample_that_two_hold_is_an_error_for_all() -> None:
 
 
 def test_whoever_reckons_with_other_parts_is_named() -> None:
-    hub: dict[int, MemoryTransport] = {}
-    transports = [MemoryTransport(place, {}, hub) for place in range(3)]
+    hub: dict[int, MemoryDataPlane] = {}
+    transports = [MemoryDataPlane(place, {}, hub) for place in range(3)]
     two, one = DeviceMesh.from_sizes(dp_size=2), DeviceMesh.from_sizes()
     routes = [
         Route("a -> b", "a", "b"),

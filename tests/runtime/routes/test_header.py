@@ -29,8 +29,8 @@ from meshctl.runtime.routes.header import (
 )
 from meshctl.runtime.routes.step import Partition, StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
-from meshctl.runtime.transports.data_plane import PeerLost
-from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.samples import Grid, RouteError, Run
@@ -80,14 +80,14 @@ def closed(opened: Any) -> Any:
 def channel(transport: Any = None) -> Channel:
     one = DeviceMesh.from_sizes()
     route = Route("a -> b", "a", "b", dispatch=Dispatch(balance="tokens"))
-    transport = transport or MemoryTransport(0, {}, {})
+    transport = transport or MemoryDataPlane(0, {}, {})
     return Channel(RouteContext(route, RouteSide(one, 0), RouteSide(one, 1), transport))
 
 
 def received(frame: Any) -> Received:
     """Returns what a consumer makes of it."""
-    hub: dict[int, MemoryTransport] = {}
-    producer, consumer = (MemoryTransport(place, {}, hub) for place in (0, 1))
+    hub: dict[int, MemoryDataPlane] = {}
+    producer, consumer = (MemoryDataPlane(place, {}, hub) for place in (0, 1))
     producer.send(1, 0, Frame(frame))
     return channel(consumer).receive(1)
 

@@ -21,8 +21,9 @@ from meshctl.runtime.routes.end import FORWARD, TAGS_PER_ROUTE, RouteContext, Ro
 from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.data_plane import Loan, PeerLost
-from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.memory import MemoryDataPlane
+from meshctl.runtime.transports.transport import Lease
 from meshctl.topology.mesh import DeviceMesh, even_split
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
@@ -118,11 +119,11 @@ def run(
     syncs: Sequence[Sync],
     steps: int,
     nodes: int = 1,
-    transport: type[MemoryTransport] = MemoryTransport,
+    transport: type[MemoryDataPlane] = MemoryDataPlane,
 ) -> int:
     """Runs the syncs in their order in every step, each place a thread. Returns how many weights were
     compared."""
-    hub: dict[int, MemoryTransport] = {}
+    hub: dict[int, MemoryDataPlane] = {}
     first = [sum(sizes[:group]) for group in range(len(sizes))]
     places = range(sum(sizes))
     transports = [transport(place, {}, hub) for place in places]
@@ -271,9 +272,11 @@ def test_two_meshes(giver: Layout, taker: Layout) -> None:
 def test_what_goes_to_another_node_goes_there_once() -> None:
     crossed: set[tuple[int, int, int]] = set()
 
-    class Watched(MemoryTransport):
-        def deliver(self, loan: Loan) -> None:
-            crossed.update((self.place, place, loan.lane) for place in loan.to if (place - self.place) % 2)
+    class Watched(MemoryDataPlane):
+        def deliver(self, loan: Lease) -> None:
+            crossed.update(
+                (self.job_rank, place, loan.tag) for place in loan.to if (place - self.job_rank) % 2
+            )
             super().deliver(loan)
 
     sync = Sync(Layout(fsdp=2), Layout(dp=4, plain=True), (0, 1))
@@ -288,8 +291,8 @@ class Counted:
     """A giver and a taker that is slow: how many frames the giver is ahead."""
 
     def __init__(self, lag: int) -> None:
-        hub: dict[int, MemoryTransport] = {}
-        self.transports = [MemoryTransport(place, {}, hub) for place in range(2)]
+        hub: dict[int, MemoryDataPlane] = {}
+        self.transports = [MemoryDataPlane(place, {}, hub) for place in range(2)]
         route = Route("publish", "publish", "publish", kind="weights")
         one, other = (RouteSide(DeviceMesh.from_sizes(dp_size=1), place) for place in range(2))
         contexts = [RouteContext(route, one, other, transport) for transport in self.transports]
@@ -349,8 +352,8 @@ def test_with_a_lag_givers_go_on_and_stop_after_it(lag: int) -> None:
 
 def test_what_one_keeps_stays_as_it_is() -> None:
     """Also parameters that came in several parts, over several syncs."""
-    hub: dict[int, MemoryTransport] = {}
-    transport = MemoryTransport(0, {}, hub)
+    hub: dict[int, MemoryDataPlane] = {}
+    transport = MemoryDataPlane(0, {}, hub)
     alone = RouteSide(DeviceMesh.from_sizes(dp_size=1), 0)
     route = Route("publish", "publish", "publish", kind="weights")
     context = RouteContext(route, alone, alone, transport)

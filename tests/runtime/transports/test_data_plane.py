@@ -7,15 +7,15 @@ import threading
 import pytest
 import torch
 
-from meshctl.runtime.transports.allgather import exchange
+from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
-from meshctl.runtime.transports.data_plane import Dropped, PeerLost
-from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.runtime.transports.errors import PeerLost, StepCancelled
+from meshctl.runtime.transports.memory import MemoryDataPlane
 
 
-def pair(slots: int = 2) -> tuple[MemoryTransport, MemoryTransport]:
-    hub: dict[int, MemoryTransport] = {}
-    one, two = (MemoryTransport(place, {7: slots}, hub) for place in (0, 1))
+def pair(slots: int = 2) -> tuple[MemoryDataPlane, MemoryDataPlane]:
+    hub: dict[int, MemoryDataPlane] = {}
+    one, two = (MemoryDataPlane(place, {7: slots}, hub) for place in (0, 1))
     return one, two
 
 
@@ -39,7 +39,7 @@ def test_frames_of_a_lane_come_in_order_and_lanes_do_not_mix() -> None:
     for number in (1, 2):
         one.send(1, 7, frame(number))
         one.send(1, 8, frame(number + 10))
-    assert [number_in(two.receive(0, lane).frame) for lane in (8, 7, 7, 8)] == [11, 1, 2, 12]
+    assert [number_in(two.receive(0, tag).frame) for tag in (8, 7, 7, 8)] == [11, 1, 2, 12]
 
 
 def test_a_send_waits_only_while_all_slots_are_full() -> None:
@@ -63,13 +63,13 @@ def test_a_send_waits_only_while_all_slots_are_full() -> None:
 
 
 def test_a_frame_for_two_that_is_dropped_takes_no_slot_of_either() -> None:
-    hub: dict[int, MemoryTransport] = {}
-    one, two, three = (MemoryTransport(place, {7: 1}, hub) for place in range(3))
+    hub: dict[int, MemoryDataPlane] = {}
+    one, two, three = (MemoryDataPlane(place, {7: 1}, hub) for place in range(3))
     one.send(2, 7, frame(0))
-    one.dropped = lambda: True
-    with pytest.raises(Dropped):
+    one.cancel_when(lambda: True)
+    with pytest.raises(StepCancelled):
         one.send((1, 2), 7, frame(1))
-    one.dropped = lambda: False
+    one.cancel_when(lambda: False)
     one.send(1, 7, frame(2))  # its slot is there
     assert number_in(two.receive(0, 7).frame) == 2
     assert number_in(three.receive(0, 7).frame) == 0
@@ -89,17 +89,17 @@ def test_a_place_that_sends_to_itself_hands_over() -> None:
     assert [number_in(one.receive(0, 7).frame) for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("kind", [PeerLost, Dropped])
+@pytest.mark.parametrize("kind", [PeerLost, StepCancelled])
 def test_who_waits_is_told_of_a_lost_peer_and_of_the_end(kind: type[Exception]) -> None:
     one, _ = pair()
     raised: list[BaseException] = []
     dropped = threading.Event()
-    one.dropped = dropped.is_set
+    one.cancel_when(dropped.is_set)
 
     def receive() -> None:
         try:
             one.receive(1, 7)
-        except (PeerLost, Dropped) as error:
+        except (PeerLost, StepCancelled) as error:
             raised.append(error)
 
     waiter = in_thread(threading.Thread(target=receive))
@@ -109,20 +109,20 @@ def test_who_waits_is_told_of_a_lost_peer_and_of_the_end(kind: type[Exception]) 
         one.fail(PeerLost("connection reset"))
     else:
         dropped.set()
-        one.wake()
+        one.notify()
     waiter.join(5)
     assert [type(error) for error in raised] == [kind]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_an_exchange_gives_everybody_every_row_in_order(count: int) -> None:
-    hub: dict[int, MemoryTransport] = {}
+    hub: dict[int, MemoryDataPlane] = {}
     places = [10 + 3 * index for index in range(count)]
-    transports = [MemoryTransport(place, {}, hub) for place in places]
+    transports = [MemoryDataPlane(place, {}, hub) for place in places]
     rows: dict[int, list[int]] = {}
 
     def work(index: int) -> None:
-        rows[index] = exchange(transports[index], places, index, 4, index)
+        rows[index] = allgather(transports[index], places, index, 4, index)
 
     workers = [in_thread(threading.Thread(target=work, args=(index,))) for index in range(count)]
     for worker in workers:
@@ -132,15 +132,15 @@ def test_an_exchange_gives_everybody_every_row_in_order(count: int) -> None:
 
 @pytest.mark.parametrize("odd", [None, 3, [], [1, 2], {"rows": [1]}])
 def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: object) -> None:
-    hub: dict[int, MemoryTransport] = {}
-    one, other = (MemoryTransport(place, {}, hub) for place in (0, 1))
+    hub: dict[int, MemoryDataPlane] = {}
+    one, other = (MemoryDataPlane(place, {}, hub) for place in (0, 1))
     other.send(0, 4, Frame(odd))
     with pytest.raises(PeerLost, match="place 1 sent what are not the rows of 1 places"):
-        exchange(one, [0, 1], 0, 4, b"row")
+        allgather(one, [0, 1], 0, 4, b"row")
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 70])
 def test_a_frame_that_came_as_bytes_is_received_as_memory(data: bytes) -> None:
-    transport = MemoryTransport(0, {}, {})
-    transport.arrived(0, 4, data)
+    transport = MemoryDataPlane(0, {}, {})
+    transport.on_message(0, 4, data)
     assert bytes(transport.receive(0, 4).frame.tolist()) == data

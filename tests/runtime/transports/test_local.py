@@ -24,9 +24,10 @@ from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers import buffer_pool
 from meshctl.runtime.transports.buffers.arena import GRAIN
-from meshctl.runtime.transports.buffers.buffer_pool import HELD, INLINE
-from meshctl.runtime.transports.data_plane import SLOTS, Held, PeerLost, Transport
-from meshctl.runtime.transports.local import Local
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, MAX_HELD
+from meshctl.runtime.transports.data_plane import SLOTS, Context, DataPlane
+from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
+from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from tests.runtime.hostile_world import BACK, LANE, SIZES, Impostor, Worker, World, files_open, give, pattern
@@ -45,7 +46,7 @@ def test_frames_of_all_sizes_come_as_they_were_to_all_who_get_them(takers: int) 
         for step in range(steps):
             give(worker, range(1, 1 + takers), pattern(SIZES[step % len(SIZES)], step))
         worker.transport.close()
-        return worker.local.nbytes
+        return worker.local.pool.stats().nbytes
 
     def taker(worker: Worker) -> bool:
         kept: deque[tuple[int, Tensor]] = deque(maxlen=3)  # a frame stays as it is while the next ones come
@@ -62,7 +63,7 @@ def test_frames_of_all_sizes_come_as_they_were_to_all_who_get_them(takers: int) 
         assert world.gave(*range(1, 1 + takers)) == [True] * takers
 
 
-@pytest.mark.parametrize("nbytes", [INLINE + 1, GRAIN])
+@pytest.mark.parametrize("nbytes", [INLINE_MAX + 1, GRAIN])
 def test_a_write_into_a_frame_that_was_received_ends_the_writer_and_no_other(nbytes: int) -> None:
     def giver(worker: Worker) -> None:
         give(worker, (1, 2), pattern(nbytes, 0))
@@ -88,14 +89,14 @@ def test_a_write_into_a_frame_that_was_received_ends_the_writer_and_no_other(nby
 def test_a_receiver_that_gives_nothing_back_is_named_and_memory_stays_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(buffer_pool, "SOON", 0.01)
+    monkeypatch.setattr(buffer_pool, "RETURN_WAIT_S", 0.01)
 
     def giver(worker: Worker) -> list[Any]:
         try:
             for step in range(100):
                 give(worker, (1,), pattern(GRAIN, step))
-        except Held as held:
-            return [str(held), worker.local.nbytes <= 2 * GRAIN * (SLOTS + HELD + 1)]
+        except BuffersHeld as held:
+            return [str(held), worker.local.pool.stats().nbytes <= 2 * GRAIN * (SLOTS + MAX_HELD + 1)]
         return []
 
     def keeper(worker: Worker) -> None:
@@ -104,7 +105,7 @@ def test_a_receiver_that_gives_nothing_back_is_named_and_memory_stays_bounded(
             kept.append(worker.transport.receive(0, LANE).frame)
 
     with World(giver, keeper) as world:
-        assert world.gave(0) == [[f"place 1 still holds {SLOTS + HELD} of what it was lent", True]]
+        assert world.gave(0) == [[f"place 1 still holds {SLOTS + MAX_HELD} of what it was lent", True]]
 
 
 def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it() -> None:
@@ -113,11 +114,11 @@ def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it(
 
     def teller(worker: Worker) -> bool:
         for step in range(20):
-            loan = worker.transport.lend(takers, LANE, nbytes)
+            lease = worker.transport.lease(takers, LANE, nbytes)
             for writer in (1, 4):
-                worker.transport.invite(loan, writer, BACK)
-            loan.frame[:part] = pattern(part, step)
-            worker.transport.deliver(loan)
+                worker.transport.invite(lease, writer, BACK)
+            lease.frame[:part] = pattern(part, step)
+            worker.transport.deliver(lease)
         return True
 
     def writer(index: int) -> Callable[[Worker], bool]:
@@ -154,10 +155,10 @@ def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it(
 
 def test_credits_bound_what_is_under_way_and_each_lane_has_its_own() -> None:
     def giver(worker: Worker) -> None:
-        for lane in (LANE, BACK):
-            for number in range(3 if lane == LANE else 2):
-                give(worker, (1,), pattern(GRAIN, number), lane)
-                worker.say([lane, number])
+        for tag in (LANE, BACK):
+            for number in range(3 if tag == LANE else 2):
+                give(worker, (1,), pattern(GRAIN, number), tag)
+                worker.say([tag, number])
         give(worker, (1,), pattern(GRAIN, 9))
         worker.say("more")
 
@@ -169,10 +170,7 @@ def test_credits_bound_what_is_under_way_and_each_lane_has_its_own() -> None:
     with World(giver, taker, slots={LANE: 3}) as world:
         said = [world.hear(0) for _ in range(5)]
         assert said == [[LANE, 0], [LANE, 1], [LANE, 2], [BACK, 0], [BACK, 1]]
-        world._lines[0].settimeout(0.3)
-        with pytest.raises(TimeoutError):
-            world.hear(0)
-        world._lines[0].settimeout(30)
+        assert world.is_silent(0, 0.3)
         world.tell(1)
         assert world.hear(0) == "more"
 
@@ -181,10 +179,10 @@ def test_a_block_comes_back_after_the_last_derived_view_on_every_replica() -> No
     def giver(worker: Worker) -> list[int]:
         numbers = []
         for _ in range(4):
-            loan = worker.transport.lend((1, 2), LANE, GRAIN)
-            numbers.append(loan.kept.block.number)
-            worker.transport.deliver(loan)
-            del loan
+            lease = worker.transport.lease((1, 2), LANE, GRAIN)
+            numbers.append(lease.state.block.number)
+            worker.transport.deliver(lease)
+            del lease
             worker.hear()
             worker.look()
         return numbers
@@ -238,7 +236,7 @@ def test_the_garbage_collector_may_run_in_the_middle_of_anything() -> None:
             Keeper(own)
             Keeper(worker.transport.receive(1, BACK).frame)
         worker.transport.close()
-        return worker.local.nbytes == 0
+        return worker.local.pool.stats().nbytes == 0
 
     def taker(worker: Worker) -> bool:
         gc.set_threshold(3, 1, 1)
@@ -246,7 +244,7 @@ def test_the_garbage_collector_may_run_in_the_middle_of_anything() -> None:
             frame = worker.transport.receive(0, LANE).frame
             assert torch.equal(frame, pattern(SIZES[step % len(SIZES)], step))
             Keeper(frame)
-            give(worker, (0,), pattern(INLINE + 1 + step, step), BACK)
+            give(worker, (0,), pattern(INLINE_MAX + 1 + step, step), BACK)
         worker.transport.close()
         return True
 
@@ -331,7 +329,7 @@ def test_nothing_stays_open_and_nothing_has_a_name() -> None:
         gc.collect()
         # of both lanes, as many blocks as a slow machine may ever need, ours and those of the other; their
         # sockets, too
-        assert len(files_open()) - len(fresh) <= 4 * (SLOTS + HELD), files_open()
+        assert len(files_open()) - len(fresh) <= 4 * (SLOTS + MAX_HELD), files_open()
         worker.transport.close()
         gc.collect()
         left = files_open()
@@ -352,7 +350,7 @@ def leaving(frames: int, reads: bool) -> Callable[[Worker], None]:
     """A peer that says some frames and goodbye, and is gone; with what place 0 said unread, unless it reads."""
 
     def work(worker: Worker) -> None:
-        address = worker.local._peers[0]
+        address = worker.local.address_of(0)
         impostor = Impostor(address)
         for number in range(frames):
             impostor.frame(LANE, bytes([number]))
@@ -375,9 +373,7 @@ def test_frames_of_a_peer_that_has_ended_in_order_are_still_received(reads: bool
     def taker(worker: Worker) -> list[int]:
         got = [int(worker.transport.receive(1, LANE).frame[0])]
         if not reads:
-            worker.local._say(
-                worker.local._from[1], Impostor.CREDIT, LANE
-            )  # stays unread: its end comes as a reset
+            worker.local.credit(1, LANE)  # stays unread: its end comes as a reset
         worker.say("took one")
         if late:
             worker.hear()
@@ -399,8 +395,8 @@ def test_frames_of_a_peer_that_has_ended_in_order_are_still_received(reads: bool
 def test_a_peer_that_died_before_it_was_met_is_named() -> None:
     def taker(worker: Worker) -> None:
         worker.hear()
-        late = Transport(0, {})
-        Local(late, "token").meet({1: worker.local._peers[1]})
+        late = DataPlane(Context(0))
+        LocalTransport(late, "token").connect({1: worker.local.address_of(1)})
         late.receive(1, LANE)
 
     with World(taker, lambda worker: None) as world:
@@ -438,22 +434,20 @@ def test_who_waits_for_one_that_has_lost_a_peer_hears_who_that_is() -> None:
         worker.hear()
 
     def between(worker: Worker) -> None:
-        worker.transport._route = "lane {}".format
         worker.transport.receive(0, LANE)
         give(worker, (2,), pattern(10, 0))
         worker.say("given")
         try:
             worker.transport.receive(0, LANE)
         except PeerLost as lost:
-            worker.transport.tell(lost)
+            worker.transport.announce_loss(lost)
             raise
 
     def last(worker: Worker) -> None:
-        worker.transport._route = "lane {}".format
         worker.transport.receive(1, BACK - 1)
         worker.transport.receive(1, BACK)
 
-    with World(dies, between, last) as world:
+    with World(dies, between, last, route_of="lane {}".format) as world:
         assert world.hear(1) == "given"
         world.kill(0)
         assert world.ends(1)[:2] == ["PeerLost", f"place 0 is gone, and `lane {LANE}` waits for it"]
@@ -496,7 +490,7 @@ def test_a_stopped_peer_goes_on() -> None:
 def dies_after(worker: Worker, messages: int) -> None:
     """Has this process killed between two messages: it sends or hears so many."""
     local, left = worker.local, [messages]
-    sends, hears = local._sent, local._heard
+    sends, hears = local.send_queue.transmit, local.dispatch
 
     def count() -> None:
         left[0] -= 1
@@ -511,7 +505,7 @@ def dies_after(worker: Worker, messages: int) -> None:
         hears(*args)  # type: ignore[arg-type]
         count()
 
-    local._sent, local._heard = sent, heard  # type: ignore[method-assign]
+    local.send_queue.transmit, local.dispatch = sent, heard  # type: ignore[method-assign]
 
 
 def ragged_batch(rank: int) -> Batch:

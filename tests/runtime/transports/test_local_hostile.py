@@ -12,47 +12,48 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshctl.runtime.transports.buffers.arena import GRAIN
-from meshctl.runtime.transports.buffers.buffer_pool import INLINE
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
 from meshctl.runtime.transports.data_plane import SLOTS
+from meshctl.runtime.transports.local.messages import HEAD
 from tests.runtime.hostile_world import BACK, LANE, Impostor, files_open, hears, met
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("lane", [LANE, BACK])
-def test_one_who_sends_more_than_it_has_slots_for_is_named(lane: int) -> None:
+@pytest.mark.parametrize("tag", [LANE, BACK])
+def test_one_who_sends_more_than_it_has_slots_for_is_named(tag: int) -> None:
     with met() as (transport, impostor):
         for _ in range(SLOTS):
-            impostor.frame(lane, b"x")
+            impostor.frame(tag, b"x")
         assert hears(transport) == ""
-        impostor.frame(lane, b"x")
+        impostor.frame(tag, b"x")
         assert (
             hears(transport)
-            == f"place 1 sent what is no message: a frame for which there is no slot in lane {lane}"
+            == f"place 1 sent what is no message: a frame for which there is no slot in tag {tag}"
         )
-        assert sum(map(len, transport._inbox.values())) == SLOTS
+        assert len(transport.queued(1, tag)) == SLOTS
 
 
 def test_one_who_sends_in_lanes_that_are_none_is_named() -> None:
-    with met(lanes=BACK) as (transport, impostor):
+    with met(tags=BACK) as (transport, impostor):
         impostor.frame(BACK - 1, b"x")
         assert hears(transport) == ""
         impostor.frame(BACK, b"x")
-        assert "no slot in lane 6" in hears(transport)
+        assert "no slot in tag 6" in hears(transport)
 
 
 whats = st.integers(0, 11) | st.just(255)
 sizes = st.sampled_from(
-    [0, 1, -1, 64, INLINE, GRAIN - 1, GRAIN, GRAIN + 1, 2**31, 2**62, 2**63 - 1, -(2**63)]
+    [0, 1, -1, 64, INLINE_MAX, GRAIN - 1, GRAIN, GRAIN + 1, 2**31, 2**62, 2**63 - 1, -(2**63)]
 )
-lanes = st.sampled_from([LANE, 0, -1, 2**31 - 1, -(2**31)])
+tags = st.sampled_from([LANE, 0, -1, 2**31 - 1, -(2**31)])
 kinds = st.sampled_from(["none", "sealed", "sealed", "open", "pipe"])
 lying = st.lists(
     st.builds(struct.Struct("<qqqq").pack, st.integers(0, 2) | sizes, sizes, sizes, sizes), max_size=3
 ).map(b"".join)
 more = st.binary(max_size=80) | sizes.map(struct.Struct("<q").pack) | lying
 messages = st.tuples(
-    st.builds(Impostor.HEAD.pack, whats, lanes, st.integers(0, 2) | sizes, sizes, sizes), more, kinds
+    st.builds(HEAD.pack, whats, st.integers(0, 1), tags, st.integers(0, 2) | sizes, sizes, sizes), more, kinds
 )
 
 
@@ -86,17 +87,17 @@ def test_a_malformed_message_is_an_error_that_names_the_peer_and_nothing_else(
                 or hears(transport).startswith("place 1 ")
                 or hears(transport).endswith("as place 1 says")
             )
-    transport._inbox.clear()
+    del transport, impostor
     assert files_open() == before
 
 
 @pytest.mark.parametrize("token", ["", "tokem", "token2"])
 def test_who_does_not_know_the_token_is_not_heard_and_disturbs_nobody(token: str) -> None:
     with met() as (transport, impostor):
-        stranger = Impostor(transport.way(1).address, token=token)  # type: ignore[attr-defined]
+        stranger = Impostor(transport.transport_to(1).address, token=token)  # type: ignore[attr-defined]
         stranger.frame(LANE, b"evil")
         impostor.frame(LANE, b"good")
-        assert hears(transport) == "" and [came.frame for came in transport._inbox[1, LANE]] == [b"good"]
+        assert hears(transport) == "" and [came.frame for came in transport.queued(1, LANE)] == [b"good"]
         with pytest.raises(ConnectionError):
             stranger.frame(LANE, b"evil")
         stranger.close()
@@ -106,7 +107,7 @@ def test_a_second_connection_in_the_name_of_a_place_is_refused() -> None:
     with met() as (transport, impostor):
         impostor.frame(LANE, b"good")
         assert hears(transport) == ""
-        other = Impostor(transport.way(1).address)  # type: ignore[attr-defined]
+        other = Impostor(transport.transport_to(1).address)  # type: ignore[attr-defined]
         other.frame(LANE, b"evil")
-        assert hears(transport) == "" and len(transport._inbox[1, LANE]) == 1
+        assert hears(transport) == "" and len(transport.queued(1, LANE)) == 1
         other.close()

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -23,13 +24,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
-from meshctl.runtime.transports import tcp
-from meshctl.runtime.transports.buffers.caching_allocator import SMALL, Warm
+from meshctl.runtime.transports.buffers.caching_allocator import UNCACHED_MAX, CachingAllocator
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.connection import HEAD
-from meshctl.runtime.transports.data_plane import PeerLost, Transport
-from meshctl.runtime.transports.tcp import Address, Tcp, address_towards
-from meshctl.runtime.world import reach_all
+from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.tcp.connection import HEAD
+from meshctl.runtime.transports.tcp.transport import Address, TcpTransport, address_towards
+from meshctl.runtime.transports.tcp.transport import transport as tcp
+from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
 from tests.runtime.plans import call, plan
 
@@ -40,17 +42,17 @@ LARGE = torch.arange(1 << 20)
 """8 MiB: more than the socket of a receiver that is stopped takes."""
 
 
-Listen = Callable[[Transport], Tcp]
-Worlds = Callable[[int], list[tuple[Transport, Tcp]]]
+Listen = Callable[[DataPlane], TcpTransport]
+Worlds = Callable[[int], list[tuple[DataPlane, TcpTransport]]]
 
 
 @pytest.fixture
 def listen() -> Iterator[Listen]:
     """`listen(transport)`; nothing is left of it afterwards, however the test ends."""
-    made: list[Tcp] = []
+    made: list[TcpTransport] = []
 
-    def make(transport: Transport) -> Tcp:
-        made.append(Tcp(transport, TOKEN))
+    def make(transport: DataPlane) -> TcpTransport:
+        made.append(TcpTransport(transport, TOKEN))
         return made[-1]
 
     yield make
@@ -62,17 +64,17 @@ def listen() -> Iterator[Listen]:
 def worlds(listen: Listen) -> Worlds:
     """`worlds(n)` are places 0 to n - 1 in this process."""
 
-    def make(places: int) -> list[tuple[Transport, Tcp]]:
-        transports = [Transport(place, {}) for place in range(places)]
+    def make(places: int) -> list[tuple[DataPlane, TcpTransport]]:
+        transports = [DataPlane(Context(place)) for place in range(places)]
         ways = [listen(transport) for transport in transports]
         for way in ways:
-            way.meet({place: other.address for place, other in enumerate(ways)})
+            way.connect({place: other.address for place, other in enumerate(ways)})
         return list(zip(transports, ways, strict=True))
 
     return make
 
 
-def close_all(transports: Sequence[Transport]) -> None:
+def close_all(transports: Sequence[DataPlane]) -> None:
     closing = [threading.Thread(target=transport.close, daemon=True) for transport in transports]
     for thread in closing:
         thread.start()
@@ -132,7 +134,7 @@ def test_frames_come_while_the_program_does_something_else(worlds: Worlds) -> No
     for number in range(2):
         one.send(1, 4, Frame([number, LARGE]))
     end = time.monotonic() + 20
-    while len(two._inbox[0, 4]) < 2:
+    while len(two.queued(0, 4)) < 2:
         assert time.monotonic() < end
         time.sleep(0.01)
     for number in range(2):
@@ -154,16 +156,16 @@ def test_a_frame_stays_what_it_is_while_somebody_looks_at_it(worlds: Worlds) -> 
 
 
 def test_memory_is_used_again_when_its_last_view_has_died() -> None:
-    warm = Warm()
-    one, other = warm.take("a", SMALL + 1), warm.take("a", SMALL + 1)
+    warm = CachingAllocator()
+    one, other = warm.take("a", UNCACHED_MAX + 1), warm.take("a", UNCACHED_MAX + 1)
     address, part = one.data_ptr(), one[4:8].view(torch.int32)
     del one
-    assert warm.take("a", SMALL + 1).data_ptr() not in (address, other.data_ptr())
+    assert warm.take("a", UNCACHED_MAX + 1).data_ptr() not in (address, other.data_ptr())
     del part
-    taken = [warm.take("a", SMALL + 1) for _ in range(2)]
+    taken = [warm.take("a", UNCACHED_MAX + 1) for _ in range(2)]
     assert address in [tensor.data_ptr() for tensor in taken]
-    assert warm.take("b", SMALL + 1).data_ptr() != address
-    assert len(warm.take("a", 5 * SMALL)) == 5 * SMALL
+    assert warm.take("b", UNCACHED_MAX + 1).data_ptr() != address
+    assert len(warm.take("a", 5 * UNCACHED_MAX)) == 5 * UNCACHED_MAX
 
 
 def test_a_place_may_speak_for_the_first_time_while_the_other_leaves(worlds: Worlds) -> None:
@@ -187,8 +189,8 @@ def test_nothing_is_left_of_what_was_closed(worlds: Worlds) -> None:
     before = left()
     transports = [transport for transport, _ in worlds(3)]
     for one, other in permutations(transports, 2):
-        one.send(other.place, 4, Frame(one.place))
-        assert other.receive(one.place, 4).value() == one.place
+        one.send(other.job_rank, 4, Frame(one.job_rank))
+        assert other.receive(one.job_rank, 4).value() == one.job_rank
     assert left()[0] > before[0]
     close_all(transports)
     assert left() == before
@@ -210,10 +212,10 @@ def test_the_own_address_is_that_of_the_way_to_the_head() -> None:
 
 
 def test_who_cannot_be_reached_is_named(listen: Listen) -> None:
-    transport = Transport(0, {}, "group:{}".format)
+    transport = DataPlane(Context(0, name_of="group:{}".format))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = Address(*closed.getsockname())
-    listen(transport).meet({1: address})
+    listen(transport).connect({1: address})
     with pytest.raises(PeerLost, match=f"group:1 cannot be reached at 127.0.0.1:{address.port}: .*refused"):
         transport.send(1, 4, Frame(0))
 
@@ -221,14 +223,14 @@ def test_who_cannot_be_reached_is_named(listen: Listen) -> None:
 # Strangers and hostile peers
 
 
-def connected(way: Tcp, message: bytes = b"") -> socket.socket:
+def connected(way: TcpTransport, message: bytes = b"") -> socket.socket:
     sock = socket.create_connection((way.address.host, way.address.port), 20)
     sock.sendall(message)
     return sock
 
 
-def hello(place: int, token: str = TOKEN) -> bytes:
-    return HEAD.pack(HELLO, place, len(token)) + token.encode()
+def hello(place: int, token: str = TOKEN, generation: int = 0, wanted: int = 0) -> bytes:
+    return HEAD.pack(HELLO, generation, place, 4 + len(token)) + struct.pack("<I", wanted) + token.encode()
 
 
 def is_closed(sock: socket.socket) -> bool:
@@ -243,8 +245,8 @@ STRANGE = {
     "no place of the run": hello(7),
     "the place itself": hello(0),
     "a place below none": hello(-1),
-    "a frame first": HEAD.pack(FRAME, 4, 100),
-    "endless": HEAD.pack(HELLO, 1, 1 << 62),
+    "a frame first": HEAD.pack(FRAME, 0, 4, 100),
+    "endless": HEAD.pack(HELLO, 0, 1, 1 << 62),
     "another protocol": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
 }
 
@@ -264,7 +266,7 @@ def test_a_stranger_is_closed_and_disturbs_nobody(worlds: Worlds, message: bytes
 
 
 def test_those_who_never_say_hello_do_not_pile_up(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "STRANGERS", 3)
+    monkeypatch.setattr(tcp, "MAX_STRANGERS", 3)
     (one, way), (two, _) = worlds(2)
     silent = [connected(way, hello(1)[:5]) for _ in range(6)]
     assert [is_closed(sock) for sock in silent[:3]] == [True] * 3
@@ -280,28 +282,28 @@ def test_a_peer_in_small_pieces_is_a_peer(worlds: Worlds) -> None:
     frame = Frame(["slowly", torch.arange(3)])
     body = bytes(frame.write(torch.zeros(frame.nbytes, dtype=torch.uint8)).tolist())
     with connected(way) as sock:
-        for byte in hello(1) + HEAD.pack(FRAME, 4, len(body)) + body:
+        for byte in hello(1) + HEAD.pack(FRAME, 0, 4, len(body)) + body:
             sock.sendall(bytes([byte]))
         assert one.receive(1, 4).value()[0] == "slowly"
 
 
 HOSTILE = {
-    "kind 9 with 0 bytes": HEAD.pack(9, 0, 0),
-    "kind 2 with 0 bytes": HEAD.pack(CREDIT, 4, 0),
-    "kind 3 with 5 bytes": HEAD.pack(GOODBYE, 0, 5),
-    "kind 0 with 16 bytes": hello(1),
-    "a frame of -1 bytes in lane 4": HEAD.pack(FRAME, 4, -1),
-    f"a frame of {1 << 60} bytes in lane 4": HEAD.pack(FRAME, 4, 1 << 60),
-    "a frame for which there is no slot in lane -4": HEAD.pack(FRAME, -4, 8),
+    "kind 9 with 0 bytes": HEAD.pack(9, 0, 0, 0),
+    "kind 2 with 0 bytes": HEAD.pack(CREDIT, 0, 4, 0),
+    "kind 3 with 5 bytes": HEAD.pack(GOODBYE, 0, 0, 5),
+    "kind 0 with 20 bytes": hello(1),
+    "a frame of -1 bytes in tag 4": HEAD.pack(FRAME, 0, 4, -1),
+    f"a frame of {1 << 60} bytes in tag 4": HEAD.pack(FRAME, 0, 4, 1 << 60),
+    "a frame for which there is no slot in tag -4": HEAD.pack(FRAME, 0, -4, 8),
 }
 
 
 def test_one_who_sends_more_than_it_has_slots_for_is_named(worlds: Worlds) -> None:
     (one, way), _ = worlds(2)
-    with connected(way, hello(1) + 3 * (HEAD.pack(FRAME, 4, 1) + b"x")):
+    with connected(way, hello(1) + 3 * (HEAD.pack(FRAME, 0, 4, 1) + b"x")):
         assert (
             said_to(lambda: one.receive(1, 5))
-            == "place 1 sent what is no message: a frame for which there is no slot in lane 4"
+            == "place 1 sent what is no message: a frame for which there is no slot in tag 4"
         )
 
 
@@ -314,32 +316,36 @@ def test_a_malformed_message_names_the_peer(worlds: Worlds, said: str) -> None:
 
 def test_frames_come_the_other_way_only(listen: Listen) -> None:
     """On a connection that this end has opened, a frame is no answer."""
-    one = Transport(0, {})
+    one = DataPlane(Context(0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listen(one).meet({1: Address(*listener.getsockname())})
+        listen(one).connect({1: Address(*listener.getsockname())})
         one.send(1, 4, Frame(0))
         peer, _ = listener.accept()
     with peer:
-        peer.sendall(HEAD.pack(FRAME, 4, 3) + b"abc")
+        peer.sendall(HEAD.pack(FRAME, 0, 4, 3) + b"abc")
         assert said_to(lambda: one.receive(1, 4)) == "place 1 sent what is no message: kind 1 with 3 bytes"
 
 
 HEADS = st.builds(
-    HEAD.pack, st.integers(0, 5), st.integers(-1, 6), st.sampled_from([-1, 0, 1, 7, 16, 1 << 17, 1 << 62])
+    HEAD.pack,
+    st.integers(0, 7),
+    st.integers(0, 1),
+    st.integers(-1, 6),
+    st.sampled_from([-1, 0, 1, 7, 16, 1 << 17, 1 << 62]),
 )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.binary(max_size=40) | HEADS, max_size=8), st.booleans())
 def test_no_bytes_break_more_than_their_peer(pieces: list[bytes], known: bool) -> None:
-    one = Transport(0, {})
-    way = Tcp(one, TOKEN)
-    way.meet({0: way.address, 1: way.address, 2: way.address})
+    one = DataPlane(Context(0))
+    way = TcpTransport(one, TOKEN)
+    way.connect({0: way.address, 1: way.address, 2: way.address})
     with connected(way, hello(1) * known + b"".join(pieces)):
         pass
-    with connected(way, hello(2) + HEAD.pack(FRAME, 4, 2) + b"ok"), suppress(PeerLost):
+    with connected(way, hello(2) + HEAD.pack(FRAME, 0, 4, 2) + b"ok"), suppress(PeerLost):
         assert bytes(one.receive(2, 4).frame.tolist()) == b"ok"
-    assert way._receiver._thread.is_alive()
+    assert way.receiver.is_alive()
     way.release()
 
 
@@ -347,7 +353,7 @@ def test_no_bytes_break_more_than_their_peer(pieces: list[bytes], known: bool) -
 
 
 @contextmanager
-def giver(way: Tcp, size: int) -> Iterator[int]:
+def giver(way: TcpTransport, size: int) -> Iterator[int]:
     """A process that is place 1 and sends frames of `size` numbers to place 0, as fast as it may; its pid."""
     port = socket.create_server(("127.0.0.1", 0))
     address = Address(*port.getsockname())
@@ -355,9 +361,9 @@ def giver(way: Tcp, size: int) -> Iterator[int]:
     pid = os.fork()
     if not pid:
         with suppress(BaseException):
-            transport = Transport(1, {})
-            mine = Tcp(transport, TOKEN)
-            mine.meet({0: way.address, 1: address})
+            transport = DataPlane(Context(1))
+            mine = TcpTransport(transport, TOKEN)
+            mine.connect({0: way.address, 1: address})
             for number in count():
                 transport.send(0, 4, Frame([number, LARGE[:size]]))
         os._exit(0)
@@ -371,10 +377,10 @@ def giver(way: Tcp, size: int) -> Iterator[int]:
 @pytest.mark.parametrize("size", [1, len(LARGE)], ids=["small", "large"])
 @pytest.mark.parametrize("after", [0, 1, 5])
 def test_a_giver_that_is_killed_is_named(listen: Listen, size: int, after: int) -> None:
-    transport = Transport(0, {}, "giver:{}".format)
+    transport = DataPlane(Context(0, name_of="giver:{}".format))
     way = listen(transport)
     with giver(way, size) as pid:
-        way.meet({1: way.address})
+        way.connect({1: way.address})
         for number in range(after):
             assert transport.receive(1, 4).value()[0] == number
         if not after:
@@ -389,7 +395,7 @@ def test_a_giver_that_is_killed_is_named(listen: Listen, size: int, after: int) 
 
 
 def forked_peer(
-    address: Address, work: Callable[[Transport, Tcp, socket.socket], None]
+    address: Address, work: Callable[[DataPlane, TcpTransport, socket.socket], None]
 ) -> tuple[int, socket.socket]:
     """A process that is place 1, and what it speaks with the test by; it lives until it is killed."""
     ours, theirs = socket.socketpair()
@@ -397,9 +403,9 @@ def forked_peer(
     if not pid:
         with suppress(BaseException):
             ours.close()
-            transport = Transport(1, {})
-            way = Tcp(transport, TOKEN)
-            way.meet({0: address})
+            transport = DataPlane(Context(1))
+            way = TcpTransport(transport, TOKEN)
+            way.connect({0: address})
             work(transport, way, theirs)
             time.sleep(60)
         os._exit(0)
@@ -408,17 +414,17 @@ def forked_peer(
 
 
 def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen: Listen) -> None:
-    def work(other: Transport, _: Tcp, line: socket.socket) -> None:
+    def work(other: DataPlane, _: TcpTransport, line: socket.socket) -> None:
         other.send(0, 4, Frame(0))
         if not os.fork():
             line.recv(1)  # until the test has ended
             os._exit(0)
 
-    transport = Transport(0, {}, "giver:{}".format)
+    transport = DataPlane(Context(0, name_of="giver:{}".format))
     way = listen(transport)
     pid, line = forked_peer(way.address, work)
     try:
-        way.meet({1: way.address})
+        way.connect({1: way.address})
         assert transport.receive(1, 4).value() == 0
         time.sleep(0.2)
         os.kill(pid, signal.SIGKILL)
@@ -432,16 +438,16 @@ def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen
 def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
     """Also by who waits for a slot, with most of a frame still on its way."""
 
-    def work(other: Transport, mine: Tcp, line: socket.socket) -> None:
+    def work(other: DataPlane, mine: TcpTransport, line: socket.socket) -> None:
         line.send(str(mine.address).encode())
         other.receive(0, 4).value()
         line.send(b"taken")
 
-    transport = Transport(0, {}, "taker:{}".format)
+    transport = DataPlane(Context(0, name_of="taker:{}".format))
     way = listen(transport)
     pid, line = forked_peer(way.address, work)
     try:
-        way.meet({1: Address.parse(line.recv(100).decode())})
+        way.connect({1: Address.parse(line.recv(100).decode())})
         transport.send(1, 4, Frame(0))
         assert line.recv(100) == b"taken"
         if stopped:
@@ -459,16 +465,16 @@ def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
 
 def test_a_taker_that_only_stands_still_is_not_lost(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel answers: how long it may stand still is for others to say."""
-    monkeypatch.setattr(tcp, "SILENCE", 1.0)
-    transport = Transport(0, {})
+    monkeypatch.setattr(tcp, "SILENCE_S", 1.0)
+    transport = DataPlane(Context(0))
     way = listen(transport)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        way.meet({1: Address(*listener.getsockname())})
+        way.connect({1: Address(*listener.getsockname())})
         transport.send(1, 4, Frame([1, LARGE]))
         peer, _ = listener.accept()
-        waiting = in_thread(lambda: transport.wait_until(lambda: transport._lost is not None))
+        waiting = in_thread(lambda: transport.wait_until(lambda: bool(transport.losses)))
         waiting.join(4)
-        assert waiting.is_alive() and way._lines[0].busy
+        assert waiting.is_alive() and way.is_sending
         peer.close()
 
 
@@ -543,7 +549,7 @@ KEPT: list[TCPStore] = []
 """A store that nobody holds is closed."""
 
 
-def reached(place: int) -> Transport:
+def reached(place: int) -> DataPlane:
     """The transport of a worker that has nothing but the address of the head."""
     if place == 0:
         listener = socket.create_server(("10.77.0.1", 29777))
@@ -553,20 +559,20 @@ def reached(place: int) -> Transport:
     else:
         store = TCPStore("10.77.0.1", 29777, is_master=False, timeout=timedelta(seconds=20))
     KEPT.append(store)
-    return reach_all(TWO_NODES, place, PrefixStore("run/0", store), {})
+    return connect_all(TWO_NODES, place, PrefixStore("run/0", store))
 
 
 def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
     nodes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp, "SILENCE", 2.0)
+    monkeypatch.setattr(tcp, "SILENCE_S", 2.0)
     ready, told = socket.socketpair()
 
     def gives() -> str:
         transport = reached(0)
         transport.send(1, 4, Frame(LARGE))
-        way = transport.way(1)
-        assert isinstance(way, Tcp)
+        way = transport.transport_to(1)
+        assert isinstance(way, TcpTransport)
         transport.receive(1, 3).value()
         told.send(b"!")
         told.recv(1)
@@ -575,8 +581,8 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
 
     def takes() -> str:
         transport = reached(1)
-        way = transport.way(0)
-        assert isinstance(way, Tcp)
+        way = transport.transport_to(0)
+        assert isinstance(way, TcpTransport)
         assert torch.equal(transport.receive(0, 4).value(), LARGE)
         transport.send(0, 3, Frame("thanks"))
         return f"{way.address.host}: {said_to(lambda: transport.receive(0, 4))}"

@@ -23,9 +23,9 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.loop import Loop, LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
-from meshctl.runtime.transports.data_plane import Transport
-from meshctl.runtime.transports.tcp import Address, Tcp
-from meshctl.runtime.world import reach_all
+from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.tcp.transport import Address, TcpTransport
+from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.modes import Dispatch
 from tests.runtime.pipelines import made, pipelines
@@ -105,16 +105,16 @@ def some() -> list[Plan]:
 JOBS = some()
 
 
-def by_tcp(job: Plan, place: int, store: Store) -> Transport:
-    transport = Transport(place, slots_of(job))
-    tcp = Tcp(transport, "token")
+def by_tcp(job: Plan, place: int, store: Store) -> DataPlane:
+    transport = DataPlane(Context(place, slots_of(job)))
+    tcp = TcpTransport(transport, "token")
     store.set(f"{place}", str(tcp.address))
-    tcp.meet({other: Address.parse(store.get(f"{other}").decode()) for other in range(job.places)})
+    tcp.connect({other: Address.parse(store.get(f"{other}").decode()) for other in range(job.places)})
     return transport
 
 
-def reached(job: Plan, place: int, store: Store) -> Transport:
-    return reach_all(job, place, store, slots_of(job))
+def reached(job: Plan, place: int, store: Store) -> DataPlane:
+    return connect_all(job, place, store)
 
 
 def slots_of(job: Plan) -> dict[int, int]:
@@ -141,7 +141,7 @@ def same(job: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Case:
-    reach: Callable[[Plan, int, Store], Transport]
+    reach: Callable[[Plan, int, Store], DataPlane]
     place: Callable[[Plan], Plan] = same
 
 
@@ -170,7 +170,11 @@ def work(way: str, place: int, port: int, folder: Path) -> None:
             components[placed.name]._context = RankContext(placed.name, placed.mesh, rank)
         transport = case.reach(job, place, store)
         ending = Ending(
-            PrefixStore("ending", store), PrefixStore("ending", ear), place, range(job.places), transport.wake
+            PrefixStore("ending", store),
+            PrefixStore("ending", ear),
+            place,
+            range(job.places),
+            transport.notify,
         )
         context = LoopContext(job, group, rank, components, transport, ending, lambda *args, **kwargs: None)
         last = Loop(context).run()

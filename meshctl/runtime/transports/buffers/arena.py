@@ -1,10 +1,10 @@
-"""Memory that processes of one node share: written once by whoever makes a frame, read where it lies by all
-who get it.
+"""Memory that processes of one node share: the producer of a frame writes it once, all consumers read it in
+place.
 
-A `Block` is one piece: a memfd, which has no name, so that nothing is left of it after any death; or memory
-of a device (`devices`). Fresh memory is many times slower than memory that was touched before, so blocks are
-used again: an `Arena` keeps those that are free by what they are used for, and makes a new one only while all
-others are held. Who reads a memfd maps it read-only, so that no replica can change what another one sees.
+A `Block` is one piece: a memfd, which has no name and so leaves nothing behind after any death; or memory of
+a device (`devices`). Fresh memory is many times slower than warm memory, so blocks are used again: an `Arena`
+keeps free blocks by their use, and makes a new one only while all others are held. Readers map a memfd
+read-only, so no replica can change what another one sees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,12 +27,12 @@ from torch import Tensor
 from meshctl.runtime.transports.buffers import libc
 
 GRAIN = 1 << 16
-"""Blocks are whole numbers of these; pages that nobody touched take no memory."""
+"""Bytes; sizes of blocks are multiples of it. Pages that nobody touches take no memory."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class ArenaError(ValueError):
-    """Memory that is not what it was said to be."""
+    """Memory cannot be had, or is not what a peer declared."""
 
 
 class Piece(Protocol):
@@ -46,35 +46,35 @@ class Piece(Protocol):
 
     @property
     def file(self) -> int:
-        """To pass to who maps it; -1 where `handle` says what it is."""
+        """The file that another process maps; -1 where `handle` identifies the memory."""
 
     @property
     def handle(self) -> bytes:
-        """By which another process of this node opens it; empty where it has a file."""
+        """What another process of this node opens the memory by; empty where it has a file."""
 
     @property
     def outlasts(self) -> bool:
-        """Whether it must last until all who opened it have closed it."""
+        """Whether the memory must last until all processes that opened it have closed it."""
 
     def view(self, at: int, nbytes: int, gone: Callable[[], None] | None = None) -> Tensor:
-        """uint8 `[nbytes]`. `gone` is called when the last tensor that was derived from it dies, on any
-        thread and in any moment."""
+        """Returns uint8 `[nbytes]`. `gone` is called when the last tensor derived from it dies, on any thread
+        and at any moment."""
 
     def close(self) -> None:
-        """Gives it up."""
+        """Releases the memory."""
 
 
 @dataclass(eq=False)
 class Block:
-    """One piece of shared memory of this process's making."""
+    """One piece of shared memory that this process has made."""
 
     number: int
     memory: Piece
     use: Hashable
     holders: Counter[Hashable] = field(default_factory=Counter)
-    """Those who have not given it back, and how often each of them will."""
+    """Holder -> how often it still has to return the block."""
     known: set[tuple[int, bool]] = field(default_factory=set)
-    """The places that have been given the file or the handle, to read and to write."""
+    """Job ranks that have received the file or handle, and whether to write."""
 
     @property
     def nbytes(self) -> int:
@@ -85,72 +85,120 @@ class Block:
         return self.memory.file
 
 
+@dataclass(frozen=True)
+class ArenaStats:
+    blocks: int
+    free: int
+    """Blocks that nobody holds."""
+    dropped: int
+    """Blocks out of use that a peer still has open."""
+    nbytes: int
+    """Bytes of all of them."""
+
+
 class Arena:
-    """The blocks of one process."""
+    """The blocks of one process. From any thread."""
 
     def __init__(
         self, drop: Callable[[Block], None] = lambda block: None, make: Callable[[int], Piece] | None = None
     ) -> None:
-        """`drop` is called with a block that is used no more, so that others unmap it; where its memory
-        `outlasts` that, they give it back once more when they have. `make` gives memory of at least so many
-        bytes."""
+        """`drop` is called with a block that is not used any more, so that peers unmap it; where its memory
+        `outlasts` that, each peer returns the block once more afterwards. `make` returns memory of at least
+        the given bytes."""
+        self.make = make or Sealed
         self._blocks: dict[int, Block] = {}
         self._dropped: dict[int, Block] = {}
-        """What others still have open, and must not be freed before."""
+        """Blocks that a peer still has open, and that must not be freed before."""
         self._free: defaultdict[Hashable, list[Block]] = defaultdict(list)
         self._returned: deque[tuple[int, Hashable]] = deque()
-        self._taking = threading.Lock()
-        self._drop, self._memory = drop, make or Sealed
-        self._made = 0
+        self._lock = threading.Lock()
+        self._drop = drop
+        self._last_number = 0
 
     def take(self, use: Hashable, nbytes: int, holders: Iterable[Hashable]) -> Block:
-        """A free block of at least that many bytes, the one that was used last; a new one where none is free."""
-        with self._taking:
+        """Returns a free block of at least `nbytes`, the one that was used last; makes one where none is free."""
+        with self._lock:
             self._settle()
             free = self._free[use]
-            block = next((block for block in reversed(free) if block.nbytes >= nbytes), None)
+            block = next((one for one in reversed(free) if one.nbytes >= nbytes), None)
             if block is not None:
                 free.remove(block)
             else:
                 if free:
-                    self._forget(free.pop())  # a larger one takes its place
+                    self._discard(free.pop())  # a larger one replaces it
                 block = self._make(use, nbytes + nbytes // 4)
             block.holders = Counter(holders)
             return block
 
     def share(self, block: Block, holders: Iterable[Hashable]) -> None:
-        """Lends a block that somebody holds to others, too."""
-        with self._taking:
+        """Adds holders to a block that is held."""
+        with self._lock:
             block.holders.update(holders)
 
     def held(self, blocks: Iterable[Block], holder: Hashable) -> int:
-        """How often a holder still has to give one of these back."""
-        with self._taking:
+        """Returns how often a holder still has to return one of the blocks."""
+        with self._lock:
             self._settle()
             return sum(block.holders.get(holder, 0) for block in blocks)
 
     def has(self, use: Hashable, nbytes: int) -> bool:
-        """Whether a block is free."""
-        with self._taking:
+        """Whether a block of at least `nbytes` is free."""
+        with self._lock:
             self._settle()
             return any(block.nbytes >= nbytes for block in self._free[use])
 
     def count(self, use: Hashable) -> int:
-        """How many blocks of one use there are."""
+        """Returns the number of blocks of one use."""
         return sum(block.use == use for block in [*self._blocks.values()])
 
     def give_back(self, number: int, holder: Hashable) -> None:
-        """A holder needs a block no more: said on any thread, also by the garbage collector in the middle of
-        a `take`."""
+        """Returns a block of a holder. The garbage collector may call it in the middle of a `take`."""
         self._returned.append((number, holder))
 
+    def discard(self, block: Block) -> None:
+        """Drops a block that nobody holds."""
+        with self._lock:
+            self._settle()
+            self._free[block.use].remove(block)
+            self._discard(block)
+
+    def forget_holders(self, job_ranks: Collection[int]) -> None:
+        """Takes back the blocks of peers whose processes have been replaced."""
+        with self._lock:
+            self._settle()
+            for block in (*self._blocks.values(), *self._dropped.values()):
+                block.known = {(peer, write) for peer, write in block.known if peer not in job_ranks}
+            for number in [number for number, block in self._dropped.items() if not block.known]:
+                self._dropped.pop(number).memory.close()
+            for block in self._blocks.values():
+                gone = [holder for holder in block.holders if _job_rank_of(holder) in job_ranks]
+                for holder in gone:
+                    del block.holders[holder]
+                if gone and not block.holders:
+                    self._free[block.use].append(block)
+
+    def stats(self) -> ArenaStats:
+        with self._lock:
+            self._settle()
+            free = sum(map(len, self._free.values()))
+            nbytes = sum(block.nbytes for block in (*self._blocks.values(), *self._dropped.values()))
+            return ArenaStats(len(self._blocks), free, len(self._dropped), nbytes)
+
+    def close(self) -> None:
+        """Drops all blocks. Memory that outlasts them, and that a peer has open, ends with the process."""
+        with self._lock:
+            self._settle()
+            for block in [*self._blocks.values()]:
+                self._discard(block)
+            self._free.clear()
+
     def _settle(self) -> None:
-        """What was given back is free; what was never lent to who gives it back is left alone."""
+        """Frees what has been returned. What a holder did not have is ignored."""
         while self._returned:
             number, holder = self._returned.popleft()
             block = self._blocks.get(number)
             if block is None:
-                self._closed(number, holder)
+                self._on_closed(number, holder)
             elif holder in block.holders:
                 block.holders.subtract((holder,))
                 if not block.holders[holder]:
@@ -158,34 +206,22 @@ class Arena:
                 if not block.holders:
                     self._free[block.use].append(block)
 
-    def _closed(self, number: int, place: Hashable) -> None:
-        """A place has unmapped a block that was dropped."""
+    def _on_closed(self, number: int, peer: Hashable) -> None:
+        """A peer has unmapped a dropped block."""
         block = self._dropped.get(number)
         if block is not None:
-            block.known = {(other, write) for other, write in block.known if other != place}
+            block.known = {(other, write) for other, write in block.known if other != peer}
             if not block.known:
                 self._dropped.pop(number).memory.close()
 
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for block in (*self._blocks.values(), *self._dropped.values()))
-
-    def close(self) -> None:
-        """What others still have open, and outlasts them, is left to the end of the process."""
-        with self._taking:
-            self._settle()
-            for block in [*self._blocks.values()]:
-                self._forget(block)
-            self._free.clear()
-
     def _make(self, use: Hashable, nbytes: int) -> Block:
-        piece = self._memory(-(-max(nbytes, 1) // GRAIN) * GRAIN)
-        self._made += 1
-        block = Block(self._made, piece, use)
+        piece = self.make(-(-max(nbytes, 1) // GRAIN) * GRAIN)
+        self._last_number += 1
+        block = Block(self._last_number, piece, use)
         self._blocks[block.number] = block
         return block
 
-    def _forget(self, block: Block) -> None:
+    def _discard(self, block: Block) -> None:
         del self._blocks[block.number]
         self._drop(block)
         if block.memory.outlasts and block.known:
@@ -194,9 +230,13 @@ class Arena:
             block.memory.close()
 
 
+def _job_rank_of(holder: Hashable) -> Hashable:
+    """Holders are job ranks or (job rank, tag)."""
+    return holder[0] if isinstance(holder, tuple) else holder
+
+
 class Pages:
-    """A file's pages, mapped until this object dies. Python's own `mmap` would keep a descriptor of its own
-    open for each."""
+    """Pages of a file, mapped until this object dies. Python's `mmap` would keep a descriptor open for each."""
 
     def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
         """Raises `OSError`."""
@@ -209,7 +249,7 @@ class Mapped:
     """A block in this process's address space."""
 
     def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
-        """Raises `ArenaError` where the file is smaller, or could become so while it is read."""
+        """Raises `ArenaError` where the file is smaller, or could shrink while it is read."""
         try:
             if (
                 not 0 < nbytes <= os.fstat(file).st_size
@@ -223,8 +263,11 @@ class Mapped:
         # a tensor of a read-only buffer makes torch warn, and the pages themselves refuse to be written
         self._bytes = memoryview((ctypes.c_uint8 * nbytes).from_address(self.address))
 
+    def contains(self, address: int, nbytes: int) -> bool:
+        return self.address <= address and address + nbytes <= self.address + self.nbytes
+
     def view(self, at: int, nbytes: int, gone: Callable[[], None] | None = None) -> Tensor:
-        """uint8 `[nbytes]`. `gone` is called when the last tensor that was derived from it dies, on any
+        """Returns uint8 `[nbytes]`. `gone` is called when the last tensor derived from it dies, on any
         thread."""
         if not 0 <= at <= at + nbytes <= self.nbytes:
             raise ArenaError(f"bytes {at} to {at + nbytes} of {self.nbytes}")
@@ -234,13 +277,13 @@ class Mapped:
 
 
 def _after(mapped: Mapped, gone: Callable[[], None] | None) -> None:
-    """What is left to do for a view that died; it kept the pages mapped until here."""
+    """Finalizer of a view. Its reference to `mapped` kept the pages mapped until here."""
     if gone:
         gone()
 
 
 class Sealed(Mapped):
-    """A memfd of this process's making; who maps it keeps it, whatever becomes of it here."""
+    """A memfd that this process makes. Processes that map it keep it, whatever becomes of it here."""
 
     handle = b""
     outlasts = False
@@ -255,13 +298,12 @@ class Sealed(Mapped):
             os.ftruncate(self.file, nbytes)
             fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, _SEALS)
             super().__init__(self.file, nbytes, write=True)
-        except (OSError, ArenaError) as error:
+        except ArenaError:
             os.close(self.file)
-            raise (
-                error
-                if isinstance(error, ArenaError)
-                else ArenaError(f"memory of {nbytes} bytes: {error.strerror}")
-            ) from None
+            raise
+        except OSError as error:
+            os.close(self.file)
+            raise ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
 
     def close(self) -> None:
         os.close(self.file)

@@ -1,18 +1,17 @@
-"""What a worker lends to the others of its node: memory for frames, and tensors that go beside them as they
-lie.
+"""Memory that a worker leases to the other workers of its node: for frames, and for tensors out of band.
 
-    frame       a block of the arena, which all who get it read; small ones need none
-    room        a block that an endpoint writes its result to (`alloc`), and that its takers then read
-    device      a block of the worker's device (`devices.ondevice`)
+    frame          a block of the arena that all receivers read; a small frame needs none
+    registered     a block that an endpoint writes its result to (`alloc`) and that receivers then read
+    device         a block of the worker's device (`devices.device_buffers`)
 
-Blocks go round. Who keeps what it was lent gets no more of it once it has some frames' worth: it is named.
+Blocks are used again. A receiver that keeps some frames' worth of blocks gets no more and is named.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,201 +20,232 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.devices.backend import DeviceError, laid
-from meshctl.runtime.devices.device_buffers import Lent, OnDevice
+from meshctl.runtime.devices.device_buffers import DeviceBuffer, DeviceBuffers
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block
-from meshctl.runtime.transports.buffers.memcpy import is_mappable, is_plain
-from meshctl.runtime.transports.data_plane import Delivery, Held, Loan, Transport
+from meshctl.runtime.transports.buffers.mapped_concat import starts_page
+from meshctl.runtime.transports.buffers.memcpy import is_plain
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.transports.errors import BuffersHeld
+from meshctl.runtime.transports.transport import Delivery, Lease
 
-INLINE = 4096
-"""Bytes of a frame, and of a tensor, that are as well copied into a message."""
-ALLOC = 1 << 16
-"""Bytes from which on `alloc` gives memory that others read."""
-SOON = 0.25
-"""Seconds to wait for a block to come back, where there is one for each slot and one that is read, before
-there is another one."""
-HELD = 8
-"""Blocks that a receiver may hold beside those that are under way to it."""
+INLINE_MAX = 4096
+"""Largest frame, and largest tensor, in bytes, that is as well copied into a message."""
+ALLOC_MIN = 1 << 16
+"""Smallest `alloc`, in bytes, that receivers read in place."""
+RETURN_WAIT_S = 0.25
+"""Seconds to wait for a block to come back before another one is made, where there is already one for each
+slot and one that is being read."""
+MAX_HELD = 8
+"""Blocks that a receiver may hold besides those that are in flight to it."""
 
 
 @dataclass(frozen=True)
-class Lying:
-    """A tensor in a room."""
+class BufferRef:
+    """A tensor in a registered buffer."""
 
     block: Block
-    at: int
+    offset: int
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What is known of a loan: its block, where it has one, and what lies beside it."""
+class LeaseState:
+    """The block of a lease, where it has one, and its out-of-band tensors."""
 
     block: Block | None
-    beside: tuple[Lying | Lent, ...] = ()
+    out_of_band: tuple[BufferRef | DeviceBuffer, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Room:
+class RegisteredBuffer:
     """The use of a block that an endpoint writes to."""
 
     nbytes: int
 
 
-class Lending:
-    def __init__(self, transport: Transport, drop: Callable[[Block], None]) -> None:
-        """`drop` tells others of a block that is used no more."""
-        self.arena = Arena(self._dropped)
-        self.rooms: dict[int, Block] = {}
-        """By their addresses."""
-        self.device: OnDevice | None = None
-        self._transport, self._drop = transport, drop
-        self._most: Counter[int] = Counter()
-        """By lane, the tensors that went beside one frame."""
-        self._closed = False
+@dataclass(frozen=True)
+class PoolStats:
+    blocks: int
+    """Blocks of this process, of frames and registered buffers."""
+    registered: int
+    """Registered buffers among them."""
+    nbytes: int
+    """Bytes of all blocks, with those that are dropped and that a peer still has open."""
+
+
+class BufferPool:
+    def __init__(self, data_plane: DataPlane, drop: Callable[[Block], None]) -> None:
+        """`drop` tells peers that a block is not used any more."""
+        self.arena = Arena(self._on_dropped)
+        self.registered: dict[int, Block] = {}
+        """Registered buffers by address."""
+        self.device: DeviceBuffers | None = None
+        self._data_plane, self._drop, self._job_rank = data_plane, drop, data_plane.job_rank
+        self._max_out_of_band: Counter[int] = Counter()
+        """By tag, the most tensors that went out of band with one frame."""
+        self._is_closed = False
+
+    def stats(self) -> PoolStats:
+        arena = self.arena.stats()
+        return PoolStats(arena.blocks, len(self.registered), arena.nbytes)
 
     def alloc(self, nbytes: int) -> Tensor | None:
-        if nbytes < ALLOC or self._closed:
+        """Returns a registered buffer, uint8 `[nbytes]`; None for a small one or where there is no memory."""
+        if nbytes < ALLOC_MIN or self._is_closed:
             return None
-        size = (
-            1 << (nbytes - 1).bit_length()
-        )  # so that there are few kinds; pages that nobody touches take no memory
+        # a power of 2, so that there are few kinds; pages that nobody touches take no memory
+        size = 1 << (nbytes - 1).bit_length()
         try:
-            block = self.arena.take(_Room(size), size, [self._transport.place])
+            block = self.arena.take(RegisteredBuffer(size), size, [self._job_rank])
         except ArenaError:
             return None
-        self.rooms[block.memory.address] = block
-        return self._own(block, 0, nbytes, self._transport.place)
+        self.registered[block.memory.address] = block
+        return self._own_view(block, 0, nbytes, self._job_rank)
 
-    def hands_over(self, to: Sequence[int], lent: bool, tensor: Tensor) -> bool:
-        if self.device and self.device.hands_over(to, tensor):
+    def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
+        """Whether a tensor can travel out of band (`Transport.accepts`)."""
+        if self.device and self.device.accepts(to, tensor):
             return True
-        return lent and tensor.nbytes > INLINE and self._is_in_room(tensor)
+        return is_final and tensor.nbytes > INLINE_MAX and self._is_registered(tensor)
 
-    def lies_mappable(self, tensor: Tensor) -> bool:
-        return self._is_in_room(tensor) and is_mappable(tensor.data_ptr(), tensor.nbytes, last=True)
+    def is_mappable(self, tensor: Tensor) -> bool:
+        return self._is_registered(tensor) and starts_page(tensor)
 
-    def _is_in_room(self, tensor: Tensor) -> bool:
-        return bool(self.rooms) and is_plain(tensor) and tensor.untyped_storage().data_ptr() in self.rooms
+    def _is_registered(self, tensor: Tensor) -> bool:
+        if not self.registered or not is_plain(tensor):
+            return False
+        return tensor.untyped_storage().data_ptr() in self.registered
 
-    def lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor]) -> Loan:
-        """Raises `Held`, `Full`, `PeerLost`."""
+    def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor]) -> Lease:
+        """Raises `BuffersHeld`, `OutOfMemory`, `PeerLost`."""
         try:
-            return self._lend(to, lane, nbytes, beside)
+            return self._lease(to, tag, nbytes, out_of_band)
         except (ArenaError, DeviceError) as error:
-            raise self._transport.full(
-                nbytes + sum(tensor.nbytes for tensor in beside), lane, error
-            ) from None
+            total = nbytes + sum(tensor.nbytes for tensor in out_of_band)
+            raise self._data_plane.out_of_memory(total, tag, error) from None
 
-    def _lend(self, to: Sequence[int], lane: int, nbytes: int, beside: Sequence[Tensor]) -> Loan:
-        lent = self._lent_beside(to, lane, beside) if beside else ()
-        if nbytes <= INLINE:
-            return Loan(tuple(to), lane, torch.empty(nbytes, dtype=torch.uint8), beside, Kept(None, lent))
-        use = (lane, tuple(to))
+    def _lease(self, to: Sequence[int], tag: int, nbytes: int, tensors: Sequence[Tensor]) -> Lease:
+        out_of_band = self._lease_out_of_band(to, tag, tensors) if tensors else ()
+        if nbytes <= INLINE_MAX:
+            frame = torch.empty(nbytes, dtype=torch.uint8)
+            return Lease(tuple(to), tag, frame, tensors, LeaseState(None, out_of_band))
+        use = (tag, tuple(to))
         self._await_block(self.arena, use, nbytes)
         block = self.arena.take(use, nbytes, to)
-        return Loan(tuple(to), lane, block.memory.view(0, nbytes), beside, Kept(block, lent))
+        return Lease(tuple(to), tag, block.memory.view(0, nbytes), tensors, LeaseState(block, out_of_band))
 
-    def own(self, loan: Loan) -> Delivery:
-        """What this place itself gets of a loan."""
-        kept: Kept | None = loan.kept
-        if kept is None:
-            return Delivery(loan.inline)
-        frame = self._own(kept.block, 0, len(loan.frame), self._transport.place) if kept.block else loan.frame
-        return Delivery(frame, [self._own_beside(loan.lane, one) for one in kept.beside])
+    def own_delivery(self, lease: Lease) -> Delivery:
+        """Returns what this job rank itself receives of a lease."""
+        state: LeaseState | None = lease.state
+        if state is None:
+            return Delivery(lease.inline)
+        frame = lease.frame
+        if state.block:
+            frame = self._own_view(state.block, 0, len(frame), self._job_rank)
+        return Delivery(frame, [self._own_out_of_band(lease.tag, one) for one in state.out_of_band])
+
+    def forget_peers(self, job_ranks: Collection[int]) -> None:
+        """Takes back all that peers of an older generation hold."""
+        for arena in (self.arena, self.device.arena if self.device else None):
+            if arena:
+                arena.forget_holders(job_ranks)
+        if self.device:
+            self.device.close_peers(job_ranks)
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         self.arena.close()
         if self.device:
             self.device.close()
 
     def forget(self) -> None:
-        """In a forked child: all of it is its parent's."""
-        self._closed = True
-        self.rooms.clear()
+        """In a forked child: all blocks belong to the parent process."""
+        self._is_closed = True
+        self.registered.clear()
 
-    # Beside frames
+    # Out of band
 
-    def _lent_beside(
-        self, to: Sequence[int], lane: int, tensors: Sequence[Tensor]
-    ) -> tuple[Lying | Lent, ...]:
-        on_device = [tensor for tensor in tensors if self.device and self.device.hands_over(to, tensor)]
-        lent = {id(one.tensor): one for one in self._lent_on_device(to, lane, on_device)}
-        if len(lent) < len(tensors):
-            self._await_rooms(to, lane, len(tensors))
-        return tuple(lent.get(id(tensor)) or self._lying(to, lane, tensor) for tensor in tensors)
+    def _lease_out_of_band(
+        self, to: Sequence[int], tag: int, tensors: Sequence[Tensor]
+    ) -> tuple[BufferRef | DeviceBuffer, ...]:
+        on_device = [tensor for tensor in tensors if self.device and self.device.accepts(to, tensor)]
+        leased = {id(one.tensor): one for one in self._lease_on_device(to, tag, on_device)}
+        if len(leased) < len(tensors):
+            self._await_registered(to, tag, len(tensors))
+        return tuple(leased.get(id(tensor)) or self._reference(to, tag, tensor) for tensor in tensors)
 
-    def _lent_on_device(self, to: Sequence[int], lane: int, tensors: Sequence[Tensor]) -> Sequence[Lent]:
+    def _lease_on_device(
+        self, to: Sequence[int], tag: int, tensors: Sequence[Tensor]
+    ) -> Sequence[DeviceBuffer]:
         if not tensors or not self.device:
             return ()
-        use = (lane, tuple(to))
+        use = (tag, tuple(to))
         if self.device.readers(to):
             _, total = laid([tensor.nbytes for tensor in tensors])
             self._await_block(self.device.arena, use, total)
-        lent = self.device.lend(to, use, tensors)
+        leased = self.device.lease(to, use, tensors)
         self.device.finish()
-        return lent
+        return leased
 
-    def _lying(self, to: Sequence[int], lane: int, tensor: Tensor) -> Lying:
-        block = self.rooms[tensor.untyped_storage().data_ptr()]
-        self.arena.share(block, ((place, lane) for place in to))
-        return Lying(block, tensor.data_ptr() - block.memory.address, tensor.nbytes)
+    def _reference(self, to: Sequence[int], tag: int, tensor: Tensor) -> BufferRef:
+        block = self.registered[tensor.untyped_storage().data_ptr()]
+        self.arena.share(block, ((receiver, tag) for receiver in to))
+        return BufferRef(block, tensor.data_ptr() - block.memory.address, tensor.nbytes)
 
-    def _own_beside(self, lane: int, one: Lying | Lent) -> Tensor:
-        if isinstance(one, Lying):
-            return self._own(one.block, one.at, one.nbytes, (self._transport.place, lane))
+    def _own_out_of_band(self, tag: int, one: BufferRef | DeviceBuffer) -> Tensor:
+        if isinstance(one, BufferRef):
+            return self._own_view(one.block, one.offset, one.nbytes, (self._job_rank, tag))
         assert self.device
-        return self.device.own(one)
+        return self.device.own_view(one)
 
-    def _own(self, block: Block, at: int, nbytes: int, holder: Hashable) -> Tensor:
-        return block.memory.view(at, nbytes, partial(self.arena.give_back, block.number, holder))
+    def _own_view(self, block: Block, offset: int, nbytes: int, holder: Hashable) -> Tensor:
+        return block.memory.view(offset, nbytes, partial(self.arena.give_back, block.number, holder))
 
     # Waiting
 
     def _await_block(self, arena: Arena, use: tuple[Any, ...], nbytes: int) -> None:
-        """One may be about to come back, and fresh memory is many times slower. Raises `Held`."""
+        """Waits a little for a block that may be about to come back, as fresh memory is many times slower.
+        Raises `BuffersHeld`."""
         if arena.has(use, nbytes):
             return
-        lane, to, *_ = use
+        tag, to, *_ = use
         count = arena.count(use)
-        enough = count > self._transport.slots(lane)
-        until = time.monotonic() + (SOON if enough else 0.0)
+        are_enough = count > self._data_plane.slots(tag)
+        until = time.monotonic() + (RETURN_WAIT_S if are_enough else 0.0)
         while True:
-            self._look(to, lane, until)
-            if arena.has(use, 0 if enough else nbytes):  # one that is too small is replaced
+            self._poll(to, tag, until)
+            if arena.has(use, 0 if are_enough else nbytes):  # one that is too small is replaced
                 return
             if time.monotonic() >= until:
                 break
-        if count >= self._bound(lane):
+        if count >= self._max_frames(tag):
             raise self._held(to, count)
 
-    def _await_rooms(self, to: Sequence[int], lane: int, count: int) -> None:
-        """Whoever is given tensors beside frames gives them back. Raises `Held`."""
-        self._most[lane] = max(self._most[lane], count)
-        until = time.monotonic() + SOON
-        for place in to:
-            while (held := self.arena.held([*self.rooms.values()], (place, lane))) >= self._bound(
-                lane
-            ) * self._most[lane]:
+    def _await_registered(self, to: Sequence[int], tag: int, count: int) -> None:
+        """Waits for receivers that hold too many out-of-band tensors. Raises `BuffersHeld`."""
+        self._max_out_of_band[tag] = max(self._max_out_of_band[tag], count)
+        allowed = self._max_frames(tag) * self._max_out_of_band[tag]
+        until = time.monotonic() + RETURN_WAIT_S
+        for receiver in to:
+            while (held := self.arena.held([*self.registered.values()], (receiver, tag))) >= allowed:
                 if time.monotonic() >= until:
-                    raise self._held([place], held)
-                self._look(to, lane, until)
+                    raise self._held([receiver], held)
+                self._poll(to, tag, until)
 
-    def _look(self, to: Sequence[int], lane: int, until: float) -> None:
-        """Hears what has come. Raises `PeerLost`."""
-        self._transport.look(max(0.0, until - time.monotonic()))
-        for place in to:
-            self._transport.check(place, lane)
+    def _poll(self, to: Sequence[int], tag: int, until: float) -> None:
+        """Handles what has arrived. Raises `PeerLost`."""
+        self._data_plane.poll(max(0.0, until - time.monotonic()))
+        for receiver in to:
+            self._data_plane.check(receiver, tag)
 
-    def _bound(self, lane: int) -> int:
-        """Frames that a receiver may hold beside the one that comes: those that are under way, and a few."""
-        return self._transport.slots(lane) + HELD
+    def _max_frames(self, tag: int) -> int:
+        """Returns how many frames a receiver may hold besides the one that comes."""
+        return self._data_plane.slots(tag) + MAX_HELD
 
-    def _held(self, to: Sequence[int], count: int) -> Held:
-        return Held(
-            f"{' or '.join(self._transport.who(place) for place in to)} still holds {count} of what it was lent"
-        )
+    def _held(self, to: Sequence[int], count: int) -> BuffersHeld:
+        names = " or ".join(map(self._data_plane.name_of, to))
+        return BuffersHeld(f"{names} still holds {count} of what it was lent")
 
-    def _dropped(self, block: Block) -> None:
-        self.rooms.pop(block.memory.address, None)
+    def _on_dropped(self, block: Block) -> None:
+        self.registered.pop(block.memory.address, None)
         self._drop(block)

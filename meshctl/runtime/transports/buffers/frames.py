@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
-from meshctl.runtime.transports.buffers.memcpy import by_libc, is_plain
+from meshctl.runtime.transports.buffers.memcpy import is_plain, use_memmove
 from meshctl.topology.samples import Grid
 
 MAGIC = b"MSH2"
 ALIGN = 64
-MOST_BESIDE = 1 << 12
+MAX_OUT_OF_BAND = 1 << 12
 """Tensors beside one frame; any more lie in it."""
 _PREFIX = struct.Struct("<4sI")
 _DTYPES = (
@@ -39,7 +39,7 @@ _DTYPES = (
 )  # fmt: skip
 """In an order that never changes: a header says the number."""
 _NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
-_TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG, _BESIDE = range(1, 7)
+_TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG, _OUT_OF_BAND = range(1, 7)
 """msgpack's extension types."""
 _DEPTH = 100
 """How deep extension types may lie in one another; each level is copied once more on its way."""
@@ -57,11 +57,11 @@ class Frame:
     """A value laid out: how many bytes it takes, and what goes where. Raises `FrameError` for anything but
     plain data, tensors, `Ragged` and `Batch`."""
 
-    def __init__(self, value: Any, beside: Callable[[Tensor], bool] = lambda tensor: False) -> None:
+    def __init__(self, value: Any, out_of_band: Callable[[Tensor], bool] = lambda tensor: False) -> None:
         """`beside` says which tensors are not copied into it."""
-        self.beside: list[Tensor] = []
+        self.out_of_band: list[Tensor] = []
         """They travel with the frame, in this order."""
-        self._stays = beside
+        self._stays = out_of_band
         self._tensors: list[tuple[Tensor, int]] = []
         self._known: dict[int, tuple[Tensor, msgpack.ExtType]] = {}
         """What was said of a tensor, by its identity, which is its own as long as it is kept here."""
@@ -74,7 +74,7 @@ class Frame:
     @property
     def moved(self) -> int:
         """Bytes, with those that stay beside it."""
-        return self.nbytes + sum(tensor.nbytes for tensor in self.beside)
+        return self.nbytes + sum(tensor.nbytes for tensor in self.out_of_band)
 
     def write(self, into: Tensor) -> Tensor:
         """Fills uint8 `[nbytes]` of this host's memory and returns it; room stays as it is."""
@@ -86,7 +86,7 @@ class Frame:
             begin, nbytes = self._start + at, tensor.nbytes
             if not nbytes or tensor.is_meta:
                 continue
-            if by_libc(nbytes) and is_plain(tensor):
+            if use_memmove(nbytes) and is_plain(tensor):
                 ctypes.memmove(memory + begin, tensor.data_ptr(), nbytes)
             else:
                 into[begin : begin + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -155,14 +155,14 @@ class Frame:
     def _said_of(self, tensor: Tensor) -> msgpack.ExtType:
         if why := not_sent(tensor):
             raise FrameError(why)
-        beside = len(self.beside) < MOST_BESIDE and self._stays(tensor)
-        kind, place = (_BESIDE, self._left) if beside else (_TENSOR, self._placed)
+        out_of_band = len(self.out_of_band) < MAX_OUT_OF_BAND and self._stays(tensor)
+        kind, place = (_OUT_OF_BAND, self._left) if out_of_band else (_TENSOR, self._placed)
         return msgpack.ExtType(kind, self._packed(place(tensor)))
 
     def _left(self, tensor: Tensor) -> list[Any]:
         """`[dtype, number, shape ...]` of one that stays beside the frame."""
-        self.beside.append(tensor)
-        return [_kind_of(tensor), len(self.beside) - 1, *tensor.shape]
+        self.out_of_band.append(tensor)
+        return [_kind_of(tensor), len(self.out_of_band) - 1, *tensor.shape]
 
     def _placed(self, tensor: Tensor) -> list[Any]:
         """`[dtype, offset, shape ...]`."""
@@ -206,7 +206,9 @@ def pack(value: Any) -> Tensor:
     return frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
 
 
-def unpack(frame: Tensor | bytes, beside: Sequence[Tensor] = (), device: torch.device | None = None) -> Any:
+def unpack(
+    frame: Tensor | bytes, out_of_band: Sequence[Tensor] = (), device: torch.device | None = None
+) -> Any:
     """The value of a frame, uint8 `[n]` or bytes, its tensors as views of it and of what came beside it, each
     uint8 `[n]` too; those of bytes are views of a copy. What lay on a device is put on this one. Raises
     `FrameError` for anything malformed."""
@@ -217,7 +219,7 @@ def unpack(frame: Tensor | bytes, beside: Sequence[Tensor] = (), device: torch.d
     end = _PREFIX.size + length
     if magic != MAGIC or end > size:
         raise FrameError("these bytes are no frame")
-    return _Reader(frame, size, _aligned(end), beside, device).value(_bytes_in(frame, _PREFIX.size, end))
+    return _Reader(frame, size, _aligned(end), out_of_band, device).value(_bytes_in(frame, _PREFIX.size, end))
 
 
 def _bytes_in(frame: Tensor | bytes, start: int, stop: int) -> bytes:
@@ -234,10 +236,10 @@ class _Reader:
         frame: Tensor | bytes,
         size: int,
         start: int,
-        beside: Sequence[Tensor],
+        out_of_band: Sequence[Tensor],
         device: torch.device | None,
     ) -> None:
-        self._frame, self._size, self._start, self._beside, self._depth = frame, size, start, beside, 0
+        self._frame, self._size, self._start, self._beside, self._depth = frame, size, start, out_of_band, 0
         self._device = device
         self._memory: bytearray | None = None
         """Of a frame that is bytes, once one of its tensors is read."""
@@ -273,7 +275,7 @@ class _Reader:
         inner = self.value(data)
         if kind == _TENSOR:
             return self._view(*inner)
-        if kind == _BESIDE:
+        if kind == _OUT_OF_BAND:
             return self._put(inner[0], self._seen(*inner))
         if kind == _RAGGED:
             return self._ragged_of(*inner)

@@ -1,4 +1,4 @@
-"""libc's calls on memory that Python's own `mmap` does not make."""
+"""Calls of libc on memory that Python's `mmap` does not offer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import ctypes
 import os
 
 MAYMOVE, FIXED = 1, 2
-"""Of `mremap`."""
+"""Flags of `mremap`."""
 POPULATE_READ = 22
-"""Of `madvise`, from Linux 5.14 on: all pages are there before they are asked for."""
+"""Advice of `madvise`, from Linux 5.14 on: make all pages present."""
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
-mmap, mremap, mprotect, munmap, madvise = (
-    _libc.mmap,
-    _libc.mremap,
-    _libc.mprotect,
-    _libc.munmap,
-    _libc.madvise,
-)
+mmap, mremap, mprotect = _libc.mmap, _libc.mremap, _libc.mprotect
+munmap, madvise = _libc.munmap, _libc.madvise
 mmap.restype = mremap.restype = ctypes.c_void_p
 mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
@@ -27,7 +22,7 @@ mprotect.argtypes = madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes
 
 
 def mapped(address: int | None) -> int:
-    """What `mmap` or `mremap` gave. Raises `OSError` where they have failed."""
+    """Returns the result of `mmap` or `mremap`. Raises `OSError` where they have failed."""
     if address is None or address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return address

@@ -1,9 +1,7 @@
-"""Tensors of several processes' memory as one: their pages are mapped one after another, and nothing is
-copied.
+"""Concatenation without a copy: pages of several processes' memory are mapped one after another.
 
-That takes tensors which begin at a page and, but for the last, end with one. Mapping costs more than small
-copies and is kept, since memory goes round: the next step's tensors mostly lie where those of some step
-before lay.
+Every tensor must start at a page and, except for the last, end at one. A mapping costs more than a small copy
+and is kept: memory is used again, so the next step's tensors mostly lie where those of an earlier step lay.
 """
 
 from __future__ import annotations
@@ -15,25 +13,35 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from meshctl.runtime.devices.from_address import over
+from meshctl.runtime.devices.from_address import tensor_at
 from meshctl.runtime.transports.buffers import libc
 from meshctl.runtime.transports.buffers.arena import Mapped
-from meshctl.runtime.transports.buffers.memcpy import PAGE, is_mappable, is_plain
+from meshctl.runtime.transports.buffers.memcpy import is_plain
 
-LEAST = 1 << 16
-"""Bytes from which mapping is worth it."""
-MOST = 1 << 10
-"""Mappings that are kept."""
-TIMES = 2
-"""How often the memory that is kept may be mapped: each time counts as this process's, for who looks at what
-it has."""
+PAGE = mmap.PAGESIZE
+MIN_BYTES = 1 << 16
+"""Smallest concatenation that is worth a mapping."""
+MAX_SPANS = 1 << 10
+"""Spans of all mappings that are kept."""
+MAX_TIMES_MAPPED = 2
+"""How often kept memory may be mapped, on average. Each time counts as memory of this process for tools."""
 _NO_ACCESS = 0
 _Spans = tuple[tuple[Mapped, int, int], ...]
-"""Memory, its first byte, and how many."""
+"""Memory, offset and bytes of each part."""
 
 
-class Strip:
-    """Mapped until this object dies."""
+def fits_pages(offset: int, nbytes: int, is_last: bool) -> bool:
+    """Whether bytes at an offset (or address) can be mapped behind others. Nothing comes after the last ones."""
+    return nbytes > 0 and not offset % PAGE and (is_last or not nbytes % PAGE)
+
+
+def starts_page(tensor: Tensor) -> bool:
+    """Whether a tensor can be the last part of a concatenation."""
+    return fits_pages(tensor.data_ptr(), tensor.nbytes, is_last=True)
+
+
+class PageMapping:
+    """Spans of memory mapped one after another, read-only, until this object dies."""
 
     def __init__(self, spans: _Spans) -> None:
         """Raises `OSError`."""
@@ -44,40 +52,44 @@ class Strip:
         )
         weakref.finalize(self, libc.munmap, self.address, total).atexit = False
         at = self.address
-        for (memory, begin, _), size in zip(spans, sizes, strict=True):
-            # of pages that are shared, and of an old size of 0, mremap makes a second mapping
-            libc.mapped(libc.mremap(memory.address + begin, 0, size, libc.MAYMOVE | libc.FIXED, at))
+        for (memory, offset, _), size in zip(spans, sizes, strict=True):
+            # mremap with an old size of 0 makes a second mapping of shared pages
+            libc.mapped(libc.mremap(memory.address + offset, 0, size, libc.MAYMOVE | libc.FIXED, at))
             at += size
-        libc.mprotect(
-            self.address, total, mmap.PROT_READ
-        )  # what lies in rooms of this process could be written
-        libc.madvise(self.address, total, libc.POPULATE_READ)  # one call for all the faults that would come
+        libc.mprotect(self.address, total, mmap.PROT_READ)  # this process may write to its own buffers
+        libc.madvise(self.address, total, libc.POPULATE_READ)  # one call instead of a fault per page
 
 
-class Strips:
-    """Those that were made lately."""
+class MappedConcat:
+    """Concatenates tensors in shared memory; keeps the mappings that were used last."""
 
     def __init__(self, memory_of: Callable[[int, int], Mapped | None]) -> None:
-        """`memory_of` gives the shared memory in which so many bytes at an address lie."""
+        """`memory_of` returns the shared memory that holds some bytes at an address."""
         self._memory_of = memory_of
-        self._kept: OrderedDict[_Spans, Strip] = OrderedDict()
+        self._kept: OrderedDict[_Spans, PageMapping] = OrderedDict()
 
-    def joined(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """The tensors along dim 0, of one dtype and row; none where they cannot be mapped."""
+    @property
+    def addresses(self) -> list[int]:
+        """Addresses of the mappings that are kept."""
+        return [mapping.address for mapping in self._kept.values()]
+
+    def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Returns the tensors as one, along dim 0; None where they cannot be mapped."""
         first = tensors[0]
-        if sum(tensor.nbytes for tensor in tensors) < LEAST or not all(map(is_plain, tensors)):
+        total = sum(tensor.nbytes for tensor in tensors)
+        if total < MIN_BYTES or not all(map(is_plain, tensors)):
             return None
         if any(tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:] for tensor in tensors):
             return None
         spans = self._spans(tensors)
-        strip = self._strip(spans) if spans else None
-        if strip is None:
+        mapping = self._mapping(spans) if spans else None
+        if mapping is None:
             return None
-        flat = over(strip.address, sum(tensor.nbytes for tensor in tensors), first.device, (strip, tensors))
+        flat = tensor_at(mapping.address, total, first.device, (mapping, tensors))
         return flat.view(first.dtype).view(sum(map(len, tensors)), *first.shape[1:])
 
     def forget(self, memory: Mapped) -> None:
-        """Of memory that is given up."""
+        """Drops the mappings of memory that is released."""
         for spans in [spans for spans in self._kept if any(one is memory for one, _, _ in spans)]:
             del self._kept[spans]
 
@@ -88,32 +100,30 @@ class Strips:
         found = []
         for number, tensor in enumerate(tensors, 1):
             address, nbytes = tensor.data_ptr(), tensor.nbytes
-            memory = (
-                self._memory_of(address, nbytes)
-                if is_mappable(address, nbytes, number == len(tensors))
-                else None
-            )
+            if not fits_pages(address, nbytes, number == len(tensors)):
+                return None
+            memory = self._memory_of(address, nbytes)
             if memory is None:
                 return None
             found.append((memory, address - memory.address, nbytes))
         return tuple(found)
 
-    def _strip(self, spans: _Spans) -> Strip | None:
-        strip = self._kept.get(spans)
-        if strip is None:
-            try:
-                strip = self._kept[spans] = Strip(spans)
-            except OSError:  # more mappings than a process may have
-                return None
-            while self._are_many():
-                self._kept.popitem(last=False)
-        else:
+    def _mapping(self, spans: _Spans) -> PageMapping | None:
+        mapping = self._kept.get(spans)
+        if mapping is not None:
             self._kept.move_to_end(spans)
-        return strip
+            return mapping
+        try:
+            mapping = self._kept[spans] = PageMapping(spans)
+        except OSError:  # more mappings than a process may have
+            return None
+        while self._are_too_many():
+            self._kept.popitem(last=False)
+        return mapping
 
-    def _are_many(self) -> bool:
+    def _are_too_many(self) -> bool:
         every = [span for spans in self._kept for span in spans]
-        return len(every) > MOST or _bytes_of(every) > TIMES * _bytes_of({*every})
+        return len(every) > MAX_SPANS or _bytes_of(every) > MAX_TIMES_MAPPED * _bytes_of({*every})
 
 
 def _bytes_of(spans: Iterable[tuple[Mapped, int, int]]) -> int:

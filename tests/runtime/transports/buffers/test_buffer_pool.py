@@ -18,10 +18,11 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.buffers.arena import GRAIN, ArenaError
-from meshctl.runtime.transports.buffers.buffer_pool import HELD, INLINE
-from meshctl.runtime.transports.buffers.frames import MOST_BESIDE, FrameError
-from meshctl.runtime.transports.data_plane import SLOTS, Full, Held, PeerLost
-from meshctl.runtime.transports.local import Local
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, MAX_HELD
+from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, FrameError
+from meshctl.runtime.transports.data_plane import SLOTS
+from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
+from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 from tests.runtime.hostile_world import BACK, LANE, Worker, World, met, pattern
@@ -69,9 +70,9 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
         for step in range(steps):
             batch = made(worker, rows, step)
             channel.send(batch, step, rows)
-            blocks = max(blocks, len(worker.local.lending.arena._blocks))
+            blocks = max(blocks, worker.local.pool.stats().blocks)
         worker.transport.close()
-        return [blocks, len(worker.local.lending.rooms), worker.local.nbytes]
+        return [blocks, len(worker.local.pool.registered), worker.local.pool.stats().nbytes]
 
     def taker(worker: Worker) -> bool:
         channel, rank = channel_to(worker), worker.place - 1
@@ -82,8 +83,8 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
         return True
 
     with World(giver, *[taker] * (places - 1)) as world:
-        blocks, rooms, left = world.gave()[0]
-    assert 4 <= blocks <= 2 * (SLOTS + 2 + HELD) and rooms == left == 0
+        blocks, registered, left = world.gave()[0]
+    assert 4 <= blocks <= 2 * (SLOTS + 2 + MAX_HELD) and registered == left == 0
 
 
 @pytest.mark.parametrize(
@@ -123,29 +124,28 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
                 ids=torch.arange(givers * rows)[own],
             )
             channel.send(batch, step, rows)
-            blocks = max(blocks, len(worker.local.lending.arena._blocks))
+            blocks = max(blocks, worker.local.pool.stats().blocks)
         del batch, x
         worker.transport.close()
-        return [blocks, worker.local.nbytes]
+        return [blocks, worker.local.pool.stats().nbytes]
 
     def taker(worker: Worker) -> list[bool]:
         channel, rank, kept = channel_to(worker), worker.place - givers, deque[tuple[int, Batch]](maxlen=2)
         mine = slice(rank // replicas * 2 * rows, (rank // replicas + 1) * 2 * rows)
-        strips = worker.local._strips._kept
         for step in range(steps):
             kept.append((step, channel.receive(step).value))
             for number, batch in kept:
                 assert torch.equal(batch["x"], whole(number)[mine])
                 assert torch.equal(batch["y"], torch.arange(givers * rows)[mine] + number)
-        held = any(strip.address == batch["x"].data_ptr() for strip in strips.values())
+        held = batch["x"].data_ptr() in worker.local.mapped_concat.addresses
         kept.clear()
         del batch
         worker.transport.close()
-        return [held, not strips]
+        return [held, not worker.local.mapped_concat.addresses]
 
     with World(*[giver] * givers, *[taker] * (2 * replicas)) as world:
         said = world.gave()
-    assert all(left == 0 and blocks <= 2 * (SLOTS + 3 + HELD) for blocks, left in said[:givers])
+    assert all(left == 0 and blocks <= 2 * (SLOTS + 3 + MAX_HELD) for blocks, left in said[:givers])
     first = alone // 2  # taker 0 gets what givers 0 and 1 made
     assert said[givers:] == [
         [mapped or (alone < givers and rank // replicas != first), True] for rank in range(2 * replicas)
@@ -154,21 +154,21 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
 
 def test_rooms_that_came_in_one_message_go_back_each_after_its_last_view() -> None:
     def giver(worker: Worker) -> list[int]:
-        rooms = [worker.transport.alloc(GRAIN).fill_(number) for number in range(3)]
-        worker.transport.send((1,), LANE, worker.transport.frame((1,), rooms, lent=True))
-        blocks = [*worker.local.lending.rooms.values()]
-        del rooms
+        registered = [worker.transport.alloc(GRAIN).fill_(number) for number in range(3)]
+        worker.transport.send((1,), LANE, worker.transport.frame((1,), registered, is_final=True))
+        blocks = [*worker.local.pool.registered.values()]
+        del registered
         held = []
         for _ in range(3):
             worker.hear()
             worker.look()
-            worker.local.lending.arena._settle()
+            worker.local.pool.arena.stats()
             held.append(sum(bool(block.holders) for block in blocks))
             worker.say("looked")
         return held
 
     def taker(worker: Worker) -> None:
-        came = worker.transport.hear(0, LANE)
+        came = worker.transport.receive_value(0, LANE)
         for left in (3, 1, 0):
             del came[left:]
             worker.say(f"{left} left")
@@ -187,25 +187,29 @@ def test_a_strip_goes_with_the_block_that_a_larger_one_replaces() -> None:
     def giver(worker: Worker) -> None:
         for nbytes in (GRAIN, 2 * GRAIN):
             worker.transport.send(
-                (2,), LANE, worker.transport.frame((2,), worker.transport.alloc(nbytes).fill_(7), lent=True)
+                (2,),
+                LANE,
+                worker.transport.frame((2,), worker.transport.alloc(nbytes).fill_(7), is_final=True),
             )
             worker.hear()
             worker.look()
-            for block in [*worker.local.lending.rooms.values()]:
-                worker.local.lending.arena._forget(block)
+            for block in [*worker.local.pool.registered.values()]:
+                worker.local.pool.arena.discard(block)
 
     def taker(worker: Worker) -> list[int]:
-        strips = []
+        counts = []
         for _ in range(2):
-            joined = worker.transport.cat([worker.transport.hear(0, LANE), worker.transport.hear(1, LANE)])
+            joined = worker.transport.concat(
+                [worker.transport.receive_value(0, LANE), worker.transport.receive_value(1, LANE)]
+            )
             assert (joined == 7).all()
-            strips.append(len(worker.local._strips._kept))
+            counts.append(len(worker.local.mapped_concat.addresses))
             del joined
             worker.say("read")
             worker.hear()
             worker.look()
-            strips.append(len(worker.local._strips._kept))
-        return strips
+            counts.append(len(worker.local.mapped_concat.addresses))
+        return counts
 
     with World(giver, giver, taker) as world:
         for _ in range(2):
@@ -224,9 +228,11 @@ def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> Non
                 room = worker.transport.alloc(GRAIN)
                 room.fill_(step)
                 worker.transport.send(
-                    (1,), LANE, worker.transport.frame((1,), room[step : step + 2 * INLINE], lent=True)
+                    (1,),
+                    LANE,
+                    worker.transport.frame((1,), room[step : step + 2 * INLINE_MAX], is_final=True),
                 )
-        except Held as held:
+        except BuffersHeld as held:
             return str(held)
         return ""
 
@@ -234,9 +240,9 @@ def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> Non
         kept = []
         with suppress(PeerLost):
             for _ in range(100):
-                kept.append(worker.transport.hear(0, LANE))
+                kept.append(worker.transport.receive_value(0, LANE))
                 assert all(
-                    bool((room == number).all()) and len(room) == 2 * INLINE
+                    bool((room == number).all()) and len(room) == 2 * INLINE_MAX
                     for number, room in enumerate(kept)
                 )
         return len(kept)
@@ -244,32 +250,34 @@ def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> Non
     with World(giver, taker) as world:
         [said] = world.gave(0)
         world.kill(0)
-        assert said == f"place 1 still holds {SLOTS + HELD} of what it was lent"
-        assert world.gave(1) == [SLOTS + HELD]
+        assert said == f"place 1 still holds {SLOTS + MAX_HELD} of what it was lent"
+        assert world.gave(1) == [SLOTS + MAX_HELD]
 
 
 def test_who_holds_what_on_one_lane_may_be_given_more_on_others() -> None:
     """One tensor, and others that nobody was given, while the taker is busy; the own place is among those who
     get it."""
-    lanes = range(LANE, LANE + 8)
+    tags = range(LANE, LANE + 8)
 
     def giver(worker: Worker) -> bool:
-        rooms = [worker.transport.alloc(GRAIN).fill_(number) for number in range(SLOTS + HELD + 4)]
-        for lane in lanes:
+        registered = [worker.transport.alloc(GRAIN).fill_(number) for number in range(SLOTS + MAX_HELD + 4)]
+        for tag in tags:
             for _ in range(SLOTS):
-                worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), rooms[0], lent=True))
+                worker.transport.send(
+                    (0, 1), tag, worker.transport.frame((0, 1), registered[0], is_final=True)
+                )
         worker.say("sent")
-        for lane in lanes:
+        for tag in tags:
             for _ in range(SLOTS):
-                assert not worker.transport.hear(0, lane).any()
+                assert not worker.transport.receive_value(0, tag).any()
         worker.transport.close()
         return True
 
     def taker(worker: Worker) -> bool:
         worker.hear()
-        for lane in lanes:
+        for tag in tags:
             for _ in range(SLOTS):
-                assert not worker.transport.hear(0, lane).any()
+                assert not worker.transport.receive_value(0, tag).any()
         worker.transport.close()
         return True
 
@@ -288,50 +296,51 @@ def test_what_may_still_be_written_is_copied_and_so_is_what_does_not_say_what_it
             "conjugate": numbers.conj(),
             "negative": numbers.conj().imag,
             "strided": room[::2],
-            "small": room[:INLINE],
+            "small": room[:INLINE_MAX],
         }
-        assert not transport.frame((1,), room).beside
-        assert [tensor.nbytes for tensor in transport.frame((1,), shown, lent=True).beside] == [GRAIN]
-        rows = [room[number : number + INLINE + 1] for number in range(MOST_BESIDE + 10)]
-        assert len(transport.frame((1,), rows, lent=True).beside) == MOST_BESIDE
+        assert not transport.frame((1,), room).out_of_band
+        assert [tensor.nbytes for tensor in transport.frame((1,), shown, is_final=True).out_of_band] == [
+            GRAIN
+        ]
+        rows = [room[number : number + INLINE_MAX + 1] for number in range(MAX_OUT_OF_BAND + 10)]
+        assert len(transport.frame((1,), rows, is_final=True).out_of_band) == MAX_OUT_OF_BAND
         with pytest.raises(FrameError, match="sparse"):
-            transport.frame((1,), torch.zeros(3, 3).to_sparse(), lent=True)
+            transport.frame((1,), torch.zeros(3, 3).to_sparse(), is_final=True)
 
 
 def test_memory_that_cannot_be_shared_is_memory_all_the_same() -> None:
     with met() as (transport, _):
         before = len(os.listdir("/proc/self/fd"))
-        rooms = [transport.alloc(GRAIN) for _ in range(8)]
+        registered = [transport.alloc(GRAIN) for _ in range(8)]
         assert len(os.listdir("/proc/self/fd")) - before == 8, "one descriptor for each"
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
         try:
-            rooms += [transport.alloc(GRAIN).fill_(1) for _ in range(8)]
+            registered += [transport.alloc(GRAIN).fill_(1) for _ in range(8)]
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert len(transport.frame((1,), rooms, lent=True).beside) < 16
+        assert len(transport.frame((1,), registered, is_final=True).out_of_band) < 16
 
 
 def test_no_memory_for_a_frame_is_an_error_that_names_its_route(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(nbytes: int) -> None:
         raise ArenaError(f"memory of {nbytes} bytes: Cannot allocate memory")
 
-    with met() as (transport, _):
-        monkeypatch.setattr(transport, "_route", lambda lane: {LANE: "a -> b"}[lane])
-        local = transport.way(1)
-        assert isinstance(local, Local)
-        monkeypatch.setattr(local.lending.arena, "_memory", refuse)
+    with met(route_of=lambda tag: {LANE: "a -> b"}[tag]) as (transport, _):
+        local = transport.transport_to(1)
+        assert isinstance(local, LocalTransport)
+        monkeypatch.setattr(local.pool.arena, "make", refuse)
         with pytest.raises(
-            Full,
+            OutOfMemory,
             match=r"^cannot get 70,000 bytes for `a -> b`: memory of 131072 bytes: Cannot allocate memory$",
         ):
-            transport.lend((1,), LANE, 70_000)
+            transport.lease((1,), LANE, 70_000)
 
 
 def test_a_forked_child_neither_writes_to_our_memory_nor_speaks_in_our_name() -> None:
     def giver(worker: Worker) -> list[int]:
         room = worker.transport.alloc(GRAIN).fill_(9)
-        worker.transport.send((1,), LANE, worker.transport.frame((1,), room, lent=True))
+        worker.transport.send((1,), LANE, worker.transport.frame((1,), room, is_final=True))
         del room
         if not (child := os.fork()):
             worker.transport.alloc(GRAIN).fill_(77)
@@ -345,7 +354,7 @@ def test_a_forked_child_neither_writes_to_our_memory_nor_speaks_in_our_name() ->
         return [int(fresh[0])]
 
     def taker(worker: Worker) -> list[int]:
-        came = worker.transport.hear(0, LANE)
+        came = worker.transport.receive_value(0, LANE)
         if not (child := os.fork()):
             del came
             gc.collect()
@@ -369,11 +378,11 @@ def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
     def giver(worker: Worker) -> list[int]:
         room = worker.transport.alloc(GRAIN)
         room.fill_(7)
-        for lane in (LANE, BACK):
-            worker.transport.send((0, 1), lane, worker.transport.frame((0, 1), room, lent=True))
-        own = [worker.transport.hear(0, lane) for lane in (LANE, BACK)]
+        for tag in (LANE, BACK):
+            worker.transport.send((0, 1), tag, worker.transport.frame((0, 1), room, is_final=True))
+        own = [worker.transport.receive_value(0, tag) for tag in (LANE, BACK)]
         assert all(torch.equal(tensor, room) for tensor in own)
-        [block] = worker.local.lending.rooms.values()
+        [block] = worker.local.pool.registered.values()
         held = []
         for drop in (
             lambda: own.pop(),
@@ -384,10 +393,10 @@ def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
             drop()
             worker.hear()
             worker.look()
-            worker.local.lending.arena._settle()
+            worker.local.pool.arena.stats()
             held.append(sum(block.holders.values()))
         del room
-        worker.local.lending.arena._settle()
+        worker.local.pool.arena.stats()
         return [
             *held,
             sum(block.holders.values()),
@@ -395,7 +404,7 @@ def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
         ]
 
     def taker(worker: Worker) -> None:
-        kept = [worker.transport.hear(0, lane) for lane in (LANE, BACK)]
+        kept = [worker.transport.receive_value(0, tag) for tag in (LANE, BACK)]
         assert all(tensor.tolist() == [7] * GRAIN for tensor in kept)
         worker.say("took")
         for _ in range(2):

@@ -117,8 +117,8 @@ def test_ids_that_count_are_as_many_as_the_samples_and_fit(ids: list[Any]) -> No
 
 def test_ids_that_count_need_no_place_where_columns_travel_beside_the_frame() -> None:
     batch = Batch({"x": torch.arange(40.0)}, ids=Grid(5, (40,)))
-    frame = Frame(batch, beside=lambda tensor: True)
-    [column] = frame.beside
+    frame = Frame(batch, out_of_band=lambda tensor: True)
+    [column] = frame.out_of_band
     back = unpack(frame.inline(), [column.view(torch.uint8)])
     assert back["x"].data_ptr() == column.data_ptr() and back.known_ids == Grid(5, (40,))
 
@@ -241,7 +241,7 @@ def test_bytes_of() -> None:
 def test_a_tensor_beside_a_frame_is_found_again():
     near, far = torch.arange(6, dtype=torch.int64).view(2, 3), torch.randn(4)
     frame = Frame(Batch({"near": near[:, :1], "far": far[:2]}), lambda tensor: tensor.dtype == torch.float32)
-    assert [tensor.tolist() for tensor in frame.beside] == [far[:2].tolist()]
+    assert [tensor.tolist() for tensor in frame.out_of_band] == [far[:2].tolist()]
     whole = frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
     found = unpack(whole, [far[:2].view(torch.uint8)])
     assert torch.equal(found["near"], near[:, :1]) and torch.equal(found["far"], far[:2])

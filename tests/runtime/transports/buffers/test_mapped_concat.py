@@ -17,7 +17,7 @@ from torch import Tensor
 
 from meshctl.runtime.transports.buffers import libc, mapped_concat
 from meshctl.runtime.transports.buffers.arena import GRAIN, Mapped, Sealed
-from meshctl.runtime.transports.buffers.mapped_concat import LEAST, PAGE, TIMES, Strips
+from meshctl.runtime.transports.buffers.mapped_concat import MAX_TIMES_MAPPED, MIN_BYTES, PAGE, MappedConcat
 
 
 class Shelf:
@@ -28,7 +28,7 @@ class Shelf:
         for number, block in enumerate(self.written):
             block.view(0, nbytes).copy_((torch.arange(nbytes) * 7 + number).to(torch.uint8))
         self.mapped = [Mapped(block.file, nbytes, write=False) for block in self.written]
-        self.strips = Strips(self.memory_of)
+        self.mapped_concat = MappedConcat(self.memory_of)
         self.gone: list[int] = []
 
     def memory_of(self, address: int, nbytes: int) -> Mapped | None:
@@ -64,14 +64,14 @@ def mapped(what: str = "memfd:meshctl") -> int:
 
 def test_it_is_the_same_memory(shelf: Shelf) -> None:
     parts = [shelf.view(0, PAGE, 2 * GRAIN), shelf.view(1, 0, GRAIN + 3)]
-    joined = shelf.strips.joined(parts)
+    joined = shelf.mapped_concat.concat(parts)
     assert joined is not None and torch.equal(joined, torch.cat(parts))
     shelf.written[1].view(0, 1).fill_(200)
     assert joined[2 * GRAIN] == 200, "nothing was copied"
 
 
 def test_who_made_the_parts_gets_them_back_when_nobody_reads_what_was_joined(shelf: Shelf) -> None:
-    joined = shelf.strips.joined([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
+    joined = shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
     assert joined is not None
     derived = joined.view(torch.int64)[GRAIN // 8 + 1 :]
     del joined
@@ -82,9 +82,9 @@ def test_who_made_the_parts_gets_them_back_when_nobody_reads_what_was_joined(she
 
 def test_memory_that_is_given_up_is_unmapped_when_nobody_reads_it(shelf: Shelf) -> None:
     before = mapped()
-    joined = shelf.strips.joined([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
+    joined = shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
     assert joined is not None and mapped() == before + 2 * GRAIN
-    shelf.strips.forget(shelf.mapped[0])
+    shelf.mapped_concat.forget(shelf.mapped[0])
     assert torch.equal(joined[:GRAIN], shelf.written[0].view(0, GRAIN)), "it is still read"
     del joined
     assert mapped() == before
@@ -93,9 +93,11 @@ def test_memory_that_is_given_up_is_unmapped_when_nobody_reads_it(shelf: Shelf) 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many mappings each strip has that is made from now on."""
     made: list[int] = []
-    init = mapped_concat.Strip.__init__
+    init = mapped_concat.PageMapping.__init__
     monkeypatch.setattr(
-        mapped_concat.Strip, "__init__", lambda self, spans: (made.append(len(spans)), init(self, spans))[1]
+        mapped_concat.PageMapping,
+        "__init__",
+        lambda self, spans: (made.append(len(spans)), init(self, spans))[1],
     )
     return made
 
@@ -104,9 +106,11 @@ def test_what_goes_round_is_mapped_once(shelf: Shelf, monkeypatch: pytest.Monkey
     made, before = counted(monkeypatch), mapped()
     for _ in range(5):
         for at in (0, GRAIN, 2 * GRAIN):
-            assert shelf.strips.joined([shelf.view(0, at, GRAIN), shelf.view(1, at, GRAIN)]) is not None
+            assert (
+                shelf.mapped_concat.concat([shelf.view(0, at, GRAIN), shelf.view(1, at, GRAIN)]) is not None
+            )
     assert made == [2, 2, 2] and mapped() == before + 6 * GRAIN
-    shelf.strips.clear()
+    shelf.mapped_concat.clear()
     assert mapped() == before
 
 
@@ -118,12 +122,14 @@ def test_memory_that_is_joined_in_many_ways_is_not_mapped_for_all_of_them(
     for one in range(8):
         for other in range(8):
             assert (
-                shelf.strips.joined([shelf.view(0, one * GRAIN, GRAIN), shelf.view(1, other * GRAIN, GRAIN)])
+                shelf.mapped_concat.concat(
+                    [shelf.view(0, one * GRAIN, GRAIN), shelf.view(1, other * GRAIN, GRAIN)]
+                )
                 is not None
             )
-            assert mapped() - before <= TIMES * 16 * GRAIN
-    monkeypatch.setattr(mapped_concat, "MOST", 6)
-    assert shelf.strips.joined([shelf.view(1, 0, GRAIN), shelf.view(0, 0, GRAIN)]) is not None
+            assert mapped() - before <= MAX_TIMES_MAPPED * 16 * GRAIN
+    monkeypatch.setattr(mapped_concat, "MAX_SPANS", 6)
+    assert shelf.mapped_concat.concat([shelf.view(1, 0, GRAIN), shelf.view(0, 0, GRAIN)]) is not None
     assert mapped() - before == 6 * GRAIN
     shelf.close()
 
@@ -131,7 +137,7 @@ def test_memory_that_is_joined_in_many_ways_is_not_mapped_for_all_of_them(
 def test_memory_of_this_process_alone_is_not_mapped(shelf: Shelf) -> None:
     own = torch.zeros(2 * GRAIN + PAGE, dtype=torch.uint8)
     start = -own.data_ptr() % PAGE
-    assert shelf.strips.joined([shelf.view(0, 0, GRAIN), own[start : start + GRAIN]]) is None
+    assert shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), own[start : start + GRAIN]]) is None
 
 
 def test_where_no_more_can_be_mapped_nothing_is(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,13 +145,13 @@ def test_where_no_more_can_be_mapped_nothing_is(shelf: Shelf, monkeypatch: pytes
     before = mapped(reserved)
     seen: list[int] = []
     monkeypatch.setattr(libc, "mremap", lambda *_: seen.append(mapped(reserved)))
-    assert shelf.strips.joined([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)]) is None
+    assert shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)]) is None
     assert seen == [before + 2 * GRAIN] and mapped(reserved) == before
 
 
 def test_what_was_joined_is_read_only_also_where_this_process_made_a_part_of_it(shelf: Shelf) -> None:
     shelf.mapped[0] = shelf.written[0]
-    joined = shelf.strips.joined([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
+    joined = shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
     assert joined is not None
     for at in (0, GRAIN):
         if not (child := os.fork()):
@@ -169,10 +175,10 @@ def test_it_is_what_cat_gives_or_nothing(parts: Sequence[Part], wide: bool) -> N
     shelf = SHELF
     rows = (4,) if wide else ()
     tensors = [shelf.view(block, at, nbytes).view(torch.int16).view(-1, *rows) for block, at, nbytes in parts]
-    joined = shelf.strips.joined(tensors)
+    joined = shelf.mapped_concat.concat(tensors)
     ends = [nbytes % PAGE == 0 for _, _, nbytes in parts[:-1]]
     assert (joined is not None) == (
-        all(ends) and all(at % PAGE == 0 for _, at, _ in parts) and sum(n for *_, n in parts) >= LEAST
+        all(ends) and all(at % PAGE == 0 for _, at, _ in parts) and sum(n for *_, n in parts) >= MIN_BYTES
     )
     assert joined is None or torch.equal(joined, torch.cat(tensors))
 
@@ -180,9 +186,9 @@ def test_it_is_what_cat_gives_or_nothing(parts: Sequence[Part], wide: bool) -> N
 @pytest.mark.parametrize("other", [torch.int32, torch.float16])
 def test_parts_of_different_kinds_are_not_joined(shelf: Shelf, other: torch.dtype) -> None:
     one, two = shelf.view(0, 0, GRAIN).view(torch.int16), shelf.view(1, 0, GRAIN)
-    assert shelf.strips.joined([one, two.view(other)]) is None
-    assert shelf.strips.joined([one.view(-1, 2), two.view(torch.int16).view(-1, 4)]) is None
-    assert shelf.strips.joined([one[::2], two.view(torch.int16)]) is None
+    assert shelf.mapped_concat.concat([one, two.view(other)]) is None
+    assert shelf.mapped_concat.concat([one.view(-1, 2), two.view(torch.int16).view(-1, 4)]) is None
+    assert shelf.mapped_concat.concat([one[::2], two.view(torch.int16)]) is None
 
 
 SHELF = Shelf()

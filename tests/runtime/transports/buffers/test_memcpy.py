@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.runtime.transports.buffers.memcpy import LARGE, by_libc, copy, is_plain
+from meshctl.runtime.transports.buffers.memcpy import MEMMOVE_MAX, copy, is_plain, use_memmove
 
 DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.complex64]
 
@@ -40,8 +40,8 @@ def test_a_tensor_of_another_shape_is_no_copy() -> None:
 
 
 def test_what_is_large_is_torchs() -> None:
-    assert by_libc(LARGE - 1) and not by_libc(LARGE)
-    into, tensor = torch.zeros(LARGE), torch.randn(LARGE)
+    assert use_memmove(MEMMOVE_MAX - 1) and not use_memmove(MEMMOVE_MAX)
+    into, tensor = torch.zeros(MEMMOVE_MAX), torch.randn(MEMMOVE_MAX)
     copy(into, tensor)
     assert torch.equal(into, tensor)
 

@@ -1,0 +1,32 @@
+"""Errors of the data plane."""
+
+from __future__ import annotations
+
+
+class PeerLost(ConnectionError):
+    """A peer has ended or never connected. The fault is elsewhere: this process is a victim."""
+
+    def __init__(self, how: str, job_rank: int | None = None, route: str = "") -> None:
+        """`job_rank` is the peer's and `route` the one on which it was awaited, where these are known."""
+        super().__init__(f"{how}, and `{route}` waits for it" if route else how)
+        self.how, self.job_rank = how, job_rank
+
+
+class ConnectError(ConnectionError):
+    """Workers cannot connect as they were started. The message says what to change."""
+
+
+class StepCancelled(Exception):
+    """The end of the run drops the step in which this process waits."""
+
+
+class ProtocolError(ValueError):
+    """A message violates the wire protocol."""
+
+
+class OutOfMemory(Exception):
+    """There is no memory for a frame. The message names its route."""
+
+
+class BuffersHeld(Exception):
+    """A receiver keeps all buffers that were leased to it and returns none."""

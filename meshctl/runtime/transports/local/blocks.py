@@ -1,0 +1,41 @@
+"""Blocks of peers that are mapped into this process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from meshctl.runtime.transports.buffers.arena import Mapped
+from meshctl.runtime.transports.errors import ProtocolError
+
+
+class PeerBlocks:
+    def __init__(self) -> None:
+        self._mapped: dict[tuple[int, int, bool], Mapped] = {}
+        """By peer, number, and whether this process may write to the block."""
+
+    def get(self, peer: int, number: int, size: int, files: Sequence[int], *, write: bool = False) -> Mapped:
+        """Returns a block; its file comes with the first message about it. Raises `ProtocolError` for a block
+        that is unknown or comes twice, and `ArenaError`."""
+        key = (peer, number, write)
+        if files and key in self._mapped:
+            raise ProtocolError(f"block {number}, once more")
+        if files:
+            self._mapped[key] = Mapped(files[0], size, write=write)
+        mapped = self._mapped.get(key)
+        if mapped is None:
+            raise ProtocolError(f"the unknown block {number}")
+        return mapped
+
+    def drop(self, peer: int, number: int) -> list[Mapped]:
+        """Forgets a block; returns its mappings, which last as long as views of them."""
+        found = (self._mapped.pop((peer, number, write), None) for write in (False, True))
+        return [mapped for mapped in found if mapped]
+
+    def drop_peers(self, peers: Collection[int]) -> list[Mapped]:
+        return [self._mapped.pop(key) for key in [*self._mapped] if key[0] in peers]
+
+    def __iter__(self) -> Iterator[Mapped]:
+        return iter([*self._mapped.values()])
+
+    def clear(self) -> None:
+        self._mapped.clear()

@@ -1,0 +1,185 @@
+"""Connections between processes of one node, and the queue that sends on them without waiting."""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
+from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message, decode
+
+_MAX_BYTES = HEAD.size + INLINE_MAX
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FILES)
+_PEER_HAS_ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
+"""Errors of a send where the peer has ended or this process has closed the socket."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a job rank listens."""
+
+    name: bytes
+    """Of its socket, in the abstract namespace."""
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.name.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        pid, _, name = text.partition(" ")
+        return cls(bytes.fromhex(name), int(pid))
+
+
+class TooManyFiles(OSError):
+    """This process has too many open files to receive those of a message."""
+
+
+class Connection:
+    """One connection to a peer."""
+
+    def __init__(self, sock: socket.socket, job_rank: int = -1, generation: int = 0) -> None:
+        """`job_rank` is the peer's; -1 until an accepted connection has introduced itself."""
+        self.sock, self.job_rank, self.generation = sock, job_rank, generation
+        self.is_outgoing = job_rank >= 0
+        """Whether this process has opened it."""
+        sock.setblocking(False)
+        self.backlog: deque[tuple[bytes, Sequence[int]]] = deque()
+        """Messages, with files to pass, that the socket has not taken yet. The files belong to the backlog."""
+        self.has_left = False
+        """Whether the peer has said goodbye."""
+        self.out_of_band: list[Tensor | int] = []
+        """Tensors that arrived ahead of their frame, or the bytes of each that a transfer brings."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.sock.fileno() >= 0
+
+    def receive(self) -> Message | None:
+        """Returns the next message, None at the end of the connection; the message's files are the caller's.
+        Raises `BlockingIOError` where there is none yet, `ConnectionResetError`, `TooManyFiles`, and
+        `struct.error` for a malformed message."""
+        data, ancillary, flags, _ = self.sock.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        files = _files_in(ancillary) if ancillary else ()
+        try:
+            if flags & socket.MSG_CTRUNC and len(files) < MAX_FILES:
+                raise TooManyFiles
+            return decode(data, files) if data else None
+        except BaseException:
+            close_all(files)
+            raise
+
+
+class SendQueue:
+    """Sends messages of all connections in order. Any thread may push, also a finalizer in the middle of
+    another push. What a socket does not take at once is its backlog, which a thread sends later."""
+
+    def __init__(self, on_error: Callable[[Connection, OSError], None]) -> None:
+        self._on_error = on_error
+        self._queue: deque[tuple[Connection, bytes, Sequence[int]]] = deque()
+        self._lock = threading.Lock()
+        self._backlogged: dict[Connection, None] = {}
+        self._thread: threading.Thread | None = None
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def push(self, connection: Connection, message: bytes, files: Sequence[int] = ()) -> None:
+        self._queue.append((connection, message, [os.dup(file) for file in files]))
+        self._flush()
+
+    def transmit(self, connection: Connection, message: bytes, files: Sequence[int]) -> bool:
+        """Returns False where the socket is full. Otherwise the message is sent, or nobody is there to receive
+        it, and the files are closed."""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+        try:
+            connection.sock.sendmsg([message], ancillary)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _PEER_HAS_ENDED:  # the end of a peer is read from its connection
+                self._on_error(connection, error)
+        close_all(files)
+        return True
+
+    def finish(self) -> None:
+        """Waits until every message has left. A message that is queued while another thread sends is sent by
+        that thread a little later."""
+        while True:
+            self._flush()
+            with self._lock:
+                thread = self._thread
+                if thread is None and not self._queue:
+                    return
+            if thread:
+                thread.join()
+
+    def close(self) -> None:
+        if self._thread is None:
+            os.close(self._bell)
+
+    def _flush(self) -> None:
+        """Sends the queue. Checks the queue again after the lock is released: others only queue meanwhile."""
+        while self._queue and self._lock.acquire(blocking=False):
+            try:
+                while self._queue:
+                    connection, message, files = self._queue.popleft()
+                    if connection.backlog or not self.transmit(connection, message, files):
+                        connection.backlog.append((message, files))
+                        self._begin_retrying(connection)
+            finally:
+                self._lock.release()
+
+    def _begin_retrying(self, connection: Connection) -> None:
+        self._backlogged[connection] = None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._retry_all, daemon=True, name="backlog")
+            self._thread.start()
+        else:
+            os.eventfd_write(self._bell, 1)
+
+    def _retry_all(self) -> None:
+        """Sends backlogs as the sockets take them. Runs on the thread."""
+        while True:
+            with self._lock:
+                files = self._retry()
+                if not files:
+                    self._thread = None
+            self._flush()
+            if not files:
+                return
+            ready = select.poll()
+            ready.register(self._bell, select.POLLIN)
+            for file in files:
+                ready.register(file, select.POLLOUT)
+            if self._bell in dict(ready.poll()):
+                os.eventfd_read(self._bell)
+
+    def _retry(self) -> list[int]:
+        """Returns the sockets that are still full."""
+        for connection in [*self._backlogged]:
+            while connection.backlog and self.transmit(connection, *connection.backlog[0]):
+                connection.backlog.popleft()
+            if not connection.backlog:
+                del self._backlogged[connection]
+        return [file for connection in self._backlogged if (file := connection.sock.fileno()) >= 0]
+
+
+def close_all(files: Iterable[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _files_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    files = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            files.frombytes(data[: len(data) - len(data) % files.itemsize])
+    return list(files)

@@ -1,0 +1,72 @@
+"""Messages between two processes of one node: one datagram of a unix socket each.
+
+    kind | generation | tag | block | size | nbytes | body          with files, passed by SCM_RIGHTS
+
+`block` is the number of a block of shared memory, `size` its bytes where its file comes with the message (0
+where the receiver has it), `nbytes` the bytes of the frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+HEAD = struct.Struct("<BIiqqq")
+BUFFER_REF = struct.Struct("<qqqq")
+"""One out-of-band tensor: block, size of the block where its file comes along, offset, bytes."""
+MAX_REFS, MAX_FILES = 64, 8
+"""Out-of-band tensors, and files, of one message."""
+
+
+class Kind(IntEnum):
+    HELLO = 0
+    """Body: the run's token. `tag` is the sender's job rank, `block` the receiver's generation."""
+    INLINE = 1
+    """Body: a frame."""
+    BLOCK = 2
+    """A frame lies in a block."""
+    WRITE = 3
+    """The receiver may write to a frame in a block."""
+    CREDIT = 4
+    """A slot of the tag is free."""
+    FREE = 5
+    """The last view of a block has died; `tag` is its `Use`."""
+    DROP = 6
+    """A block is not used any more; `tag` is its `Use`."""
+    GOODBYE = 7
+    OUT_OF_BAND = 8
+    """Body: `BUFFER_REF`s of tensors in registered buffers, for the next frame."""
+    LOST = 9
+    """The sender ends because the job rank `tag` is lost."""
+    DEVICE = 10
+    """Body: one out-of-band tensor on a device (`device_buffers`)."""
+    CLEAR_TO_SEND = 11
+    """The next transfer between devices may begin."""
+
+
+class Use(IntEnum):
+    """What a block is used for."""
+
+    FRAME = 0
+    REGISTERED = 1
+    """`nbytes` is the tag under which it was lent."""
+    DEVICE = 2
+
+
+class Message(NamedTuple):
+    kind: int
+    generation: int
+    tag: int
+    block: int
+    size: int
+    nbytes: int
+    body: bytes = b""
+    files: Sequence[int] = ()
+
+
+def decode(data: bytes, files: Sequence[int]) -> Message:
+    """Raises `struct.error` for data that is too short."""
+    kind, generation, tag, block, size, nbytes = HEAD.unpack_from(data)
+    return Message(kind, generation, tag, block, size, nbytes, data[HEAD.size :], files)

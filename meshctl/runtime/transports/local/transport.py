@@ -1,0 +1,502 @@
+"""Frames between processes of one node: a header over a unix socket, the frame in memory that both map.
+
+The sender of frames opens the connection to their receiver, so only job ranks that share samples have one.
+It carries frames and invitations to write one; back come credits, and the blocks whose last view has died.
+Small frames travel in the message itself. A tensor that an endpoint made in memory of `alloc` is not copied:
+a message ahead of its frame says where it is, and tensors of several producers are mapped one after another
+(`mapped_concat`). The file of a block is passed once. Sockets have abstract names that the kernel chooses and
+check the peer's uid; the first message has the run's token and the generations of both ends.
+
+The waiting thread reads all sockets. What a socket does not take at once is sent by a thread (`SendQueue`), so
+nobody waits for a receiver's program. A peer is lost when its connection ends without a goodbye, or when its
+process ends.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from torch import Tensor
+
+from meshctl.runtime.devices.backend import DeviceError, DeviceMemory, PeerAccess
+from meshctl.runtime.devices.device_buffers import DeviceBuffer, DeviceBuffers
+from meshctl.runtime.transports.buffers.arena import ArenaError, Block, Mapped
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, BufferPool, BufferRef, LeaseState
+from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, bytes_of
+from meshctl.runtime.transports.buffers.mapped_concat import MappedConcat
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.transports.errors import PeerLost, ProtocolError
+from meshctl.runtime.transports.local.blocks import PeerBlocks
+from meshctl.runtime.transports.local.connection import (
+    Address,
+    Connection,
+    SendQueue,
+    TooManyFiles,
+    close_all,
+)
+from meshctl.runtime.transports.local.messages import (
+    BUFFER_REF,
+    HEAD,
+    MAX_FILES,
+    MAX_REFS,
+    Kind,
+    Message,
+    Use,
+)
+from meshctl.runtime.transports.transport import Delivery, Lease, Transport
+
+_CREDENTIALS = struct.Struct("3i")
+"""Pid, uid and gid of a peer, as SO_PEERCRED has them."""
+
+
+class LocalTransport(Transport):
+    shares_memory = True
+    inline_max = INLINE_MAX
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        token: str,
+        memory: DeviceMemory | None = None,
+        access: PeerAccess | None = None,
+    ) -> None:
+        """`token` is the run's; a connection without it is refused. Tensors of a device travel in its `memory`
+        where `access` says that peers can read it."""
+        self._data_plane, self._token = data_plane, token.encode()
+        self._job_rank = data_plane.job_rank
+        self._generation = data_plane.generation_of(self._job_rank)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("")
+        self._listener.listen(4096)
+        self._listener.setblocking(False)
+        self.address = Address(self._listener.getsockname(), os.getpid())
+        self._addresses: dict[int, Address] = {}
+        self._to: dict[int, Connection] = {}
+        self._from: dict[int, Connection] = {}
+        self._pidfds: dict[int, int] = {}
+        self.pool = BufferPool(data_plane, self._on_block_dropped)
+        if memory and access:
+            self.pool.device = DeviceBuffers(self._job_rank, memory, access, self._on_device_block_dropped)
+        self.peer_blocks = PeerBlocks()
+        self.mapped_concat = MappedConcat(self._memory_of)
+        self.send_queue = SendQueue(self._on_send_error)
+        self._is_leaving = self._is_closed = False
+        data_plane.add_file(self._listener.fileno(), self._accept)
+
+    def connect(self, addresses: Mapping[int, Address]) -> None:
+        """Registers where peers listen. A connection is opened when there is something to send."""
+        for peer, address in addresses.items():
+            if peer == self._job_rank:
+                continue
+            self._addresses[peer] = address
+            try:
+                file = os.pidfd_open(address.pid)
+            except ProcessLookupError:
+                self._data_plane.on_peer_ended(peer, "is gone")
+            else:
+                self._pidfds[peer] = file
+                self._data_plane.add_file(file, partial(self._on_process_ended, peer))
+        self._data_plane.add(addresses, self)
+
+    def address_of(self, peer: int) -> Address:
+        return self._addresses[peer]
+
+    # Memory
+
+    def alloc(self, nbytes: int) -> Tensor | None:
+        return self.pool.alloc(nbytes)
+
+    def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
+        return self.pool.accepts(to, is_final, tensor)
+
+    def is_mappable(self, tensor: Tensor) -> bool:
+        return self.pool.is_mappable(tensor)
+
+    def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        return self.mapped_concat.concat(tensors)
+
+    def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:
+        return self.pool.lease(to, tag, nbytes, out_of_band)
+
+    def own_delivery(self, lease: Lease) -> Delivery:
+        return self.pool.own_delivery(lease)
+
+    def _memory_of(self, address: int, nbytes: int) -> Mapped | None:
+        """Returns the shared memory, of this process or of a peer, that holds `nbytes` at an address."""
+        own = [block.memory for block in [*self.pool.registered.values()]]
+        for memory in (*self.peer_blocks, *own):
+            if isinstance(memory, Mapped) and memory.contains(address, nbytes):
+                return memory
+        return None
+
+    # Sending
+
+    def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
+        connection = self._to.get(to) or self._connection_to(to)
+        state: LeaseState | None = lease.state
+        if state is None:
+            self._send(connection, Kind.INLINE, tag, nbytes=len(lease.inline), body=lease.inline)
+            return
+        if state.out_of_band:
+            self._send_out_of_band(connection, tag, state.out_of_band)
+        if state.block:
+            kind = Kind.WRITE if write else Kind.BLOCK
+            size, files = self._introduce(connection, state.block, write)
+            self._send(connection, kind, tag, state.block.number, size, len(lease.frame), files=files)
+        else:
+            self._send(connection, Kind.INLINE, tag, nbytes=len(lease.frame), body=bytes_of(lease.frame))
+        if state.out_of_band:
+            self._transfer(to, state.out_of_band)
+
+    def credit(self, to: int, tag: int) -> None:
+        self._send(self._from[to], Kind.CREDIT, tag)
+
+    def _transfer(self, to: int, out_of_band: Sequence[BufferRef | DeviceBuffer]) -> None:
+        transfers, device = self._data_plane.transfers, self.pool.device
+        tensors = [one.tensor for one in out_of_band if isinstance(one, DeviceBuffer)]
+        if tensors and transfers and device and device.needs_transfer(to):
+            transfers.send(to, tensors)
+
+    def _send_out_of_band(
+        self, connection: Connection, tag: int, out_of_band: Sequence[BufferRef | DeviceBuffer]
+    ) -> None:
+        """Sends what receivers need to know of the tensors, in their order."""
+        refs: list[BufferRef] = []
+        for one in out_of_band:
+            if isinstance(one, BufferRef):
+                refs.append(one)
+            elif self.pool.device:
+                self._send_refs(connection, tag, refs)
+                refs = []
+                self._send(
+                    connection, Kind.DEVICE, tag, body=self.pool.device.encode(connection.job_rank, one)
+                )
+        self._send_refs(connection, tag, refs)
+
+    def _send_refs(self, connection: Connection, tag: int, refs: Sequence[BufferRef]) -> None:
+        body, files = b"", list[int]()
+        for number, ref in enumerate(refs, 1):
+            size, new = self._introduce(connection, ref.block)
+            files += new
+            body += BUFFER_REF.pack(ref.block.number, size, ref.offset, ref.nbytes)
+            if len(body) == MAX_REFS * BUFFER_REF.size or len(files) == MAX_FILES or number == len(refs):
+                self._send(connection, Kind.OUT_OF_BAND, tag, body=body, files=files)
+                body, files = b"", []
+
+    @staticmethod
+    def _introduce(connection: Connection, block: Block, write: bool = False) -> tuple[int, list[int]]:
+        """Returns the size and the file of a block for the first message about it; (0, []) for later ones."""
+        key = (connection.job_rank, write)
+        if key in block.known:
+            return 0, []
+        block.known.add(key)
+        return block.nbytes, [block.file]
+
+    def _send(
+        self,
+        connection: Connection,
+        kind: Kind,
+        tag: int = 0,
+        block: int = 0,
+        size: int = 0,
+        nbytes: int = 0,
+        body: bytes = b"",
+        files: Sequence[int] = (),
+    ) -> None:
+        head = HEAD.pack(kind, self._generation, tag, block, size, nbytes)
+        self.send_queue.push(connection, head + body, files)
+
+    def _connection_to(self, peer: int) -> Connection:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.connect(self._addresses[peer].name)
+        except OSError:
+            sock.close()
+            raise self._data_plane.peer_lost(peer, "is gone") from None
+        generation = self._data_plane.generation_of(peer)
+        connection = self._to[peer] = self._open(Connection(sock, peer, generation))
+        self._send(connection, Kind.HELLO, self._job_rank, generation, body=self._token)
+        return connection
+
+    def _open(self, connection: Connection) -> Connection:
+        self._data_plane.add_file(connection.sock.fileno(), partial(self._read, connection))
+        return connection
+
+    def _on_send_error(self, connection: Connection, error: OSError) -> None:
+        how = f"cannot be sent to: {error.strerror}"
+        self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, how))
+
+    # Receiving
+
+    def _accept(self) -> None:
+        """Accepts all connections that wait, and reads their first messages."""
+        with suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                _, uid, _ = _CREDENTIALS.unpack(peer)
+                if uid == os.getuid():
+                    self._read(self._open(Connection(sock)))
+                else:
+                    sock.close()
+
+    def _read(self, connection: Connection) -> None:
+        with suppress(BlockingIOError):
+            self._read_one(connection)
+
+    def _read_one(self, connection: Connection) -> None:
+        """Handles the next message of a connection. Raises `BlockingIOError` where there is none yet."""
+        files: Sequence[int] = ()
+        try:
+            message = connection.receive()
+            if message is None:
+                self._on_end(connection)
+            else:
+                files = message.files
+                self.dispatch(connection, message)
+        except ConnectionResetError:
+            pass  # the peer left some messages unread; what it sent before its end comes next
+        except TooManyFiles:
+            name = self._data_plane.name_of(self._job_rank)
+            self._data_plane.fail(PeerLost(f"{name} has too many files open for what it is sent"))
+        except (struct.error, ArenaError, DeviceError, ProtocolError) as error:
+            self._shut(connection)
+            if connection.job_rank >= 0:
+                how = f"sent what is no message: {error}"
+                self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, how))
+        finally:
+            close_all(files)
+
+    def dispatch(self, connection: Connection, message: Message) -> None:
+        """Acts on a message. Raises `ProtocolError`, `ArenaError`, `DeviceError`, `struct.error`."""
+        if connection.job_rank < 0:
+            self._on_hello(connection, message)
+            return
+        if message.generation != connection.generation:
+            return  # of processes that were replaced
+        actions = self._ANSWERS if connection.is_outgoing else self._ACTIONS
+        action = actions.get(message.kind)
+        if action is None:
+            raise ProtocolError(f"kind {message.kind}")
+        action(self, connection, message)
+
+    def _on_hello(self, connection: Connection, message: Message) -> None:
+        peer, plane = message.tag, self._data_plane
+        is_known = peer in self._addresses and peer not in self._from
+        if message.kind != Kind.HELLO or not hmac.compare_digest(message.body, self._token) or not is_known:
+            raise ProtocolError("a wrong greeting")
+        if (message.generation, message.block) != (plane.generation_of(peer), self._generation):
+            raise ProtocolError("a greeting of another generation")
+        connection.job_rank, connection.generation = peer, message.generation
+        self._from[peer] = connection
+        if self._is_leaving:
+            self._send(connection, Kind.GOODBYE)
+
+    def _on_goodbye(self, connection: Connection, message: Message) -> None:
+        connection.has_left = True
+
+    def _on_lost(self, connection: Connection, message: Message) -> None:
+        self._data_plane.on_peer_lost(message.tag, connection.job_rank)
+
+    def _on_inline(self, connection: Connection, message: Message) -> None:
+        if len(message.body) != message.nbytes:
+            raise ProtocolError(f"a frame of {len(message.body)} bytes that says {message.nbytes}")
+        self._on_frame(connection, message.tag, message.body)
+
+    def _on_block(self, connection: Connection, message: Message) -> None:
+        memory = self.peer_blocks.get(connection.job_rank, message.block, message.size, message.files)
+        release = partial(self._release, connection, Use.FRAME, message.block)
+        self._on_frame(connection, message.tag, memory.view(0, message.nbytes, release))
+
+    def _on_write(self, connection: Connection, message: Message) -> None:
+        peer = connection.job_rank
+        memory = self.peer_blocks.get(peer, message.block, message.size, message.files, write=True)
+        self._on_frame(connection, message.tag, memory.view(0, message.nbytes))
+
+    def _on_frame(self, connection: Connection, tag: int, frame: Tensor | bytes) -> None:
+        self._data_plane.check_slot(connection.job_rank, tag)
+        if not connection.out_of_band:
+            self._data_plane.on_message(connection.job_rank, tag, frame)
+            return
+        out_of_band, connection.out_of_band = connection.out_of_band, []
+        clear_to_send = partial(self._send, connection, Kind.CLEAR_TO_SEND)
+        self._data_plane.on_message(connection.job_rank, tag, frame, out_of_band, clear_to_send)
+
+    def _on_out_of_band(self, connection: Connection, message: Message) -> None:
+        refs = [*BUFFER_REF.iter_unpack(message.body)]
+        if len(connection.out_of_band) + len(refs) > MAX_OUT_OF_BAND:
+            raise ProtocolError(f"more than {MAX_OUT_OF_BAND} tensors beside a frame")
+        files = [*message.files]
+        for number, size, offset, nbytes in refs:
+            new = [files.pop(0)] if size and files else []
+            memory = self.peer_blocks.get(connection.job_rank, number, size, new)
+            release = partial(self._release, connection, Use.REGISTERED, number, message.tag)
+            connection.out_of_band.append(memory.view(offset, nbytes, release))
+
+    def _on_device(self, connection: Connection, message: Message) -> None:
+        device = self.pool.device
+        if device is None or len(connection.out_of_band) >= MAX_OUT_OF_BAND:
+            raise ProtocolError(f"kind {message.kind}")
+        release = partial(self._release, connection, Use.DEVICE)
+        tensor = device.decode(connection.job_rank, message.body, release)
+        if isinstance(tensor, int) and self._data_plane.transfers is None:
+            raise ProtocolError("a transfer, where there are none")
+        connection.out_of_band.append(tensor)
+
+    def _on_drop(self, connection: Connection, message: Message) -> None:
+        peer, device = connection.job_rank, self.pool.device
+        if message.tag == Use.FRAME:
+            for mapped in self.peer_blocks.drop(peer, message.block):
+                self.mapped_concat.forget(mapped)
+        elif message.tag == Use.DEVICE and device and device.close_block(peer, message.block):
+            self._release(connection, Use.DEVICE, message.block)
+        else:
+            raise ProtocolError(f"kind {message.kind}")
+
+    def _on_credit(self, connection: Connection, message: Message) -> None:
+        self._data_plane.on_credit(connection.job_rank, message.tag)
+
+    def _on_free(self, connection: Connection, message: Message) -> None:
+        peer, device = connection.job_rank, self.pool.device
+        if message.tag == Use.FRAME:
+            self.pool.arena.give_back(message.block, peer)
+        elif message.tag == Use.REGISTERED:
+            self.pool.arena.give_back(message.block, (peer, message.nbytes))
+        elif message.tag == Use.DEVICE and device:
+            device.arena.give_back(message.block, peer)
+        else:
+            raise ProtocolError(f"the answer {message.kind}")
+
+    def _on_clear_to_send(self, connection: Connection, message: Message) -> None:
+        if self._data_plane.transfers is None:
+            raise ProtocolError(f"the answer {message.kind}")
+        self._data_plane.transfers.clear_to_send(connection.job_rank)
+
+    _ACTIONS: Mapping[int, _Action] = {
+        Kind.INLINE: _on_inline,
+        Kind.BLOCK: _on_block,
+        Kind.WRITE: _on_write,
+        Kind.OUT_OF_BAND: _on_out_of_band,
+        Kind.DEVICE: _on_device,
+        Kind.DROP: _on_drop,
+        Kind.GOODBYE: _on_goodbye,
+        Kind.LOST: _on_lost,
+    }
+    """What the opener of a connection sends."""
+    _ANSWERS: Mapping[int, _Action] = {
+        Kind.CREDIT: _on_credit,
+        Kind.FREE: _on_free,
+        Kind.CLEAR_TO_SEND: _on_clear_to_send,
+        Kind.GOODBYE: _on_goodbye,
+        Kind.LOST: _on_lost,
+    }
+    """What the other end sends."""
+
+    # Blocks
+
+    def _release(self, connection: Connection, use: Use, block: int, tag: int = 0) -> None:
+        """Returns a block whose last view has died. Called on any thread, at any moment."""
+        if not self._is_closed:
+            self._send(connection, Kind.FREE, use, block, nbytes=tag)
+
+    def _on_block_dropped(self, block: Block) -> None:
+        if isinstance(block.memory, Mapped):
+            self.mapped_concat.forget(block.memory)
+        for peer in {peer for peer, _ in block.known}:
+            self._send(self._to[peer], Kind.DROP, Use.FRAME, block.number)
+
+    def _on_device_block_dropped(self, peer: int, block: int) -> None:
+        self._send(self._to[peer], Kind.DROP, Use.DEVICE, block)
+
+    # Ends
+
+    @property
+    def _connections(self) -> list[Connection]:
+        return [*self._to.values(), *self._from.values()]
+
+    def _on_end(self, connection: Connection) -> None:
+        self._shut(connection)
+        if not connection.has_left and connection.job_rank >= 0:
+            self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, "is gone"))
+
+    def _shut(self, connection: Connection) -> None:
+        self._data_plane.remove_file(connection.sock.fileno())
+        connection.sock.close()
+
+    def _on_process_ended(self, peer: int) -> None:
+        """Reads what a process sent before its end; its connections say how it ended."""
+        self._close_pidfd(peer)
+        self._accept()
+        connections = [one for one in (self._to.get(peer), self._from.get(peer)) if one]
+        for connection in connections:
+            with suppress(BlockingIOError):
+                while connection.is_open:
+                    self._read_one(connection)
+        has_left = any(connection.has_left for connection in connections)
+        self._data_plane.on_peer_ended(peer, "has ended" if has_left else "is gone")
+
+    def _close_pidfd(self, peer: int) -> None:
+        if (file := self._pidfds.pop(peer, None)) is not None:
+            self._data_plane.remove_file(file)
+            os.close(file)
+
+    def reopen(self, job_ranks: Sequence[int]) -> None:
+        for peer in job_ranks:
+            for connections in (self._to, self._from):
+                if connection := connections.pop(peer, None):
+                    self._shut(connection)
+            self._addresses.pop(peer, None)
+            self._close_pidfd(peer)
+        for mapped in self.peer_blocks.drop_peers(job_ranks):
+            self.mapped_concat.forget(mapped)
+        self.pool.forget_peers(job_ranks)
+
+    def announce_loss(self, lost: int) -> None:
+        if self._is_closed:
+            return
+        self._accept()
+        for connection in self._connections:
+            self._send(connection, Kind.LOST, lost)
+
+    def leave(self) -> None:
+        self._accept()
+        self._is_leaving = True
+        for connection in self._connections:
+            self._send(connection, Kind.GOODBYE)
+
+    def forget(self) -> None:
+        self._is_closed = True
+        self.pool.forget()
+        for connection in self._connections:
+            connection.sock.close()
+        self._listener.close()
+
+    def close(self) -> None:
+        """Waits for the goodbyes of all peers: nothing is in flight then. Raises `PeerLost`."""
+        try:
+            self._data_plane.wait_until(lambda: all(each.has_left for each in self._connections))
+            self.send_queue.finish()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        self._is_closed = True
+        self._data_plane.remove_file(self._listener.fileno())
+        for connection in self._connections:
+            self._shut(connection)
+        for peer in [*self._pidfds]:
+            self._close_pidfd(peer)
+        self._listener.close()
+        self.pool.close()
+        self.peer_blocks.clear()
+        self.mapped_concat.clear()
+        self.send_queue.close()
+
+
+_Action = Callable[[LocalTransport, Connection, Message], None]

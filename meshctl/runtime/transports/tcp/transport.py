@@ -1,0 +1,430 @@
+"""Frames between processes of different nodes, over TCP.
+
+The sender of frames opens the connection to their receiver, so only job ranks that share samples have one.
+It carries frames; back come credits. Each job rank listens on the one address by which it reaches the
+launcher, and refuses connections without the run's token or of another generation.
+
+    program         writes to the socket itself, once: what a small frame needs
+    tcp-send        a thread that writes the rest, so that nobody waits for a receiver's program
+    tcp-receive     a thread that reads everything into warm memory, whatever the program does
+
+A received frame stays in memory until the program takes it; the slots of the tags bound how much that can be.
+A peer is lost when its connection ends without a goodbye. A node that vanished sends nothing: it is lost when
+its kernel has acknowledged nothing for `SILENCE_S`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from meshctl.runtime.devices.backend import DeviceMemory
+from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
+from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, bytes_of
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.transports.errors import PeerLost, ProtocolError
+from meshctl.runtime.transports.tcp.connection import Connection, Head, Message, memoryview_of
+from meshctl.runtime.transports.tcp.progress import ProgressThread
+from meshctl.runtime.transports.transport import Lease, Transport
+
+SILENCE_S = 20.0
+"""Seconds without an acknowledgement from a node's kernel, after which the node is lost."""
+MAX_STRANGERS = 256
+"""Connections that have not introduced themselves; of more, the oldest is closed."""
+_SCRATCH_BYTES = 1 << 16
+_MAX_CALLS = 8
+"""System calls for one connection before the next one has its turn."""
+_MAX_FRAME_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+_SIZE = struct.Struct("<q")
+_GENERATION = struct.Struct("<I")
+_UNANSWERED = struct.Struct("=2xBB52xI")
+"""Of the kernel's `tcp_info`: repetitions and probes without an answer, milliseconds since the last
+acknowledgement."""
+
+
+class Kind(IntEnum):
+    HELLO = 0
+    """Body: the receiver's generation, then the run's token. `tag` is the sender's job rank."""
+    FRAME = 1
+    CREDIT = 2
+    """A slot of the tag is free."""
+    GOODBYE = 3
+    LOST = 4
+    """The sender ends because the job rank `tag` is lost."""
+    OUT_OF_BAND = 5
+    """Body: the bytes of one tensor that a transfer between devices brings for the next frame."""
+    CLEAR_TO_SEND = 6
+    """The next transfer between devices may begin."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a job rank listens."""
+
+    host: str
+    """An IP address."""
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        host, _, port = text.partition(" ")
+        return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        return ipaddress.ip_address(self.host).is_loopback
+
+
+class TcpTransport(Transport):
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        token: str,
+        host: str = "127.0.0.1",
+        memory: DeviceMemory | None = None,
+        devices: Container[int] = (),
+    ) -> None:
+        """Listens on the IP address `host` only. `token` is the run's; a connection without it is refused.
+        Tensors in a device's `memory` travel to the job ranks in `devices` by transfers."""
+        self._data_plane, self._token = data_plane, token.encode()
+        self._job_rank = data_plane.job_rank
+        self._generation = data_plane.generation_of(self._job_rank)
+        self._memory, self._devices = memory, devices
+        self._listener = socket.create_server((host, 0), family=family_of(host), backlog=4096)
+        self._listener.setblocking(False)
+        self.address = Address(*self._listener.getsockname()[:2])
+        self._addresses: dict[int, Address] = {}
+        self._to: dict[int, Connection] = {}
+        self._from: dict[int, Connection] = {}
+        self._strangers: dict[Connection, None] = {}
+        self._replaced: list[Connection] = []
+        """Connections of older generations. Their sockets stay open: a thread may be about to use one."""
+        self._allocator = CachingAllocator()
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self.sender = ProgressThread("tcp-send", select.EPOLLOUT, self._on_thread_error)
+        self.receiver = ProgressThread(
+            "tcp-receive", select.EPOLLIN, self._on_thread_error, self._check_silence, SILENCE_S / 4
+        )
+        self._is_closing = False
+
+    def connect(self, addresses: Mapping[int, Address]) -> None:
+        """Registers where peers listen. A connection is opened when there is something to send."""
+        is_first = not self._addresses
+        self._addresses |= {peer: one for peer, one in addresses.items() if peer != self._job_rank}
+        self._data_plane.add(self._addresses, self)
+        if is_first:
+            self.receiver.add(self._listener.fileno(), self._accept)
+            self.receiver.start()
+            self.sender.start()
+
+    # Memory
+
+    def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
+        if self._memory is None or not tensor.nbytes or tensor.is_meta or not self._memory.holds(tensor):
+            return False
+        return all(receiver in self._devices for receiver in to)
+
+    def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:
+        if out_of_band and self._memory:
+            # a receiver serves no other sender meanwhile, so it must not wait for this device's queued work
+            self._memory.finish()
+        try:
+            return Lease(tuple(to), tag, self._allocator.take((tuple(to), tag), nbytes), out_of_band)
+        except MemoryError as error:
+            raise self._data_plane.out_of_memory(nbytes, tag, error) from None
+
+    def _memory_for(self, connection: Connection, head: Head) -> Tensor:
+        """Returns where the bytes of a message go. Raises `ProtocolError`."""
+        kind, nbytes = head.kind, head.nbytes
+        if kind not in self._actions_of(connection):
+            raise ProtocolError(f"kind {kind} with {nbytes} bytes")
+        if kind == Kind.FRAME:
+            if not 0 <= nbytes <= _MAX_FRAME_BYTES:
+                raise ProtocolError(f"a frame of {nbytes} bytes in tag {head.tag}")
+            self._data_plane.check_slot(connection.job_rank, head.tag)
+            return self._allocator.take((connection.job_rank, head.tag), nbytes)
+        if kind == Kind.OUT_OF_BAND and len(connection.out_of_band_sizes) >= MAX_OUT_OF_BAND:
+            raise ProtocolError(f"more than {MAX_OUT_OF_BAND} tensors beside a frame")
+        body = {Kind.HELLO: _GENERATION.size + len(self._token), Kind.OUT_OF_BAND: _SIZE.size}
+        if nbytes != body.get(Kind(kind), 0):
+            raise ProtocolError(f"kind {kind} with {nbytes} bytes")
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    # Sending
+
+    def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
+        connection = self._to.get(to) or self._connection_to(to)
+        for tensor in lease.out_of_band:
+            self._send(connection, Kind.OUT_OF_BAND, tag, _bytes(_SIZE.pack(tensor.nbytes)))
+        self._send(connection, Kind.FRAME, tag, lease.frame)
+        if lease.out_of_band and self._data_plane.transfers:
+            self._data_plane.transfers.send(to, lease.out_of_band)
+
+    def credit(self, to: int, tag: int) -> None:
+        if connection := self._from.get(to):  # none where its peer has been replaced meanwhile
+            self._send(connection, Kind.CREDIT, tag)
+
+    def _send(self, connection: Connection, kind: Kind, tag: int = 0, body: Tensor | None = None) -> None:
+        nbytes, memory = (0, None) if body is None else (len(body), memoryview_of(body))
+        if connection.push(Head(kind, self._generation, tag, nbytes), memory):
+            self.sender.add(connection.sock.fileno(), partial(self._drain, connection))
+
+    def _drain(self, connection: Connection) -> None:
+        """Runs on the sending thread, which has the connection until its backlog is empty."""
+        self.sender.remove(connection.sock.fileno())
+        if not connection.drain(_MAX_CALLS):
+            self.sender.add(connection.sock.fileno(), partial(self._drain, connection))
+        elif self._is_closing:
+            self._data_plane.notify()
+
+    def _connection_to(self, peer: int) -> Connection:
+        address = self._addresses[peer]
+        try:
+            sock = socket.create_connection((address.host, address.port), SILENCE_S)
+        except OSError as error:
+            how = f"cannot be reached at {address.host}:{address.port}: {error}"
+            raise self._data_plane.peer_lost(peer, how) from None
+        generation = self._data_plane.generation_of(peer)
+        connection = self._to[peer] = self._open(sock, peer, generation)
+        self._send(connection, Kind.HELLO, self._job_rank, _bytes(_GENERATION.pack(generation) + self._token))
+        return connection
+
+    def _open(self, sock: socket.socket, peer: int = -1, generation: int = 0) -> Connection:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(SILENCE_S / 2)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(SILENCE_S / 4)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+        connection = Connection(sock, self._memory_for, peer, generation)
+        if peer < 0:
+            self._strangers[connection] = None
+        self.receiver.add(sock.fileno(), partial(self._read, connection))
+        return connection
+
+    # Receiving, on its thread
+
+    def _accept(self) -> None:
+        with suppress(BlockingIOError, ConnectionError):
+            sock, _ = self._listener.accept()
+            self._open(sock)
+            if len(self._strangers) > MAX_STRANGERS:
+                self._shut(next(iter(self._strangers)))
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            for message in connection.read(self._scratch):
+                self._dispatch(connection, message)
+        except TimeoutError:
+            self._on_end(connection, _silent())
+        except (EOFError, OSError):
+            self._on_end(connection, "is gone")
+        except (ProtocolError, MemoryError) as error:
+            self._shut(connection)
+            if connection.job_rank >= 0:
+                self._lose(connection, f"sent what is no message: {error}")
+
+    def _actions_of(self, connection: Connection) -> Mapping[int, _Action]:
+        if connection.job_rank < 0:
+            return self._GREETING
+        return self._ANSWERS if connection.is_outgoing else self._ACTIONS
+
+    def _dispatch(self, connection: Connection, message: Message) -> None:
+        """Acts on a message; drops those of processes that have been replaced. Raises `ProtocolError`."""
+        if connection.job_rank >= 0 and message.head.generation != connection.generation:
+            return
+        self._actions_of(connection)[message.head.kind](self, connection, message)
+
+    def _on_hello(self, connection: Connection, message: Message) -> None:
+        peer, body, plane = message.head.tag, bytes_of(message.memory), self._data_plane
+        token, [wanted] = body[_GENERATION.size :], _GENERATION.unpack_from(body)
+        if peer not in self._addresses or peer in self._from or not hmac.compare_digest(token, self._token):
+            raise ProtocolError("a wrong greeting")
+        if (message.head.generation, wanted) != (plane.generation_of(peer), self._generation):
+            raise ProtocolError("a greeting of another generation")
+        del self._strangers[connection]
+        connection.job_rank, connection.generation = peer, message.head.generation
+        self._from[peer] = connection
+        if self._is_closing:  # the peer began a step that the end of the run dropped
+            self._send(connection, Kind.GOODBYE)
+
+    def _on_frame(self, connection: Connection, message: Message) -> None:
+        sizes, connection.out_of_band_sizes = connection.out_of_band_sizes, []
+        clear_to_send = partial(self._send, connection, Kind.CLEAR_TO_SEND)
+        self._data_plane.on_message(
+            connection.job_rank, message.head.tag, message.memory, sizes, clear_to_send, connection.generation
+        )
+
+    def _on_out_of_band(self, connection: Connection, message: Message) -> None:
+        [nbytes] = _SIZE.unpack(bytes_of(message.memory))
+        if nbytes <= 0 or self._data_plane.transfers is None:
+            raise ProtocolError(f"a tensor of {nbytes} bytes")
+        connection.out_of_band_sizes.append(nbytes)
+
+    def _on_credit(self, connection: Connection, message: Message) -> None:
+        self._data_plane.on_credit(connection.job_rank, message.head.tag, connection.generation)
+
+    def _on_clear_to_send(self, connection: Connection, message: Message) -> None:
+        if self._data_plane.transfers:
+            self._data_plane.transfers.clear_to_send(connection.job_rank)
+
+    def _on_goodbye(self, connection: Connection, message: Message) -> None:
+        connection.has_left = True
+        self._data_plane.notify()
+
+    def _on_lost(self, connection: Connection, message: Message) -> None:
+        self._data_plane.on_peer_lost(message.head.tag, connection.job_rank)
+
+    _GREETING: Mapping[int, _Action] = {Kind.HELLO: _on_hello}
+    """What a connection sends that has not introduced itself."""
+    _ACTIONS: Mapping[int, _Action] = {
+        Kind.FRAME: _on_frame,
+        Kind.OUT_OF_BAND: _on_out_of_band,
+        Kind.GOODBYE: _on_goodbye,
+        Kind.LOST: _on_lost,
+    }
+    """What the opener of a connection sends."""
+    _ANSWERS: Mapping[int, _Action] = {
+        Kind.CREDIT: _on_credit,
+        Kind.CLEAR_TO_SEND: _on_clear_to_send,
+        Kind.GOODBYE: _on_goodbye,
+        Kind.LOST: _on_lost,
+    }
+    """What the other end sends."""
+
+    # Ends
+
+    def _lose(self, connection: Connection, how: str) -> None:
+        """Records the loss of a connection's peer, unless its processes have been replaced."""
+        if connection not in self._replaced:
+            self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, how))
+
+    def _on_end(self, connection: Connection, how: str) -> None:
+        self._shut(connection)
+        if not connection.has_left and connection.job_rank >= 0:
+            self._lose(connection, how)
+
+    def _shut(self, connection: Connection) -> None:
+        """Stops reading. A peer's socket keeps its number until the end: the other thread may be about to use
+        it."""
+        self.receiver.remove(connection.sock.fileno())
+        if connection.job_rank < 0:
+            self._strangers.pop(connection, None)
+            connection.sock.close()
+        else:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def reopen(self, job_ranks: Sequence[int]) -> None:
+        for peer in job_ranks:
+            for connections in (self._to, self._from):
+                if connection := connections.pop(peer, None):
+                    self._replaced.append(connection)
+                    self._shut(connection)
+            self._addresses.pop(peer, None)
+
+    def _check_silence(self) -> None:
+        """Finds nodes that vanished while something was in flight to them; the kernel itself probes idle ones."""
+        for connection in self._connections:
+            if not connection.has_left and connection.sock.fileno() >= 0 and is_silent(connection.sock):
+                self._on_end(connection, _silent())
+
+    @property
+    def _connections(self) -> list[Connection]:
+        return [*self._to.values(), *self._from.values()]
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a peer's socket has not taken all messages yet."""
+        return any(connection.is_sending for connection in self._connections)
+
+    @property
+    def _all_connections(self) -> list[Connection]:
+        return [*self._connections, *self._strangers, *self._replaced]
+
+    def _on_thread_error(self, error: Exception) -> None:
+        self._data_plane.fail(PeerLost(f"the connections to other nodes broke: {error!r}"))
+
+    def announce_loss(self, lost: int) -> None:
+        for connection in self._connections:
+            self._send(connection, Kind.LOST, lost)
+
+    def forget(self) -> None:
+        for connection in self._all_connections:
+            connection.sock.close()
+        self._listener.close()
+
+    def leave(self) -> None:
+        self._is_closing = True
+        for connection in self._connections:
+            self._send(connection, Kind.GOODBYE)
+
+    def close(self) -> None:
+        """Waits for the goodbyes of all peers: nothing is in flight then. Raises `PeerLost`."""
+        try:
+            self._data_plane.wait_until(
+                lambda: all(each.has_left for each in self._connections) and not self.is_sending
+            )
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Ends threads and connections without waiting for peers. Calling it again does nothing."""
+        if self._listener.fileno() < 0:
+            return
+        self.receiver.close()
+        self.sender.close()
+        for connection in self._all_connections:
+            connection.sock.close()
+        self._listener.close()
+
+
+_Action = Callable[[TcpTransport, Connection, Message], None]
+
+
+def _silent() -> str:
+    return f"has not answered for {SILENCE_S:.0f} s"
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def is_silent(sock: socket.socket) -> bool:
+    """Whether the peer's kernel has left something unanswered for `SILENCE_S`. The kernel of a program that
+    only does not read answers."""
+    repetitions, probes, since_ms = _UNANSWERED.unpack(
+        sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNANSWERED.size)
+    )
+    return bool(max(repetitions, probes) > 1 and since_ms > SILENCE_S * 1000)
+
+
+def address_towards(host: str, port: int) -> str:
+    """Returns this host's own IP address on the way to another; loopback where that is a loopback name of this
+    host."""
+    found: Iterable[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]]
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)  # type: ignore[assignment]
+    family, kind, _, _, address = next(iter(found))
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        own: str = probe.getsockname()[0]
+    return own
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,148 @@
+"""What a transport is: one way to carry frames to some job ranks.
+
+A transport owns the memory of its frames (`lease`, `alloc`), sends messages (`post`), and calls
+`DataPlane.on_message` for each message that it receives. `DataPlane` does the rest: slots, credits and waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from meshctl.runtime.transports.buffers.frames import unpack
+
+EMPTY = torch.empty(0, dtype=torch.uint8)
+
+
+class Lease(NamedTuple):
+    """Memory for one frame, from `lease` until it is delivered."""
+
+    to: tuple[int, ...]
+    """Job ranks of the receivers."""
+    tag: int
+    frame: Tensor
+    """uint8 `[n]`."""
+    out_of_band: Sequence[Tensor] = ()
+    """Tensors that travel with the frame and are not copied into it."""
+    state: Any = None
+    """The transport's own record of the lease."""
+    inline: bytes = b""
+    """The frame itself, where it is small and has no memory of its own."""
+
+
+@dataclass(eq=False, slots=True)
+class Delivery:
+    """A received frame with its out-of-band tensors."""
+
+    frame: Tensor | bytes
+    """uint8 `[n]`. A small frame may arrive as bytes."""
+    out_of_band: Sequence[Tensor] = ()
+    """uint8 `[n]` each."""
+    is_complete: bool = True
+    """False while a transfer from another device still brings some of the tensors."""
+
+    def value(self, device: torch.device | None = None) -> Any:
+        """Returns the decoded value; tensors that were on a device are put on `device`. Raises `FrameError`."""
+        return unpack(self.frame, self.out_of_band, device)
+
+
+class Transfers(Protocol):
+    """Moves tensors from one device to another (`nccl.PairTransfers`)."""
+
+    def send(self, to: int, tensors: Sequence[Tensor]) -> None: ...
+    def expect(
+        self,
+        source: int,
+        sizes: Sequence[int],
+        clear_to_send: Callable[[], None],
+        on_received: Callable[[list[Tensor]], None],
+    ) -> None: ...
+    def clear_to_send(self, to: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Transport:
+    """Base class with the behaviour of a transport that copies everything and shares no memory."""
+
+    shares_memory = False
+    """Whether several job ranks may write to one frame, each to a part of it."""
+    inline_max = 0
+    """Largest frame, in bytes, that is posted as bytes without memory of its own."""
+
+    def alloc(self, nbytes: int) -> Tensor | None:
+        """Returns uint8 `[nbytes]` that receivers can read in place; None where there is no such memory."""
+        return None
+
+    def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
+        """Whether a tensor can travel out of band to the job ranks. `is_final`: nobody writes to the tensor any
+        more, so receivers may read it in place."""
+        return False
+
+    def is_mappable(self, tensor: Tensor) -> bool:
+        """Whether receivers of the tensor can map other tensors behind it (`concat`)."""
+        return False
+
+    def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """Returns received tensors as one, along dim 0, without a copy; None where that is impossible."""
+        return None
+
+    def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:
+        """Returns memory for a frame. The transport `accepts` all tensors of `out_of_band`."""
+        return Lease(tuple(to), tag, torch.empty(nbytes, dtype=torch.uint8), out_of_band)
+
+    def own_delivery(self, lease: Lease) -> Delivery:
+        """Returns what this job rank itself receives, where it is one of the receivers."""
+        return Delivery(lease.inline or lease.frame, lease.out_of_band)
+
+    def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
+        """Sends a frame without waiting for the receiver's program. `write` invites the receiver to write to
+        the frame."""
+        raise NotImplementedError
+
+    def credit(self, to: int, tag: int) -> None:
+        """Returns a slot to the sender of a frame."""
+        raise NotImplementedError
+
+    def reopen(self, job_ranks: Sequence[int]) -> None:
+        """Closes the connections to peers of an older generation and forgets what these peers hold."""
+
+    def forget(self) -> None:
+        """Closes inherited descriptors in a forked child. Everything belongs to the parent process."""
+
+    def announce_loss(self, lost: int) -> None:
+        """Sends to all connected peers that a job rank is lost. Never waits."""
+
+    def leave(self) -> None:
+        """Says goodbye after the last frame. Never waits."""
+
+    def close(self) -> None:
+        """Waits for the goodbyes of all peers, after `leave`, and releases everything."""
+
+    def release(self) -> None:
+        """Releases everything without waiting for peers."""
+
+
+class Loopback(Transport):
+    """The transport of a job rank that has no peers: it only sends to itself."""
+
+    def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
+        return is_final and tensor.device.type not in ("cpu", "meta")
+
+    def own_delivery(self, lease: Lease) -> Delivery:
+        return Delivery(lease.inline or lease.frame, [flat(tensor) for tensor in lease.out_of_band])
+
+
+def tensor_of(frame: Tensor | bytes) -> Tensor:
+    """Returns a frame as uint8 `[n]`."""
+    if isinstance(frame, Tensor):
+        return frame
+    return torch.frombuffer(bytearray(frame), dtype=torch.uint8) if frame else EMPTY
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Returns the bytes of a tensor, uint8 `[n]`; a contiguous tensor is not copied."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
