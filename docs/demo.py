@@ -1,4 +1,4 @@
-"""Draws docs/demo.svg, the picture in the README, from a run that has ended: `python docs/demo.py RUN_DIR`."""
+"""Draws docs/demo.svg, the picture in the README, from a finished run: `python docs/demo.py RUN_DIR`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshctl.run.directory import RunDir
 from meshctl.view.live.dashboard import Picture
 from meshctl.view.live.summary import ending, recorded
 
-# Plain fonts that every viewer has: the drawing must not fetch anything.
+# Fonts of every viewer, because the drawing must not fetch any.
 FONTS = ("Fira Code", "DejaVu Sans Mono, Menlo, Consolas, monospace")
 
 
@@ -29,7 +29,7 @@ def draw(run: RunDir) -> str:
     console.print(ending(record), highlight=False)
     svg = console.export_svg(title=plan.name, unique_id="demo")
     start, end = svg.index("@font-face"), svg.index(".demo-matrix")
-    # Some viewers drop the blanks at the beginning of a text, and with them the alignment of numbers.
+    # Without this attribute, some viewers drop leading spaces and the alignment of numbers.
     return (svg[:start] + svg[end:]).replace(*FONTS).replace("<text ", '<text xml:space="preserve" ')
 
 

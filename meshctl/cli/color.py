@@ -1,4 +1,4 @@
-"""Whether what is printed may have colours."""
+"""Whether output has colors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TextIO
 WHEN = ("auto", "always", "never")
 
 
-def coloured(out: TextIO, when: str = "auto", environ: Mapping[str, str] = os.environ) -> bool:
-    """What is said counts, then NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE; else a terminal that can show
-    them gets them."""
+def has_color(out: TextIO, when: str = "auto", environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether output to a stream has colors: `when` decides, then NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE, and
+    otherwise whether the stream is a terminal that can show them."""
     if when != "auto":
         return when == "always"
     if environ.get("NO_COLOR"):

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 
-from meshctl.cli.color import coloured
+from meshctl.cli.color import has_color
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import write
 from meshctl.cli.stdin_source import resolve_source
@@ -94,6 +94,6 @@ def show(checks: tuple[Check, ...], format: str) -> None:
     text = (
         json.dumps(as_data(checks), indent=2) + "\n"
         if format == "json"
-        else table(checks, width=width, colour=coloured(sys.stdout))
+        else table(checks, width=width, color=has_color(sys.stdout))
     )
     write(text, sys.stdout)

@@ -16,47 +16,47 @@ RECIPE = "recipe.yaml"
 
 
 def explain(word: str) -> int:
-    """Prints what it is about; the exit code."""
+    """Prints the page of a code or a list of codes, and returns the exit code."""
     known = codes()
-    asked = _code(word)
-    if asked in known:
-        return _print(_page(page(asked)))
-    if among := [code for code in known if asked and code.startswith(asked)] if word else known:
+    wanted = _code(word)
+    if wanted in known:
+        return _print(_page(page(wanted)))
+    if among := [code for code in known if wanted and code.startswith(wanted)] if word else known:
         return _print(_list(among))
-    print(f"error: {_unknown(word, asked, known)}", file=sys.stderr)
+    print(f"error: {_unknown(word, wanted, known)}", file=sys.stderr)
     return USAGE
 
 
 def _code(word: str) -> str:
-    """`mc410`, `410` and `error[MC410]` are MC410; empty for what is no code."""
+    """Returns MC410 for `mc410`, `410` and `error[MC410]`; empty for other words."""
     found = re.fullmatch(
         r"(?:error|warning|note|retired)?\[?(?:mc)?(\d{1,3})\]?:?", word.strip(), re.IGNORECASE
     )
     return f"MC{found[1]}" if found else ""
 
 
-def _unknown(word: str, asked: str, known: Sequence[str]) -> str:
-    """The nearest number, the pages that speak of a word, or where all are listed."""
+def _unknown(word: str, wanted: str, known: Sequence[str]) -> str:
+    """Returns a message with the nearest code, the pages that contain the word, or how to list all codes."""
     shown = word.strip()[:40] if word.isprintable() else ascii(word)[:40]
-    if asked:
-        near = min(known, key=lambda code: (abs(int(code[2:]) - int(asked[2:].ljust(3, "0"))), code))
-        return f"there is no code `{asked}`; the nearest is `{near}`: {head(near)[1]}"
-    spoken = (
-        [code for code in known if _speaks(page(code), word.strip().lower())] if len(word.strip()) > 2 else []
+    if wanted:
+        near = min(known, key=lambda code: (abs(int(code[2:]) - int(wanted[2:].ljust(3, "0"))), code))
+        return f"there is no code `{wanted}`; the nearest is `{near}`: {head(near)[1]}"
+    mentioning = (
+        [code for code in known if _mentions(page(code), word.strip().lower())]
+        if len(word.strip()) > 2
+        else []
     )
-    if spoken:
-        return (
-            f"there is no code `{shown}`; {listed(spoken)} {'speaks' if len(spoken) == 1 else 'speak'} of it"
-        )
-    return f"there is no code `{shown}`; {near if (near := _meant(word, known)) else '`meshctl explain` lists all'}"
+    if mentioning:
+        return f"there is no code `{shown}`; {listed(mentioning)} {'speaks' if len(mentioning) == 1 else 'speak'} of it"
+    return f"there is no code `{shown}`; {near if (near := _suggestion(word, known)) else '`meshctl explain` lists all'}"
 
 
-def _meant(word: str, known: Sequence[str]) -> str:
+def _suggestion(word: str, known: Sequence[str]) -> str:
     near = did_you_mean(word.strip().upper(), known)
     return near if near.startswith("did you mean") else ""
 
 
-def _speaks(of: Page, word: str) -> bool:
+def _mentions(of: Page, word: str) -> bool:
     prose = [piece for piece in of.why.pieces if isinstance(piece, str)]
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text.lower()) for text in (of.title, *prose))
 
@@ -86,7 +86,7 @@ def _page(of: Page) -> Iterator[str]:
 
 
 def _section(section: Section, other: Section) -> Iterator[str]:
-    """Its paragraphs and blocks; lines of a block that the other section has not are marked."""
+    """Yields the paragraphs and blocks of a section. Lines of a block that the other section does not have are marked."""
     for number, piece in enumerate(section.pieces):
         if number:
             yield ""

@@ -110,7 +110,7 @@ def _shown(job: Job) -> str:
 
 
 class _Captured(io.StringIO):
-    """Keeps what is written to stderr, in stderr's own colours."""
+    """Keeps what is written to stderr, in stderr's own colors."""
 
     def isatty(self) -> bool:
         return sys.__stderr__ is not None and sys.__stderr__.isatty()

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshctl.cli.color import coloured
+from meshctl.cli.color import has_color
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import why, write
 from meshctl.cli.stdin_source import Held, resolve_source
@@ -152,7 +152,7 @@ def picture(recipe: str, overrides: list[str], options: Options) -> str:
     drawn = topology_of(launchable)
     look: dict[str, Any] = {}
     if options.format_name == "text":
-        look = {"width": columns(options), "color": not options.out and coloured(sys.stdout)}
+        look = {"width": columns(options), "color": not options.out and has_color(sys.stdout)}
     if options.diff is not None:
         from meshctl.plan.views.difference import difference
 

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
-from meshctl.cli.color import WHEN, coloured
+from meshctl.cli.color import WHEN, has_color
 from meshctl.cli.load import CheckResult, Launchable, Unreadable, check
 from meshctl.cli.output import write
 from meshctl.cli.stdin_source import resolve_source
@@ -163,8 +163,8 @@ def facts(launchable: Launchable | None) -> dict[str, str | int]:
 
 def report(found: tuple[Checked, ...], options: Options, out: TextIO) -> int:
     """Prints the findings in the format of the options and returns the exit code."""
-    format, colour = options.report_format, coloured(out, options.color)
-    findings = Findings(found, version() if format in ("json", "sarif") else "", colour, folder(), explained)
+    format, color = options.report_format, has_color(out, options.color)
+    findings = Findings(found, version() if format in ("json", "sarif") else "", color, folder(), explained)
     draw: Callable[[Findings], str] = import_module(f"meshctl.view.reports.{format}").draw
     write(draw(findings), out)
     return findings.code
@@ -198,4 +198,4 @@ def explained(code: str) -> str:
 
 def draw(report: Report, out: TextIO) -> None:
     """Prints a report as text, for other commands."""
-    print(text(report, colour=coloured(out)), file=out)
+    print(text(report, color=has_color(out)), file=out)

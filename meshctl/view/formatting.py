@@ -1,5 +1,4 @@
-"""Figures as people read them: one place, so that a number looks the same in the lines, the dashboard and the
-summary."""
+"""Numbers as text, the same in the plain output, the dashboard, the summary and the pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: float | None) -> str:
-    """A metric: four digits that count. None is what a metric is when it is no finite number."""
+    """Returns a metric with four significant digits. A metric that is not finite is None."""
     if value is None:
         return "not finite"
     if float(value).is_integer() and abs(value) < 1e9:
@@ -28,12 +27,12 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Two digits after the point always, so that a column of them lines up."""
+    """Returns milliseconds with two decimals, so that columns are aligned."""
     return f"{seconds * 1000:.2f}"
 
 
 def size(count: float) -> str:
-    """Bytes, by thousands."""
+    """Returns bytes with decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
@@ -50,7 +49,7 @@ def count(amount: int, thing: str) -> str:
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """The course of a metric in one row; the last `width` means of equal pieces, lowest to highest."""
+    """Returns the history of a metric in one row of bars: the means of at most `width` equal pieces."""
     if len(values) < 2:
         return ""
     pieces = min(width, len(values))
@@ -63,7 +62,6 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def bar(part: float, width: int) -> str:
-    """A bar of `part` (0 to 1) of `width` columns, to half a column; never quite nothing where there is
-    something."""
+    """Returns a bar of `part` (0 to 1) of `width` columns, in half columns; a positive part has at least one."""
     halves = min(max(round(part * width * 2), 1 if part > 0 else 0), width * 2)
     return "━" * (halves // 2) + "╸" * (halves % 2)

@@ -313,7 +313,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, **asked: Any) -> str:
     return terminal.getvalue()
 
 
-def test_colour_and_width_are_those_of_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_color_and_width_are_those_of_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert "\x1b[" in on_terminal(monkeypatch) and "\x1b[" in on_terminal(monkeypatch, rank="train:0")

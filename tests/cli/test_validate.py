@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshctl.cli.color import coloured
+from meshctl.cli.color import has_color
 from meshctl.cli.fix import fix
 from meshctl.cli.load import CheckResult, Unreadable, check, plan_of
 from meshctl.cli.validate import Options, checked, validate
@@ -129,7 +129,7 @@ def test_nothing_that_a_recipe_names_is_imported_or_run(tmp_path: Path, override
     assert not (tmp_path / "ran").exists() and result.stderr == ""
 
 
-def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_color_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -277,7 +277,7 @@ def test_strict_lets_no_warning_pass(folder: Path, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("when", "environ", "terminal", "coloured_"),
+    ("when", "environ", "terminal", "expected"),
     [
         ("auto", {}, True, True),
         ("auto", {}, False, False),
@@ -292,14 +292,12 @@ def test_strict_lets_no_warning_pass(folder: Path, capfd: pytest.CaptureFixture[
         ("never", {"FORCE_COLOR": "1"}, True, False),
     ],
 )
-def test_colour_where_it_is_wanted(
-    when: str, environ: dict[str, str], terminal: bool, coloured_: bool
-) -> None:
+def test_color_where_it_is_wanted(when: str, environ: dict[str, str], terminal: bool, expected: bool) -> None:
     class Stream(io.StringIO):
         def isatty(self) -> bool:
             return terminal
 
-    assert coloured(Stream(), when, environ) is coloured_
+    assert has_color(Stream(), when, environ) is expected
 
 
 def meshctl(*arguments: str, data: bytes = b"", closed: bool = False) -> subprocess.CompletedProcess[bytes]:

@@ -34,9 +34,9 @@ def recipes(draw: st.DrawFn) -> dict[str, str]:
         lambda one: st.one_of(st.lists(one, **several), st.dictionaries(keys, one, **several)),
         max_leaves=5,
     )
-    trees, colours = st.dictionaries(keys, values, max_size=3), st.sampled_from(["red", "green", "blue"])
+    trees, colors = st.dictionaries(keys, values, max_size=3), st.sampled_from(["red", "green", "blue"])
     package = draw(st.sampled_from(["", "@vars.paint", "@_global_"]))
-    extra: list[Any] = ["_self_", {f"paint{package}": draw(colours)}]
+    extra: list[Any] = ["_self_", {f"paint{package}": draw(colors)}]
     if draw(st.booleans()):
         extra.append({"optional paint@vars.o": draw(st.sampled_from(["red", "nope"]))})
     first: list[Any] = draw(
@@ -45,7 +45,7 @@ def recipes(draw: st.DrawFn) -> dict[str, str]:
     if draw(st.booleans()):
         first = [
             *(entry for entry in first if entry != "_self_"),
-            {f"override paint{package}": draw(colours)},
+            {f"override paint{package}": draw(colors)},
             "_self_",
         ]
     nested = [{"shade@_here_": draw(st.sampled_from(["dark", "light"]))}, "_self_"]
@@ -145,7 +145,7 @@ vars:
   word: abcdefgh
 run: {steps: 100, dir: "${oc.env:HOME_DIR}/x"}
 """,
-    "paint/red.yaml": "colour: red\nsize: 2\n",
+    "paint/red.yaml": "color: red\nsize: 2\n",
     "run.py": "",
 }
 OVERRIDES_GIVEN = ["run.steps=7", "vars.list=[3]", "+vars.new={a: {b: 1}}", "vars.old=1"]
@@ -183,7 +183,7 @@ def test_what_a_value_replaced(found: dict[str, Origin]) -> None:
 def test_where_it_was_written(found: dict[str, Origin]) -> None:
     assert (found["run.steps"].kind, place(found["run.steps"])) == ("override", "override 1:1:11")
     assert place(found["vars.new.a.b"]) == "override 3:1:19"
-    assert (found["vars.paint.colour"].kind, place(found["vars.paint.colour"])) == (
+    assert (found["vars.paint.color"].kind, place(found["vars.paint.color"])) == (
         "file",
         "paint/red.yaml:1:9",
     )

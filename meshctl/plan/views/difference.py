@@ -1,12 +1,11 @@
-"""What changes from one plan to another, as data: what is added, what is gone, and what of the rest is
-different.
+"""The difference of two plans, as data: what is added, removed, and changed.
 
     difference(before, after).changes
     Change("components", "actor", "changed", (Fact("layout", "fsdp 4", "fsdp 2 x tp 2"), Fact("size", 1, 2,
     dim="tp"), ...))
 
-Things are the same where they have the same name. It compares what a picture shows: arguments, seed and
-checkpoints are in the digests.
+Things with the same name are compared, in the facts that a picture shows. Arguments, seed and checkpoints differ in the
+digests only.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, Plac
 from meshctl.topology.placement import NodeRun
 
 FORMAT = 1
-"""Of the JSON."""
-PLACES = 3
-"""Stretches of nodes that are named."""
+"""Version of the JSON."""
+MAX_NODE_RUNS = 3
+"""Runs of nodes that are named."""
 
 Subject = Literal["job", "groups", "components", "stages", "routes", "weights", "warnings"]
 Mark = Literal["added", "removed", "changed"]
 Value = int | str | tuple[int, ...] | None
 Facts = Mapping[tuple[str, str], Value]
-"""(what, dim) -> value; dim is empty where it is about none."""
+"""(what, dim) -> value; dim is empty for facts that are not about a dim."""
 Thing = TypeVar("Thing")
 Named = TypeVar("Named", PlacedGroup, PlacedComponent)
 
-TOLD: Mapping[Subject, tuple[str, ...]] = {
+SUMMARY: Mapping[Subject, tuple[str, ...]] = {
     "groups": ("workers", "device type", "devices per worker", "place", "colocate", "program"),
     "components": ("group", "layout", "target"),
     "stages": ("call", "from", "to", "samples"),
@@ -39,20 +38,20 @@ TOLD: Mapping[Subject, tuple[str, ...]] = {
     "weights": ("from", "to", "ranks", "layout of the producer", "layout of the consumer"),
     "warnings": ("message",),
 }
-"""What is told of a thing that is added or gone."""
+"""The facts of something added or removed."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that is different; of what is added or gone, one thing that it is."""
+    """One property that differs, or a property of something added or removed."""
 
     what: str
     before: Value
-    """None for what is added."""
+    """None for something added."""
     after: Value
-    """None for what is gone."""
+    """None for something removed."""
     dim: str = ""
-    """Of the component's mesh, where it is about one."""
+    """Of the component's mesh, for facts about a dim."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Difference:
     """The name of the job."""
     after: str
     digests: tuple[str, str]
-    """Of the two plans: equal where they are the same also in what no picture shows."""
+    """Of the two plans, which also cover what no picture shows."""
     changes: tuple[Change, ...]
     format: int = FORMAT
 
@@ -96,28 +95,28 @@ def difference(before: Topology, after: Topology) -> Difference:
 def _compared(
     subject: Subject, before: Mapping[str, Thing], after: Mapping[str, Thing], facts: Callable[[Thing], Facts]
 ) -> Iterator[Change]:
-    """In the order of what there is now; what is gone stands where it was."""
+    """Yields the changes in the order of `after`; something removed stands at its former position."""
     for name in merged(list(before), list(after)):
         if name not in after:
             yield Change(
                 subject,
                 name,
                 "removed",
-                tuple(Fact(what, value, None) for what, value in _told(subject, facts(before[name]))),
+                tuple(Fact(what, value, None) for what, value in _summary(subject, facts(before[name]))),
             )
         elif name not in before:
             yield Change(
                 subject,
                 name,
                 "added",
-                tuple(Fact(what, None, value) for what, value in _told(subject, facts(after[name]))),
+                tuple(Fact(what, None, value) for what, value in _summary(subject, facts(after[name]))),
             )
         elif changed := tuple(_changed(facts(before[name]), facts(after[name]))):
             yield Change(subject, name, "changed", changed)
 
 
 def merged(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """All of `after`, and what is only in `before` behind the one that it stood behind."""
+    """Returns all of `after`, and what is only in `before` behind its former predecessor."""
     now, behind, last = set(after), dict[str, list[str]](), ""
     for name in before:
         if name in now:
@@ -128,9 +127,9 @@ def merged(before: Sequence[str], after: Sequence[str]) -> list[str]:
     return [*first, *(name for kept in after for name in (kept, *behind.get(kept, ())))]
 
 
-def _told(subject: Subject, facts: Facts) -> Iterator[tuple[str, Value]]:
+def _summary(subject: Subject, facts: Facts) -> Iterator[tuple[str, Value]]:
     for (what, _), value in facts.items():
-        if what in TOLD[subject] and value and (what, value) != ("devices per worker", 1):
+        if what in SUMMARY[subject] and value and (what, value) != ("devices per worker", 1):
             yield what, value
 
 
@@ -141,7 +140,7 @@ def _changed(before: Facts, after: Facts) -> Iterator[Fact]:
             yield Fact(what, old, new, dim)
 
 
-# What there is to compare
+# Facts
 
 
 def _named(things: Iterable[Named]) -> dict[str, Named]:
@@ -152,7 +151,7 @@ def _of_job(topology: Topology) -> Facts:
     per_node: dict[tuple[str, str], Value] = {
         (f"{kind} per node", ""): runs[0][1]
         if len(runs) == 1
-        else tuple(each for count, each in runs for _ in range(min(count, PLACES)))
+        else tuple(each for count, each in runs for _ in range(min(count, MAX_NODE_RUNS)))
         for kind, runs in topology.cluster.devices_per_node.items()
         if runs
     }
@@ -178,13 +177,15 @@ def _of_group(group: PlacedGroup) -> Facts:
     }
 
 
-def place(stretches: Sequence[NodeRun]) -> str:
+def place(node_runs: Sequence[NodeRun]) -> str:
     """node 0; nodes 1-3; node 4 from device 2"""
     words = []
-    for run in stretches[:PLACES]:
+    for run in node_runs[:MAX_NODE_RUNS]:
         nodes = f"node {run.first_node}" if run.nodes == 1 else f"nodes {run.first_node}-{run.last_node}"
         words.append(nodes + (f" from device {run.first_device}" if run.first_device > 0 else ""))
-    return ", ".join(words) + (f", {len(stretches) - PLACES} more" if len(stretches) > PLACES else "")
+    return ", ".join(words) + (
+        f", {len(node_runs) - MAX_NODE_RUNS} more" if len(node_runs) > MAX_NODE_RUNS else ""
+    )
 
 
 def _of_component(component: PlacedComponent) -> Facts:
@@ -197,19 +198,19 @@ def _of_component(component: PlacedComponent) -> Facts:
         ("layout", ""): component.layout,
         **{("size", dim): size for dim, size in {**sizes, **views}.items()},
         ("order of dims", ""): " ".join(mesh.mesh_dim_names),
-        ("sequence parallel", ""): _yes(mesh.sequence_parallel),
-        ("frozen", ""): _yes(component.frozen),
+        ("sequence parallel", ""): _yes_or_no(mesh.sequence_parallel),
+        ("frozen", ""): _yes_or_no(component.frozen),
         ("data ranks", ""): component.data_size,
         **{("reach", groups.dim): groups.reach for groups in component.process_groups},
     }
 
 
-def _yes(said: bool) -> str:
-    return "yes" if said else "no"
+def _yes_or_no(text: bool) -> str:
+    return "yes" if text else "no"
 
 
 def _stages(topology: Topology, other: Topology) -> dict[str, tuple[PlacedStage, int]]:
-    """With their place among the stages that both have, so that one more does not move the others."""
+    """Returns the stages with their positions among the common ones, so that a new stage does not move the others."""
     both = {stage.name for stage in topology.stages} & {stage.name for stage in other.stages}
     order = {
         name: number
@@ -230,7 +231,7 @@ def _of_stage(stage: PlacedStage, order: int) -> Facts:
         ("every", ""): stage.every,
         ("when", ""): stage.when,
         ("lag", ""): stage.lag,
-        ("checksum", ""): _yes(stage.checksum),
+        ("checksum", ""): _yes_or_no(stage.checksum),
         ("order", ""): order,
     }
 
@@ -240,7 +241,7 @@ def _data(topology: Topology) -> dict[str, Flow]:
 
 
 def _of_route(route: Flow) -> Facts:
-    """Collect and samples are said of the stage; bytes are what moves."""
+    """Samples are a fact of the stage; bytes are a fact of the route."""
     return {
         ("from", ""): route.producer,
         ("to", ""): route.consumer,
@@ -250,16 +251,16 @@ def _of_route(route: Flow) -> Facts:
         ("dispatch", ""): route.dispatch.mode,
         ("balance", ""): route.dispatch.balance,
         ("home", ""): route.dispatch.home,
-        ("allow empty", ""): _yes(route.dispatch.allow_empty),
-        ("split groups", ""): _yes(route.dispatch.split_groups),
-        ("equal counts", ""): _yes(route.dispatch.equal_counts),
+        ("allow empty", ""): _yes_or_no(route.dispatch.allow_empty),
+        ("split groups", ""): _yes_or_no(route.dispatch.split_groups),
+        ("equal counts", ""): _yes_or_no(route.dispatch.equal_counts),
         ("bytes a step", ""): route.bytes,
         ("over", ""): route.over,
     }
 
 
 def _weights(topology: Topology) -> dict[str, tuple[Flow, str, str]]:
-    """With the layouts of both ends."""
+    """Returns the routes with the layouts of both ends."""
     layouts = {component.name: component.layout for component in topology.components}
     return {
         each.name: (each, layouts[each.producer], layouts[each.consumer])
@@ -282,17 +283,17 @@ def _of_weights(route: Flow, producer: str, consumer: str) -> Facts:
 
 
 def _warnings(before: Topology, after: Topology) -> Iterator[Change]:
-    """Those that vanish, and those that appear: a warning is the same where it says the same."""
+    """Warnings with equal messages are the same."""
     olds, news = (
         [(warning.code, warning.message) for warning in topology.warnings] for topology in (before, after)
     )
     yield from (
-        Change("warnings", code, "removed", (Fact("message", said, None),))
-        for code, said in _without(olds, news)
+        Change("warnings", code, "removed", (Fact("message", text, None),))
+        for code, text in _without(olds, news)
     )
     yield from (
-        Change("warnings", code, "added", (Fact("message", None, said),))
-        for code, said in _without(news, olds)
+        Change("warnings", code, "added", (Fact("message", None, text),))
+        for code, text in _without(news, olds)
     )
 
 

@@ -1,11 +1,10 @@
-"""How a plan looks: a file for each format.
+"""The formats of a picture of a plan: one module for each.
 
-    draw(topology)           every format: the whole plan; text also takes the width, whether in colour and
-                             the number of lines
-    draw(zoom, topology)     a file that draws one part more closely
-    draw(difference)         a file that draws what changes from one plan to another
+    draw(topology)           every format: the whole plan; text has further arguments for width, color and lines
+    draw(zoom, topology)     one part of a plan
+    draw(difference)         the difference of two plans
 
-A new format is a file here with `draw`, or a folder of them, and a line in `FORMATS`.
+A new format is a module with `draw`, or a folder of them, and a line in `FORMATS`.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Format:
     suffixes: tuple[str, ...]
-    """Of files that are written in it where nothing else is said."""
+    """Of files that are written in this format by default."""
     whole: str
-    """The file here that draws all of it."""
+    """The module that draws a whole plan."""
     zoom: str = ""
-    """The file that draws one part; empty where none does."""
+    """The module that draws one part; empty if there is none."""
     difference: str = ""
     selects: bool = False
-    """Whether it draws the whole with the part chosen."""
+    """Whether the whole picture can open with a part selected."""
 
 
 OVER: Mapping[str, str] = {
@@ -34,9 +33,8 @@ OVER: Mapping[str, str] = {
     "device": "cuda ipc",
     "devices": "nccl",
 }
-"""By which way a route's samples travel, from how far it goes. Between nodes they go once to each node, and
-on there in shared memory. The last two are for tensors that lie on devices; what lies on the CPU beside them
-goes by shared memory and tcp."""
+"""The transport of a route, by its distance. Between nodes, samples are sent once to each node and shared in memory there.
+The last two are for tensors on devices; tensors on the CPU use shared memory and tcp."""
 
 FORMATS: Mapping[str, Format] = {
     "text": Format((".txt",), "text.picture", zoom="text.zoom", difference="text.diff"),

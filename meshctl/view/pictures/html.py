@@ -1,12 +1,11 @@
 """The topology as a page: one file that loads nothing, with the data of the JSON format and a script that derives the
 rest.
 
-    page.html    the frame          page.css    how it looks
-    mesh.js      the arithmetic     page.js     what happens, with map.js and worker.js
+    page.html    the frame          page.css     the style
+    mesh.js      the arithmetic     page.js      the behavior, with map.js, pipeline.js and worker.js
 
-The page holds what the JSON format holds, so it grows with components and not with devices. Its policy lets
-nothing in or out: no network, and no style or script but these, by their hashes. Names from recipes are data;
-where they stand in text, they are escaped.
+The size of the page grows with components and not with devices. Its policy forbids the network, and all styles and scripts
+except these, by their hashes. Names from recipes are data, and are escaped in text.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ HUE = """\
 .fN { background: var(--hN-line) }
 """
 UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
-"""What could end a script, begin a comment, or be no text in a file."""
+"""Characters that could end a script or begin a comment, and surrogates."""
 
 
 def draw(topology: Topology, selection: Selection = Selection()) -> str:
@@ -85,7 +84,7 @@ def _hash(text: str) -> str:
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """For a script element: nothing in it can end the element, whatever a recipe calls its parts."""
+    """Returns JSON for a script element, which no name in it can end."""
     return UNSAFE.sub(
         lambda found: f"\\u{ord(found[0]):04x}", json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     )

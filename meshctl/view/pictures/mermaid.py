@@ -1,4 +1,4 @@
-"""The pipeline as a Mermaid flowchart, for places that draw it themselves: a README, a ticket, a wiki.
+"""The pipeline as a Mermaid flowchart, for a README, a ticket or a wiki.
 
     flowchart TB
       subgraph g0["rollout: 4 workers on cuda"]
@@ -6,10 +6,9 @@
       end
       s0 -->|"4 → 2<br>flatten, slice_dp<br>8.19 MB, tcp"| s1
 
-A subgraph is a device group, a box a stage that its workers run, an arrow a route with how many ranks speak
-and hear, and by which way; a dotted one moves weights. A group's components that no stage calls, and
-programs, are boxes without arrows. Ids are numbers and every name is quoted with its odd characters as codes,
-so no name can be taken for Mermaid's own words.
+A subgraph is a device group, a box is a stage, and an arrow is a route with the numbers of producer and consumer ranks and
+the transport; a dotted one moves weights. Components that no stage calls, and programs, are boxes without arrows. Ids are
+numbers, and names are quoted with special characters as codes, so no name can be taken for a keyword of Mermaid.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from meshctl.view.pictures.colors import COLORS, HUES
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import cut
 
-GROUPS, STAGES, ROUTES, REST = 24, 60, 150, 8
-"""Drawn at most; REST is of a group's components that no stage calls. Mermaid itself gives up beyond 500
-arrows."""
-LONGEST = 48
-"""Letters of a name."""
+MAX_GROUPS, MAX_STAGES, MAX_ROUTES, MAX_UNUSED = 24, 60, 150, 8
+"""The last is for the components of a group that no stage calls. Mermaid accepts at most 500 arrows."""
+MAX_NAME = 48
+"""Letters."""
 PLAIN = set(" _-.,/()+=")
 
 
@@ -37,12 +35,12 @@ def draw(topology: Topology) -> str:
 
 
 def _lines(topology: Topology) -> Iterator[str]:
-    groups = topology.groups[:GROUPS]
+    groups = topology.groups[:MAX_GROUPS]
     ids = {group.name: f"g{number}" for number, group in enumerate(groups)}
     home = {component.name: component.group for component in topology.components}
     running = sorted(topology.stages, key=lambda stage: stage.after)
     stages = [
-        (number, stage) for number, stage in enumerate(running[:STAGES]) if home[stage.component] in ids
+        (number, stage) for number, stage in enumerate(running[:MAX_STAGES]) if home[stage.component] in ids
     ]
     yield "flowchart TB"
     yield f"  accTitle: {_words(topology.name)}, plan {topology.digest}"
@@ -52,11 +50,11 @@ def _lines(topology: Topology) -> Iterator[str]:
         yield from _boxes(topology, group, ids[group.name], stages)
         yield "  end"
     flows = list(_flows(topology, stages, ids, home))
-    yield from flows[:ROUTES]
+    yield from flows[:MAX_ROUTES]
     drawn = {
         "group": (topology.groups, groups),
         "stage": (running, stages),
-        "route": (topology.routes, flows[:ROUTES]),
+        "route": (topology.routes, flows[:MAX_ROUTES]),
     }
     left = {thing: len(all) - len(some) for thing, (all, some) in drawn.items()}
     if said := [
@@ -77,7 +75,7 @@ def _about(group: PlacedGroup) -> list[str]:
 def _boxes(
     topology: Topology, group: PlacedGroup, id: str, stages: list[tuple[int, PlacedStage]]
 ) -> Iterator[str]:
-    """What a group's workers run. A sync is a box in each of its two groups."""
+    """Yields the stages of a group. A sync is a box in each of its two groups."""
     members = {
         each.name: (number, each)
         for number, each in enumerate(topology.components)
@@ -97,10 +95,10 @@ def _boxes(
             )
         called |= {stage.component, stage.to}
     idle = [each for name, each in members.items() if name not in called]
-    for number, component in idle[:REST]:
+    for number, component in idle[:MAX_UNUSED]:
         yield _box(f"c{number}", [], number, component)
-    if len(idle) > REST:
-        yield f"    c_{id}[{_quoted(f'and {len(idle) - REST} more components')}]"
+    if len(idle) > MAX_UNUSED:
+        yield f"    c_{id}[{_quoted(f'and {len(idle) - MAX_UNUSED} more components')}]"
     if not members:
         letter = Marks(topology).group_letter(group.name)
         yield f"    p_{id}[{_quoted(f'{letter.text} {_name(group.program)}')}]:::h{letter.style.removeprefix('C')}"
@@ -114,7 +112,7 @@ def _box(id: str, lines: list[str], number: int, component: PlacedComponent) -> 
 def _flows(
     topology: Topology, stages: list[tuple[int, PlacedStage]], groups: dict[str, str], home: dict[str, str]
 ) -> Iterator[str]:
-    """The routes of which both ends are drawn."""
+    """Yields the routes between stages that are drawn."""
     ids = {stage.name: number for number, stage in stages}
     for flow in topology.routes:
         if flow.source in ids and flow.target in ids:
@@ -150,15 +148,15 @@ def _call(component: str, method: str) -> str:
 
 
 def _name(text: str) -> str:
-    """Text of a recipe: what is no letter, digit or harmless sign is a code."""
-    printable = "".join(each if each.isprintable() else " " for each in cut(text, LONGEST))
+    """Returns a name, with all characters except letters, digits and `PLAIN` as codes."""
+    printable = "".join(each if each.isprintable() else " " for each in cut(text, MAX_NAME))
     return "".join(each if each.isalnum() or each in PLAIN else f"#{ord(each)};" for each in printable)
 
 
 def _words(text: str) -> str:
-    """For where codes are not read: the letters alone."""
+    """Returns the letters of a name, for places without codes."""
     return " ".join(
-        "".join(each if each.isalnum() or each in PLAIN else " " for each in cut(text, LONGEST)).split()
+        "".join(each if each.isalnum() or each in PLAIN else " " for each in cut(text, MAX_NAME)).split()
     )
 
 

@@ -1,7 +1,7 @@
-"""How a `Report` looks: a file for each format, with `draw(findings)`.
+"""The formats of a `Report`: one module for each, with `draw(findings)`.
 
-A new format is a file here with `draw`, and a line in `FORMATS`. All of them say every diagnostic, in the
-same order; `text` alone stops after a screenful.
+A new format is a module with `draw` and a line in `FORMATS`. Every format contains all diagnostics in the same order,
+except that `text` stops after `MAX_SHOWN`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from meshctl.diagnostics import Diagnostic, Report
 
 STDIN = "<stdin>"
-"""What standard input is called in a span."""
+"""The file name of standard input in a span."""
 FORMATS: Mapping[str, str] = {
     "text": "for people",
     "concise": "a line for each: file:line:column: CODE message",
@@ -25,19 +25,19 @@ FORMATS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one recipe."""
+    """The result of checking one recipe."""
 
     recipe: str
     """As the user named it."""
     code: int
-    """0 it is right, 1 it has errors (or only warnings, where they count), 3 it cannot be read, 70 a bug."""
+    """0: no errors; 1: errors (or warnings with `--strict`); 3: it cannot be read; 70: a bug."""
     report: Report
     summary: str
     """One line."""
     plan: Mapping[str, str | int] = field(default_factory=dict)
-    """Of a right recipe: its name, its plan's digest, and how much there is of everything."""
+    """Of a correct recipe: its name, the digest of its plan, and the numbers of its parts."""
     fixed: tuple[Diagnostic, ...] = ()
-    """What is gone, since the text was changed."""
+    """The diagnostics that `--fix` has fixed."""
 
     def count(self, severity: str) -> int:
         return sum(found.severity == severity for found in self.report.diagnostics)
@@ -45,23 +45,23 @@ class Checked:
 
 @dataclass(frozen=True)
 class Findings:
-    """What there is to say of all recipes of one command line."""
+    """The results for all recipes of one command line."""
 
     checked: tuple[Checked, ...]
     version: str = ""
     """Of meshctl."""
-    colour: bool = False
+    color: bool = False
     folder: str = ""
-    """Where file names begin, seen from where their reader looks for them; empty where that is the same."""
+    """The folder of the file names, relative to where their reader looks for them."""
     explained: Callable[[str], str] = field(default=lambda code: "")
-    """The page of a code, its title on the first line; empty where it has none."""
+    """Returns the page of a code, with its title on the first line; empty if it has none."""
 
     @property
     def code(self) -> int:
-        """The worst."""
+        """The highest exit code."""
         return max((one.code for one in self.checked), default=0)
 
 
 def is_file(name: str) -> bool:
-    """Whether a span's file is one: overrides and standard input are none."""
+    """Whether the file of a span is a real one, and not an override or standard input."""
     return name != STDIN and re.fullmatch(r"override \d+", name) is None

@@ -1,6 +1,6 @@
 """A report as lines that editors and `grep` read: `file:line:column: CODE message`.
 
-What has no place stands at the beginning of its recipe. Nothing else is said: a right recipe says nothing.
+A diagnostic without a span stands at the beginning of its recipe. A correct recipe has no lines.
 """
 
 from __future__ import annotations

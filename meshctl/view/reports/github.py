@@ -1,11 +1,9 @@
-"""A report as annotations of GitHub Actions, which it shows beside the lines of a pull request: `::error
-file=,line=,col=::message`.
+"""A report as annotations of GitHub Actions, which GitHub shows at the lines of a pull request.
 
     ::error file=grpo.yaml,line=19,col=16,endColumn=17,title=MC410::`tp_size` 3 does not fit the 8 ranks of
     group `train`
 
-A line of a log that begins so is a command, so everything that a recipe says is escaped, and a summary may
-not look like one.
+A log line that begins like this is a command, so text from a recipe is escaped, and the summary must not look like one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The checks of `doctor` as a table for people: a line each, wrapped to the width; below what is not well,
-what to do about it.
+"""The checks of `doctor` as a table: a line for each check, wrapped to the width, and the remedy below a problem.
 
 network
   ok       loopback      127.0.0.1 answers
@@ -16,42 +15,42 @@ from textwrap import wrap
 from meshctl.diagnostics.health import STATES, Check, tally
 from meshctl.view.reports.text import shown
 
-COLOURS = {"ok": "32", "warning": "33;1", "failure": "31;1"}
+COLORS = {"ok": "32", "warning": "33;1", "failure": "31;1"}
 INDENT, GAP = "  ", 2
-NARROWEST = 20
-"""Columns for what was found."""
+MIN_WIDTH = 20
+"""Columns of the findings."""
 
 
-def table(checks: Sequence[Check], *, width: int = 80, colour: bool = False) -> str:
-    """Ends with a line that counts."""
+def table(checks: Sequence[Check], *, width: int = 80, color: bool = False) -> str:
+    """Returns the table and, in its last line, the numbers of checks."""
     names = max((len(check.name) for check in checks), default=0)
     lines = []
     for subject, found in groupby(checks, lambda check: check.subject):
-        lines += [subject, *(line for check in found for line in _rows(check, names, width, colour)), ""]
+        lines += [subject, *(line for check in found for line in _rows(check, names, width, color)), ""]
     return "\n".join([*lines, summary(checks), ""])
 
 
-def _rows(check: Check, names: int, width: int, colour: bool) -> Iterator[str]:
+def _rows(check: Check, names: int, width: int, color: bool) -> Iterator[str]:
     state = max(map(len, STATES))
     before = len(INDENT) + state + GAP + names + GAP
-    room = max(NARROWEST, width - before)
-    said = _wrapped(check.found, room) or [""]
-    mark = f"\x1b[{COLOURS[check.state]}m{check.state}\x1b[0m" if colour else check.state
-    yield f"{INDENT}{mark}{' ' * (state - len(check.state) + GAP)}{check.name:{names + GAP}}{said[0]}".rstrip()
-    yield from (" " * before + line for line in said[1:])
+    room = max(MIN_WIDTH, width - before)
+    lines = _wrapped(check.found, room) or [""]
+    mark = f"\x1b[{COLORS[check.state]}m{check.state}\x1b[0m" if color else check.state
+    yield f"{INDENT}{mark}{' ' * (state - len(check.state) + GAP)}{check.name:{names + GAP}}{lines[0]}".rstrip()
+    yield from (" " * before + line for line in lines[1:])
     for number, line in enumerate(_wrapped(check.remedy, room - 3)):
         yield " " * before + ("   " if number else "-> ") + line
 
 
 def _wrapped(text: str, room: int) -> list[str]:
-    """Words longer than a line stand out of it: a path or a command is copied whole."""
+    """Returns lines without breaking long words, so that a path or a command can be copied."""
     return wrap(shown(text), room, break_long_words=False, break_on_hyphens=False)
 
 
 def summary(checks: Sequence[Check]) -> str:
     counts = tally(checks)
-    said = [f"{len(checks)} check{'' if len(checks) == 1 else 's'}: {counts['ok']} ok"]
+    lines = [f"{len(checks)} check{'' if len(checks) == 1 else 's'}: {counts['ok']} ok"]
     for state in ("warning", "failure"):
         if count := counts[state]:
-            said.append(f"{count} {state}{'' if count == 1 else 's'}")
-    return ", ".join(said)
+            lines.append(f"{count} {state}{'' if count == 1 else 's'}")
+    return ", ".join(lines)

@@ -1,5 +1,4 @@
-"""A report as JSON, everything in it: for programs. `version` changes where a key changes its meaning or
-goes; new ones may come.
+"""A report as JSON, for programs. `version` changes if a key is removed or changes its meaning; keys may be added.
 
     {"version": 1, "meshctl": "0.1.0", "exit_code": 1, "recipes": [
       {"recipe": "grpo.yaml", "exit_code": 1, "errors": 1, "warnings": 0, "notes": 0, "fixable": 0, "summary":
@@ -10,9 +9,8 @@ goes; new ones may come.
           6", "text": the line},
           "seconds": [more of them], "fixes": [{"file", "line", "column", "end_column", "was", "text"}]}]}]}
 
-Lines and columns begin with 1 and count characters; `end_column` is the first that is not meant. A file
-called `override 2` is the second override of the command line. The `fixes` of a diagnostic are one edit, all
-together.
+Lines and columns begin with 1 and count characters; `end_column` is exclusive. The file `override 2` is the second override
+of the command line. The `fixes` of a diagnostic belong together.
 """
 
 from __future__ import annotations
@@ -36,16 +34,16 @@ def draw(findings: Findings) -> str:
 
 
 def dumped(data: object) -> str:
-    """In ASCII, and without halves of characters: any stream takes it, any reader too."""
-    return json.dumps(_whole(data), indent=2) + "\n"
+    """Returns JSON in ASCII without surrogates, for any stream and any reader."""
+    return json.dumps(_without_surrogates(data), indent=2) + "\n"
 
 
-def _whole(data: object) -> object:
+def _without_surrogates(data: object) -> object:
     if isinstance(data, str):
         return data if data.isascii() else data.encode("utf-8", "replace").decode()
     if isinstance(data, Mapping):
-        return {key: _whole(item) for key, item in data.items()}
-    return [_whole(item) for item in data] if isinstance(data, list) else data
+        return {key: _without_surrogates(item) for key, item in data.items()}
+    return [_without_surrogates(item) for item in data] if isinstance(data, list) else data
 
 
 def recipe(one: Checked) -> dict[str, Any]:
@@ -89,7 +87,7 @@ def _place(span: Span) -> dict[str, Any]:
 
 
 def _span(span: Span, lines: Lines) -> dict[str, Any]:
-    """`text` is null where the line could not be read."""
+    """Returns a span; its `text` is null if the line could not be read."""
     text = lines.get(span.file, ())
     return {
         **_place(span),

@@ -1,12 +1,11 @@
-"""A report as SARIF 2.1.0, which GitHub's code scanning and editors read.
+"""A report as SARIF 2.1.0, for GitHub code scanning and editors.
 
-    result      a diagnostic: its first span is the location, each other one a related location, an edit an
-                artifact change
-    rule        a code, with the page that `explain` has for it
-    artifact    a file; an override and standard input, which are none, bring their text with them
+    result      a diagnostic: its first span is the location, the others are related locations, and its fixes are
+                artifact changes
+    rule        a code, with its page of `explain`
+    artifact    a file; overrides and standard input contain their text
 
-Names of files are URIs, relative to where meshctl was started. Columns count characters
-(`unicodeCodePoints`).
+File names are URIs relative to the working directory. Columns count characters (`unicodeCodePoints`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def draw(findings: Findings) -> str:
 
 
 class _Run:
-    """One run of the tool; results name rules and artifacts by number."""
+    """One run of the tool; results refer to rules and artifacts by index."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings

@@ -1,5 +1,4 @@
-"""A report as text for people: the smallest wrong piece with carets, what it contradicts with dashes, and
-what would work.
+"""A report as text: the smallest wrong piece with carets, what it contradicts with dashes, and the nearest correction.
 
     error[MC410]: `tp_size` 3 does not fit the 8 ranks of group `train`
       --> recipe.yaml:19:16
@@ -9,9 +8,8 @@ what would work.
        |
        = help: nearest that fit: dp 4 x tp 2; dp 2 x tp 4
 
-Columns are counted in characters and drawn in cells of a terminal: a tab is 4, a wide letter 2, an accent 0.
-A line is shown as it was written, except that control characters become `?`: a recipe must not drive the
-terminal. Long lines are cut around the span.
+Columns are counted in characters and drawn in cells of a terminal: a tab has 4, a wide letter 2, an accent 0. Control
+characters become `?`, so that a recipe cannot control the terminal. Long lines are cut around the span.
 """
 
 from __future__ import annotations
@@ -22,21 +20,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.view.reports import Findings
 
-WINDOW = 96
+MAX_LINE = 96
 """Characters of a line that are shown."""
-MOST = 50
-"""Diagnostics that are shown."""
-COLOURS = {"error": "31;1", "warning": "33;1", "note": "36;1", "^": "31;1", "-": "34;1", "frame": "34;1"}
+MAX_SHOWN = 50
+"""Diagnostics of a recipe."""
+COLORS = {"error": "31;1", "warning": "33;1", "note": "36;1", "^": "31;1", "-": "34;1", "frame": "34;1"}
 Lines = Mapping[str, Sequence[str]]
 Paint = Callable[[str, str], str]
 
 
 def draw(findings: Findings) -> str:
-    """Each recipe's diagnostics and its summary, and where there are several recipes, a line about all."""
+    """Returns the diagnostics and summary of each recipe, and a line about all of them if there are several."""
     parts: list[str] = []
     for one in findings.checked:
         if one.report.diagnostics:
-            parts += [*([""] if parts else []), text(one.report, colour=findings.colour), ""]
+            parts += [*([""] if parts else []), text(one.report, color=findings.color), ""]
         parts.append(shown(one.summary))
     if len(findings.checked) > 1:
         right = sum(one.code == 0 for one in findings.checked)
@@ -47,13 +45,13 @@ def draw(findings: Findings) -> str:
     return "\n".join(parts) + "\n"
 
 
-def text(report: Report, *, colour: bool = False) -> str:
-    """All diagnostics with a blank line between; a count where there are more than a screen can use."""
-    paint = _painted if colour else _plain
+def text(report: Report, *, color: bool = False) -> str:
+    """Returns at most `MAX_SHOWN` diagnostics, separated by blank lines, and the number of others."""
+    paint = _painted if color else _plain
     lines: Lines = dict(report.sources)
-    shown = ["\n".join(_diagnostic(found, lines, paint)) for found in report.diagnostics[:MOST]]
-    if len(report.diagnostics) > MOST:
-        shown.append(f"and {len(report.diagnostics) - MOST} more")
+    shown = ["\n".join(_diagnostic(found, lines, paint)) for found in report.diagnostics[:MAX_SHOWN]]
+    if len(report.diagnostics) > MAX_SHOWN:
+        shown.append(f"and {len(report.diagnostics) - MAX_SHOWN} more")
     return "\n\n".join(shown)
 
 
@@ -62,7 +60,7 @@ def _plain(text: str, what: str) -> str:
 
 
 def _painted(text: str, what: str) -> str:
-    return f"\x1b[{COLOURS[what]}m{text}\x1b[0m" if text else text
+    return f"\x1b[{COLORS[what]}m{text}\x1b[0m" if text else text
 
 
 def _diagnostic(found: Diagnostic, lines: Lines, paint: Paint) -> Iterator[str]:
@@ -83,7 +81,7 @@ def _diagnostic(found: Diagnostic, lines: Lines, paint: Paint) -> Iterator[str]:
 
 
 def _excerpt(span: Span, line: str, mark: str, gutter: int, paint: Paint) -> Iterator[str]:
-    """The line, and the marks below it with their word."""
+    """Yields the line, and the marks below it with their message."""
     line, column = _window(line, span.column)
     before, marked = line[: column - 1], line[column - 1 : column - 1 + span.width]
     number, bar = paint(f"{span.line:>{gutter}} |", "frame"), paint(f"{'':>{gutter}} |", "frame")
@@ -93,32 +91,31 @@ def _excerpt(span: Span, line: str, mark: str, gutter: int, paint: Paint) -> Ite
 
 
 def _window(line: str, column: int) -> tuple[str, int]:
-    """The part of a long line around a column, and where the column is in it."""
-    if len(line) <= WINDOW:
+    """Returns the part of a long line around a column, and the column in this part."""
+    if len(line) <= MAX_LINE:
         return line, column
-    start = max(0, min(column - 1 - WINDOW // 3, len(line) - WINDOW))
-    head, tail = "..." if start else "", "..." if start + WINDOW < len(line) else ""
-    return head + line[start : start + WINDOW] + tail, column - start + len(head)
+    start = max(0, min(column - 1 - MAX_LINE // 3, len(line) - MAX_LINE))
+    head, tail = "..." if start else "", "..." if start + MAX_LINE < len(line) else ""
+    return head + line[start : start + MAX_LINE] + tail, column - start + len(head)
 
 
 def shown(text: str) -> str:
-    """What may reach a terminal."""
+    """Returns the text without characters that control a terminal."""
     return "".join(map(_cell, text))
 
 
 def _cell(character: str) -> str:
-    return (
-        "    "
-        if character == "\t"
-        else "?"
-        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-        else character
-    )
+    if character == "\t":
+        return "    "
+    return "?" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
 
 
 def cells(text: str) -> int:
-    """How wide a terminal draws it."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in shown(text)
-    )
+    """Returns the number of cells of a text in a terminal."""
+    return sum(map(_width, shown(text)))
+
+
+def _width(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -166,8 +166,8 @@ ANYWHERE = {
     "far away/my recipe (1)=ä.yml": "defaults: [base, ./near, paint@vars.paint: red, _self_]\nname: far\n",
     "far away/near.yaml": "defaults: [./nearer]\nvars: {near: 1}\n",
     "far away/nearer.yaml": "vars: {nearer: 2}\n",
-    "far away/conf/paint/red.yaml": "colour: red\n",
-    "far away/other/blue.yaml": "colour: blue\n",
+    "far away/conf/paint/red.yaml": "color: red\n",
+    "far away/other/blue.yaml": "color: blue\n",
 }
 
 
@@ -182,8 +182,8 @@ def test_composes_from_any_path_and_working_directory(
     assert results[0]["vars"] == {
         "near": 1,
         "nearer": 2,
-        "paint": {"colour": "red"},
-        "paint2": {"colour": "blue"},
+        "paint": {"color": "red"},
+        "paint2": {"color": "blue"},
     }
     assert results[0]["run"]["dir"] == "runs"
     assert results[0] == results[1] == results[2]
@@ -286,7 +286,7 @@ def test_shadowing_is_a_warning(tmp_path: Path) -> None:
 
 SPANS = {
     "recipe.yaml": "defaults:\n  - paint@vars.paint: red\n  - _self_\nvars:\n  paint: {size: 4}\n  list: [1,  two]\n",
-    "paint/red.yaml": "colour: red\nsize: 2\n",
+    "paint/red.yaml": "color: red\nsize: 2\n",
 }
 
 
@@ -297,7 +297,7 @@ def test_every_value_knows_its_place(tmp_path: Path) -> None:
         for path, leaf in leaves(tree)
     }
     assert places == {
-        "vars.paint.colour": ("paint/red.yaml", 1, 9, 3),
+        "vars.paint.color": ("paint/red.yaml", 1, 9, 3),
         "vars.paint.size": ("recipe.yaml", 5, 17, 1),
         "vars.list.0": ("override 1", 1, 13, 1),
         "vars.list.1": ("recipe.yaml", 6, 14, 3),

@@ -3,9 +3,9 @@
 /* Text whose contrast to what is behind it is less than 4.5 : 1. */
 function contrast() {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  const seen = (colour) => {
+  const seen = (color) => {
     canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
+    canvas.fillStyle = color;
     canvas.fillRect(0, 0, 1, 1);
     return [...canvas.getImageData(0, 0, 1, 1).data];
   };
@@ -13,8 +13,8 @@ function contrast() {
   const light = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
   const behind = (element) => {
     for (let at = element; at; at = at.parentElement) {
-      const colour = seen(getComputedStyle(at).backgroundColor);
-      if (colour[3] === 255) return colour;
+      const color = seen(getComputedStyle(at).backgroundColor);
+      if (color[3] === 255) return color;
     }
     return [255, 255, 255];
   };

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from meshctl.plan.model import Plan
+from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import Topology, carries_samples, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh, even_split
@@ -130,10 +131,10 @@ def opened(pages: Pages, tmp_path: Path) -> Iterator[Open]:
         *,
         width: int = SIZE["width"],
         look: dict[str, Any] | None = None,
-        **first: Any,
+        first: Selection = Selection(),
     ) -> Any:
         file = tmp_path / f"page{next(numbers)}.{'svg' if isinstance(drawn, str) else 'html'}"
-        file.write_text(drawn if isinstance(drawn, str) else html.draw(drawn, **first), encoding="utf-8")
+        file.write_text(drawn if isinstance(drawn, str) else html.draw(drawn, first), encoding="utf-8")
         return pages.open(file, hash, width, look)
 
     yield open
@@ -212,8 +213,8 @@ def test_routes(opened: Open) -> None:
         for route, flow in zip(plan.routes, drawn.routes, strict=True):
             gives, takes = exchanged(plan, route, flow.samples or samples)
             for component, role, expected in (
-                (flow.producer, "gives", gives),
-                (flow.consumer, "takes", takes),
+                (flow.producer, "sends", gives),
+                (flow.consumer, "receives", takes),
             ):
                 for rank in range(plan.component(component).mesh.world_size):
                     found = seen[plan.component(component).group, rank, route.name, role]
@@ -270,9 +271,9 @@ def test_routes_of_a_hundred_thousand_are_not_listed(opened: Open) -> None:
         for route in each["routes"]
     }
     sampler, actor = plan.component("sampler").mesh, plan.component("actor").mesh
-    assert counts["train", "publish", "gives"] == sampler.world_size
-    assert counts["rollout", "publish", "takes"] == actor.world_size
-    assert counts["rollout", "rollouts -> all", "gives"] == actor.world_size // sampler.data_size + 1
+    assert counts["train", "publish", "sends"] == sampler.world_size
+    assert counts["rollout", "publish", "receives"] == actor.world_size
+    assert counts["rollout", "rollouts -> all", "sends"] == actor.world_size // sampler.data_size + 1
     assert all(len(route["ranks"]) <= 8 for each in found for route in each["routes"])
 
 
@@ -307,8 +308,8 @@ def test_a_click_chooses_and_escape_clears(opened: Open) -> None:
         "actor",
         "other",
         "pipeline stages 0 and 2 of 4",
-        "takes scored -> metrics.scored",
-        "gives publish: actor to sampler",
+        "receives scored -> metrics.scored",
+        "sends publish: actor to sampler",
     ):
         assert word in panel, word
     page.keyboard.press("Escape")
@@ -346,10 +347,23 @@ def test_a_route_marks_its_partners(opened: Open) -> None:
     drawn = topology(plan)
     number = next(number for number, flow in enumerate(drawn.routes) if flow.name == "batch -> rollouts")
     page = opened(drawn, "#rollout:2")
-    page.check(f'#worker input[value="route {number} takes"]')
+    page.check(f'#worker input[value="route {number} receives"]')
     _, takes = exchanged(plan, plan.routes[number], drawn.routes[number].samples)
     assert roles(page, "peer") == {f"rollout:{rank}" for rank in takes[2]} - {"rollout:2"}
     assert page.locator(f'.picture [data-route="{number}"].on').count() == 2
+
+
+def test_of_a_mode_that_a_user_supplies_it_says_that_the_run_decides(opened: Open) -> None:
+    drawn = topology(small())
+    flow = drawn.routes[0]
+    mode = replace(flow.dispatch, mode="team.modes:BY_LENGTH")
+    flows = (replace(flow, dispatch=mode, producers=0, consumers=0), *drawn.routes[1:])
+    page = opened(replace(drawn, routes=flows), f"#{drawn.groups[0].name}:0")
+    assert "samples; by BY_LENGTH decides which" in page.locator("#worker").inner_text()
+    assert (
+        "by BY_LENGTH" in page.locator("#pipeline").inner_text()
+        and "? → ?" in page.locator("#pipeline").inner_text()
+    )
 
 
 def test_a_route_says_by_which_way_it_reaches_its_partners(opened: Open) -> None:
@@ -453,23 +467,28 @@ def test_going_to_a_worker_by_name(opened: Open) -> None:
 
 def test_the_address_and_the_first_selection(opened: Open) -> None:
     drawn = topology(everything())
-    page = opened(drawn, select="judge:2")
+    page = opened(drawn, first=Selection(rank=("judge", 2)))
     assert roles(page, "self") == {"judge:2"} and address(page).endswith("#judge:2")
     page.evaluate("location.hash = '#critic:1'")
     page.wait_for_function("document.querySelector('#kinds [data-role=self]').dataset.worker === 'critic:1'")
-    assert roles(opened(drawn, "#train:4", select="judge:2"), "self") == {"train:4"}, "the address wins"
+    assert roles(opened(drawn, "#train:4", first=Selection(rank=("judge", 2))), "self") == {"train:4"}, (
+        "the address wins"
+    )
     assert not roles(opened(drawn, "#nobody:4"), "self")
 
 
 def test_a_component_and_a_dim_chosen_first(opened: Open) -> None:
     plan = everything()
-    page = opened(topology(plan), component="actor", dim="tp")
+    page = opened(topology(plan), first=Selection("actor", "tp"))
     assert page.locator(".component[open]").get_attribute("data-component") == "actor"
     groups = enumerate(plan.component("actor").mesh.process_groups("tp"))
     numbers = "all => all.map((one) => [one.dataset.worker, one.querySelector('.stripes').textContent])"
     shown = page.eval_on_selector_all('#kinds .tile[data-worker^="train:"]', numbers)
     assert dict(shown) == {f"train:{rank}": str(number) for number, ranks in groups for rank in ranks}
-    assert opened(topology(hundred_thousand()), node=9000).locator('[data-node="9000"]').count() == 1
+    assert (
+        opened(topology(hundred_thousand()), first=Selection(node=9000)).locator('[data-node="9000"]').count()
+        == 1
+    )
 
 
 def test_a_mesh_is_drawn_when_it_is_opened(opened: Open) -> None:

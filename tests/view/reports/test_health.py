@@ -1,5 +1,5 @@
 """The table of `doctor`: it says what the JSON says, fits its width, and is plain unless it is asked for
-colour."""
+color."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checks(draw: st.DrawFn) -> list[Check]:
 
 
 def read_back(text: str) -> list[Check]:
-    """The checks of a table, without colour."""
+    """The checks of a table, without color."""
     found: list[Check] = []
     subject, remedy = "", False
     for line in text.rstrip("\n").splitlines()[:-1]:
@@ -59,8 +59,8 @@ def test_the_table_says_what_the_json_says(given: list[Check], width: int) -> No
     last = text.splitlines()[-1]
     assert last.startswith(f"{len(given)} check") and f"{data['counts']['ok']} ok" in last
     assert sum(data["counts"].values()) == len(given) and data["counts"] == tally(given)
-    coloured = table(given, width=width, colour=True)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text and "\x1b" not in text
+    colored = table(given, width=width, color=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == text and "\x1b" not in text
 
 
 @given(checks())

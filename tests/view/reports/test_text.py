@@ -41,11 +41,11 @@ def test_the_picture_of_the_design() -> None:
     assert text(Report((FOUND,), (("recipe.yaml", LINES),))) == IN_DESIGN
 
 
-def test_colour_wraps_the_same_pieces() -> None:
+def test_color_wraps_the_same_pieces() -> None:
     report = Report((FOUND,), (("recipe.yaml", LINES),))
-    coloured = text(report, colour=True)
-    assert "\x1b[31;1m^ dp 2 x tp 3 = 6\x1b[0m" in coloured
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == IN_DESIGN
+    colored = text(report, color=True)
+    assert "\x1b[31;1m^ dp 2 x tp 3 = 6\x1b[0m" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == IN_DESIGN
 
 
 def test_a_diagnostic_without_a_place_has_only_words() -> None:

@@ -1,4 +1,4 @@
-/* The map: kinds of nodes, folded to one node each or open to a page of them; on each node its devices and processes, and who uses them.
+/* The map: kinds of nodes, folded to one node or open to a page of them, and on each node its devices, processes and workers.
 
    A worker is a tile: its rank over the letters of its components. Colocated groups are one under the other, idle devices are empty. */
 
@@ -21,7 +21,7 @@ function workersOn(kind, node) {
   return groups.flatMap(({name}) => topology.groups.get(name).on(node).map((worker) => ({group: name, ...worker})));
 }
 
-/** About how many tiles a node has. */
+/** The approximate number of tiles of a node. */
 function perNode(kind) {
   const devices = kind.cells.map((cell) => Math.max(1, (cell.devices[1] - cell.devices[0]) * Math.max(1, cell.groups.length)));
   return [...devices, ...kind.processes.map(([, count]) => count)].reduce((sum, count) => sum + count, 0);
@@ -46,7 +46,7 @@ function indexOf(kind, node) {
   return -1;
 }
 
-/** The nodes of a kind that are drawn: its page, or the chosen node with some of those where marked workers are. */
+/** The nodes of a kind that are drawn: its page, or the chosen node and some nodes with marked workers. */
 function shownNodes(kind) {
   if (kind.open) {
     const first = kind.at - kind.at % atOnce(kind);
@@ -60,7 +60,7 @@ function shownNodes(kind) {
   return [...nodes].sort((one, other) => one - other);
 }
 
-/** Where the workers are that a chosen dim or route marks. */
+/** The nodes of the workers that a selected dim or route marks. */
 function markedNodes() {
   if (!state.chosen || !state.mark.length || state.mark[0] === "all") return [];
   const {group, ranks} = marked(state.chosen), found = new Set();
@@ -74,7 +74,7 @@ function showNode(node) {
   buildMap();
 }
 
-/** Draws the map anew where the chosen worker, or who is marked with it, is on other nodes. */
+/** Draws the map again if the selected worker or its marked peers are on other nodes. */
 function follow() {
   if (state.chosen) {
     const {node} = topology.placed(state.chosen), kind = kinds.find((one) => indexOf(one, node) >= 0);
@@ -104,7 +104,7 @@ function kindCard(kind) {
   return make("div", {class: kind.count > 1 ? "kind folds" : "kind"}, kind.count > 1 && kindBar(kind, title), grid);
 }
 
-/** A kind's title, how many nodes it has, and what leads to them: previous, a number, next, fold or unfold. */
+/** The title of a kind, its number of nodes, and its controls: previous, a number, next, fold or unfold. */
 function kindBar(kind, title) {
   const by = kind.open ? atOnce(kind) : 1, first = kind.at - kind.at % by;
   const go = (index) => {
@@ -143,7 +143,7 @@ function nodeCard(kind, node) {
     !types.length && !processes.length && make("p", {class: "note"}, "nothing here"));
 }
 
-/** Rows of tiles under a word. */
+/** Rows of tiles with a heading. */
 function band(columns, word, rows) {
   const made = make("div", {class: "band", role: "none"}, word && make("span", {class: "of", "aria-hidden": "true"}, word),
     ...rows.map((row) => make("div", {role: "row"}, ...row)));
@@ -151,7 +151,7 @@ function band(columns, word, rows) {
   return made;
 }
 
-/** The devices of one type on a node, eight in a row; in longer rows where a worker would be torn. */
+/** The devices of one type on a node, eight in a row, or in longer rows that do not split a worker. */
 function deviceBands(kind, node, type, workers) {
   const cells = kind.cells.filter((cell) => cell.device_type === type), total = Math.max(...cells.map((cell) => cell.devices[1]));
   const each = ({group}) => topology.groups.get(group).gpus_per_worker;
@@ -177,7 +177,7 @@ function levels(cells, workers, there) {
   return rows.filter((row) => row.length).map((row) => row.sort((one, other) => one.device - other.device));
 }
 
-/** A worker on its devices, or idle devices, as far as they are in the row. */
+/** A worker on its devices, or idle devices, within the row. */
 function devicePart(node, type, {group, rank, device, count}, start, wide) {
   const low = Math.max(device, start), high = Math.min(device + count, start + wide), where = `${type} ${span([low, high])}`;
   const made = group === undefined
@@ -187,7 +187,7 @@ function devicePart(node, type, {group, rank, device, count}, start, wide) {
   return made;
 }
 
-/** A worker: its rank, and on the map its components' letters on their colours, or the number of its process group. */
+/** A worker: its rank, and on the map its components' letters on their colors, or the number of its process group. */
 function tile({group, rank}, where, home = "map") {
   const tag = make("span", {class: "tag", "aria-hidden": "true"});
   const words = [nameOf({group, rank}), where, list(topology.groups.get(group).components.slice(0, RANKS))].filter(Boolean).join(", ");
@@ -198,7 +198,7 @@ function tile({group, rank}, where, home = "map") {
 }
 
 function stripes(group, rank) {
-  const [name, dim] = state.colour, components = topology.componentsOf(group), {mark} = topology.groups.get(group);
+  const [name, dim] = state.color, components = topology.componentsOf(group), {mark} = topology.groups.get(group);
   const stripe = (text, words = "") => make("span", {class: words}, text);
   if (dim) {
     const {group: home, grid} = topology.components.get(name), number = home === group && grid.groupOf(rank, dim);
@@ -214,12 +214,12 @@ function forget(home) {
   for (let at = tiles.length - 1; at >= 0; at--) if (tiles[at].home === home) tiles.splice(at, 1);
 }
 
-/** The whole cluster in one line. What it says is said in words elsewhere: it is for the mouse alone. */
+/** The whole cluster in one line, for the mouse. Its content is available as text elsewhere. */
 function buildStrip() {
   if (topology.nodes < 2 * ROW || kinds.every((kind) => kind.count === shownNodes(kind).length)) return fill(find("#strip"));
   const bins = Math.min(topology.nodes, BINS), at = (node) => Math.floor(node * bins / topology.nodes);
   const peers = new Set(markedNodes().map(at)), self = state.chosen ? at(topology.placed(state.chosen).node) : -1;
-  const colour = (bin) => {
+  const color = (bin) => {
     const kind = topology.kindOf(Math.floor(bin * topology.nodes / bins)), [group] = groupsOn(kind);
     const first = group !== undefined && (topology.componentsOf(group)[0] ?? topology.groups.get(group).mark);
     return first ? `f${first.hue}` : "f";
@@ -228,23 +228,23 @@ function buildStrip() {
     const {left, width} = currentTarget.getBoundingClientRect();
     showNode(Math.min(topology.nodes - 1, Math.floor((clientX - left) / width * topology.nodes)));
   };
-  const bin = (_, index) => make("span", {class: `${colour(index)} ${index === self ? "self" : peers.has(index) ? "peer" : ""}`});
+  const bin = (_, index) => make("span", {class: `${color(index)} ${index === self ? "self" : peers.has(index) ? "peer" : ""}`});
   const title = "The whole cluster: click to go there";
   return fill(find("#strip"), make("div", {class: "bins", "aria-hidden": "true", title, on: {click}}, ...Array.from({length: bins}, bin)));
 }
 
-/* Marks: who has what to do with the worker that is looked at */
+/* Marks: the workers related to the selected or previewed one */
 
-/** Whom the mark means for a worker: {group, ranks, word}. */
+/** The workers that a mark selects for a worker: {group, ranks, word}. */
 function marked(worker) {
   const [what, one, two] = state.mark, component = what === "dim" && topology.components.get(one);
   if (component?.group === worker.group) return {group: worker.group, ranks: component.grid.peers(worker.rank, two), word: two};
   const route = what === "route" && topology.routesOf(worker, state.samples).find(({at, role}) => at === one && role === two);
-  if (route) return {group: route.partner, ranks: route.ranks, word: two === "gives" ? "takes" : "gives"};
+  if (route) return {group: route.partner, ranks: route.ranks, word: two === "sends" ? "receives" : "sends"};
   return {group: worker.group, ranks: EMPTY, word: ""};
 }
 
-/** What a drawn worker is to the one that is looked at, in a word; empty where it is nothing. */
+/** The relation of a drawn worker to the selected or previewed one, in a word; empty if there is none. */
 function relations(worker) {
   const [what, name] = state.mark, component = what === "all" && topology.components.get(name);
   if (component?.group === worker.group) {
@@ -290,7 +290,7 @@ function hover(worker) {
   show();
 }
 
-/** Looks at the worker under the mouse, once a frame. */
+/** Previews the worker under the mouse, at most once in each frame. */
 let waiting = null;
 function glance(worker) {
   if (!waiting) requestAnimationFrame(() => { const {worker} = waiting; waiting = null; hover(worker); });
@@ -332,7 +332,7 @@ function press(event, area) {
   }
 }
 
-/** The tile that a key leads to. */
+/** The tile to which a key moves. */
 function neighbour(tile, key, far, all) {
   const row = far ? all : [...tile.closest("[role=row]").querySelectorAll(".tile")];
   switch (key) {
@@ -346,7 +346,7 @@ function neighbour(tile, key, far, all) {
   }
 }
 
-/** Of the nearest row on one side, the tile that is nearest to the left edge of this one. */
+/** The tile of the nearest row on one side that is nearest to the left edge of this one. */
 function beyond(tile, all, away) {
   const from = tile.getBoundingClientRect();
   const measured = (other) => {
@@ -357,7 +357,7 @@ function beyond(tile, all, away) {
   return there.filter(({y}) => y < near + 8).sort((one, two) => one.x - two.x)[0]?.other;
 }
 
-/** The same place on the next or the previous node. */
+/** The same position on the next or the previous node. */
 function turn(tile, by) {
   const node = Number(tile.closest("[data-node]")?.dataset.node) + by;
   if (!kinds.some((kind) => indexOf(kind, node) >= 0)) return;

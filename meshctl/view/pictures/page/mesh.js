@@ -1,4 +1,4 @@
-/* Which rank does what: what meshctl's mesh.py, routes.py and nodes.py say, worked out from the facts of one topology.
+/* The arithmetic of meshctl's topology package, for the data of one topology.
 
    Every question about one rank costs the number of dims. A set of ranks is never listed: it is {count, at(i), has(rank)}.
    The tests hold each answer against Python's. */
@@ -6,14 +6,14 @@ const DATA = ["data", "ulysses"];
 const EXPERT = ["ep_fsdp", "ep", "etp"];
 const product = (numbers) => numbers.reduce((made, number) => made * number, 1);
 
-/** The `part`-th of `parts` even, contiguous shares of 0 .. total - 1, as [start, stop); the first `total mod parts` have one more. */
+/** The share `part` of an even, contiguous split of 0 .. total - 1, as [start, stop); the first `total mod parts` have one more. */
 function share(total, parts, part) {
   const each = Math.floor(total / parts), more = total % parts;
   const start = part * each + Math.min(part, more);
   return [start, start + each + (part < more ? 1 : 0)];
 }
 
-/** The part whose share holds `index`. */
+/** The part whose share contains `index`. */
 function shareOf(total, parts, index) {
   const each = Math.floor(total / parts), more = total % parts;
   return index < more * (each + 1) ? Math.floor(index / (each + 1)) : more + Math.floor((index - more * (each + 1)) / each);
@@ -85,7 +85,7 @@ class Mesh {
     return number(this.dims.map((dim) => own[dim] ?? 0), this.shape);
   }
 
-  /** The ranks of the process group along `dim` that holds `rank`. */
+  /** The ranks of the process group of `rank` along `dim`. */
   peers(rank, dim) {
     const at = this.coordinate(rank), mine = this.groupOf(rank, dim), view = this.view(dim);
     return {
@@ -95,16 +95,16 @@ class Mesh {
     };
   }
 
-  /** Which of the process groups along `dim`, in the order in which all ranks make them. */
+  /** The number of the process group along `dim`, in the order in which all ranks create them. */
   groupOf(rank, dim) {
     const at = this.coordinate(rank), others = this.views[this.view(dim)].filter((other) => other !== dim);
     return number(others.map((other) => at[other]), this.sizesOf(others));
   }
 
-  /** The samples of `total` that are this rank's, [start, stop). */
+  /** The samples of a rank, of `total`, as [start, stop). */
   slice(total, rank) { return share(total, this.sizes.data, this.dataRank(rank)); }
 
-  /** Who speaks for a data rank. */
+  /** The leader of a data rank. */
   representative(dataRank) { return this.rank({data: dataRank, pp: this.size("pp") - 1}, "data"); }
 
   /** The pipeline stages that a rank holds. */
@@ -115,10 +115,10 @@ class Mesh {
   }
 }
 
-/* Routes: who speaks, who hears, which samples. */
+/* Routes: producers, consumers and samples. */
 
-/** The ranks that give a stage's value, in the order in which their parts join. */
-function speakers(mesh, collect, execute) {
+/** The producer ranks of a stage, in the order in which their parts are joined. */
+function producersOf(mesh, collect, execute) {
   const one = (rank) => ({count: 1, at: () => rank, number: (other) => (other === rank ? 0 : -1)});
   const last = mesh.size("pp") - 1, sizes = mesh.sizesOf(mesh.stageDims);
   const lastAt = (index) => mesh.rank({...named(mesh.stageDims, digits(index, sizes)), pp: last});
@@ -138,7 +138,7 @@ function speakers(mesh, collect, execute) {
   }
 }
 
-/** How a dispatch mode cuts a batch: how many parts, which of them a rank gets, and the ranks of a part. */
+/** The parts of a batch in a dispatch mode: their number, the part of a rank, and the ranks of a part. */
 function partsOf(mesh, mode) {
   if (mode === "slice") return {count: mesh.world, of: (rank) => rank, each: 1, at: (part) => part};
   if (mode === "all") return {count: 1, of: () => 0, each: mesh.world, at: (part, index) => index};
@@ -151,47 +151,50 @@ const EMPTY = {count: 0, at: () => -1, has: () => false};
 const everyone = (mesh) => ({count: mesh.world, at: (index) => index, has: () => true});
 const listed = (ranks) => ({count: ranks.length, at: (index) => ranks[index], has: (rank) => ranks.includes(rank)});
 
-/** `execute: peer`: the workers that belong to a speaker, [start, stop). */
-function peerSpan(workers, speaker, count) {
-  return workers >= count ? share(workers, count, speaker) : [speaker % workers, speaker % workers + 1];
+/** The workers of a producer with `execute: peer`, as [start, stop). */
+function peerSpan(workers, producer, count) {
+  return workers >= count ? share(workers, count, producer) : [producer % workers, producer % workers + 1];
 }
 
-/** One route of the topology, its two meshes at hand. */
+/** One route of the topology, with the meshes of its producer and its consumer. */
 class Link {
   #known = new Map();
 
-  constructor(flow, giver, taker, giving, taking) {
-    Object.assign(this, {flow, giver, taker, execute: taking});
+  constructor(flow, producer, consumer, called, execute) {
+    Object.assign(this, {flow, producer, consumer, execute});
     this.weights = flow.kind === "weights";
-    this.speakers = this.weights ? {...everyone(giver), number: (rank) => rank} : speakers(giver, flow.collect, giving);
-    this.parts = partsOf(taker, flow.dispatch.mode);
-    /* Whether samples travel: of a first value, where the recipe counts them. */
-    this.samples = flow.samples > 0 || (flow.collect === "flatten" && !this.weights);
-    /* Why shares cannot be told beforehand; empty where they can. */
+    /* A mode that a user supplies, `module:NAME`: only the run decides about its samples. */
+    this.userMode = [flow.collect, called, flow.dispatch.mode, execute].find((mode) => mode.includes(":")) ?? "";
+    this.unknown = this.weights || this.userMode !== "";
+    this.producers = this.unknown ? {...everyone(producer), number: (rank) => rank} : producersOf(producer, flow.collect, called);
+    this.parts = partsOf(consumer, flow.dispatch.mode);
+    /* Whether samples move; those of a first value if the recipe gives their number. */
+    this.samples = !this.unknown && (flow.samples > 0 || flow.collect === "flatten");
+    /* What decides about the shares; empty if they are known. */
     this.depends = flow.dispatch.balance || flow.dispatch.home ? flow.dispatch.balance || "home" : "";
   }
 
-  /** Whom a rank of the giving component tells something of a batch of `total`: {speaks, samples, ranks}. */
-  tells(rank, total) {
-    const me = this.speakers.number(rank);
-    if (me < 0) return {speaks: false, samples: [], ranks: EMPTY};
-    const mine = share(total, this.speakers.count, me);
+  /** What a rank of the producer sends of a batch of `total`: {active, samples, ranks}. */
+  sent(rank, total) {
+    const me = this.producers.number(rank);
+    if (me < 0) return {active: false, samples: [], ranks: EMPTY};
+    const mine = share(total, this.producers.count, me);
     const samples = this.samples && mine[0] < mine[1] ? [mine] : [];
-    return {speaks: true, samples, ranks: this.samples && !samples.length ? EMPTY : this.#hearers(me, mine, total)};
+    return {active: true, samples, ranks: this.samples && !samples.length ? EMPTY : this.#consumers(me, mine, total)};
   }
 
-  #hearers(me, [start, stop], total) {
-    if (this.weights) return everyone(this.taker);
+  #consumers(me, [start, stop], total) {
+    if (this.unknown) return everyone(this.consumer);
     if (this.execute === "first") return listed([0]);
-    if (this.execute === "peer") return this.#hearersOfPeer(me, stop - start);
-    if (!this.samples || this.depends) return everyone(this.taker);
+    if (this.execute === "peer") return this.#consumersOfPeer(me, stop - start);
+    if (!this.samples || this.depends) return everyone(this.consumer);
     const {count, each, at, of} = this.parts, low = shareOf(total, count, start), high = shareOf(total, count, stop - 1) + 1;
     const has = (rank) => low <= of(rank) && of(rank) < high;
     return {count: (high - low) * each, at: (index) => at(low + Math.floor(index / each), index % each), has};
   }
 
-  #hearersOfPeer(me, length) {
-    const [start, stop] = peerSpan(this.taker.world, me, this.speakers.count), present = this.#present(me);
+  #consumersOfPeer(me, length) {
+    const [start, stop] = peerSpan(this.consumer.world, me, this.producers.count), present = this.#present(me);
     if (!this.samples || this.depends || present.size <= length) {
       return {count: stop - start, at: (index) => start + index, has: (rank) => start <= rank && rank < stop};
     }
@@ -200,47 +203,47 @@ class Link {
     return listed(ranks);
   }
 
-  /** The parts of the workers that belong to a speaker, rising, each with its number. */
-  #present(speaker) {
-    if (!this.#known.has(speaker)) {
-      const [start, stop] = peerSpan(this.taker.world, speaker, this.speakers.count), found = new Set();
+  /** The parts of the workers of a producer, in order, each with its number. */
+  #present(producer) {
+    if (!this.#known.has(producer)) {
+      const [start, stop] = peerSpan(this.consumer.world, producer, this.producers.count), found = new Set();
       for (let rank = start; rank < stop; rank++) found.add(this.parts.of(rank));
-      this.#known.set(speaker, new Map([...found].sort((a, b) => a - b).map((part, number) => [part, number])));
+      this.#known.set(producer, new Map([...found].sort((a, b) => a - b).map((part, number) => [part, number])));
     }
-    return this.#known.get(speaker);
+    return this.#known.get(producer);
   }
 
-  /** What a rank of the taking component gets of a batch of `total`: {called, samples, ranks}. */
-  hears(rank, total) {
-    const {count} = this.speakers;
-    if (this.execute === "first" && rank && !this.weights) return {called: false, samples: [], ranks: EMPTY};
-    if (this.weights) return {called: true, samples: [], ranks: everyone(this.giver)};
-    if (this.execute === "peer") return this.#hearsAsPeer(rank, total);
-    const speaking = this.samples ? Math.min(count, total) : count;   /* who has no sample says nothing */
-    const speaks = (other) => this.speakers.number(other) >= 0 && this.speakers.number(other) < speaking;
-    const all = {count: speaking, at: this.speakers.at, has: speaks};
+  /** What a rank of the consumer receives of a batch of `total`: {called, samples, ranks}. */
+  received(rank, total) {
+    const {count} = this.producers;
+    if (this.execute === "first" && rank && !this.unknown) return {called: false, samples: [], ranks: EMPTY};
+    if (this.unknown) return {called: true, samples: [], ranks: everyone(this.producer)};
+    if (this.execute === "peer") return this.#receivedAsPeer(rank, total);
+    const active = this.samples ? Math.min(count, total) : count;   /* a producer without samples sends nothing */
+    const isActive = (other) => this.producers.number(other) >= 0 && this.producers.number(other) < active;
+    const all = {count: active, at: this.producers.at, has: isActive};
     if (!this.samples || this.depends) return {called: true, samples: [], ranks: all};
     const mine = this.execute === "first" ? [0, total] : share(total, this.parts.count, this.parts.of(rank));
     if (mine[0] === mine[1]) return {called: true, samples: [], ranks: EMPTY};
     const low = shareOf(total, count, mine[0]), high = shareOf(total, count, mine[1] - 1) + 1;
-    const has = (other) => low <= this.speakers.number(other) && this.speakers.number(other) < high;
-    return {called: true, samples: [mine], ranks: {count: high - low, at: (index) => this.speakers.at(low + index), has}};
+    const has = (other) => low <= this.producers.number(other) && this.producers.number(other) < high;
+    return {called: true, samples: [mine], ranks: {count: high - low, at: (index) => this.producers.at(low + index), has}};
   }
 
-  #hearsAsPeer(rank, total) {
-    const {count} = this.speakers, {world} = this.taker, samples = [], heard = [];
+  #receivedAsPeer(rank, total) {
+    const {count} = this.producers, {world} = this.consumer, samples = [], producers = [];
     const first = world >= count ? shareOf(world, count, rank) : rank;
-    for (let speaker = first; speaker < count; speaker += world >= count ? count : world) {
-      const [start, stop] = share(total, count, speaker), present = this.#present(speaker);
+    for (let producer = first; producer < count; producer += world >= count ? count : world) {
+      const [start, stop] = share(total, count, producer), present = this.#present(producer);
       const [low, high] = share(stop - start, present.size, present.get(this.parts.of(rank)));
       if (this.samples && !this.depends && low < high) samples.push([start + low, start + high]);
-      if (!this.samples || (this.depends ? start < stop : low < high)) heard.push(this.speakers.at(speaker));
+      if (!this.samples || (this.depends ? start < stop : low < high)) producers.push(this.producers.at(producer));
     }
-    return {called: true, samples, ranks: listed(heard)};
+    return {called: true, samples, ranks: listed(producers)};
   }
 }
 
-/* Placement: stretches of ranks that fill neighbouring nodes alike. */
+/* Placement: runs of ranks on neighboring, equal nodes. */
 
 class Group {
   constructor(placed, firstPlace) {
@@ -257,35 +260,35 @@ class Group {
       const middle = Math.ceil((low + high) / 2);
       if (this.stretches[middle].first_rank <= rank) low = middle; else high = middle - 1;
     }
-    const stretch = this.stretches[low], offset = rank - stretch.first_rank, index = offset % stretch.each;
-    const node = stretch.first_node + Math.floor(offset / stretch.each);
+    const run = this.stretches[low], offset = rank - run.first_rank, index = offset % run.each;
+    const node = run.first_node + Math.floor(offset / run.each);
     let localRank = index;
     for (const before of this.stretches.slice(0, low)) localRank += ranksThere(before, node);
-    return {node, device: stretch.first_device < 0 ? -1 : stretch.first_device + index * this.gpus_per_worker, localRank};
+    return {node, device: run.first_device < 0 ? -1 : run.first_device + index * this.gpus_per_worker, localRank};
   }
 
   /** [{rank, device}] of the workers on a node, by rank. */
   on(node) {
-    return this.stretches.flatMap((stretch) => {
-      const first = stretch.first_rank + (node - stretch.first_node) * stretch.each;
-      return Array.from({length: ranksThere(stretch, node)}, (_, index) => (
-        {rank: first + index, device: stretch.first_device < 0 ? -1 : stretch.first_device + index * this.gpus_per_worker}));
+    return this.stretches.flatMap((run) => {
+      const first = run.first_rank + (node - run.first_node) * run.each;
+      return Array.from({length: ranksThere(run, node)}, (_, index) => (
+        {rank: first + index, device: run.first_device < 0 ? -1 : run.first_device + index * this.gpus_per_worker}));
     });
   }
 }
 
-function ranksThere(stretch, node) {
-  const before = (node - stretch.first_node) * stretch.each;
-  return before < 0 ? 0 : Math.max(0, Math.min(stretch.each, stretch.ranks - before));
+function ranksThere(run, node) {
+  const before = (node - run.first_node) * run.each;
+  return before < 0 ? 0 : Math.max(0, Math.min(run.each, run.ranks - before));
 }
 
-/** a, b, ... z, aa, ab, ...: of groups that run a program, and so have no component with a letter. */
+/** a, b, ... z, aa, ab, ...: the letters of groups that run a program. */
 function smallLetters(number) {
   const last = String.fromCharCode(97 + number % 26);
   return number < 26 ? last : smallLetters(Math.floor(number / 26) - 1) + last;
 }
 
-/** The whole topology, with its questions. */
+/** The whole topology. */
 class Topology {
   constructor(facts) {
     this.facts = facts;
@@ -302,7 +305,7 @@ class Topology {
     this.nodes = Math.max(0, ...facts.nodes.flatMap((kind) => kind.nodes.map(([, stop]) => stop)));
   }
 
-  /** {group, rank} of `train:3`; none where there is no such worker. */
+  /** {group, rank} of `train:3`; null if the worker does not exist. */
   worker(name) {
     const [, group, rank] = /^([^]*):(\d+)$/.exec(name ?? "") ?? [];
     return this.groups.get(group)?.has(Number(rank)) ? {group, rank: Number(rank)} : null;
@@ -312,7 +315,7 @@ class Topology {
 
   kindOf(node) { return this.facts.nodes.find((kind) => kind.nodes.some(([start, stop]) => start <= node && node < stop)); }
 
-  /** What the cluster calls the first device of a type on a node. */
+  /** The number in the cluster of the first device of a type on a node. */
   firstDevice(type, node) {
     let found = 0;
     for (const kind of this.facts.nodes) {
@@ -322,7 +325,7 @@ class Topology {
     return found;
   }
 
-  /** Where a worker is: {place, node, localRank, devices over the cluster, devices on its node}. */
+  /** The location of a worker: {place, node, localRank, local: devices on its node, devices: in the cluster}. */
   placed({group, rank}) {
     const placed = this.groups.get(group), {node, device, localRank} = placed.where(rank);
     const local = device < 0 ? [] : Array.from({length: placed.gpus_per_worker}, (_, index) => device + index);
@@ -330,24 +333,24 @@ class Topology {
     return {place: placed.firstPlace + rank, node, localRank, local, devices: local.map((number) => first + number)};
   }
 
-  /** What a worker has to do with each route: [{link, at, role: "gives" | "takes", ...}]. */
+  /** The ends of routes at a worker: [{link, at, role: "sends" | "receives", ...}]. */
   routesOf({group, rank}, total) {
     return this.links.flatMap((link, at) => {
-      const giver = this.components.get(link.flow.giver).group, taker = this.components.get(link.flow.taker).group;
+      const producer = this.components.get(link.flow.giver).group, consumer = this.components.get(link.flow.taker).group;
       const batch = link.flow.samples || total, found = [];
-      if (giver === group) found.push({link, at, batch, role: "gives", partner: taker, ...link.tells(rank, batch)});
-      if (taker === group) found.push({link, at, batch, role: "takes", partner: giver, ...link.hears(rank, batch)});
+      if (producer === group) found.push({link, at, batch, role: "sends", partner: consumer, ...link.sent(rank, batch)});
+      if (consumer === group) found.push({link, at, batch, role: "receives", partner: producer, ...link.received(rank, batch)});
       return found;
     });
   }
 }
 
-/** At most so many of a set of ranks, from the `first` on, rising. */
+/** At most `most` of a set of ranks, from the `first` on, in order. */
 function some(ranks, most, first = 0) {
   return Array.from({length: Math.min(ranks.count - first, most)}, (_, index) => ranks.at(first + index)).sort((a, b) => a - b);
 }
 
-/** Everything about one worker as plain data, for a console and for the tests. */
+/** One worker as plain data, for the console and for tests. */
 function describe(topology, name, total, most = 64) {
   const worker = topology.worker(name);
   const {place, node, localRank, devices} = topology.placed(worker);

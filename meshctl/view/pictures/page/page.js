@@ -1,21 +1,21 @@
-/* The page: what is shown, what is chosen, and what changes when that does. It works nothing out itself, it asks mesh.js.
+/* The page: its content, its selection, and its reactions. It derives nothing itself but asks mesh.js.
 
-     map.js      nodes with their workers, and the marks on them          worker.js   the worker that is looked at
-   Names come from recipes and are only ever set as text. `build...` makes elements, `paint` marks those there are, on every hover. */
+     map.js      nodes with their workers and marks     pipeline.js   stages and routes     worker.js   one worker
+   Names come from recipes and are only set as text. `build...` makes elements; `paint` marks existing ones, on every hover. */
 
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const find = (selector) => document.querySelector(selector);
 const facts = read("facts-json");
 const topology = new Topology(facts);
 
-const WARNINGS = 6, GROUPS = 12, COMPONENTS = 24, ROUTES = 200;   /* shown before one asks for more */
-const RANKS = 8, BLOCKS = 4;                        /* shown of a process group, of a row or column of a mesh; and tables of a mesh */
+const WARNINGS = 6, GROUPS = 12, COMPONENTS = 24, ROUTES = 200;   /* shown at first */
+const RANKS = 8, BLOCKS = 4;                        /* ranks of a process group, or of a row or column of a mesh; and tables of a mesh */
 
 const state = {
   chosen: null,      /* the selected worker, {group, rank} */
-  hovered: null,     /* the one that is looked at meanwhile */
-  mark: [],          /* whom the map marks: [all, COMPONENT], [dim, COMPONENT, DIM] or [route, NUMBER, ROLE] */
-  colour: [],        /* [COMPONENT, DIM], or none for components */
+  hovered: null,     /* the previewed worker */
+  mark: [],          /* the relation that the map marks: [all, COMPONENT], [dim, COMPONENT, DIM] or [route, NUMBER, ROLE] */
+  color: [],        /* [COMPONENT, DIM], or none for components */
   samples: facts.stages.find((stage) => stage.samples)?.samples ?? 2 * Math.max(1, ...facts.components.map(({data_size: size}) => size)),
 };
 const watched = () => state.hovered ?? state.chosen;
@@ -26,19 +26,21 @@ const digitsOf = (number) => number.toLocaleString("en");
 const many = (count, thing) => `${digitsOf(count)} ${thing}${count === 1 ? "" : "s"}`;
 const list = (words) => (words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words.join(""));
 const span = ([start, stop]) => (stop - start === 1 ? digitsOf(start) : `${digitsOf(start)}–${digitsOf(stop - 1)}`);
-/** Bytes by thousands: 8.19 MB. */
+/** Bytes with decimal units: 8.19 MB. */
 function bytesOf(count) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   while (count >= 999.5 && units.length > 1) { count /= 1000; units.shift(); }
   return `${Number(count.toPrecision(3))} ${units[0]}`;
 }
+/** A mode; of a user's mode `module:NAME`, its name. */
+const modeName = (mode) => (mode.includes(":") ? `by ${mode.split(":")[1]}` : mode);
 const nameOf = ({group, rank}) => `${group}:${rank}`;
 const same = (one, other) => Boolean(one && other && one.group === other.group && one.rank === other.rank);
 const REACH = {inside: "inside a node", some: "some cross nodes", all: "crosses nodes"};
 
 /* Elements */
 
-/** An element. Attributes by name, `on` listeners by event, children as text or elements; what is false is left out. */
+/** An element with attributes by name, listeners `on` events, and children as text or elements; false ones are left out. */
 function make(tag, {on = {}, ...attributes} = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -56,7 +58,7 @@ const heads = (words, attributes = {}) => make("thead", attributes, make("tr", {
 const letter = (component) => make("span", {class: `letter h${component.hue}`, "aria-hidden": "true"}, component.letter);
 const chip = (component) => make("span", {class: "chip"}, letter(component), make("span", {}, component.name));
 
-/** A message with what stands in backticks as code. */
+/** A message, with text in backticks as code. */
 const quoted = (text) => text.split("`").map((part, at) => (at % 2 ? make("code", {}, part) : part));
 
 /* The head: name, counts, warnings, groups */
@@ -111,7 +113,7 @@ function groupRow(group) {
   return made;
 }
 
-/* Components: what is in one is made when it is opened */
+/* Components: the body of one is made when it is opened */
 
 function buildComponents(all = false) {
   const components = [...topology.components.values()], shown = all ? components : components.slice(0, COMPONENTS);
@@ -144,7 +146,7 @@ function buildBody({name, target, grid, group, process_groups: groups, data_size
   paint();
 }
 
-/** The first indices of a dim and the last; -1 stands for those between. */
+/** The first indices of a dim and the last, with -1 for those between. */
 function few(size, most) {
   const all = (count) => Array.from({length: count}, (_, index) => index);
   return size <= most ? all(size) : [...all(most - 2), -1, size - 1];
@@ -184,7 +186,7 @@ function meshTable(grid, group, at, rows, columns) {
 
 /* Choosing */
 
-/** What is marked when a worker is looked at for the first time: all dims of the component of its group that has the most. */
+/** The first mark of a worker: all dims of the component of its group that has the most. */
 function usualMark(group) {
   const components = topology.componentsOf(group), most = Math.max(0, ...components.map(({process_groups: groups}) => groups.length));
   if (!most) return [];
@@ -192,7 +194,7 @@ function usualMark(group) {
   return most > 1 ? ["all", name] : ["dim", name, groups[0].dim];
 }
 
-/** Whether the mark says something about a worker. */
+/** Whether the mark applies to a worker. */
 function suits(worker) {
   const [what, one, role] = state.mark;
   if (what === "route") return topology.routesOf(worker, state.samples).some((found) => found.at === one && found.role === role);
@@ -206,7 +208,7 @@ function show() {
   paint();
 }
 
-/** After a part was built anew, the keyboard is where it was, if that is still there. */
+/** Builds a part again and keeps the focus on the same element, if it still exists. */
 function keepingFocus(part, build) {
   const known = ({id, dataset, ariaLabel, value, textContent}) => id || dataset.worker || ariaLabel || value || textContent;
   const focused = part.contains(document.activeElement) && known(document.activeElement);
@@ -264,14 +266,14 @@ function fromAddress() {
   if (worker && !same(worker, state.chosen)) choose(worker);
 }
 
-function buildColours() {
+function buildColors() {
   const dims = [...topology.components.values()].filter(({process_groups: groups}) => groups.length).slice(0, 4 * COMPONENTS);
   const option = (name, dim) => make("option", {value: JSON.stringify([name, dim])}, `${name}: ${dim} groups`);
-  const field = find("#colour");
+  const field = find("#color");
   fill(field, make("option", {value: "[]"}, "component"),
     ...dims.map(({name, process_groups: groups}) => make("optgroup", {label: name}, ...groups.map(({dim}) => option(name, dim)))));
   field.closest(".pick").hidden = !dims.length;
-  field.addEventListener("change", () => { state.colour = JSON.parse(field.value); buildMap(); });
+  field.addEventListener("change", () => { state.color = JSON.parse(field.value); buildMap(); });
 }
 
 const THEMES = ["auto", "light", "dark"];
@@ -295,8 +297,8 @@ function first() {
   const home = component || facts.components.find(({process_groups: groups}) => groups.some((one) => one.dim === dim))?.name;
   if (samples) state.samples = samples;
   if (dim && home) {
-    state.colour = [home, dim];
-    find("#colour").value = JSON.stringify(state.colour);
+    state.color = [home, dim];
+    find("#color").value = JSON.stringify(state.color);
   }
   if (component) find(`.component[data-component="${CSS.escape(component)}"]`)?.setAttribute("open", "");
   if (node === null) buildMap(); else showNode(node);
@@ -312,7 +314,7 @@ function first() {
 function begin() {
   buildTheme();
   buildHead();
-  buildColours();
+  buildColors();
   buildPipeline();
   buildComponents();
   first();

@@ -27,13 +27,15 @@ function buildPipeline() {
   build();
 }
 
+/** The numbers of producer and consumer ranks; a user's mode leaves them to the run. */
+const ranksOf = ({speakers, hearers}) => [speakers, hearers].map((count) => (count ? digitsOf(count) : "?")).join(" → ");
 const routeBytes = ({bytes}) => (bytes ? digitsOf(bytes) : "");
-const dispatchOf = ({dispatch: {mode, balance, home}}) => [mode, balance && `by ${balance}`, home && `home of ${home}`].filter(Boolean).join(" ");
+const dispatchOf = ({dispatch: {mode, balance, home}}) => [modeName(mode), balance && `by ${balance}`, home && `home of ${home}`].filter(Boolean).join(" ");
 
 function routeRow(route) {
-  const {name, giver, taker, speakers, hearers, kind, collect, over} = route;
-  const moves = kind === "weights" ? ["weights", "re-sharded"] : [collect, dispatchOf(route)];
-  return row(name, [giver, taker, `${digitsOf(speakers)} → ${digitsOf(hearers)}`, ...moves, routeBytes(route), OVER[over]]);
+  const {name, giver, taker, kind, collect, over} = route;
+  const moves = kind === "weights" ? ["weights", "re-sharded"] : [modeName(collect), dispatchOf(route)];
+  return row(name, [giver, taker, ranksOf(route), ...moves, routeBytes(route), OVER[over]]);
 }
 
 /** Boxes with their lane and row, and the routes between them with their tracks. In a narrow window all groups share a lane. */
@@ -110,7 +112,7 @@ function stageBox({stage, component, method, inputs, kind}, narrow) {
   const placed = topology.components.get(component), call = `${component}.${method}`;
   const said = kind === "weights" ? [] : [
     stage.samples && many(stage.samples, "sample"), stage.sample_bytes && !stage.samples && `${bytesOf(stage.sample_bytes)} a sample`,
-    stage.every > 1 && `every ${stage.every} steps`, WHEN[stage.when], stage.execute !== "all" && `execute ${stage.execute}`,
+    stage.every > 1 && `every ${stage.every} steps`, WHEN[stage.when], stage.execute !== "all" && `execute ${modeName(stage.execute)}`,
     stage.lag && `${many(stage.lag, "step")} late`,
   ].filter(Boolean);
   return make("div", {class: "stage", "data-stage": stage.name, "data-component": component},
@@ -121,11 +123,11 @@ function stageBox({stage, component, method, inputs, kind}, narrow) {
 }
 
 function inputOf(route) {
-  const {name, source, parameter, kind, speakers, hearers, collect, bytes, over} = route, words = parameter ? `${parameter}: ${source}` : source;
+  const {name, source, parameter, kind, collect, bytes, over} = route, words = parameter ? `${parameter}: ${source}` : source;
   return make("div", {class: "input", "data-input": name},
     make("div", {class: "line"}, make("span", {class: "cut", title: words}, kind === "weights" ? "weights" : words),
-      make("span", {class: "aside name"}, `${digitsOf(speakers)} → ${digitsOf(hearers)}`)),
-    make("div", {class: "line wraps muted"}, make("span", {}, kind === "weights" ? "re-sharded" : `${collect}, ${dispatchOf(route)}`),
+      make("span", {class: "aside name"}, ranksOf(route))),
+    make("div", {class: "line wraps muted"}, make("span", {}, kind === "weights" ? "re-sharded" : `${modeName(collect)}, ${dispatchOf(route)}`),
       make("span", {class: "aside"}, [bytes && bytesOf(bytes), OVER[over]].filter(Boolean).join(", "))));
 }
 

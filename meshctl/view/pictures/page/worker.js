@@ -1,11 +1,11 @@
-/* The worker that is looked at: where it is; for every component its coordinate, peers and samples; every route that it has a part in.
+/* The panel of one worker: its location, its coordinate, peers and samples in each component, and its routes.
 
    Whatever can be shown in the map has a radio button: all dims of a component, one dim, or one end of a route. */
 
 function buildWorker() {
   const worker = watched(), panel = find("#worker");
   if (!worker) {
-    const help = "Hover over a worker to look at it, choose it to keep it: its groups, its peers, its samples, its routes.";
+    const help = "Point at a worker to preview it, select it to keep it: its process groups, peers, samples and routes.";
     const words = facts.workers ? help : "There are no workers.";
     return fill(panel, make("h2", {id: "worker-title"}, "Worker"), make("p", {class: "muted"}, words));
   }
@@ -38,7 +38,7 @@ function batchField() {
     facts.routes.some(({kind, samples}) => kind === "data" && !samples) && make("span", {class: "note"}, "where the recipe does not say"));
 }
 
-/** What depends on how many samples a batch has. */
+/** The parts that depend on the number of samples. */
 function answers(worker) {
   const routes = topology.routesOf(worker, state.samples);
   return [
@@ -65,7 +65,7 @@ function componentPart(worker, component) {
     make("p", {class: "note"}, dataPart(grid, rank)));
 }
 
-/** Whether these ranks are on several nodes; of very many, whether some are. */
+/** Whether these ranks are on several nodes; of very many, whether some process groups are. */
 function reachOf({group}, ranks, reach) {
   if (reach !== "some" || ranks.count > FOLLOWED) return REACH[reach];
   return REACH[new Set(some(ranks, FOLLOWED).map((rank) => topology.placed({group, rank}).node)).size > 1 ? "all" : "inside"];
@@ -92,13 +92,13 @@ function rankButtons(group, ranks, self, aside = "", first = 0) {
 function routePart(worker, route) {
   const {link: {flow, weights}, at, role, partner, ranks} = route;
   const name = weights ? `${flow.name}: ${flow.giver} to ${flow.taker}` : flow.name;
-  const whom = make("span", {class: "muted"}, `${role === "gives" ? "to" : "from"} ${partner}`), way = wayTo(worker, route);
+  const whom = make("span", {class: "muted"}, `${role === "sends" ? "to" : "from"} ${partner}`), way = wayTo(worker, route);
   return make("div", {class: "route"}, radio(["route", at, role], `${role} `), make("span", {class: "name"}, name),
-    make("p", {class: "note"}, role === "gives" ? given(route, worker) : taken(route)),
+    make("p", {class: "note"}, role === "sends" ? sentBy(route, worker) : receivedBy(route)),
     ranks.count > 0 && make("div", {class: "ranks"}, whom, ...rankButtons(partner, ranks, worker, way).childNodes));
 }
 
-/** By which way it reaches all of them; of very many, by which way all of the route go. */
+/** The transport to all of these ranks; for very many, the transport of the route. */
 function wayTo(worker, {link: {flow}, partner, ranks}) {
   if (ranks.count > FOLLOWED) return OVER[flow.over];
   const others = some(ranks, FOLLOWED).map((rank) => ({group: partner, rank})), node = topology.placed(worker).node;
@@ -108,28 +108,31 @@ function wayTo(worker, {link: {flow}, partner, ranks}) {
   return others.every((other) => topology.placed(other).node === node) ? near : far;
 }
 
-const BY = {tokens: "which ones, the tokens of the batch decide", home: "those that were made there"};
+const BY = {tokens: "the tokens of the batch decide which", home: "those that were made there"};
+const USER = ({userMode}) => `samples; ${modeName(userMode)} decides which`;
 const VALUES = {mean: "its part of the mean", sum: "its part of the sum", none: "its value", last_pp: "its value"};
 
-/** `samples 4–7, 12–15 of 16`; empty where there are none. */
+/** `samples 4–7, 12–15 of 16`; empty if there are none. */
 function part({samples, batch, link}) {
   const runs = samples.slice(0, 3).map(span).join(", ") + (samples.length > 3 ? ", …" : "");
   return runs && `samples ${runs} of ${digitsOf(batch)}${link.flow.samples ? "" : ", if there are so many"}`;
 }
 
-function given(route, {rank}) {
-  const {link, speaks} = route, {flow, giver} = link;
-  if (link.weights) return "its shards, to whom they overlap with";
-  if (speaks && !link.samples) return VALUES[flow.collect] ?? "the value";
-  if (speaks) return [part(route) || "nothing of so few samples", BY[link.depends]].filter(Boolean).join("; ");
-  if (link.speakers.count === 1) return `nothing: rank ${link.speakers.at(0)} speaks`;
-  if (flow.collect === "last_pp") return "nothing: the last pipeline stage speaks";
-  return `nothing: rank ${giver.representative(giver.dataRank(rank))} speaks for its data rank`;
+function sentBy(route, {rank}) {
+  const {link, active} = route, {flow, producer} = link;
+  if (link.weights) return "its shards, to the ranks with overlapping ones";
+  if (link.userMode) return USER(link);
+  if (active && !link.samples) return VALUES[flow.collect] ?? "the value";
+  if (active) return [part(route) || "nothing of so few samples", BY[link.depends]].filter(Boolean).join("; ");
+  if (link.producers.count === 1) return `nothing: rank ${link.producers.at(0)} is the producer`;
+  if (flow.collect === "last_pp") return "nothing: the last pipeline stage is the producer";
+  return `nothing: rank ${producer.representative(producer.dataRank(rank))} is the leader of its data rank`;
 }
 
-function taken(route) {
+function receivedBy(route) {
   const {link, called} = route;
   if (link.weights) return "the shards that it needs";
+  if (link.userMode) return USER(link);
   if (!called) return "nothing: only rank 0 is called";
   if (!link.samples) return ["none", "last_pp"].includes(link.flow.collect) ? "a list of all values" : "the value, joined from all parts";
   return link.depends ? `samples; ${BY[link.depends]}` : part(route) || "nothing of so few samples";

@@ -1,4 +1,4 @@
-"""Frames side by side and rows of them one below the other, with their borders drawn once.
+"""Frames in rows, with common borders drawn once.
 
 ┌ rollout ──────┬ train ────────┐ ┌ judge ┐
 │ AB  AB  AB  AB│ DE  DE  DE  DE│ │ C   C │
@@ -17,24 +17,24 @@ from meshctl.view.pictures.text.styled import Ink, Line, cut, fit, ink, line, pa
 
 UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
 JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
-"""What a border shows, by the sum of the sides on which it goes on."""
+"""Border characters, by the sum of the sides on which the border continues."""
 
 
 @dataclass(frozen=True)
 class Frame:
     width: int
-    """Inside."""
+    """Without its borders."""
     title: str
     inside: Line
 
 
 Block = tuple[Frame, ...]
-"""Frames that share borders; empty where a row has nothing."""
+"""Frames with common borders."""
 Row = tuple[Block, ...]
 
 
 def boxed(rows: Sequence[Row], starts: Sequence[int], borders: bool = True) -> list[Line]:
-    """Two lines a row and one more, or a line a row where there is no room for borders."""
+    """Returns the drawn rows: two lines for each and one more, or one for each without borders."""
     made: list[Line] = []
     for above, below in pairwise([None, *rows, None]):
         if borders:
@@ -45,31 +45,31 @@ def boxed(rows: Sequence[Row], starts: Sequence[int], borders: bool = True) -> l
 
 
 def starts_of(rows: Sequence[Row], gaps: Sequence[int]) -> list[int]:
-    """Where each block begins, its border included, behind a gap: blocks of all rows stand below one another.
-    Then where the last ends."""
-    starts, place = list[int](), 0
+    """Returns the first column of each block, its border included, and the end of the last one. The blocks of all rows are
+    aligned."""
+    starts, start = list[int](), 0
     for gap, blocks in zip(gaps, zip(*rows, strict=True), strict=True):
-        starts.append(place + gap)
-        place = starts[-1] + max(sum(frame.width + 1 for frame in block) + bool(block) for block in blocks)
-    return [*starts, place]
+        starts.append(start + gap)
+        start = starts[-1] + max(sum(frame.width + 1 for frame in block) + bool(block) for block in blocks)
+    return [*starts, start]
 
 
-def _inside(row: Row, places: Sequence[int]) -> Line:
+def _inside(row: Row, columns: Sequence[int]) -> Line:
     made, bar = Line(), ink("│", "faint")
-    for block, place in zip(row, places, strict=False):
+    for block, start in zip(row, columns, strict=False):
         if block:
-            made = padded(made, place)
+            made = padded(made, start)
             for frame in block:
                 made = line(made, bar, padded(fit(frame.inside, frame.width), frame.width))
             made = line(made, bar)
     return made
 
 
-def _border(above: Row | None, below: Row | None, places: Sequence[int]) -> Line:
+def _border(above: Row | None, below: Row | None, columns: Sequence[int]) -> Line:
     sides: dict[int, int] = {}
     for row, vertical in ((above, UP), (below, DOWN)):
-        for block, place in zip(row or (), places, strict=False):
-            posts = _posts(block, place)
+        for block, start in zip(row or (), columns, strict=False):
+            posts = _posts(block, start)
             for post in posts:
                 sides[post] = sides.get(post, 0) | vertical
             for column in range(posts[0], posts[-1]) if posts else ():
@@ -78,20 +78,24 @@ def _border(above: Row | None, below: Row | None, places: Sequence[int]) -> Line
     drawn = "".join(JOINTS[sides.get(column, 0)] for column in range(max(sides, default=-1) + 1))
     return _titled(
         drawn,
-        [title for block, place in zip(below or (), places, strict=False) for title in _titles(block, place)],
+        [
+            title
+            for block, start in zip(below or (), columns, strict=False)
+            for title in _titles(block, start)
+        ],
     )
 
 
-def _posts(block: Block, place: int) -> list[int]:
-    posts = [place]
+def _posts(block: Block, start: int) -> list[int]:
+    posts = [start]
     for frame in block:
         posts.append(posts[-1] + frame.width + 1)
     return posts if block else []
 
 
-def _titles(block: Block, place: int) -> Iterator[tuple[int, Ink]]:
-    """(column, text) of what stands in the upper borders."""
-    for frame, post in zip(block, _posts(block, place), strict=False):
+def _titles(block: Block, start: int) -> Iterator[tuple[int, Ink]]:
+    """Yields (column, text) of the titles in the upper borders."""
+    for frame, post in zip(block, _posts(block, start), strict=False):
         room = frame.width - 2 if frame.width > 4 else frame.width
         text = cut(frame.title, room) if room > 2 or width_of(frame.title) <= room else ""
         if text:

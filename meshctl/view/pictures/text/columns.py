@@ -1,12 +1,12 @@
-"""Nodes x devices: who stands where, a row for each kind of node.
+"""The placement: the components on each device, with a row for each kind of node.
 
                   cuda 0    1    2    3    4    5    6    7    cpu
                      ┌ rollout ──────────┬ train ────────────┐ ┌ judge ┐
     nodes 0-2, 5     │ AB   AB   AB   AB │ DE   DE   DE   DE │ │ C   C │
                      └───────────────────┴───────────────────┘ └───────┘
 
-A device keeps its column in every row. Where a node has more devices than a line has room for, equal
-neighbours are one cell: AB x 32.
+A device has the same column in every row. If the devices of a node do not fit into a line, equal neighbors become one cell:
+AB x 32.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import Line, cut, ink, line, padded, styled, trimmed, width_of
 
 INDENT = 2
-LABEL = 22
-"""Columns of a row's label at most."""
-PROCESSES = 8
+MAX_LABEL = 22
+"""Columns of the label of a row."""
+MAX_PROCESSES = 8
 """CPU processes of one group on one node that are drawn one by one."""
 GAP = 1
 """Columns between the boxes of two device types."""
-MANY = 10
-"""Equal nodes that are counted."""
-WRAPS = 3
-"""Rows of frames that a node may take."""
+MIN_COUNTED = 10
+"""So many equal nodes are counted behind their row."""
+MAX_ROWS = 3
+"""Rows of frames of one node."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Neighbouring devices, or processes on the CPU, of the same groups."""
+    """Neighboring devices, or CPU processes, of the same groups."""
 
     title: str
     marks: Line
@@ -54,7 +54,7 @@ Parts = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class Nodes:
-    """A row: nodes that look alike."""
+    """A row of equal nodes."""
 
     label: str
     note: str
@@ -64,8 +64,8 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Strip:
-    """Kinds of nodes, as far as some device types go."""
+class Table:
+    """The kinds of nodes, with the devices of some types."""
 
     types: tuple[str, ...]
     rows: tuple[Nodes, ...]
@@ -75,33 +75,33 @@ class Strip:
         return (part for row in self.rows for parts in row.blocks for part in parts)
 
 
-def strips(topology: Topology, marks: Marks, together: bool) -> list[Strip]:
-    """One for all device types, or one for each with its own equal nodes put together."""
+def tables(topology: Topology, marks: Marks, together: bool) -> list[Table]:
+    """Returns one table for all device types, or one for each type with its own kinds of nodes."""
     types = list(
         dict.fromkeys([*(cell.device_type for kind in topology.nodes for cell in kind.cells), "cpu"])
     )
     if not any(kind.processes for kind in topology.nodes):
         types.remove("cpu")
     sets = [tuple(types)] if together else [(each,) for each in types]
-    return [strip for each in sets if (strip := _strip(topology, marks, each)).rows]
+    return [table for each in sets if (table := _table(topology, marks, each)).rows]
 
 
-def _strip(topology: Topology, marks: Marks, types: tuple[str, ...]) -> Strip:
+def _table(topology: Topology, marks: Marks, types: tuple[str, ...]) -> Table:
     found: dict[tuple[Parts, ...], list[tuple[int, int]]] = {}
     for kind in topology.nodes:
         parts = tuple(tuple(_parts(kind, marks, each)) for each in types)
         if any(parts):
             found.setdefault(parts, []).extend(kind.nodes)
-    return Strip(types, tuple(Nodes(nodes_label(runs), _note(runs), parts) for parts, runs in found.items()))
+    return Table(types, tuple(Nodes(nodes_label(runs), _note(runs), parts) for parts, runs in found.items()))
 
 
 def _note(runs: Sequence[tuple[int, int]]) -> str:
     count = sum(stop - start for start, stop in runs)
-    return f"{count} nodes" if count >= MANY else ""
+    return f"{count} nodes" if count >= MIN_COUNTED else ""
 
 
 def nodes_label(runs: Sequence[tuple[int, int]]) -> str:
-    """node 3; nodes 0-6, 9; nodes 0, 2, … 14."""
+    """Returns `node 3`, `nodes 0-6, 9`, or `nodes 0, 2, … 14`."""
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(runs):
         if merged and merged[-1][1] >= start:
@@ -116,9 +116,9 @@ def nodes_label(runs: Sequence[tuple[int, int]]) -> str:
             if shown == len(words)
             else f"{one} {', '.join(words[: shown - 1])}, … {words[-1]}"
         )
-        if len(text) <= LABEL:
+        if len(text) <= MAX_LABEL:
             return text
-    return cut(f"{one} {words[0] if len(words) == 1 else f'{words[0]} … {words[-1]}'}", LABEL)
+    return cut(f"{one} {words[0] if len(words) == 1 else f'{words[0]} … {words[-1]}'}", MAX_LABEL)
 
 
 def _parts(kind: NodeKind, marks: Marks, device_type: str) -> Iterator[Part]:
@@ -137,62 +137,62 @@ def _parts(kind: NodeKind, marks: Marks, device_type: str) -> Iterator[Part]:
 
 
 def placement(topology: Topology, marks: Marks, width: int, borders: bool = True) -> list[Line]:
-    """Device by device where there is room, else equal neighbours as one; device types side by side where
-    there is room."""
-    whole = strips(topology, marks, together=True)
-    apart = strips(topology, marks, together=False) if whole and len(whole[0].types) > 1 else []
+    """Returns the placement: device by device if it fits, otherwise with equal neighbors as one cell; the device types side
+    by side if they fit."""
+    whole = tables(topology, marks, together=True)
+    separate = tables(topology, marks, together=False) if whole and len(whole[0].types) > 1 else []
     for draw in (_full, _folded):
-        for each in (whole, apart):
-            drawn = [draw(strip, width, borders) for strip in each]
+        for each in (whole, separate):
+            drawn = [draw(table, width, borders) for table in each]
             if drawn and all(drawn):
-                return [line for strip in drawn for line in strip]
-    return [line for strip in apart or whole for line in _wrapped(strip, width, borders)]
+                return [line for table in drawn for line in table]
+    return [line for table in separate or whole for line in _wrapped(table, width, borders)]
 
 
-def _room(strip: Strip, width: int) -> int:
-    labels, notes = (max(len(row.label) for row in strip.rows), max(len(row.note) for row in strip.rows))
-    return width - INDENT - max(labels, len(strip.types[0])) - 1 - (notes + 1 if notes else 0)
+def _room(table: Table, width: int) -> int:
+    labels, notes = (max(len(row.label) for row in table.rows), max(len(row.note) for row in table.rows))
+    return width - INDENT - max(labels, len(table.types[0])) - 1 - (notes + 1 if notes else 0)
 
 
-def _full(strip: Strip, width: int, borders: bool) -> list[Line]:
-    """Every device in its column, as wide as titles ask for and the room allows."""
-    room, gaps = _room(strip, width), _gaps(strip)
-    letters = max(width_of(part.marks) for part in strip.parts)
-    number = max(len(str(part.first + part.devices - 1)) for part in strip.parts)
+def _full(table: Table, width: int, borders: bool) -> list[Line]:
+    """Returns every device in its column, as wide as the titles need and the room allows."""
+    room, gaps = _room(table, width), _gaps(table)
+    letters = max(width_of(part.marks) for part in table.parts)
+    number = max(len(str(part.first + part.devices - 1)) for part in table.parts)
     narrow, good = max(letters + 2, number + 2), max(letters + 3, number + 2)
-    for pitch in [*range(max(good, _asked(strip, good)), good, -1), good, narrow]:
+    for pitch in [*range(max(good, _title_pitch(table, good)), good, -1), good, narrow]:
         rows = [
             tuple(
                 _block(parts, pitch, each, borders)
-                for parts, each in zip(row.blocks, strip.types, strict=True)
+                for parts, each in zip(row.blocks, table.types, strict=True)
             )
-            for row in strip.rows
+            for row in table.rows
         ]
         *starts, end = starts_of(rows, gaps)
         if end <= room:
-            return _labelled(strip, boxed(rows, starts, borders), _numbers(strip, starts, pitch), borders)
+            return _labelled(table, boxed(rows, starts, borders), _numbers(table, starts, pitch), borders)
     return []
 
 
-def _gaps(strip: Strip) -> list[int]:
-    """Before each type; the first one's name stands among the labels, that of the CPU above its processes,
-    others before their numbers."""
+def _gaps(table: Table) -> list[int]:
+    """Returns the columns before each type. The name of the first type is above the labels, that of the CPU above its
+    processes, and others are before their numbers."""
     return [
         0 if place == 0 else GAP if each == "cpu" else GAP + len(each)
-        for place, each in enumerate(strip.types)
+        for place, each in enumerate(table.types)
     ]
 
 
-def _asked(strip: Strip, good: int) -> int:
-    """The distance of devices that shows every title whole."""
-    asked = [
+def _title_pitch(table: Table, good: int) -> int:
+    """Returns the distance between devices at which every title is complete."""
+    pitches = [
         -(-(width_of(part.title) + 3) // part.devices)
-        for row in strip.rows
-        for parts, each in zip(row.blocks, strip.types, strict=True)
+        for row in table.rows
+        for parts, each in zip(row.blocks, table.types, strict=True)
         for part in parts
         if each != "cpu"
     ]
-    return min(max(asked, default=good), good + 8)
+    return min(max(pitches, default=good), good + 8)
 
 
 def _block(parts: Parts, pitch: int, device_type: str, titled: bool) -> Block:
@@ -204,14 +204,16 @@ def _block(parts: Parts, pitch: int, device_type: str, titled: bool) -> Block:
     for part in parts:
         close = width_of(part.marks) + 3
         inside = (
-            _cells(part, close) if part.devices <= PROCESSES else line(" ", part.marks, f" x {part.devices}")
+            _cells(part, close)
+            if part.devices <= MAX_PROCESSES
+            else line(" ", part.marks, f" x {part.devices}")
         )
         made.append(Frame(max(width_of(inside) + 1, (width_of(part.title) + 2) * titled), part.title, inside))
     return tuple(made)
 
 
 def _cells(part: Part, pitch: int) -> Line:
-    """The letters of each worker; one of several devices is a wide cell."""
+    """Returns the letters of each worker; a worker with several devices is a wide cell."""
     made = Line()
     for _ in range(part.workers):
         room = part.each * pitch
@@ -220,15 +222,15 @@ def _cells(part: Part, pitch: int) -> Line:
     return trimmed(made)
 
 
-def _numbers(strip: Strip, starts: Sequence[int], pitch: int) -> Line:
-    """The heading: device types, and the numbers of devices above their columns."""
+def _numbers(table: Table, starts: Sequence[int], pitch: int) -> Line:
+    """Returns the heading: device types, and the numbers of devices above their columns."""
     made = Line()
-    for place, device_type in enumerate(strip.types):
+    for place, device_type in enumerate(table.types):
         if device_type == "cpu":
             made = line(padded(made, starts[place] + 2), "cpu")
             continue
         name = f"{device_type} " if place else ""
-        most = max(sum(part.devices for part in row.blocks[place]) for row in strip.rows)
+        most = max(sum(part.devices for part in row.blocks[place]) for row in table.rows)
         made = line(
             padded(made, starts[place] + 2 - len(name)),
             name,
@@ -237,31 +239,31 @@ def _numbers(strip: Strip, starts: Sequence[int], pitch: int) -> Line:
     return made
 
 
-def _labelled(strip: Strip, box: Sequence[Line], heading: Line, borders: bool) -> list[Line]:
-    """The box with its heading and the names of the rows."""
-    first = strip.types[0] if strip.types[0] != "cpu" else ""
-    wide = max(len(first), *(len(row.label) for row in strip.rows))
+def _labelled(table: Table, box: Sequence[Line], heading: Line, borders: bool) -> list[Line]:
+    """Returns the box with its heading and the labels of the rows."""
+    first = table.types[0] if table.types[0] != "cpu" else ""
+    wide = max(len(first), *(len(row.label) for row in table.rows))
     right = max(map(width_of, box))
     made = [
         line(" " * INDENT, padded(line(ink(first, "faint")), wide, right=True), " ", styled(heading, "faint"))
     ]
     for number, each in enumerate(box):
-        row = strip.rows[number // 2 if borders else number] if not borders or number % 2 else None
+        row = table.rows[number // 2 if borders else number] if not borders or number % 2 else None
         label, note = (row.label, row.note) if row else ("", "")
         drawn = line(" " * INDENT, padded(line(label), wide), " ", each)
         made.append(line(padded(drawn, INDENT + wide + 1 + right), " ", note) if note else drawn)
     return made
 
 
-def _folded(strip: Strip, width: int, borders: bool) -> list[Line]:
+def _folded(table: Table, width: int, borders: bool) -> list[Line]:
     rows = [
-        tuple(_frames(parts, each, borders) for parts, each in zip(row.blocks, strip.types, strict=True))
-        for row in strip.rows
+        tuple(_frames(parts, each, borders) for parts, each in zip(row.blocks, table.types, strict=True))
+        for row in table.rows
     ]
-    *starts, end = starts_of(rows, [GAP * bool(place) for place in range(len(strip.types))])
+    *starts, end = starts_of(rows, [GAP * bool(place) for place in range(len(table.types))])
     return (
-        _labelled(strip, boxed(rows, starts, borders), _types(strip, starts), borders)
-        if end <= _room(strip, width)
+        _labelled(table, boxed(rows, starts, borders), _types(table, starts), borders)
+        if end <= _room(table, width)
         else []
     )
 
@@ -271,7 +273,7 @@ def _frames(parts: Parts, device_type: str, titled: bool) -> Block:
 
 
 def _frame(part: Part, device_type: str, titled: bool) -> Frame:
-    """Equal neighbours as one: AB x 32, with the numbers of the devices above."""
+    """Returns equal neighbors as one cell, `AB x 32`, with the numbers of the devices above."""
     numbers = (
         f" {part.first}" + f"-{part.first + part.devices - 1}" * (part.devices > 1)
         if device_type != "cpu"
@@ -283,27 +285,27 @@ def _frame(part: Part, device_type: str, titled: bool) -> Frame:
     return Frame(max(width_of(inside), (width_of(title) + 2) * titled), title, inside)
 
 
-def _types(strip: Strip, starts: Sequence[int]) -> Line:
+def _types(table: Table, starts: Sequence[int]) -> Line:
     made = Line()
-    for place, device_type in enumerate(strip.types):
+    for place, device_type in enumerate(table.types):
         made = padded(made, starts[place] + 2) if place or device_type == "cpu" else made
         made = line(made, device_type if place or device_type == "cpu" else "")
     return made
 
 
-def _wrapped(strip: Strip, width: int, borders: bool) -> list[Line]:
-    """Nodes with more different cells than a line holds: their frames go on below."""
-    room, rows, names = _room(strip, width), list[tuple[Block]](), list[Nodes]()
-    for row in strip.rows:
+def _wrapped(table: Table, width: int, borders: bool) -> list[Line]:
+    """Returns nodes with more different cells than fit into a line: their frames continue below."""
+    room, rows, names = _room(table, width), list[tuple[Block]](), list[Nodes]()
+    for row in table.rows:
         frames = [
             _narrowed(frame, room)
-            for parts, each in zip(row.blocks, strip.types, strict=True)
+            for parts, each in zip(row.blocks, table.types, strict=True)
             for frame in _frames(parts, each, borders)
         ]
         for number, block in enumerate(_broken(frames, room)):
             rows.append((block,))
             names.append(Nodes("", "", ()) if number else row)
-    alone = Strip(strip.types[:1], tuple(names))
+    alone = Table(table.types[:1], tuple(names))
     return _labelled(alone, boxed(rows, [0], borders), _types(alone, [0]), borders)
 
 
@@ -317,8 +319,8 @@ def _broken(frames: Sequence[Frame], room: int) -> list[Block]:
         if made[-1] and sum(each.width + 1 for each in made[-1]) + frame.width + 2 > room:
             made.append([])
         made[-1].append(frame)
-    if len(made) > WRAPS:
-        left, made = sum(map(len, made[WRAPS:])), made[:WRAPS]
+    if len(made) > MAX_ROWS:
+        left, made = sum(map(len, made[MAX_ROWS:])), made[:MAX_ROWS]
         most = len(f" … {len(frames)} more ")
         while sum(each.width + 1 for each in made[-1]) + most + 2 > room:
             made[-1].pop()

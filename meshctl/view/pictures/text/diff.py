@@ -1,4 +1,4 @@
-"""The difference of two plans as text: + is new, - is gone, ~ is changed.
+"""The difference of two plans as text: + is added, - is removed, ~ is changed.
 
 two-nodes  2 changed, 1 new                                   plan 1f2e... -> 9c0d...
 
@@ -46,13 +46,13 @@ HEADINGS: dict[Subject, str] = {
     "warnings": "warnings",
 }
 NAME = 28
-"""Columns of a name at most."""
-PLAIN = ("call", "message", "layout", "device type", "place", "target", "program")
-"""Whose values say what they are."""
+"""Columns of a name, at most."""
+WITHOUT_NAME = ("call", "message", "layout", "device type", "place", "target", "program")
+"""Facts whose values need no name."""
 
 
 def draw(difference: Difference, width: int = 80, color: bool = False, lines: int = 60) -> str:
-    """The text, with a newline at its end."""
+    """Returns the text, with a newline at its end."""
     return printed([clip(each, width) for each in pictured(difference, max(width, MIN_WIDTH), lines)], color)
 
 
@@ -75,7 +75,7 @@ def pictured(difference: Difference, width: int, lines: int) -> list[Line]:
 
 
 def title(difference: Difference, width: int) -> Line:
-    """Which plans, and how much there is."""
+    """Returns the names of the plans and the numbers of changes."""
     names = (
         difference.before
         if difference.before == difference.after
@@ -85,14 +85,18 @@ def title(difference: Difference, width: int) -> Line:
     for change in difference.changes:
         counts[change.mark] += 1
     words = {"changed": "changed", "added": "new", "removed": "gone"}
-    said = line(
+    has_layout = line(
         ink(names, "bold"),
         "  ",
         joined([line(f"{amount} {words[mark]}") for mark, amount in counts.items() if amount]),
     )
     digests = line(ink(f"plan {difference.digests[0][:8]} -> {difference.digests[1][:8]}", "faint"))
     room = width - width_of(digests)
-    return line(padded(said, room), digests) if width_of(said) + 2 <= room else fit(said, width)
+    return (
+        line(padded(has_layout, room), digests)
+        if width_of(has_layout) + 2 <= room
+        else fit(has_layout, width)
+    )
 
 
 def _section(heading: str, changes: Sequence[Change], width: int) -> Section:
@@ -104,11 +108,11 @@ def _section(heading: str, changes: Sequence[Change], width: int) -> Section:
 
 
 def _in_full(changes: Sequence[Change], width: int) -> list[Line]:
-    """Each change with all that is different."""
-    wide = _wide(changes)
+    """Returns each change with all of its facts."""
+    width_of_names = _name_width(changes)
     made: list[Line] = []
     for change in changes:
-        head = _head(change, wide)
+        head = _head(change, width_of_names)
         room = width - width_of(head)
         facts = wrapped(_ended(_facts(change), room), room, " ")
         made.append(line(head, *facts[:1]))
@@ -117,24 +121,28 @@ def _in_full(changes: Sequence[Change], width: int) -> list[Line]:
 
 
 def _in_lines(changes: Sequence[Change], width: int) -> list[Line]:
-    wide = _wide(changes)
-    return [clip(line(_head(change, wide), joined(_facts(change))), width) for change in changes]
+    width_of_names = _name_width(changes)
+    return [clip(line(_head(change, width_of_names), joined(_facts(change))), width) for change in changes]
 
 
-def _wide(changes: Sequence[Change]) -> int:
+def _name_width(changes: Sequence[Change]) -> int:
     return min(NAME, max(width_of(change.name) for change in changes))
 
 
-def _head(change: Change, wide: int) -> Line:
+def _head(change: Change, width_of_names: int) -> Line:
     style = "warning" if change.subject == "warnings" else "bold" if change.mark == "changed" else change.mark
     name = line(ink(change.name, style))
     return line(
-        "  ", ink(MARKS[change.mark], change.mark), " ", padded(fit(name, wide), wide), "  " if wide else ""
+        "  ",
+        ink(MARKS[change.mark], change.mark),
+        " ",
+        padded(fit(name, width_of_names), width_of_names),
+        "  " if width_of_names else "",
     )
 
 
 def _ended(facts: Sequence[Line], room: int) -> list[Line]:
-    """With commas, so that none begins a line; what is too long for one, or alone, may part at any word."""
+    """Returns the facts with commas at their ends; a long fact, or a single one, is split at any word."""
     ended = [*((*fact[:-1], Ink(f"{fact[-1].text},", fact[-1].style)) for fact in facts[:-1]), *facts[-1:]]
     return [
         word
@@ -152,24 +160,24 @@ def _words(text: Line) -> list[Line]:
 
 def _facts(change: Change) -> list[Line]:
     if change.mark == "changed":
-        said = _says(change, "layout")
-        return [_changed(fact) for fact in change.facts if not (said and _in_layout(fact))]
-    told = [fact.before if change.mark == "removed" else fact.after for fact in change.facts]
-    return [line(_told(fact.what, value)) for fact, value in zip(change.facts, told, strict=True)]
+        has_layout = _has(change, "layout")
+        return [_changed(fact) for fact in change.facts if not (has_layout and _in_layout(fact))]
+    values = [fact.before if change.mark == "removed" else fact.after for fact in change.facts]
+    return [line(_fact(fact.what, value)) for fact, value in zip(change.facts, values, strict=True)]
 
 
 def _in_layout(fact: Fact) -> bool:
     return fact.what == "order of dims" or (fact.what == "size" and fact.dim in DIMS)
 
 
-def _says(change: Change, what: str) -> bool:
+def _has(change: Change, what: str) -> bool:
     return any(fact.what == what for fact in change.facts)
 
 
-def _told(what: str, value: Value) -> str:
-    """Of what is new or gone."""
+def _fact(what: str, value: Value) -> str:
+    """Returns a fact of something added or removed."""
     text = shown(what, value)
-    if what in PLAIN:
+    if what in WITHOUT_NAME:
         return text
     return f"in {text}" if what == "group" else f"{text} ranks" if what == "ranks" else f"{what} {text}"
 

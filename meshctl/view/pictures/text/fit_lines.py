@@ -1,5 +1,4 @@
-"""A picture in so many lines: sections with levels of detail, of which the fullest are taken that fit
-together."""
+"""Fits a picture into a number of lines: of each section, the most detailed level is chosen that fits together."""
 
 from __future__ import annotations
 
@@ -9,65 +8,63 @@ from itertools import product
 
 from meshctl.view.pictures.text.styled import Line, ink, line
 
-TIGHT, BARE = 12, 6
-"""What a reader misses where no empty lines part the sections, and where no line at the end says what signs
-mean."""
+NOT_SPACED_COST, NO_LEGEND_COST = 12, 6
+"""Of a picture without empty lines between the sections, and of one without a legend."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """One way of drawing a section."""
+    """One level of detail of a section."""
 
-    loss: int
-    """How much a reader misses."""
+    cost: int
+    """The value of the details that this level leaves out."""
     draw: Callable[[], list[Line]]
     least: int = 0
-    """So many lines it surely has: what cannot fit is not drawn."""
+    """A lower bound of its lines, so that a level that cannot fit need not be drawn."""
 
 
 @dataclass(frozen=True)
 class Section:
     heading: str
     levels: tuple[Level, ...]
-    """The fullest first, the shortest last."""
+    """From the most detailed to the shortest."""
     more: Callable[[int], str]
-    """What is said of so many lines that are left out at last."""
+    """Returns the last line, given the number of lines that are left out."""
 
 
 def fitted(head: Line, sections: Sequence[Section], foot: Sequence[Line], lines: int) -> list[Line]:
-    """Head, sections and foot.
+    """Returns head, sections and foot in at most `lines` lines.
 
-    Of all combinations of levels that fit it is the one that a reader misses least by. Where not even the
-    shortest fit, each section has its even share of the lines, or what modest ones leave of theirs.
+    Of all combinations of levels that fit, the one with the least cost is chosen. If not even the shortest levels fit,
+    the sections share the lines evenly, and short sections leave theirs to the others.
     """
     room = lines - 1 - len(sections)
     drawn = Drawn(sections, room)
     choices = [range(len(section.levels)) for section in sections]
-    for airy, footed, *levels in sorted(
-        product((1, 0), (1, 0), *choices), key=lambda way: _missed(sections, way)
+    for spaced, footed, *levels in sorted(
+        product((1, 0), (1, 0), *choices), key=lambda choice: _cost(sections, choice)
     ):
-        gaps = airy * (len(sections) + footed * bool(foot))
+        gaps = spaced * (len(sections) + footed * bool(foot))
         if (
             sum(len(drawn[place, level]) for place, level in enumerate(levels)) + gaps + len(foot) * footed
             <= room
         ):
             bodies = [drawn[place, level] for place, level in enumerate(levels)]
-            return _whole(head, sections, bodies, foot if footed else (), bool(airy))
-    return _whole(head, sections, _cut(sections, drawn, room), (), False)[:lines]
+            return _joined(head, sections, bodies, foot if footed else (), bool(spaced))
+    return _joined(head, sections, _cut(sections, drawn, room), (), False)[:lines]
 
 
-def _missed(sections: Sequence[Section], way: Sequence[int]) -> int:
-    airy, footed, *levels = way
+def _cost(sections: Sequence[Section], choice: Sequence[int]) -> int:
+    spaced, footed, *levels = choice
     return (
-        TIGHT * (1 - airy)
-        + BARE * (1 - footed)
-        + sum(section.levels[level].loss for section, level in zip(sections, levels, strict=True))
+        NOT_SPACED_COST * (1 - spaced)
+        + NO_LEGEND_COST * (1 - footed)
+        + sum(section.levels[level].cost for section, level in zip(sections, levels, strict=True))
     )
 
 
 def _cut(sections: Sequence[Section], drawn: Drawn, room: int) -> list[Sequence[Line]]:
-    """Each section at the fullest level that its share holds; what is longer at its shortest gets what is
-    left, and is cut."""
+    """Returns each section at the most detailed level that fits into its share, shortened if necessary."""
     bodies = [
         [drawn[place, level] for level in range(len(section.levels))]
         for place, section in enumerate(sections)
@@ -87,8 +84,7 @@ def _cut(sections: Sequence[Section], drawn: Drawn, room: int) -> list[Sequence[
 
 
 class Drawn(dict[tuple[int, int], Sequence[Line]]):
-    """(section, level) -> what it looks like, drawn when it is asked for; of what cannot fit, only that it is
-    too long."""
+    """(section, level) -> its lines, drawn on first use. A level that cannot fit is not drawn and has empty lines."""
 
     def __init__(self, sections: Sequence[Section], room: int) -> None:
         self._sections, self._room = sections, room
@@ -99,14 +95,14 @@ class Drawn(dict[tuple[int, int], Sequence[Line]]):
         return self[key]
 
 
-def _whole(
+def _joined(
     head: Line,
     sections: Sequence[Section],
     bodies: Sequence[Sequence[Line]],
     foot: Sequence[Line],
-    airy: bool,
+    spaced: bool,
 ) -> list[Line]:
-    gap = [line()] if airy else []
+    gap = [line()] if spaced else []
     made = [head]
     for section, body in zip(sections, bodies, strict=True):
         made += [*gap, line(ink(section.heading, "bold")), *body]
@@ -114,7 +110,7 @@ def _whole(
 
 
 def shares(wanted: Sequence[int], room: int) -> list[int]:
-    """How much each gets: what it wants, or its even share of what the modest ones leave."""
+    """Splits `room`: each gets what it wants, or an even share of what the others leave."""
     rooms, left = [0] * len(wanted), max(0, room)
     for place, index in enumerate(sorted(range(len(wanted)), key=lambda index: wanted[index])):
         rooms[index] = min(wanted[index], left // (len(wanted) - place))

@@ -1,5 +1,4 @@
-"""The pipeline: stages in the order in which workers run them, who takes from whom, and what each route does
-with it.
+"""The pipeline: stages in the order in which workers run them, with their producers, consumers and routes.
 
 pipeline         ranks  collect  dispatch   samples
  1  ╭─  batch = A prompts.next()
@@ -21,7 +20,7 @@ from meshctl.plan.views.topology import Flow, PlacedStage, Topology
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER
-from meshctl.view.pictures.text.lanes import Rails, rails
+from meshctl.view.pictures.text.lanes import Lanes, lanes_of
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import (
     ELLIPSIS,
@@ -40,13 +39,13 @@ from meshctl.view.pictures.text.styled import (
 )
 
 SHORT = {**OVER, "node": "shm", "device": "ipc"}
-"""Where there is little room."""
+"""Distances, for narrow pictures."""
 UNKNOWN = "?"
 """Instead of a number of ranks that a user's mode decides."""
-LEAST = 8
-"""Columns of the name of who gives, where there is little room."""
-INPUTS = 5
-"""Inputs of a call that are named, at most."""
+MIN_NAME = 8
+"""Columns of the name of the producing stage, at least."""
+MAX_INPUTS = 5
+"""Inputs of a call that are named."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,9 @@ class Pipeline:
     topology: Topology
     marks: Marks
     only: tuple[Flow, ...] | None = None
-    """The routes that are drawn, with the stages at their ends; none for all. A call names all that it takes.
-    """
+    """The routes to draw, with the stages at their ends; None for all. Calls still name all of their inputs."""
     also: tuple[PlacedStage, ...] = ()
-    """Stages that are drawn without a route."""
+    """Further stages to draw."""
 
     @cached_property
     def shown(self) -> tuple[PlacedStage, ...]:
@@ -73,8 +71,8 @@ class Pipeline:
         return {stage.name: stage for stage in self.topology.stages}
 
     @cached_property
-    def taken(self) -> dict[str, list[Flow]]:
-        """Stage -> all routes that lead to it."""
+    def inputs(self) -> dict[str, list[Flow]]:
+        """Stage -> all routes to it."""
         found: dict[str, list[Flow]] = {stage.name: [] for stage in self.topology.stages}
         for route in self.topology.routes:
             found[route.target].append(route)
@@ -85,15 +83,15 @@ class Pipeline:
         """Stage -> the routes that are drawn below it."""
         routes = {route.name for route in (self.topology.routes if self.only is None else self.only)}
         return {
-            name: [route for route in found if route.name in routes] for name, found in self.taken.items()
+            name: [route for route in found if route.name in routes] for name, found in self.inputs.items()
         }
 
     @cached_property
-    def given(self) -> set[str]:
+    def consumed(self) -> set[str]:
         return {route.source for route in self.topology.routes if route.kind == "data"}
 
     @cached_property
-    def rails(self) -> Rails | None:
+    def lanes(self) -> Lanes | None:
         names = [stage.name for stage in self.shown]
         pairs = [
             (route.source, route.target)
@@ -101,18 +99,18 @@ class Pipeline:
             for route in self.drawn[name]
             if route.kind == "data"
         ]
-        return rails(names, pairs, {name: self.style(name) for name in names})
+        return lanes_of(names, pairs, {name: self.style(name) for name in names})
 
     def style(self, stage: str) -> str:
-        """A stage has the color of the component that runs it."""
+        """Returns the color of the component that runs a stage."""
         return self.marks.letter(self.stages[stage].component).style.lower()
 
-    # What a stage says
+    # Stages
 
     def call(self, stage: PlacedStage, room: int, least: int = 0) -> Line:
-        """rollouts = B sampler.sample(batch), with as many inputs as there is room for, but `least`"""
-        said = [self._call(stage, named) for named in range(INPUTS, least - 1, -1)]
-        return next((each for each in said if width_of(each) <= room), said[-1])
+        """Returns `rollouts = B sampler.sample(batch)`, with as many inputs as fit, at least `least`."""
+        choices = [self._call(stage, named) for named in range(MAX_INPUTS, least - 1, -1)]
+        return next((each for each in choices if width_of(each) <= room), choices[-1])
 
     def _call(self, stage: PlacedStage, named: int) -> Line:
         producer = self._component(stage.component)
@@ -136,9 +134,9 @@ class Pipeline:
         return line(self.marks.letter(name), " ", self.marks.name(name))
 
     def _inputs(self, stage: PlacedStage, named: int) -> Line:
-        """batch; [scored, values]; scored, other=rollouts"""
+        """Returns `batch`, `[scored, values]`, or `scored, other=rollouts`."""
         found: dict[str, list[str]] = {}
-        for route in self.taken[stage.name]:
+        for route in self.inputs[stage.name]:
             found.setdefault(route.parameter, []).append(route.source)
         return joined(
             _few([self._input(parameter, sources, named) for parameter, sources in found.items()], named)
@@ -146,28 +144,28 @@ class Pipeline:
 
     def _input(self, parameter: str, sources: Sequence[str], named: int) -> Line:
         names = _few([line(ink(source, self.style(source))) for source in sources], named)
-        said = f"{parameter}=" if parameter not in ("", *sources[:1]) else ""
-        return line(said, "[", joined(names), "]") if len(sources) > 1 else line(said, names[0])
+        choices = f"{parameter}=" if parameter not in ("", *sources[:1]) else ""
+        return line(choices, "[", joined(names), "]") if len(sources) > 1 else line(choices, names[0])
 
     def facts(self, stage: PlacedStage) -> Line:
-        """What it gives, and when it runs."""
+        """Returns the samples that a stage produces, and when it runs."""
         words = (
             [count(stage.samples, "sample")]
             if stage.samples
             else [f"{size(stage.sample_bytes)} a sample"] * bool(stage.sample_bytes)
         )
-        if stage.kind == "call" and stage.name not in self.given:
+        if stage.kind == "call" and stage.name not in self.consumed:
             words.append(shown_mode(stage.collect))
         words += self.when(stage)
         return line(", ".join(words))
 
     def when(self, stage: PlacedStage) -> list[str]:
-        """Which workers it calls, and in which steps."""
+        """Returns which workers a stage calls, and in which steps."""
         words = {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
         words += [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
         return words + [f"lag {stage.lag}"] * (stage.lag > 0)
 
-    # What a route says
+    # Routes
 
     def ranks(self, route: Flow) -> Line:
         return line(f"{route.producers or UNKNOWN} -> {route.consumers or UNKNOWN}")
@@ -181,7 +179,7 @@ class Pipeline:
         return line(" ".join(words))
 
     def layouts(self, route: Flow) -> Line:
-        """How weights are re-sharded."""
+        """Returns how weights are re-sharded."""
         ends = [
             self.marks.components[name].layout
             for name in (route.producer, route.consumer)
@@ -190,7 +188,7 @@ class Pipeline:
         return line(" => ".join(ends) if len(set(ends)) > 1 else f"{ends[0]}, as it is" if ends else "")
 
     def shares(self, route: Flow) -> Line:
-        """Only where some ranks get the same."""
+        """Returns the number of shares if several consumers receive the same one."""
         return (
             line(f"{route.shares} share{'s' * (route.shares > 1)}")
             if route.kind == "data" and route.shares != route.consumers
@@ -210,108 +208,98 @@ class Pipeline:
 
 
 def _few(words: Sequence[Line], named: int) -> list[Line]:
-    """Routes below a stage name them all."""
+    """Returns the first words; the routes below a stage name all inputs."""
     return [*words[:named], line(ELLIPSIS)] if len(words) > named else list(words)
 
 
-# Two lines a stage and more
+# A line for each stage and for each route
 
 
 def in_full(pipeline: Pipeline, width: int, wraps: bool = True) -> list[Line]:
-    """A line a stage, and one for each route below the stage that takes, or more where one is too short and
-    it `wraps`."""
-    stages = pipeline.shown
-    number, rail = len(str(len(pipeline.topology.stages))), pipeline.rails.width + 1 if pipeline.rails else 0
-    room = width - number - 4 - rail
-    facts = [
-        clip(pipeline.facts(stage), max(room // 2, room - 3 - width_of(pipeline.call(stage, 0))))
-        for stage in stages
-    ]
-    calls = [
-        pipeline.call(stage, room - width_of(fact) - 3) for stage, fact in zip(stages, facts, strict=True)
-    ]
-    least = room - max(map(width_of, facts)) - 3
-    heads = _heads(
-        calls, facts, max((width_of(call) for call in calls if width_of(call) <= least), default=0), room
-    )
-    routes = _routes(
-        pipeline, [route for stage in stages for route in pipeline.drawn[stage.name]], room - 2, wraps
-    )
+    """Returns a line for each stage, and below the consumer a line for each route, or several if `wraps`."""
+    number = len(str(len(pipeline.topology.stages)))
+    room = width - number - 4 - (pipeline.lanes.width + 1 if pipeline.lanes else 0)
+    routes = [route for stage in pipeline.shown for route in pipeline.drawn[stage.name]]
+    drawn = _routes(pipeline, routes, room - 2, wraps)
     made: list[Line] = []
-    for stage, head in zip(stages, heads, strict=True):
-        made.append(line(f"  {stage.after:>{number}}  ", _rail(pipeline, stage.name), head))
-        below = line(" " * (number + 4), _rail(pipeline, stage.name, below=True), "  ")
-        made += [line(below, each) for route in pipeline.drawn[stage.name] for each in routes[route.name]]
+    for stage, head in zip(pipeline.shown, _heads(pipeline, room), strict=True):
+        made.append(line(f"  {stage.after:>{number}}  ", _lane(pipeline, stage.name), head))
+        below = line(" " * (number + 4), _lane(pipeline, stage.name, below=True), "  ")
+        made += [line(below, each) for route in pipeline.drawn[stage.name] for each in drawn[route.name]]
     return made
 
 
-def _heads(calls: Sequence[Line], facts: Sequence[Line], wide: int, room: int) -> Iterator[Line]:
-    """The facts in line, but behind calls that are too long for it."""
+def _heads(pipeline: Pipeline, room: int) -> Iterator[Line]:
+    """Yields the call and the facts of each stage. The facts are aligned, except behind long calls."""
+    facts = []
+    for stage in pipeline.shown:
+        least = width_of(pipeline.call(stage, 0))
+        facts.append(clip(pipeline.facts(stage), max(room // 2, room - 3 - least)))
+    calls = [
+        pipeline.call(stage, room - width_of(fact) - 3)
+        for stage, fact in zip(pipeline.shown, facts, strict=True)
+    ]
+    widest = room - max(map(width_of, facts)) - 3
+    column = max((width_of(call) for call in calls if width_of(call) <= widest), default=0)
     for call, fact in zip(calls, facts, strict=True):
         short = clip(call, room - width_of(fact) - 3 * bool(fact))
-        yield line(padded(short, wide if fact else 0), "   " if fact else "", fact)
+        yield line(padded(short, column), "   ", fact) if fact else short
 
 
-def _rail(pipeline: Pipeline, stage: str, below: bool = False) -> Line:
-    if pipeline.rails is None:
+def _lane(pipeline: Pipeline, stage: str, below: bool = False) -> Line:
+    if pipeline.lanes is None:
         return ()
-    return line((pipeline.rails.below if below else pipeline.rails.stages)[stage], " ")
+    return line((pipeline.lanes.below if below else pipeline.lanes.stages)[stage], " ")
 
 
-WAY = (Column(), Column(), Column(spare=2), Column(right=True), Column(spare=1))
-"""What `_way` says; who shares may be left out before anything is wrapped."""
+TRANSFER = (Column(), Column(), Column(spare=2), Column(right=True), Column(spare=1))
+"""Of `_transfer`; the shares are left out before anything is wrapped."""
 
 
 def _routes(pipeline: Pipeline, routes: Sequence[Flow], width: int, wraps: bool) -> dict[str, list[Line]]:
-    """Who gives and from how many to how many, in columns for all, then what happens on the way; in words
-    where that is too wide."""
-    rows = [(pipeline.source(route), pipeline.ranks(route)) for route in routes]
-    most = max(width // 2, LEAST + 2 + max((width_of(ranks) for _, ranks in rows), default=0))
-    ends = columns(rows, (Column(least=LEAST), Column()), most)
-    wide = max(map(width_of, ends), default=0)
-    data, room = [route for route in routes if route.kind == "data"], width - wide - 2
-    words = SHORT if wants([_way(pipeline, each, OVER) for each in data], WAY) > room else OVER
-    apart = wraps and wants([_way(pipeline, each, words, shares=False) for each in data], WAY) > room
-    drawn = columns([_way(pipeline, each, words) for each in data], WAY, room)
-    ways = {} if apart else dict(zip((route.name for route in data), drawn, strict=True))
-    said = [
-        ways[route.name] if route.name in ways else joined(_how(pipeline, route, words, room), "  ")
-        for route in routes
-    ]
-    made = [line(padded(end, wide), "  ", each) for end, each in zip(ends, said, strict=True)]
-    if apart and max(map(width_of, made)) > width:
-        return {route.name: _in_words(pipeline, route, words, width) for route in routes}
+    """Returns the lines of each route: its producer and numbers of ranks, aligned, then its transfer in columns; in words
+    if the columns do not fit."""
+    ranks = [pipeline.ranks(route) for route in routes]
+    most = max(width // 2, MIN_NAME + 2 + max(map(width_of, ranks), default=0))
+    rows = list(zip(map(pipeline.source, routes), ranks, strict=True))
+    ends = columns(rows, (Column(least=MIN_NAME), Column()), most)
+    column = max(map(width_of, ends), default=0)
+    room = width - column - 2
+    data = [route for route in routes if route.kind == "data"]
+    words = SHORT if wants([_transfer(pipeline, each, OVER) for each in data], TRANSFER) > room else OVER
+    least = wants([_transfer(pipeline, each, words, shares=False) for each in data], TRANSFER)
+    in_words = wraps and least > room
+    drawn = columns([_transfer(pipeline, each, words) for each in data], TRANSFER, room)
+    transfers = {} if in_words else dict(zip((route.name for route in data), drawn, strict=True))
+    made = []
+    for route, end in zip(routes, ends, strict=True):
+        transfer = transfers.get(route.name) or joined(_in_words(pipeline, route, words, room), "  ")
+        made.append(line(padded(end, column), "  ", transfer))
+    if in_words and max(map(width_of, made)) > width:
+        return {route.name: _wrapped(pipeline, route, words, width) for route in routes}
     return {route.name: [each] for route, each in zip(routes, made, strict=True)}
 
 
-def _in_words(pipeline: Pipeline, route: Flow, words: Mapping[str, str], width: int) -> list[Line]:
-    """On as many lines as it needs, the first of which stands out."""
-    said = [pipeline.source(route), pipeline.ranks(route), *_how(pipeline, route, words, width - 2)]
-    if len(wrapped(said, width)) == 1:
-        return wrapped(said, width)
-    first, *rest = wrapped(said, width - 2)
+def _wrapped(pipeline: Pipeline, route: Flow, words: Mapping[str, str], width: int) -> list[Line]:
+    """Returns the route on as many lines as it needs, with the first one outdented."""
+    parts = [pipeline.source(route), pipeline.ranks(route), *_in_words(pipeline, route, words, width - 2)]
+    if len(wrapped(parts, width)) == 1:
+        return wrapped(parts, width)
+    first, *rest = wrapped(parts, width - 2)
     return [first, *(line("  ", each) for each in rest)]
 
 
-def _how(pipeline: Pipeline, route: Flow, words: Mapping[str, str], room: int) -> list[Line]:
-    if route.kind == "weights":
-        return [_resharded(pipeline, route, words, room)]
-    return [each for each in _way(pipeline, route, words, shares=False) if each]
+def _in_words(pipeline: Pipeline, route: Flow, words: Mapping[str, str], room: int) -> list[Line]:
+    if route.kind == "data":
+        return [each for each in _transfer(pipeline, route, words, shares=False) if each]
+    parts = (pipeline.layouts(route), pipeline.bytes(route), pipeline.over(route, words))
+    full = joined([each for each in parts if each], "  ")
+    return [full if width_of(full) <= room else fit(line("re-sharded, ", words[route.over]), room)]
 
 
-def _resharded(pipeline: Pipeline, route: Flow, words: Mapping[str, str], room: int) -> Line:
-    full = joined(
-        [
-            each
-            for each in (pipeline.layouts(route), pipeline.bytes(route), pipeline.over(route, words))
-            if each
-        ],
-        "  ",
-    )
-    return full if width_of(full) <= room else fit(line("re-sharded, ", words[route.over]), room)
-
-
-def _way(pipeline: Pipeline, route: Flow, words: Mapping[str, str], shares: bool = True) -> tuple[Line, ...]:
+def _transfer(
+    pipeline: Pipeline, route: Flow, words: Mapping[str, str], shares: bool = True
+) -> tuple[Line, ...]:
     return (
         line(shown_mode(route.collect)),
         pipeline.dispatch(route),
@@ -321,11 +309,11 @@ def _way(pipeline: Pipeline, route: Flow, words: Mapping[str, str], shares: bool
     )
 
 
-# A line a stage
+# A line for each stage
 
 
 def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
-    """Each with the first route that it takes."""
+    """Returns a line for each stage, with its first input."""
     shape = (
         Column(),
         Column(gap=0),
@@ -343,14 +331,14 @@ def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
 def _rows(pipeline: Pipeline, width: int) -> Iterator[tuple[Line, ...]]:
     number = len(str(len(pipeline.topology.stages)))
     for stage in pipeline.topology.stages:
-        routes = pipeline.taken[stage.name]
+        routes = pipeline.inputs[stage.name]
         first = routes[0] if routes else None
         how = ""
         if first:
             how = "weights" if first.kind == "weights" else shown_mode(first.dispatch.mode)
         yield (
             line(f"  {stage.after:>{number}}  "),
-            _rail(pipeline, stage.name),
+            _lane(pipeline, stage.name),
             pipeline.call(stage, width // 2, least=1),
             pipeline.ranks(first) if first else (),
             line(shown_mode(first.collect)) if first and first.kind == "data" else (),

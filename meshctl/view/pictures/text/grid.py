@@ -6,8 +6,8 @@
      1   0 │      8   9  10  11  node 1  tp    4 x 4       1  0 1 2 3  inside
          1 │     12  13  14  15  node 1
 
-The innermost dim runs to the right, the others downwards; first and last are kept where there is no room for
-all.
+The innermost dim runs to the right, the others downwards. Where there is not enough room, the first and last ranks are
+kept.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from meshctl.view.formatting import count
 from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, ink, line, width_of
 
 REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
-"""Of process groups, to nodes: one is inside of one, or crosses from one to another."""
-NEAR = ("tp", "cp", "ep", "etp", "ulysses")
-"""Dims that talk in every layer: leaving a node is worth a color."""
-FEW = 3
-"""So few rows have numbers that say enough: no row is lost on a gap."""
-GAP = 3
-"""Columns of a gap."""
+"""Whether the process groups of a dim are inside nodes or cross them."""
+DIMS_IN_EVERY_LAYER = ("tp", "cp", "ep", "etp", "ulysses")
+"""Dims with communication in every layer, for which crossing nodes is highlighted."""
+MAX_ROWS_WITHOUT_GAP = 3
+"""With so few rows, their numbers show that some are missing."""
+GAP_COLUMNS = 3
 NodeOf = Callable[[int], int]
 
 
-def node_of(stretches: Sequence[NodeRun], rank: int) -> int:
-    """The node of a rank."""
-    for run in stretches:
+def node_of(node_runs: Sequence[NodeRun], rank: int) -> int:
+    """Returns the node of a rank."""
+    for run in node_runs:
         if run.first_rank <= rank < run.first_rank + run.ranks:
             return run.first_node + (rank - run.first_rank) // run.each
     return 0
 
 
 def spread(total: int, most: int) -> list[int | None]:
-    """0 .. total - 1 where there is room for all, else the first ones, None for a gap, and the last. Few go
-    without a gap."""
+    """Returns 0 .. total - 1 if they fit, otherwise the first ones, None for a gap, and the last."""
     if total <= most:
         return list(range(total))
-    return [*range(most - 1), total - 1] if most <= FEW else [*range(most - 2), None, total - 1]
+    return (
+        [*range(most - 1), total - 1] if most <= MAX_ROWS_WITHOUT_GAP else [*range(most - 2), None, total - 1]
+    )
 
 
 # The grid
 
 
 def grid(mesh: DeviceMesh, nodes: NodeOf | None, width: int, most: int) -> list[Line]:
-    """At most `most` rows and a heading; empty where not even the first and the last column have room.
-    `nodes` where there are several."""
+    """Returns a heading and at most `most` rows; empty if not even the first and the last column fit. `nodes` adds the
+    nodes of each row."""
     dims = [dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1]
     if not dims:
         return []
@@ -62,46 +62,45 @@ def grid(mesh: DeviceMesh, nodes: NodeOf | None, width: int, most: int) -> list[
     rows = _rows(mesh, down, dims[-1], most)
     index = _indices(down, rows)
     last = mesh.size(dims[-1]) - 1
-    cell = len(str(max(last, *(row.rank(place) for row in rows if row for place in (0, last)))))
-    places = _places(last + 1, width - width_of(index[0]) - len(dims[-1]), cell + 2)
-    if not places:
+    cell = len(str(max(last, *(row.rank(column) for row in rows if row for column in (0, last)))))
+    shown = _columns(last + 1, width - width_of(index[0]) - len(dims[-1]), cell + 2)
+    if not shown:
         return []
-    heading = line(index[0], ink(dims[-1], "faint"), _cells(places, str, cell, "faint"))
-    said = [(lambda _: ELLIPSIS) if row is None else row.text for row in rows]
+    heading = line(index[0], ink(dims[-1], "faint"), _cells(shown, str, cell, "faint"))
+    texts = [(lambda _: ELLIPSIS) if row is None else row.text for row in rows]
     drawn = [
-        line(label, " " * len(dims[-1]), _cells(places, each, cell))
-        for label, each in zip(index[1:], said, strict=True)
+        line(label, " " * len(dims[-1]), _cells(shown, each, cell))
+        for label, each in zip(index[1:], texts, strict=True)
     ]
-    noted = (
-        [line(text, row.where(nodes, last)) if row else text for text, row in zip(drawn, rows, strict=True)]
-        if nodes
-        else drawn
-    )
-    return [heading, *(noted if max(map(width_of, noted)) <= width else drawn)]
+    if nodes:
+        noted = [
+            line(text, row.where(nodes, last)) if row else text for text, row in zip(drawn, rows, strict=True)
+        ]
+        drawn = noted if max(map(width_of, noted)) <= width else drawn
+    return [heading, *drawn]
 
 
 @dataclass(frozen=True)
 class Row:
     number: int
     indices: tuple[int, ...]
-    """Of the dims that run downwards."""
+    """In the dims that run downwards."""
     rank: Callable[[int], int]
-    """Of a column."""
+    """Column -> rank."""
 
-    def text(self, place: int) -> str:
-        return str(self.rank(place))
+    def text(self, column: int) -> str:
+        return str(self.rank(column))
 
     def where(self, nodes: NodeOf, last: int) -> Line:
-        ends = sorted({nodes(self.rank(place)) for place in (0, last)})
+        ends = sorted({nodes(self.rank(column)) for column in (0, last)})
         return line(ink(f"  node{'s' * (len(ends) > 1)} {'-'.join(map(str, ends))}", "faint"))
 
 
-def _places(total: int, room: int, wide: int) -> list[int | None]:
-    """The columns: all, or the first ones, a gap and the last; none where there is no room for the first and
-    the last."""
+def _columns(total: int, room: int, wide: int) -> list[int | None]:
+    """Returns all columns, or the first ones, a gap and the last; empty if the first and the last do not fit."""
     if total * wide <= room:
         return list(range(total))
-    shown = (room - GAP) // wide
+    shown = (room - GAP_COLUMNS) // wide
     return [*range(shown - 1), None, total - 1] if shown > 1 else []
 
 
@@ -120,21 +119,20 @@ def _row(mesh: DeviceMesh, down: Sequence[tuple[str, int]], across: str, number:
     at = {dim: index for (dim, _), index in zip(down, found, strict=True)}
     first, stride = mesh.rank({**at, across: 0}), mesh.stride(across)
     if stride is None:
-        return Row(number, tuple(found), lambda place: mesh.rank({**at, across: place}))
-    return Row(number, tuple(found), lambda place: first + place * stride)
+        return Row(number, tuple(found), lambda column: mesh.rank({**at, across: column}))
+    return Row(number, tuple(found), lambda column: first + column * stride)
 
 
 def _indices(down: Sequence[tuple[str, int]], rows: Sequence[Row | None]) -> list[Line]:
-    """The heading and the labels of the rows: an index is said where it changes, and a broken bar where rows
-    are left out."""
+    """Returns the heading and the labels of the rows: an index where it changes, and a broken bar where rows are missing."""
     wide = [max(len(dim), len(str(size - 1))) for dim, size in down]
     made, bars = [[dim for dim, _ in down]], [" │ "]
     number, before = 0, tuple[int, ...]()
     for row in rows:
         at = row.indices if row else ()
-        first = next((place for place in range(len(at)) if at[: place + 1] != before[: place + 1]), 0)
+        first = next((column for column in range(len(at)) if at[: column + 1] != before[: column + 1]), 0)
         made.append(
-            ["" if place < first else str(index) for place, index in enumerate(at)]
+            ["" if column < first else str(index) for column, index in enumerate(at)]
             if row
             else [ELLIPSIS] * len(down)
         )
@@ -144,23 +142,19 @@ def _indices(down: Sequence[tuple[str, int]], rows: Sequence[Row | None]) -> lis
     return [line(ink(label + bar, "faint") if down else "") for label, bar in zip(labels, bars, strict=True)]
 
 
-def _cells(places: Sequence[int | None], said: Callable[[int], str], wide: int, style: str = "") -> Line:
-    """A gap between columns is as narrow as its sign."""
-    return line(
-        ink(
-            "".join("  " + (ELLIPSIS if place is None else said(place).rjust(wide)) for place in places),
-            style,
-        )
-    )
+def _cells(shown: Sequence[int | None], texts: Callable[[int], str], wide: int, style: str = "") -> Line:
+    cells = ["  " + (ELLIPSIS if column is None else texts(column).rjust(wide)) for column in shown]
+    return line(ink("".join(cells), style))
 
 
 # Process groups
 
 
 def process_groups(found: Sequence[ProcessGroups], width: int) -> list[Line]:
-    """A row for each dim, with a heading; a single one is a sentence."""
+    """Returns a table with a row for each dim, or a sentence for a single one."""
     if len(found) < 2:
-        return [full if width_of(full := sentence(each)) <= width else in_short(each) for each in found]
+        sentences = [(sentence(groups), in_short(groups)) for groups in found]
+        return [full if width_of(full) <= width else short for full, short in sentences]
     shape = (Column(), Column(right=True), Column(right=True), Column(least=5, words=True), Column())
     heading = tuple(line(ink(word, "faint")) for word in ("dim", "groups", "stride", "first", "nodes"))
     return columns([heading, *map(_facts, found)], shape, width)
@@ -207,11 +201,11 @@ def example(groups: ProcessGroups) -> str:
     if groups.size <= 4:
         return " ".join(map(str, groups.example))
     if groups.stride is not None:
-        return f"{groups.example[0]} {groups.example[1]} {ELLIPSIS} {groups.example[0] + (groups.size - 1) * groups.stride}"
+        first, second = groups.example[:2]
+        return f"{first} {second} {ELLIPSIS} {first + (groups.size - 1) * groups.stride}"
     return " ".join(map(str, groups.example[:3])) + f" {ELLIPSIS}"
 
 
 def reach(groups: ProcessGroups) -> Line:
-    return line(
-        ink(REACHES[groups.reach], "warning" if groups.reach != "inside" and groups.dim in NEAR else "")
-    )
+    is_slow = groups.reach != "inside" and groups.dim in DIMS_IN_EVERY_LAYER
+    return line(ink(REACHES[groups.reach], "warning" if is_slow else ""))

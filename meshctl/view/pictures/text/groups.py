@@ -7,8 +7,7 @@
              0 │     0  1      fsdp   2 x 2       2  0 2    inside a node
              1 │     2  3      tp     2 x 2       1  0 1    inside a node
 
-Components with equal meshes share a grid. There are several levels of detail; the picture takes the fullest
-that fits.
+Components with equal meshes share a grid. There are several levels of detail, for `fit_lines`.
 """
 
 from __future__ import annotations
@@ -38,17 +37,15 @@ from meshctl.view.pictures.text.styled import (
     wrapped,
 )
 
-AMPLE = 8
-"""Where so many rows may be shown, a grid that has all columns goes below the table rather than without some
-beside it."""
-BESIDE = 3
+MANY_ROWS = 8
+"""If so many rows are allowed, a complete grid below the table is preferred to a shortened one beside it."""
+TABLE_GAP = 3
 """Columns between a grid and the table beside it."""
-DEEP = " " * 6
-"""Before what belongs to a component."""
+DETAIL_INDENT = " " * 6
 TABLE = (Column(), Column(least=8, gap=1), Column(), Column(), Column(spare=1), Column(least=12, spare=2))
 """Letter, name, layout, frozen, data ranks, target."""
 Detail = Callable[[PlacedGroup, Sequence[PlacedComponent]], list[Line]]
-"""What is said below the components that share a mesh."""
+"""Draws the lines below the components that share a mesh."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Groups:
     marks: Marks
 
     def facts(self, group: PlacedGroup) -> Line:
-        """4 workers on 4 cuda, nodes 0-1, visible devices 8,9"""
+        """Returns `4 workers on 4 cuda, nodes 0-1, visible devices 8,9`."""
         words = [_workers(group), nodes_of(group)]
         if group.visible_devices:
             words.append(f"visible devices {','.join(group.visible_devices)}")
@@ -83,7 +80,7 @@ class Groups:
         )
 
     def meshes(self, group: PlacedGroup) -> list[list[PlacedComponent]]:
-        """Components with equal meshes, together."""
+        """Returns the components, grouped by equal meshes."""
         found: dict[DeviceMesh, list[PlacedComponent]] = {}
         for name in group.components:
             component = self.marks.components[name]
@@ -114,24 +111,28 @@ def nodes_of(group: PlacedGroup) -> str:
 
 
 def with_meshes(groups: Groups, width: int, rows: int) -> list[Line]:
-    """Everything; a grid has at most `rows` rows, none for 0."""
+    """Returns all details, with grids of at most `rows` rows."""
     return _under(
-        groups, width, lambda group, members: _mesh(groups, group, members[0], width - len(DEEP), rows)
+        groups,
+        width,
+        lambda group, members: _mesh(groups, group, members[0], width - len(DETAIL_INDENT), rows),
     )
 
 
 def in_short(groups: Groups, width: int) -> list[Line]:
-    """Process groups in a line or two each."""
-    return _under(groups, width, lambda _, members: wrapped(list(_briefly(members[0])), width - len(DEEP)))
+    """Returns the groups and components, with the process groups in a line or two."""
+    return _under(
+        groups, width, lambda _, members: wrapped(list(_briefly(members[0])), width - len(DETAIL_INDENT))
+    )
 
 
 def in_lines(groups: Groups, width: int) -> list[Line]:
-    """A line each."""
+    """Returns a line for each group and component."""
     return _under(groups, width, lambda _, members: [])
 
 
 def components_alone(groups: Groups, width: int) -> list[Line]:
-    """A line a component, its group in it; groups without components as well."""
+    """Returns a line for each component, and for each group without components."""
     rows = []
     for group in groups.topology.groups:
         for name in group.components:
@@ -146,7 +147,7 @@ def components_alone(groups: Groups, width: int) -> list[Line]:
 
 
 def _under(groups: Groups, width: int, detail: Detail) -> list[Line]:
-    """Each group, below it its components, and below those that share a mesh the detail of it."""
+    """Returns each group with its components below it, and the detail below those that share a mesh."""
     wide = max(
         (2 + width_of(group.name) + 2 * (not group.components) for group in groups.topology.groups), default=0
     )
@@ -164,20 +165,19 @@ def _under(groups: Groups, width: int, detail: Detail) -> list[Line]:
         made.append(clip(groups.head(group, min(wide, width // 3)), width))
         for mesh in members[group.name]:
             made += [rows[component.name] for component in mesh]
-            made += [line(DEEP, each) for each in detail(group, mesh)]
+            made += [line(DETAIL_INDENT, each) for each in detail(group, mesh)]
     return made
 
 
 def _mesh(
     groups: Groups, group: PlacedGroup, component: PlacedComponent, width: int, rows: int
 ) -> list[Line]:
-    """The grid and, beside or below it, the process groups. Ranks in a row need no grid; beside the table it
-    costs no lines."""
+    """Returns the grid and, beside or below it, the process groups. Meshes of one dim need no grid."""
     table = process_groups(component.process_groups, width)
     if sum(size > 1 for size in component.mesh.shape) < 2:
         return table
     room, nodes, most = (
-        width - BESIDE - max(map(width_of, table)),
+        width - TABLE_GAP - max(map(width_of, table)),
         groups.nodes(group),
         max(rows, len(table) - 1),
     )
@@ -185,18 +185,18 @@ def _mesh(
         grid(component.mesh, nodes, width, rows) if rows else [],
         grid(component.mesh, nodes, room, most),
     )
-    if narrow and not (rows >= AMPLE and _folds(narrow) and not _folds(below)):
+    if narrow and not (rows >= MANY_ROWS and _is_shortened(narrow) and not _is_shortened(below)):
         return beside(narrow, table)
     return below + table
 
 
-def _folds(drawn: Sequence[Line]) -> bool:
-    """Whether a grid leaves columns out."""
+def _is_shortened(drawn: Sequence[Line]) -> bool:
+    """Whether columns of a grid are missing."""
     return any(ELLIPSIS in part.text for part in drawn[0])
 
 
 def beside(left: Sequence[Line], right: Sequence[Line]) -> list[Line]:
-    wide = max(map(width_of, left)) + BESIDE
+    wide = max(map(width_of, left)) + TABLE_GAP
     return [
         line(padded(each, wide), other) if other else each
         for each, other in zip_longest(left, right, fillvalue=())

@@ -1,6 +1,6 @@
-"""Who is who in a picture: a letter and a color for each component, and what of them stands on a device.
+"""The letter and color of each component in a picture, and the letters on a device.
 
-A program has no components, so its group has a letter of its own, a small one.
+The group of a program has no components, so it has a lowercase letter of its own.
 """
 
 from __future__ import annotations
@@ -52,34 +52,33 @@ class Marks:
         }
 
     @cached_property
-    def _alone(self) -> dict[str, Ink]:
-        """Letters of groups without components."""
-        alone = [group.name for group in self.topology.groups if not group.components]
+    def _programs(self) -> dict[str, Ink]:
+        """The letters of groups without components."""
+        programs = [group.name for group in self.topology.groups if not group.components]
         first = len(self.topology.components)
         return {
             name: ink(letters_of(number), color_of(first + number).upper())
-            for number, name in enumerate(alone)
+            for number, name in enumerate(programs)
         }
 
     def letter(self, component: str) -> Ink:
         return self._letters.get(component, Ink("?"))
 
     def name(self, component: str) -> Ink:
-        """The component's name in its color."""
+        """Returns the name of a component in its color."""
         return ink(component, self.letter(component).style.lower())
 
     def group_letter(self, group: str) -> Ink:
-        """Of a group without components."""
-        return self._alone[group]
+        """Returns the letter of a group without components."""
+        return self._programs[group]
 
     def of_group(self, group: str) -> Line:
-        """The letters of its components, runs of them shortened: ABC, A-F, A-F H."""
+        """Returns the letters of the components of a group, with long runs shortened: ABC, A-F, A-F H."""
         names = self.groups[group].components if group in self.groups else ()
-        return line(self._alone[group]) if group in self._alone else self.of_components(names)
+        return line(self._programs[group]) if group in self._programs else self.of_components(names)
 
     def of_components(self, names: Sequence[str]) -> Line:
-        """AB, A-D, A-D G, AA-AD: runs of four and more are shortened; letters of more than one letter stand
-        apart."""
+        """Returns AB, A-D, A-D G, AA-AD: runs of four and more are shortened, and names of several letters are separated."""
         runs: list[list[str]] = []
         for name in names:
             if runs and self._numbers[name] == self._numbers[runs[-1][-1]] + 1:
@@ -101,7 +100,7 @@ class Marks:
         return made
 
     def of_cell(self, groups: Sequence[str]) -> Line:
-        """What stands on a device: the letters of its groups, with a + between worlds that share it."""
+        """Returns the letters of the groups on a device, with a + between colocated ones."""
         if not groups:
             return line(ink(IDLE, "faint"))
         made: Line = ()

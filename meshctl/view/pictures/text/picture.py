@@ -3,12 +3,12 @@
     grpo-arithmetic  10 workers in 3 groups, 1 node, nothing idle
 
     placement    cuda 0    1    2    3    4    5    6    7    cpu
-    groups       who stands where, in which mesh, with which process groups
-    pipeline     the stages in run order, and what every route does
-    warnings     what may be slow or wrong
+    groups       the workers of each group, its components, their meshes and process groups
+    pipeline     the stages in run order, and their routes
+    warnings     of the checks
 
-It is at most so many lines, whatever the size of the job: every section has levels of detail, and the picture
-takes the fullest that fit together. Nothing is ever wider than the width.
+The number of lines is bounded for jobs of any size: each section has levels of detail, and the most detailed levels that
+fit together are chosen. Nothing is wider than the width.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ MIN_WIDTH = 40
 """Columns; narrower pictures are drawn at this width and clipped."""
 
 
-ROWS = {8: 0, 5: 6, 3: 10, 2: 14, 0: 34}
-"""Of a grid, at most -> what a reader misses by it."""
+GRID_ROWS_COST = {8: 0, 5: 6, 3: 10, 2: 14, 0: 34}
+"""The maximum number of rows of a grid -> the cost of the level."""
 
 
 def draw(topology: Topology, width: int = 80, color: bool = False, lines: int = 60) -> str:
-    """The picture, with a newline at its end."""
+    """Returns the picture, with a newline at its end."""
     return printed([clip(each, width) for each in pictured(topology, max(width, MIN_WIDTH), lines)], color)
 
 
@@ -59,18 +59,18 @@ def pictured(topology: Topology, width: int, lines: int) -> list[Line]:
 
 
 def title(topology: Topology, width: int) -> Line:
-    """The name, how much of what, and the plan's digest where there is room."""
+    """Returns the name, the sizes, and the plan's digest if there is room."""
     groups = f" in {count(len(topology.groups), 'group')}" if len(topology.groups) > 1 else ""
     idle = f", {count(topology.idle, 'device')} idle" if topology.idle else ""
     workers, nodes = count(topology.workers, "worker"), count(topology.cluster.nodes, "node")
-    said, short = (
+    full, short = (
         line(ink(topology.name, "bold"), "  ", f"{workers}{also} on {nodes}{idle}") for also in (groups, "")
     )
     digest = line(ink(f"plan {topology.digest}", "faint"))
     room = width - width_of(digest)
-    if topology.digest and width_of(said) + 2 <= room:
-        return line(padded(said, room), digest)
-    return said if width_of(said) <= width else fit(short, width)
+    if topology.digest and width_of(full) + 2 <= room:
+        return line(padded(full, room), digest)
+    return full if width_of(full) <= width else fit(short, width)
 
 
 def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]:
@@ -96,7 +96,10 @@ def _placement(topology: Topology, marks: Marks, width: int) -> Section:
 def _groups(topology: Topology, marks: Marks, width: int) -> Section:
     groups, least = Groups(topology, marks), len(topology.groups) + len(topology.components)
     levels = (
-        *(Level(loss, partial(with_meshes, groups, width, rows), least) for rows, loss in ROWS.items()),
+        *(
+            Level(cost, partial(with_meshes, groups, width, rows), least)
+            for rows, cost in GRID_ROWS_COST.items()
+        ),
         Level(60, partial(in_short, groups, width), least),
         Level(80, partial(in_lines, groups, width), least),
         Level(100, partial(components_alone, groups, width)),
@@ -116,16 +119,16 @@ def _pipeline(topology: Topology, marks: Marks, width: int) -> Section:
 
 def _warnings(warnings: Sequence[Warning], width: int) -> Section:
     levels = (
-        Level(0, partial(_told, warnings, width), len(warnings)),
-        Level(10, partial(_told, warnings, width, helps=False), len(warnings)),
+        Level(0, partial(_in_full, warnings, width), len(warnings)),
+        Level(10, partial(_in_full, warnings, width, helps=False), len(warnings)),
         Level(20, partial(_briefly, warnings), len(warnings)),
         Level(45, partial(_by_code, warnings)),
     )
     return Section("warnings", levels, lambda left: f"... and {left} more: meshctl validate")
 
 
-def _told(warnings: Sequence[Warning], width: int, helps: bool = True) -> list[Line]:
-    """In full; with where it is and what helps, or without."""
+def _in_full(warnings: Sequence[Warning], width: int, helps: bool = True) -> list[Line]:
+    """Returns the complete messages, with their places and help if `helps`."""
     made: list[Line] = []
     for warning in warnings:
         indent = len(warning.code) + 4
@@ -146,7 +149,7 @@ def _briefly(warnings: Sequence[Warning]) -> list[Line]:
 
 
 def _by_code(warnings: Sequence[Warning]) -> list[Line]:
-    """Of each code the first, and how many there are."""
+    """Returns the first warning of each code, and the number of others."""
     found: dict[str, list[Warning]] = {}
     for warning in warnings:
         found.setdefault(warning.code, []).append(warning)
@@ -158,7 +161,7 @@ def _by_code(warnings: Sequence[Warning]) -> list[Line]:
 
 
 def legend(topology: Topology, marks: Marks, width: int) -> list[Line]:
-    """What the signs mean that are used, in a line."""
+    """Returns one line that explains the signs in use."""
     words = []
     if topology.idle:
         words.append(f"{IDLE} idle")

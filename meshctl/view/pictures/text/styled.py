@@ -1,13 +1,10 @@
-"""Lines of text with styles, measured in the columns of a terminal: what the text picture and its zooms are
-written in.
+"""Lines of styled text, measured in the columns of a terminal, for the text picture and its zooms.
 
     line("  ", ink("A", "c0"), " prompts")        a line is a tuple of inks; text in it is plain
-    columns([row, ...], [Column(), ...], width)   rows of lines, aligned; what is too wide is cut in the
-                                                  middle: with…name
+    columns([row, ...], [Column(), ...], width)   aligned rows of lines; wide text is cut in the middle: with…name
 
-Styles are words, escape codes are made at the very end and by hand: rich costs 0.05 s of start time and is
-not needed for lines. Text is shown as the reports show it: control characters become `?`, wide letters count
-two.
+Styles are words that become escape codes at the very end. rich is not used because it takes 0.05 s to import. As in the
+reports, control characters become `?`, and wide letters count as two columns.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ from unicodedata import category
 from meshctl.view.reports.text import cells, shown
 
 PALETTE = (32, 166, 28, 163, 30, 160, 99, 100)
-"""Blue, amber, green, pink, teal, red, violet, olive, of 256 colors: each has a contrast of 3.6 or more to
-white and to black."""
+"""Blue, amber, green, pink, teal, red, violet, olive of the 256 colors, with a contrast of at least 3.6 to white and to
+black."""
 CODES = {
     "bold": "1",
     "faint": "2",
@@ -39,7 +36,7 @@ ELLIPSIS = "…"
 class Ink(NamedTuple):
     text: str
     style: str = ""
-    """A word of `CODES`; empty for plain."""
+    """A key of `CODES`; empty for plain text."""
 
 
 Line = tuple[Ink, ...]
@@ -50,7 +47,7 @@ def ink(text: str, style: str = "") -> Ink:
 
 
 def visible(text: str) -> str:
-    """The text as a terminal may show it: nothing in it moves the cursor or begins a line."""
+    """Returns the text without characters that move the cursor or begin a line."""
     return (
         text
         if text.isprintable()
@@ -82,7 +79,7 @@ def joined(parts: Iterable[Line], between: str = ", ") -> Line:
 
 
 def styled(text: Line, style: str) -> Line:
-    """The line in one style, where its inks have none of their own."""
+    """Returns the line with a style for all inks without one."""
     return tuple(part if part.style else Ink(part.text, style) for part in text)
 
 
@@ -97,7 +94,7 @@ def width_of(text: str | Line) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most `width` columns: its middle goes, since names differ at both ends."""
+    """Returns the text in at most `width` columns. Its middle is removed, because names differ at both ends."""
     text = visible(text)
     if width_of(text) <= width:
         return text
@@ -108,7 +105,7 @@ def cut(text: str, width: int) -> str:
 
 
 def _first(text: str, width: int) -> str:
-    """The longest beginning that fits. Letters that take no column (accents) stay with the one before."""
+    """Returns the longest beginning that fits, with combining letters after it."""
     taken = 0
     for place, letter in enumerate(text):
         taken += width_of(letter)
@@ -125,7 +122,7 @@ def _last(text: str, width: int) -> str:
 
 
 def clip(text: Line, width: int) -> Line:
-    """The line without what is beyond `width`, and a mark where something is."""
+    """Returns the line cut at `width`, with an ellipsis if something is missing."""
     if width_of(text) <= width:
         return text
     made, left = list[Ink](), width - 1
@@ -139,8 +136,7 @@ def clip(text: Line, width: int) -> Line:
 
 
 def fit(text: Line, width: int) -> Line:
-    """The line in at most `width` columns: its longest part is cut in the middle, and where that is not
-    enough its end."""
+    """Returns the line in at most `width` columns: the middle of its longest part is removed, then its end."""
     excess = width_of(text) - width
     if excess <= 0:
         return text
@@ -151,7 +147,7 @@ def fit(text: Line, width: int) -> Line:
 
 
 def by_words(text: Line, width: int) -> Line:
-    """The line in at most `width` columns: as many of its words as fit."""
+    """Returns as many words of the line as fit into `width` columns."""
     if width_of(text) <= width:
         return text
     words = [line(ink(word, part.style)) for part in text for word in part.text.split()]
@@ -170,7 +166,7 @@ def padded(text: Line, width: int, right: bool = False) -> Line:
 
 
 def wrapped(words: Sequence[Line], width: int, between: str = "  ") -> list[Line]:
-    """As many on a line as fit, in order."""
+    """Returns the words in lines of at most `width` columns."""
     made: list[Line] = []
     for word in words:
         word = fit(word, width)
@@ -191,26 +187,26 @@ def words_of(text: str, style: str = "") -> list[Line]:
 @dataclass(frozen=True)
 class Column:
     least: int = 0
-    """How narrow it may become; 0 where it may not be cut."""
+    """Its minimum width; 0 if it may not be cut."""
     right: bool = False
-    """Whether it ends in line."""
+    """Whether it is right-aligned."""
     spare: int = 0
-    """The higher, the sooner the column is left out where there is no room; 0 for never."""
+    """Columns with higher numbers are left out first if the rows are too wide; 0 is never left out."""
     gap: int = 2
     """Spaces before it."""
     end: bool = False
-    """Whether it is cut at its end, where its beginning says most."""
+    """Whether it is cut at its end instead of its middle."""
     words: bool = False
-    """Whether it is cut between words: a part of a number is another number."""
+    """Whether it is cut between words, because a part of a number is another number."""
 
 
 def wants(rows: Sequence[Sequence[Line]], shape: Sequence[Column]) -> int:
-    """How wide the rows are where nothing has to be cut or left out."""
+    """Returns the width of the complete rows."""
     return _total(_kept(rows, shape))
 
 
 def columns(rows: Sequence[Sequence[Line]], shape: Sequence[Column], width: int) -> list[Line]:
-    """The rows, aligned. A row may have fewer cells; a column without any text takes no room."""
+    """Returns the aligned rows. A row may have fewer cells; an empty column takes no room."""
     kept = _kept(rows, shape)
     while _total(kept) > width and any(column.spare for column, _ in kept) and _narrowest(kept) > width:
         kept.remove(max(kept, key=lambda each: each[0].spare))
@@ -236,7 +232,7 @@ def _total(kept: Kept) -> int:
 
 
 def _narrowest(kept: Kept) -> int:
-    """How wide they are when all that may be cut is."""
+    """Returns the width with every column cut to its minimum."""
     wide = [max(map(width_of, texts)) for _, texts in kept]
     needs = [
         min(most, column.least or most) + column.gap for most, (column, _) in zip(wide, kept, strict=True)
@@ -280,7 +276,7 @@ def trimmed(text: Line) -> Line:
 
 
 def printed(lines: Iterable[Line], color: bool = False) -> str:
-    """The text, with a newline at its end."""
+    """Returns the text, with a newline at its end."""
     return "".join(
         "".join(_coded(part) if color else part.text for part in trimmed(each)) + "\n" for each in lines
     )
@@ -296,7 +292,7 @@ SIGNS, PLAIN = "│┆─┘┐┤└┌├┴┬┼╭╮╯╰═·…", "|:-+
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """The picture for a stream: in plain signs, column for column, where its encoding has no box drawing."""
+    """Returns the picture for a stream, with ASCII characters if its encoding has no box drawing."""
     try:
         SIGNS.encode(encoding)
     except (UnicodeEncodeError, LookupError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshctl.plan.views.topology import ProcessGroups
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.pictures.text.grid import example, grid, process_groups, spread
-from meshctl.view.pictures.text.lanes import rails
+from meshctl.view.pictures.text.lanes import lanes_of
 from meshctl.view.pictures.text.styled import Line
 
 
@@ -83,7 +83,7 @@ def test_an_uneven_group_is_said_by_its_first_ranks() -> None:
 
 
 def rows(order: str, *pairs: str) -> list[str]:
-    found = rails(list(order), [(pair[0], pair[1]) for pair in pairs], dict.fromkeys(order, ""))
+    found = lanes_of(list(order), [(pair[0], pair[1]) for pair in pairs], dict.fromkeys(order, ""))
     assert found
     return ["".join(part.text for part in found.stages[name]).rstrip() + name for name in order]
 
@@ -105,7 +105,7 @@ def test_a_stage_beside_the_rails() -> None:
 
 
 def test_below_a_stage_what_goes_on_goes_on() -> None:
-    found = rails(list("abc"), [("a", "b"), ("a", "c"), ("b", "c")], dict.fromkeys("abc", ""))
+    found = lanes_of(list("abc"), [("a", "b"), ("a", "c"), ("b", "c")], dict.fromkeys("abc", ""))
     assert found and ["".join(part.text for part in found.below[name]) for name in "abc"] == [
         "│   ",
         "│ │ ",
@@ -114,10 +114,10 @@ def test_below_a_stage_what_goes_on_goes_on() -> None:
 
 
 def test_no_rails_where_nothing_is_taken_or_too_much_at_once() -> None:
-    assert rails(["a", "b"], [], {"a": "", "b": ""}) is None
+    assert lanes_of(["a", "b"], [], {"a": "", "b": ""}) is None
     names = [chr(ord("a") + number) for number in range(20)]
-    assert rails(names, [(name, "t") for name in names[:-1]], dict.fromkeys(names, "")) is None
+    assert lanes_of(names, [(name, "t") for name in names[:-1]], dict.fromkeys(names, "")) is None
 
 
 def test_what_takes_from_a_later_stage_has_no_rail() -> None:
-    assert rails(["a", "b"], [("b", "a")], {"a": "", "b": ""}) is None
+    assert lanes_of(["a", "b"], [("b", "a")], {"a": "", "b": ""}) is None
