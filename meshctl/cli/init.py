@@ -97,12 +97,12 @@ def machine() -> Machine:
     """Returns the devices of this machine, without loading torch or calling a driver."""
     from meshctl.engines.local import DEVICES as FILES
     from meshctl.engines.local import count_devices, is_rocm
-    from meshctl.engines.node.visible_devices import narrowed
+    from meshctl.engines.node.visible_devices import device_list
     from meshctl.recipe.load import detected
 
     rocm = is_rocm()
     kind = "cuda" if rocm and count_devices("cuda", rocm) else detected()
-    left = narrowed(kind, os.environ, rocm)
+    left = device_list(kind, os.environ, rocm)
     count = count_devices(kind, rocm) if kind in FILES else int(kind == "mps")
     count = min(count, len(left.names)) if left is not None else count
     return (kind, count) if count else ("cpu", 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import silence, why, write
 from meshctl.cli.parallel_start import run_in_fork
-from meshctl.cli.replay import Misused, Options, alone, refuse_alone
+from meshctl.cli.replay import Misused, Options, narrow_to_group, refuse_alone
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import USAGE, draw
 from meshctl.diagnostics import RecipeError, Report
@@ -79,7 +79,7 @@ def prepare(
         name, held = resolve_source(recipe)
         ready = plan_of(name, overrides, held)
         if options:
-            ready, notes = alone(ready, options)
+            ready, notes = narrow_to_group(ready, options)
         refuse_alone(ready)
         engine_named(engine_name).preflight(ready.plan, Start(ready.path))
     except (RecipeError, Unreadable) as error:

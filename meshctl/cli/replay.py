@@ -43,7 +43,7 @@ class Options:
         return self.only is not None or bool(self.replay)
 
 
-def alone(ready: Launchable, options: Options) -> tuple[Launchable, list[str]]:
+def narrow_to_group(ready: Launchable, options: Options) -> tuple[Launchable, list[str]]:
     """Returns the recipe with one group left, as a new run, and notes for the user. Raises `Misused` and
     `CannotStart`."""
     plan = ready.plan
@@ -59,7 +59,7 @@ def alone(ready: Launchable, options: Options) -> tuple[Launchable, list[str]]:
         raise Misused(
             f"group `{options.only}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}"
         )
-    recorded = {name: _found(folder, route) for name, (route, folder) in folders.items()}
+    recorded = {name: _recording_of(folder, route) for name, (route, folder) in folders.items()}
     start, last = _steps(plan, recorded)
     steps = min(last, plan.run.steps or last)
     if recorded and start >= steps:
@@ -111,7 +111,7 @@ def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Ro
             raise Misused(f"--replay is ROUTE=DIR, not `{word}`")
         routes = [route for route in taken if name in (route.name, route.source)]
         if not routes:
-            raise Misused(_strange(plan, group, name, taken))
+            raise Misused(_unknown_route(plan, group, name, taken))
         for route in routes:
             if route.name in found:
                 raise Misused(f"--replay says twice where `{route.name}` comes from")
@@ -119,7 +119,7 @@ def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Ro
     return found
 
 
-def _strange(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
+def _unknown_route(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
     options = [word for route in taken for word in (route.name, route.source)]
     known = any(name in (route.name, route.source) for route in plan.routes)
     said = f"`{name}` comes from no other group" if known else f"there is no route `{name}`"
@@ -130,7 +130,7 @@ def _strange(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
     return f"{said}; {help}"
 
 
-def _found(folder: Path, route: Route) -> Recorded:
+def _recording_of(folder: Path, route: Route) -> Recorded:
     """Returns the recording of a route's source. Raises `CannotStart`."""
     if not is_dir(folder):
         raise CannotStart(f"`{route.name}` cannot be replayed, there is no folder {folder}")
@@ -170,14 +170,14 @@ def _steps(plan: Plan, recorded: Mapping[str, Recorded]) -> tuple[int, int]:
     found = covered(plan, steps)
     for name, gaps in found.lacking.items():
         raise CannotStart(
-            f"the recording of `{name}` in {recorded[name].path} lacks step{'s' * (len(gaps) > 1)} {_numbers(gaps)}"
+            f"the recording of `{name}` in {recorded[name].path} lacks step{'s' * (len(gaps) > 1)} {_listed_steps(gaps)}"
         )
     if recorded and found.last <= found.after:
         raise CannotStart(f"the recordings of {listed(recorded)} have no step in common")
     return found.after, found.last
 
 
-def _numbers(steps: Sequence[int]) -> str:
+def _listed_steps(steps: Sequence[int]) -> str:
     shown = ", ".join(map(str, steps[:5]))
     return f"{shown} and {len(steps) - 5} more" if len(steps) > 5 else shown
 
@@ -186,13 +186,13 @@ def _compare(plan: Plan, name: str, recorded: Recorded, step: int) -> None:
     """Raises `CannotStart` where the header of a recording contradicts the recipe."""
     route = next(route for route in plan.routes if route.name == name)
     file = recorded.files(step)[0]
-    collect = _about(file).get("collect")
+    collect = _header_of(file).get("collect")
     if collect != route.collect:
         said = f"`{route.source}` was recorded with collect: {collect}, and the recipe says {route.collect}"
         raise CannotStart(f"`{name}` cannot be replayed from {recorded.path}: {said}")
 
 
-def _about(file: Path) -> dict[str, str]:
+def _header_of(file: Path) -> dict[str, str]:
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")

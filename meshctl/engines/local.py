@@ -33,7 +33,13 @@ from meshctl.engines.engine import (
     nodes_of,
 )
 from meshctl.engines.node import guard
-from meshctl.engines.node.visible_devices import Narrowed, devices_text, named, narrowed, numbers
+from meshctl.engines.node.visible_devices import (
+    DeviceList,
+    device_list,
+    devices_text,
+    hardware_names,
+    numbers_on_node,
+)
 from meshctl.engines.node.worker_env import missing, resolve
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
@@ -186,8 +192,8 @@ def check_devices(plan: Plan) -> None:
         kind = group.device_type
         if kind not in DEVICES:
             continue
-        left, here = narrowed(kind, os.environ, rocm), count_devices(kind, rocm)
-        for name in compare(group, numbers(plan, group, 0), left, here):
+        left, here = device_list(kind, os.environ, rocm), count_devices(kind, rocm)
+        for name in compare(group, numbers_on_node(plan, group, 0), left, here):
             other = owners.setdefault(f"{kind} device {name}", group)
             if owner_of_devices(plan, other) != owner_of_devices(plan, group):
                 both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
@@ -201,7 +207,7 @@ def owner_of_devices(plan: Plan, group: Group) -> str:
     return group.name
 
 
-def compare(group: Group, wanted: Sequence[int], left: Narrowed | None, here: int) -> list[str]:
+def compare(group: Group, wanted: Sequence[int], left: DeviceList | None, here: int) -> list[str]:
     """Returns this machine's names of the devices that a group needs, by their numbers on the node. Raises
     `CannotStart` where the machine lacks some.
 
@@ -210,8 +216,8 @@ def compare(group: Group, wanted: Sequence[int], left: Narrowed | None, here: in
     """
     if left is not None:
         known = takewhile(lambda name: here == 0 or not name.isdigit() or int(name) < here, left.names)
-        return named(group, wanted, replace(left, names=tuple(known)))
-    names = named(group, wanted, None)
+        return hardware_names(group, wanted, replace(left, names=tuple(known)))
+    names = hardware_names(group, wanted, None)
     if strange := [name for name in names if here == 0 or (name.isdigit() and int(name) >= here)]:
         needs = (
             f"is to see {', '.join(strange)} (its visible_devices)"

@@ -18,7 +18,7 @@ from meshctl.engines import local
 from meshctl.engines.checks import torch_build
 from meshctl.engines.checks.probe import Probe
 from meshctl.engines.checks.requirements import GIB, Finding, Requirements, amount, ok, warning
-from meshctl.engines.node.visible_devices import narrowed
+from meshctl.engines.node.visible_devices import device_list
 
 SECONDS = 120.0
 SMI_S, DRIVER_S = 20.0, 90.0
@@ -82,7 +82,7 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
     smi = Probe("meshctl.engines.checks.devices:nvidia_smi", [], SMI_S) if files.get("cuda") else None
     driver = Probe("meshctl.engines.checks.torch_build:devices", [], DRIVER_S)
     try:
-        left = narrowed(next(iter(files), "cuda"), os.environ, is_rocm)
+        left = device_list(next(iter(files), "cuda"), os.environ, is_rocm)
         found: dict[str, Any] = {
             "files": files | ({"mps": 1} if sys.platform == "darwin" else {}),
             "is_rocm": is_rocm,

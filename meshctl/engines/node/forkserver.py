@@ -33,7 +33,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from typing import Any, NoReturn
 
 from meshctl.engines.engine import WorkerMain
@@ -41,8 +40,6 @@ from meshctl.engines.node import guard
 
 PACKET_BYTES_MAX = 1 << 20
 TITLE = "meshctl-fork"
-WORKER_FUNCTION = "meshctl.runtime.worker:main"
-"""The worker function of a fork server that runs another interpreter."""
 
 
 @dataclass(frozen=True)
@@ -342,94 +339,3 @@ def _call(worker: WorkerMain) -> int:
     code = worker(os.environ)
     del inherited
     return code
-
-
-# A fork server that runs another interpreter
-
-
-class ExecServer:
-    """A fork server that was started by exec; it lives until this process does.
-
-    Its control socket carries the sockets of agents one way, and the other way the number of agents that it
-    has received, each time that it becomes idle.
-    """
-
-    def __init__(self, python: str, log: str) -> None:
-        self._socket, theirs = agent_sockets()
-        self._agents, self._agents_done = 0, 0
-        parent = os.getpid()
-        flush()
-        with blocked_signals():
-            self.pid = os.fork()
-            if not self.pid:
-                _exec_server(python, theirs.fileno(), parent, log)
-        theirs.close()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is left of the agents and their workers."""
-        return self._agents == self._agents_done
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def add_agent(self, sock: socket.socket) -> None:
-        """Passes the server's end of an agent's socket on, and closes it here."""
-        self._agents += 1
-        with suppress(OSError):  # the death of the server is reported by its exit status
-            socket.send_fds(self._socket, [b"agent"], [sock.fileno()])
-        sock.close()
-
-    def receive(self) -> None:
-        with suppress(OSError, ValueError):
-            self._agents_done = int(self._socket.recv(PACKET_BYTES_MAX) or self._agents_done)
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def _exec_server(python: str, control: int, parent: int, log: str) -> NoReturn:
-    try:
-        default_signals()
-        guard.die_with(parent, signal.SIGTERM)
-        redirect(log)
-        guard.close_files([control])
-        os.set_inheritable(control, True)
-        os.execvp(python, [python, "-m", __name__, str(control), str(parent)])
-    except OSError as error:
-        os.write(2, f"meshctl: {python} could not be started: {error}\n".encode())
-    finally:
-        os._exit(127)
-
-
-def main(control: int, parent: int) -> NoReturn:
-    """Serves agents whose sockets arrive over `control`, until that closes or the parent dies."""
-    guard.die_with(parent, signal.SIGTERM)
-    guard.adopt_orphans()
-    guard.rename(TITLE)
-    module, _, name = WORKER_FUNCTION.partition(":")
-    server = ForkServer(getattr(import_module(module), name))
-    sock, wakeup = socket.socket(fileno=control), Wakeup()
-    agents = reported = 0
-    while not wakeup.is_ending:
-        waiting: list[Any] = [wakeup, sock, *server.files()]
-        ready, _, _ = select.select(waiting, [], [])
-        wakeup.clear()
-        server.serve(ready)
-        server.reap()
-        if sock in ready:
-            _, descriptors, _, _ = socket.recv_fds(sock, 16, 1)
-            if not descriptors:
-                break
-            server.add_agent(socket.socket(fileno=descriptors[0]))
-            agents += 1
-        elif server.is_idle and agents > reported:
-            guard.kill_children()
-            sock.send(str(agents).encode())
-            reported = agents
-    guard.kill_children()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

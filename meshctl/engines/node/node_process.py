@@ -30,7 +30,8 @@ from meshctl.engines.connection import BEAT_S, Connection, Message, ProtocolErro
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.node import forkserver, guard
 from meshctl.engines.node.agent import AgentJob, run_agent
-from meshctl.engines.node.forkserver import Client, ExecServer, ForkServer, Wakeup, agent_sockets, leave
+from meshctl.engines.node.exec_server import ExecServer
+from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
 

@@ -25,7 +25,7 @@ is."""
 
 
 @dataclass(frozen=True)
-class Narrowed:
+class DeviceList:
     """The devices of one type that an environment leaves."""
 
     variable: str
@@ -41,13 +41,13 @@ def variables(device_type: str, rocm: bool) -> tuple[str, ...]:
     return ON_ROCM if rocm and device_type == "cuda" else VARIABLES.get(device_type, ())
 
 
-def narrowed(device_type: str, environ: Mapping[str, str], rocm: bool = False) -> Narrowed | None:
+def device_list(device_type: str, environ: Mapping[str, str], rocm: bool = False) -> DeviceList | None:
     """Returns the devices of a type that an environment leaves; None where it has no list."""
     for variable in variables(device_type, rocm):
         if (text := environ.get(variable)) is not None:
-            return Narrowed(variable, text, _names(text))
+            return DeviceList(variable, text, _names(text))
     if rocm and device_type == "cuda" and (text := environ.get(ROCR)) is not None:
-        return Narrowed(ROCR, text, tuple(map(str, range(len(_names(text))))))
+        return DeviceList(ROCR, text, tuple(map(str, range(len(_names(text))))))
     return None
 
 
@@ -61,25 +61,25 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(names) if len(set(names)) == len(names) else ()
 
 
-def visible(plan: Plan, worker: Worker, left: Narrowed | None) -> list[str]:
+def visible_names(plan: Plan, worker: Worker, left: DeviceList | None) -> list[str]:
     """Returns the hardware names of the devices that a worker sees. Raises `CannotStart` where some are not left.
 
     A components' worker sees its own, numbered from 0. A program's worker sees those of its whole group on the
     node, as under torchrun, so that `LOCAL_RANK` selects the right one.
     """
     group = plan.group(worker.group)
-    names = named(group, numbers(plan, group, worker.node), left)
+    names = hardware_names(group, numbers_on_node(plan, group, worker.node), left)
     first = worker.local_rank * group.gpus_per_worker
     return names if group.program else names[first : first + group.gpus_per_worker]
 
 
-def numbers(plan: Plan, group: Group, node: int) -> list[int]:
+def numbers_on_node(plan: Plan, group: Group, node: int) -> list[int]:
     """Returns the devices of a group on a node, by their numbers there, in the order of its workers."""
     devices = (device for worker in plan.workers(group.name, node) for device in worker.devices)
     return [plan.cluster.number_on_node(group.device_type, device) for device in devices]
 
 
-def named(group: Group, wanted: Sequence[int], left: Narrowed | None) -> list[str]:
+def hardware_names(group: Group, wanted: Sequence[int], left: DeviceList | None) -> list[str]:
     """Returns the hardware names of a group's devices on this node. Raises `CannotStart` where some are not left."""
     if group.visible_devices:
         names = list(group.visible_devices[: len(wanted)])

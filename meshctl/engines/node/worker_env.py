@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.node.visible_devices import narrowed, variables, visible
+from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.run.directory import RunDir, Start
 from meshctl.text.env_refs import Unset, filled
@@ -98,8 +98,8 @@ class WorkerEnv:
         names = variables(self.group.device_type, self.is_rocm)
         if not names:
             return {}
-        left = narrowed(self.group.device_type, self.inherited, self.is_rocm)
-        return dict.fromkeys(names, ",".join(visible(self.plan, worker, left)))
+        left = device_list(self.group.device_type, self.inherited, self.is_rocm)
+        return dict.fromkeys(names, ",".join(visible_names(self.plan, worker, left)))
 
 
 def reads_at_import(group: Group, inherited: Mapping[str, str]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.node.visible_devices import Narrowed, narrowed, visible
+from meshctl.engines.node.visible_devices import DeviceList, device_list, visible_names
 from meshctl.plan.model import Group, Plan, Program, Run
 from meshctl.topology.cluster import Cluster
 
@@ -19,10 +19,10 @@ def cuda(*runs: tuple[int, int], per_worker: int = 1, **more: Any) -> Group:
 
 def seen(group: Group, rank: int, inherited: str | None = None, cluster: Cluster | None = None) -> list[str]:
     plan = Plan("test", 0, cluster or Cluster.of(1, cuda=8), (group,), (), (), (), Run())
-    return visible(
+    return visible_names(
         plan,
         plan.worker("train", rank),
-        narrowed("cuda", {} if inherited is None else {"CUDA_VISIBLE_DEVICES": inherited}),
+        device_list("cuda", {} if inherited is None else {"CUDA_VISIBLE_DEVICES": inherited}),
     )
 
 
@@ -91,11 +91,11 @@ def test_a_groups_visible_devices_are_names_of_the_hardware() -> None:
 
 
 def test_what_an_environment_says() -> None:
-    assert narrowed("cuda", {}) is None and narrowed("cpu", {"CUDA_VISIBLE_DEVICES": "0"}) is None
-    assert narrowed("mps", {"CUDA_VISIBLE_DEVICES": "0"}) is None
-    assert narrowed("npu", {"ASCEND_RT_VISIBLE_DEVICES": "2,3"}) == Narrowed(
+    assert device_list("cuda", {}) is None and device_list("cpu", {"CUDA_VISIBLE_DEVICES": "0"}) is None
+    assert device_list("mps", {"CUDA_VISIBLE_DEVICES": "0"}) is None
+    assert device_list("npu", {"ASCEND_RT_VISIBLE_DEVICES": "2,3"}) == DeviceList(
         "ASCEND_RT_VISIBLE_DEVICES", "2,3", ("2", "3")
     )
     both = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"}
-    assert narrowed("cuda", both) == Narrowed("CUDA_VISIBLE_DEVICES", "0", ("0",))
-    assert narrowed("cuda", both, rocm=True) == Narrowed("HIP_VISIBLE_DEVICES", "1", ("1",))
+    assert device_list("cuda", both) == DeviceList("CUDA_VISIBLE_DEVICES", "0", ("0",))
+    assert device_list("cuda", both, rocm=True) == DeviceList("HIP_VISIBLE_DEVICES", "1", ("1",))
