@@ -114,6 +114,8 @@ class Causes:
         self._reported: set[Who] = set()
         self._steps: dict[Who, int] = {}
         self._exits: list[tuple[Event, float]] = []
+        self._pending: list[tuple[Event, float]] = []
+        """Exits of the reading before."""
         self._are_services_released = False
 
     def add(self, event: Event, now: float) -> None:
@@ -138,12 +140,12 @@ class Causes:
         self._are_services_released = True
 
     def classify_exits(self) -> None:
-        """Decides which exits are faults. To be called between two readings of the events, so that the last
-        events of each worker are known."""
-        for event, received in self._exits:
+        """Decides which exits are faults. To be called after each reading of the events: it classifies the
+        exits of the reading before, so that the last events of each worker are known by then."""
+        for event, received in self._pending:
             if cause := self._exit(event, received):
                 self._found.append(cause)
-        self._exits.clear()
+        self._pending, self._exits = self._exits, []
 
     def settled(self, now: float) -> Cause | None:
         """Returns the first cause, once nothing of higher priority is to be expected."""

@@ -131,7 +131,6 @@ class Head:
 
     def _look(self) -> None:
         now = time.monotonic()
-        self._causes.classify_exits()
         self._look_at_processes(now)
         for event in sorted(self._attempt.follower.new(), key=lambda event: event.time):
             self._session.observers.on_event(event)
@@ -139,6 +138,7 @@ class Head:
             self._note(event)
             for row in self._attempt.fold.add(event):
                 self._session.observers.on_row(row)
+        self._causes.classify_exits()
 
     def _look_at_processes(self, now: float) -> None:
         for exited in self._session.handle.poll():

@@ -43,6 +43,7 @@ def verdict(tmp_path: Path, *heard: tuple[float, Event], log: str = "", at: floa
     for now, event in heard:
         causes.add(event, now)
         causes.classify_exits()
+        causes.classify_exits()  # after the next reading
     return causes.settled(at)
 
 
@@ -158,3 +159,13 @@ def test_an_earlier_attempts_last_words_are_not_quoted(tmp_path: Path) -> None:
     log.write_text(SCRIPT.format("ValueError: old") + f"{ATTEMPT}2 ====\nall is well\n")
     assert last_words(str(log)) == ("", "")
     assert last_words(str(tmp_path / "none")) == ("", "")
+
+
+def test_an_exit_is_classified_after_the_next_reading(tmp_path: Path) -> None:
+    """The file with the last event of a worker may be read after that with its exit."""
+    causes = Causes(frozenset({"train"}), lambda group, rank: tmp_path / "log")
+    causes.add(exited(0, 0), 1)
+    causes.classify_exits()
+    causes.add(Event("done", "train", 0), 2)
+    causes.classify_exits()
+    assert causes.settled(100.0) is None
