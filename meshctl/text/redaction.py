@@ -64,6 +64,10 @@ _BARE_OPTION = r"--?(?P<key>[A-Za-z][\w.\-]*)"
 _BEFORE = r"(?:[&!][^\s,\[\]{}]*\s+)*(?:(?i:Bearer|Basic|Token)\s+)?"
 _REFERENCE = r"\\?[\"']?\$\{[^{},]*\}\\?[\"']?"
 _REFERS = r"\$\{\s*(?:vars)?\.+(?:[\w\-]+\.)*(?P<name>[\w\-]+)\s*\}"
+_NESTED = r"\$\{(?:[^{}]|\{[^{}]*\})*\}?"
+"""A reference, with one more in it, or the beginning of one."""
+_QUOTED_OR_BRACKETS = r"""(?s:"(?:\\.|[^"\\])*"?|'(?:''|[^'])*'?|[{\[](?:.*[}\]]|.*))"""
+"""To the last bracket of a text, since too much is better than too little."""
 _AFTER_QUOTE = r"\s*(?:[,\]}):;`]|$)"
 _BLOCK_KEY = r"\s*(?:-\s+)*[\"']?[\w.\-]+[\"']?\s*:(?=\s|$)"
 _NOTHING = r"(?i:null|~|none|true|false|\?\?\?|\"\"|''|[\[{(]\s*[\]})]|\*+|<redacted>|)"
@@ -306,57 +310,16 @@ def _hides(value: str) -> bool:
 
 def _end(text: str, start: int, in_flow: bool) -> int:
     """Returns the end of the value that begins at `start`, in doubt too late a one."""
-    if match := _made(_BEFORE).match(text, start):  # an anchor, a tag, the kind of an authorization
+    if match := _made(_BEFORE).match(text, start):
         start = match.end()
-    first = text[start : start + 1]
-    if first in ("'", '"'):
-        return _quoted_end(text, start)
-    if first in ("{", "["):
-        return _bracket_end(text, start)
-    position, ends = start, ",]}\n" if in_flow else " \t\n,;)]}`"
-    while position < len(text):
-        if text.startswith("${", position):
-            position = _bracket_end(text, position + 1)
-            continue
-        if text[position] in ends:
-            break
-        if text[position] in "'\"" and _made(_AFTER_QUOTE).match(text, position + 1):
-            break
-        position += 1
-    return position
+    value = _made(_QUOTED_OR_BRACKETS).match(text, start) or _made(_bare(in_flow)).match(text, start)
+    return value.end() if value else start
 
 
-def _quoted_end(text: str, start: int) -> int:
-    quote, position = text[start], start + 1
-    while position < len(text):
-        if text.startswith("\\" if quote == '"' else "''", position):  # what escapes the next character
-            position += 1
-        elif text[position] == quote:
-            return position + 1
-        position += 1
-    return len(text)
-
-
-def _bracket_end(text: str, start: int) -> int:
-    depth = 0
-    for position, character in _bare(text, start):
-        depth += (character in "{[") - (character in "}]")
-        if depth == 0:
-            return position + 1
-    return len(text)
-
-
-def _bare(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """Yields the characters outside of quotes; a quote opens where a value may begin."""
-    position, before = start, ","
-    while position < len(text):
-        character = text[position]
-        if character in "'\"" and before in "[{,:(-=":
-            before, position = character, _quoted_end(text, position)
-            continue
-        yield position, character
-        before = before if character.isspace() else character
-        position += 1
+def _bare(in_flow: bool) -> str:
+    """Returns the pattern of a value without quotes or brackets; references in it may contain anything."""
+    ends = ",\\]}\\n" if in_flow else " \\t\\n,;)\\]}`"
+    return rf"(?:{_NESTED}|[^{ends}'\"$]|\$|['\"](?!{_AFTER_QUOTE}))*"
 
 
 # Data
@@ -382,15 +345,14 @@ def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[
 
 def literals(text: str) -> Iterator[str]:
     """Yields what is written out in a secret's text: all but its references, and of these the defaults."""
-    rest, position = [], 0
-    while (start := text.find("${", position)) >= 0:
-        stop = _bracket_end(text, start + 1)
-        rest.append(text[position:start])
-        resolver, comma, default = text[start + 2 : stop].removesuffix("}").partition(",")
+    pieces, position = [], 0
+    for found in _made(_NESTED).finditer(text):
+        pieces.append(text[position : found.start()])
+        resolver, comma, default = found[0][2:].removesuffix("}").partition(",")
         if comma and resolver.strip().startswith("oc."):
-            rest.append(default.strip().strip("'\""))
-        position = stop
-    yield from (piece for piece in (*rest, text[position:]) if is_text(piece.strip()))
+            pieces.append(default.strip().strip("'\""))
+        position = found.end()
+    yield from (piece for piece in (*pieces, text[position:]) if is_text(piece.strip()))
 
 
 def holds_literal(value: Any) -> bool:
