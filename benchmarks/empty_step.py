@@ -1,12 +1,12 @@
-"""What a step costs that does nothing: two stages in two groups of two workers, and one number a sample
-between them.
+"""What an empty step costs: two stages in two groups of two workers, and one number per sample between them.
 
-    python benchmarks/empty_step.py [--rounds 7] [--steps 2000] [--peers [PYTHON]]
+    python benchmarks/empty_step.py [--rounds 7] [--steps 2000] [--peers [PYTHON]] [--baseline COMMIT]
 
-The whole loop of a worker runs, with its journal. Time is taken in the workers' own loops, from the first
-step of a round to its last; the slowest counts. The CPU time of the busiest worker is told too: it hardly
-depends on what else runs. With `--peers`, the same stages over Ray's ObjectRefs, which only Ray's driver can
-time, in turns with ours.
+The whole loop of a worker runs, with its journal. The CPU time of the busiest worker is compared with that of
+the same benchmark at a commit of this repository, alternating; it depends little on what else runs. Seconds
+are taken in the workers' own loops, from the first step of a round to its last; the slowest worker counts.
+They are judged only where each worker has a core. With `--peers`, the same stages over Ray's ObjectRefs,
+which only Ray's driver can time, alternate with ours.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,17 +35,20 @@ from meshctl.runtime.loop import Loop, LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.world import connect_all
 
-GOAL = 100.0
-"""Microseconds."""
+BASELINE = "14c7d3c"
+"""The commit whose CPU time is the measure."""
+CPU_GOAL = 0.6
+"""Of the CPU time of the baseline, at most."""
+GOAL_US = 100.0
 RAY_GOAL = 15.0
-"""So many times as fast as over Ray."""
+"""Times as fast as over Ray, at least."""
 RAY_STEPS = 100
 WIDTH = 2
 """Workers of each group."""
 
 
 class Turn:
-    """Where a worker stands in its rounds: it waits for the driver before the first step of each, and answers
+    """A worker's position in its rounds. It waits for the driver before the first step of each, and answers
     after the last."""
 
     def __init__(self, driver: Driver, steps: int) -> None:
@@ -59,7 +63,7 @@ class Turn:
             self._begin, self._cpu = time.perf_counter(), time.process_time()
 
     def end(self) -> None:
-        """After it: all but the round's first step are timed, since that waits for the driver."""
+        """After a step's work. The first step of a round is not timed, since it waits for the driver."""
         self._done += 1
         if not self._done % self._steps:
             steps = self._steps - 1
@@ -96,6 +100,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=2000, help="of a round")
     parser.add_argument("--peers", nargs="?", const=sys.executable, help="an interpreter that has ray")
+    parser.add_argument("--baseline", default=BASELINE, help="a commit to compare with; empty for none")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     ours, cpu, theirs = measured(args.rounds, args.steps, args.peers)
@@ -103,26 +108,49 @@ def main() -> None:
     for name, rounds in (("meshctl", ours), ("of that, CPU", cpu), ("Ray ObjectRefs", theirs)):
         if rounds:
             print(f"{name:<24} {statistics.median(rounds):>10.1f} {max(rounds):>14.1f}")
-    value = statistics.median(ours)
-    cases = [{"what": "microseconds", "value": round(value, 1), "goal": GOAL, "ok": value <= GOAL}]
+    cases = []
+    if args.baseline and (ratio := ratio_to(args.baseline, args.rounds, args.steps)):
+        what = f"CPU, of that of {args.baseline}"
+        cases.append({"what": what, "value": round(ratio, 3), "goal": CPU_GOAL, "ok": ratio <= CPU_GOAL})
+    value, has_cores = statistics.median(ours), (os.cpu_count() or 1) >= 2 * WIDTH
+    is_fast = value <= GOAL_US or not has_cores
+    cases.append({"what": "microseconds", "value": round(value, 1), "goal": GOAL_US, "ok": is_fast})
     if theirs:
         times = statistics.median(one / other for one, other in zip(theirs, ours, strict=True))
-        cases.append(
-            {
-                "what": "Ray's ObjectRefs, times ours",
-                "value": round(times, 1),
-                "goal": RAY_GOAL,
-                "ok": times >= RAY_GOAL,
-            }
-        )
+        what, is_faster = "Ray's ObjectRefs, times ours", times >= RAY_GOAL
+        cases.append({"what": what, "value": round(times, 1), "goal": RAY_GOAL, "ok": is_faster})
     first, *others = cases
     ok = all(case["ok"] for case in cases)
-    told = {"cpu": round(statistics.median(cpu), 1), "load": os.getloadavg()[0], "others": others}
-    print(json.dumps({"name": "empty_step", **first, "ok": ok, **told}))
+    more = {"cpu": round(statistics.median(cpu), 1), "load": os.getloadavg()[0], "others": others}
+    print(json.dumps({"name": "empty_step", **first, "ok": ok, **more}))
+
+
+def ratio_to(commit: str, rounds: int, steps: int) -> float | None:
+    """Returns the CPU time of a step, as a multiple of that at a commit: the median over rounds that
+    alternate. None where the repository lacks the commit."""
+    root = Path(__file__).resolve().parent.parent
+    archive = subprocess.run(["git", "-C", str(root), "archive", commit], capture_output=True)
+    if archive.returncode:
+        print(f"no baseline: {archive.stderr.decode().strip()}")
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        ratios = [cpu_of(root, steps, "--baseline=") / cpu_of(Path(folder), steps) for _ in range(rounds)]
+    return statistics.median(ratios)
+
+
+def cpu_of(root: Path, steps: int, *options: str) -> float:
+    """Returns the microseconds of CPU time that the benchmark of a checkout measures in one round."""
+    command = [sys.executable, "benchmarks/empty_step.py", "--rounds", "1", "--steps", str(steps), *options]
+    environ = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=True)
+    cpu: float = json.loads(done.stdout.splitlines()[-1])["cpu"]
+    return cpu
 
 
 def measured(rounds: int, steps: int, python: str | None) -> tuple[list[float], list[float], list[float]]:
-    """Microseconds of a step in each round, ours, the CPU's, and Ray's; the first round of each is dropped."""
+    """Returns the microseconds of a step in each round: ours, those of the CPU, and Ray's. The first round of
+    each is dropped."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         world = World(
