@@ -16,8 +16,8 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import Received, RouteContext, RouteEnd, RouteSide
 from meshctl.runtime.routes.weights import WeightChannel
-from meshctl.runtime.transports.data_plane import PeerLost
-from meshctl.runtime.transports.memory import MemoryTransport
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 
@@ -60,9 +60,9 @@ Pair = tuple[RouteEnd, RouteEnd]
 
 
 def contexts(route: Route) -> list[RouteContext]:
-    hub: dict[int, MemoryTransport] = {}
+    hub: dict[int, MemoryDataPlane] = {}
     return [
-        RouteContext(route, RouteSide(ONE, 0), RouteSide(ONE, 1), MemoryTransport(place, {}, hub))
+        RouteContext(route, RouteSide(ONE, 0), RouteSide(ONE, 1), MemoryDataPlane(place, {}, hub))
         for place in range(2)
     ]
 
@@ -155,15 +155,15 @@ def test_a_generation_that_nobody_announced_is_refused() -> None:
 
 
 def test_the_loss_of_one_group_does_not_end_what_another_sends() -> None:
-    hub: dict[int, MemoryTransport] = {}
-    transports = [MemoryTransport(place, {}, hub) for place in range(3)]
+    hub: dict[int, MemoryDataPlane] = {}
+    transports = [MemoryDataPlane(place, {}, hub) for place in range(3)]
     routes = [Route("a -> c", "a", "c"), Route("b -> c", "b", "c")]
 
     def channel(number: int, place: int) -> Channel:
         sides = RouteSide(ONE, number), RouteSide(ONE, 2)
         return Channel(RouteContext(routes[number], *sides, transports[place], number * 8))
 
-    transports[2].ended(0, "is gone")
+    transports[2].on_peer_ended(0, "is gone")
     channel(1, 1).send(Batch({"x": torch.ones(3)}), 1)
     assert torch.equal(column(channel(1, 2).receive(1)), torch.ones(3))
     with pytest.raises(PeerLost, match="place 0 is gone"):
