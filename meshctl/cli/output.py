@@ -1,8 +1,6 @@
-"""How commands print: whoever reads may have seen enough, may not know every letter, or may have no room
-left.
+"""How commands print: the reader may have closed the pipe, its encoding may lack characters, or the disk may be full.
 
-The first two are no errors. No room is the environment's refusal, wherever it shows, so `main` says it once
-for all commands.
+The first two are not errors. A full disk is refused by the environment, and `main` reports it for all commands.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ REFUSED = 4
 
 
 def write(text: str, out: TextIO) -> None:
-    """All of it now. Raises `OSError` where there is no room."""
+    """Writes a text and flushes it. Raises `OSError` if the disk is full."""
     try:
         if isinstance(out, TextIOWrapper):
             out.reconfigure(errors="replace")
@@ -29,18 +27,18 @@ def write(text: str, out: TextIO) -> None:
 
 
 def silence(out: TextIO) -> None:
-    """What is left goes nowhere: Python flushes once more when it leaves."""
+    """Discards what is still buffered, because Python flushes once more at its exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def why(error: Exception) -> str:
-    """What the system says of a file."""
+    """Returns the system's message about a file."""
     return ((error.strerror if isinstance(error, OSError) else "") or str(error)).lower()
 
 
 def open_all() -> None:
-    """A stream that is closed is one that goes nowhere; nothing that is opened later may stand in its place."""
+    """Opens closed standard streams as /dev/null, so that no file that is opened later gets their descriptors."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
@@ -51,7 +49,7 @@ def no_room(error: OSError) -> bool:
 
 
 def refused(error: OSError) -> int:
-    """Says that there was no room; the exit code."""
+    """Reports that the disk is full, and returns the exit code."""
     silence(sys.stdout)
     with suppress(OSError):
         print(f"error: not all was written: {why(error)}", file=sys.stderr)

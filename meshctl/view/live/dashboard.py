@@ -141,11 +141,11 @@ class Picture:
         if notice:
             head.append(Text(notice, style="yellow", no_wrap=True, overflow="ellipsis"))
         states, seen, spent, sent = groups(state, stages=False), metrics(state), groups(state), routes(state)
-        said = logs if logs is not None else grid()
+        output = logs if logs is not None else grid()
         return cls(
-            spaced(head, seen, spent, sent, said),
-            spaced(head, seen, spent, said),
-            spaced(head, seen, states, said),
+            spaced(head, seen, spent, sent, output),
+            spaced(head, seen, spent, output),
+            spaced(head, seen, states, output),
             spaced(head, seen, states),
             spaced(head, states),
         )
@@ -251,12 +251,13 @@ def newest_logs(state: RunState, newest: Mapping[str, tuple[int, str]], hint: st
         for group, (rank, line) in newest.items()
         if not state.groups[group].step.times
     }
-    table = headed("newest output")
+    table = grid(show_header=True)
+    table.add_column("newest output", overflow="fold")
     for worker, line in shown.items():
         label = worker.ljust(max(map(len, shown)))
         table.add_row(Text.assemble((label, "dim"), "  ", line, no_wrap=True, overflow="ellipsis"))
     if shown:
-        table.add_row(Text(hint, style="dim", overflow="fold"))
+        table.add_row(Text(hint, style="dim"))
     return table
 
 

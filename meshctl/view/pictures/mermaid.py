@@ -57,10 +57,10 @@ def _lines(topology: Topology) -> Iterator[str]:
         "route": (topology.routes, flows[:MAX_ROUTES]),
     }
     left = {thing: len(all) - len(some) for thing, (all, some) in drawn.items()}
-    if said := [
+    if words := [
         f"{number:,} more {thing}{'s' * (number > 1)}" for thing, number in left.items() if number > 0
     ]:
-        yield f"  more[{_quoted('and ' + ', '.join(said))}]"
+        yield f"  more[{_quoted('and ' + ', '.join(words))}]"
     yield f"  class {','.join(ids.values())} group"
     yield f"  classDef group fill:transparent,stroke:{COLORS['edge'].light}"
     for number, hue in enumerate(HUES):

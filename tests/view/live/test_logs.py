@@ -94,6 +94,19 @@ def test_the_dashboard_shows_it_until_a_group_has_run_a_step(run: RunDir, pinned
     assert "xxx" not in drawn(Picture.of(state, 4.25, "", newest_logs(state, newest, hint)))
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_dashboard_shows_the_whole_path_to_follow(width: int) -> None:
+    state, hint = (
+        RunState(make_plan()),
+        "follow a rank: tail -f /home/somebody/work/runs/name/20261122-161855/logs/GROUP/RANK.log",
+    )
+    lines = drawn(
+        Picture.of(state, 4.25, "", newest_logs(state, {"train": (0, "x" * 99)}, hint)), width
+    ).splitlines()
+    assert "".join(hint.split()) in "".join("".join(lines).split())
+    assert sum("xx" in line for line in lines) == 1 and max(map(len, lines)) <= width
+
+
 def test_plain_output_prints_lines_of_rank_0_until_the_first_step(run: RunDir) -> None:
     stream = io.StringIO()
     view = PlainOutput(make_plan(), run, stream, GroupLogs(make_plan(), run))

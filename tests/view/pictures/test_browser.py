@@ -299,7 +299,7 @@ def test_a_click_chooses_and_escape_clears(opened: Open) -> None:
     page.click('#kinds [data-worker="train:3"]')
     assert address(page).endswith("#train:3")
     assert page.locator("#worker h2").inner_text().split()[-1] == "train:3"
-    assert "train 3 selected, node 0" in page.locator("#said").inner_text()
+    assert "train 3 selected, node 0" in page.locator("#status").inner_text()
     assert roles(page, "self") == {"train:3"}
     panel = page.locator("#worker").inner_text()
     worker = plan.worker("train", 3)
@@ -315,7 +315,7 @@ def test_a_click_chooses_and_escape_clears(opened: Open) -> None:
     page.keyboard.press("Escape")
     assert (
         "#" not in address(page)
-        and page.locator("#said").inner_text() == "Nothing selected"
+        and page.locator("#status").inner_text() == "Nothing selected"
         and not roles(page, "self")
     )
 
@@ -630,8 +630,8 @@ def test_what_is_only_supposed_is_said(opened: Open) -> None:
     page = opened(topology(everything()), "#rollout:0")
     page.fill("#samples", "40")
     panel = page.locator("#worker").inner_text()
-    assert "where the recipe does not say" in panel and re.search(r"samples \S+ of 64\n", panel)
-    assert "of 40 samples 0–9" in panel and re.search(r"of 40, if there are so many", panel)
+    assert "where the recipe does not give them" in panel and re.search(r"samples \S+ of 64\n", panel)
+    assert "of 40 samples 0–9" in panel and re.search(r"of 40, if the batch has them", panel)
 
 
 def test_what_a_screen_reader_is_told(opened: Open) -> None:

@@ -119,7 +119,7 @@ function kindBar(kind, title) {
       const index = indexOf(kind, Number(number.value));
       if (index >= 0) return go(index);
       number.value = nodeAt(kind, first);
-      return say(`${title} has no such node`);
+      return announce(`${title} has no such node`);
     }},
   });
   const toggle = kind.open ? "Fold" : `Show ${by < kind.count && atOnce(kind) < kind.count ? `${atOnce(kind)} at once` : "all"}`;

@@ -46,7 +46,7 @@ function make(tag, {on = {}, ...attributes} = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== undefined && value !== false && value !== null) made.setAttribute(name, value === true ? "" : value);
   }
-  for (const [event, heard] of Object.entries(on)) made.addEventListener(event, heard);
+  for (const [event, listener] of Object.entries(on)) made.addEventListener(event, listener);
   made.append(...children.filter((child) => child || child === 0));
   return made;
 }
@@ -71,11 +71,11 @@ function buildHead() {
       devices.set(type, (devices.get(type) ?? 0) + kind.count * (stop - start));
     }
   }
-  const said = [
+  const words = [
     `${many(facts.workers, "worker")} in ${many(facts.groups.length, "group")}`, many(Math.max(1, topology.nodes), "node"),
     ...[...devices].map(([type, count]) => many(count, `${type} device`)), ...(facts.idle ? [`${digitsOf(facts.idle)} idle`] : []),
   ];
-  fill(find("#facts"), `${said.join(" · ")} · plan `, make("code", {}, facts.digest));
+  fill(find("#facts"), `${words.join(" · ")} · plan `, make("code", {}, facts.digest));
   if (facts.groups.length) find("#where").placeholder = `${facts.groups[0].name}:0`;
   buildWarnings();
   buildGroups();
@@ -226,7 +226,7 @@ function choose(worker, {go = false, quiet = false} = {}) {
   follow();
   show();
   if (go && worker) tileOf(worker)?.focus();
-  if (!quiet) say(worker ? announcement(worker) : "Nothing selected");
+  if (!quiet) announce(worker ? announcement(worker) : "Nothing selected");
 }
 
 function mark(value) {
@@ -246,7 +246,7 @@ function announcement(worker) {
   ].join(". ");
 }
 
-function say(words) { find("#said").textContent = words; }
+function announce(words) { find("#status").textContent = words; }
 
 function jump(event) {
   event.preventDefault();
@@ -256,7 +256,7 @@ function jump(event) {
   const help = group ? `${group.name} has the ranks 0 to ${group.workers - 1}` : `groups are ${groups}`;
   field.setAttribute("aria-invalid", String(!worker));
   find("#refused").textContent = worker ? "" : `There is no ${wanted || "worker without a name"}; ${help}`;
-  if (worker) choose(worker, {go: true}); else say(find("#refused").textContent);
+  if (worker) choose(worker, {go: true}); else announce(find("#refused").textContent);
 }
 
 function fromAddress() {

@@ -110,7 +110,7 @@ function laneHead({groups, lanes}, lane) {
 
 function stageBox({stage, component, method, inputs, kind}, narrow) {
   const placed = topology.components.get(component), call = `${component}.${method}`;
-  const said = kind === "weights" ? [] : [
+  const words = kind === "weights" ? [] : [
     stage.samples && many(stage.samples, "sample"), stage.sample_bytes && !stage.samples && `${bytesOf(stage.sample_bytes)} a sample`,
     stage.every > 1 && `every ${stage.every} steps`, WHEN[stage.when], stage.execute !== "all" && `execute ${modeName(stage.execute)}`,
     stage.lag && `${many(stage.lag, "step")} late`,
@@ -118,7 +118,7 @@ function stageBox({stage, component, method, inputs, kind}, narrow) {
   return make("div", {class: "stage", "data-stage": stage.name, "data-component": component},
     make("div", {class: "line"}, letter(placed), make("span", {class: "cut name", title: stage.name}, stage.name),
       make("span", {class: "aside"}, narrow ? placed.group : stage.after)),
-    make("div", {class: "cut mono muted", title: call}, call), said.length > 0 && make("div", {class: "muted"}, said.join(" · ")),
+    make("div", {class: "cut mono muted", title: call}, call), words.length > 0 && make("div", {class: "muted"}, words.join(" · ")),
     ...inputs.map(inputOf));
 }
 

@@ -35,7 +35,7 @@ function batchField() {
   };
   const field = make("input", {type: "number", id: "samples", min: 0, step: 1, value: state.samples, on: {input}});
   return make("p", {class: "batch"}, make("label", {for: "samples"}, "Samples of a batch"), field,
-    facts.routes.some(({kind, samples}) => kind === "data" && !samples) && make("span", {class: "note"}, "where the recipe does not say"));
+    facts.routes.some(({kind, samples}) => kind === "data" && !samples) && make("span", {class: "note"}, "where the recipe does not give them"));
 }
 
 /** The parts that depend on the number of samples. */
@@ -92,10 +92,10 @@ function rankButtons(group, ranks, self, aside = "", first = 0) {
 function routePart(worker, route) {
   const {link: {flow, weights}, at, role, partner, ranks} = route;
   const name = weights ? `${flow.name}: ${flow.giver} to ${flow.taker}` : flow.name;
-  const whom = make("span", {class: "muted"}, `${role === "sends" ? "to" : "from"} ${partner}`), way = wayTo(worker, route);
+  const label = make("span", {class: "muted"}, `${role === "sends" ? "to" : "from"} ${partner}`), way = wayTo(worker, route);
   return make("div", {class: "route"}, radio(["route", at, role], `${role} `), make("span", {class: "name"}, name),
     make("p", {class: "note"}, role === "sends" ? sentBy(route, worker) : receivedBy(route)),
-    ranks.count > 0 && make("div", {class: "ranks"}, whom, ...rankButtons(partner, ranks, worker, way).childNodes));
+    ranks.count > 0 && make("div", {class: "ranks"}, label, ...rankButtons(partner, ranks, worker, way).childNodes));
 }
 
 /** The transport to all of these ranks; for very many, the transport of the route. */
@@ -115,7 +115,7 @@ const VALUES = {mean: "its part of the mean", sum: "its part of the sum", none: 
 /** `samples 4–7, 12–15 of 16`; empty if there are none. */
 function part({samples, batch, link}) {
   const runs = samples.slice(0, 3).map(span).join(", ") + (samples.length > 3 ? ", …" : "");
-  return runs && `samples ${runs} of ${digitsOf(batch)}${link.flow.samples ? "" : ", if there are so many"}`;
+  return runs && `samples ${runs} of ${digitsOf(batch)}${link.flow.samples ? "" : ", if the batch has them"}`;
 }
 
 function sentBy(route, {rank}) {

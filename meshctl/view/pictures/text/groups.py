@@ -186,7 +186,7 @@ def _mesh(
         grid(component.mesh, nodes, room, most),
     )
     if narrow and not (rows >= MANY_ROWS and _is_shortened(narrow) and not _is_shortened(below)):
-        return beside(narrow, table)
+        return side_by_side(narrow, table)
     return below + table
 
 
@@ -195,7 +195,7 @@ def _is_shortened(drawn: Sequence[Line]) -> bool:
     return any(ELLIPSIS in part.text for part in drawn[0])
 
 
-def beside(left: Sequence[Line], right: Sequence[Line]) -> list[Line]:
+def side_by_side(left: Sequence[Line], right: Sequence[Line]) -> list[Line]:
     wide = max(map(width_of, left)) + TABLE_GAP
     return [
         line(padded(each, wide), other) if other else each
