@@ -37,13 +37,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def shows(capsys: pytest.CaptureFixture[str], *overrides: str, **asked: Any) -> tuple[int, str, str]:
-    code = show("two_nodes.yaml", list(overrides), Options(**asked))
+def shows(capsys: pytest.CaptureFixture[str], *overrides: str, **options: Any) -> tuple[int, str, str]:
+    code = show("two_nodes.yaml", list(overrides), Options(**options))
     return code, *capsys.readouterr()
 
 
-def data_of(capsys: pytest.CaptureFixture[str], *overrides: str, **asked: Any) -> Any:
-    code, said, wrong = shows(capsys, *overrides, format="json", **asked)
+def data_of(capsys: pytest.CaptureFixture[str], *overrides: str, **options: Any) -> Any:
+    code, said, wrong = shows(capsys, *overrides, format="json", **options)
     assert (code, wrong) == (0, "")
     return json.loads(said)
 
@@ -202,11 +202,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "message"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:40])
 def test_a_wrong_question_has_one_answer(
-    asked: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+    options: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shows(capsys, **asked) == (2, "", f"error: {message}\n")
+    assert shows(capsys, **options) == (2, "", f"error: {message}\n")
 
 
 def test_a_rank_of_too_many_digits_is_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,10 +306,10 @@ class Terminal(io.StringIO):
     def reconfigure(self, **_: object) -> None: ...
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch, **asked: Any) -> str:
+def on_terminal(monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert show("two_nodes.yaml", [], Options(**asked)) == 0
+    assert show("two_nodes.yaml", [], Options(**options)) == 0
     return terminal.getvalue()
 
 

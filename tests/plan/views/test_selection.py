@@ -75,26 +75,27 @@ def runs(numbers: list[int]) -> set[tuple[int, int]]:
 def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
     (route,), source, target = plan.routes, plan.stage("s"), plan.stage("t")
     producer, consumer = plan.component("x").mesh, plan.component("y").mesh
-    who = producer_ranks(producer, source.collect, source.execute)
-    held = [even_split(source.samples, len(who), number) for number in range(len(who))]
+    ranks = producer_ranks(producer, source.collect, source.execute)
+    held = [even_split(source.samples, len(ranks), number) for number in range(len(ranks))]
     table = SampleTable(tuple(tuple((n,) for n in mine) for mine in held))
-    heard: dict[int, dict[int, list[int]]] = {rank: {} for rank in range(consumer.world_size)}
+    received: dict[int, dict[int, list[int]]] = {rank: {} for rank in range(consumer.world_size)}
     for rank, samples in samples_by_rank(target.execute, route.dispatch, consumer, table).items():
-        for speaker, index in samples:
-            heard[rank].setdefault(who[speaker], []).append(held[speaker][index])
+        for number, index in samples:
+            received[rank].setdefault(ranks[number], []).append(held[number][index])
     drawn = topology(plan)
-    for rank, mine in heard.items():
-        check_taker(of_rank(plan, drawn, "b", rank), mine)
+    for rank, mine in received.items():
+        check_consumer(of_rank(plan, drawn, "b", rank), mine)
     for rank in range(producer.world_size):
         zoom = of_rank(plan, drawn, "a", rank)
-        assert zoom.stages[0].called == (rank in who) == bool(zoom.routes)
-        if rank in who:
+        assert zoom.stages[0].called == (rank in ranks) == bool(zoom.routes)
+        if rank in ranks:
             assert (
-                zoom.stages[0].samples == (held[who.index(rank)].start, held[who.index(rank)].stop)
-                or not held[who.index(rank)]
+                zoom.stages[0].samples == (held[ranks.index(rank)].start, held[ranks.index(rank)].stop)
+                or not held[ranks.index(rank)]
             )
-            check_giver(
-                zoom.routes[0], {taking: mine[rank] for taking, mine in heard.items() if rank in mine}
+            check_producer(
+                zoom.routes[0],
+                {consuming: mine[rank] for consuming, mine in received.items() if rank in mine},
             )
 
 
@@ -128,7 +129,7 @@ def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(
                         assert exchange.over == ("process" if others == {(group.name, rank)} else far)
 
 
-def check_taker(zoom: RankZoom, mine: dict[int, list[int]]) -> None:
+def check_consumer(zoom: RankZoom, mine: dict[int, list[int]]) -> None:
     numbers = sorted(n for samples in mine.values() for n in samples)
     (stage,) = zoom.stages
     assert stage.count == len(numbers) if stage.called else not numbers
@@ -143,13 +144,13 @@ def check_taker(zoom: RankZoom, mine: dict[int, list[int]]) -> None:
         for each in route.exchanges
         if each.samples and each.samples[0] < each.samples[1]
     }
-    assert all({filled[speaker]} == runs(mine[speaker]) for speaker in filled)
+    assert all({filled[producer]} == runs(mine[producer]) for producer in filled)
     assert route.count == len(numbers)
     if route.partners == len(route.exchanges):
         assert set(filled) == set(mine)
 
 
-def check_giver(route: RankRoute, given: dict[int, list[int]]) -> None:
+def check_producer(route: RankRoute, given: dict[int, list[int]]) -> None:
     for exchange in route.exchanges:
         assert exchange.samples is not None
         samples = list(range(*exchange.samples))

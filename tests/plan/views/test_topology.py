@@ -166,14 +166,17 @@ def route_plan(
     collect: str, called: str, execute: str, mode: str, samples: int = 100, nodes: int = 1
 ) -> Plan:
     """A source on dp 2 x tp 2, whose batches go to fsdp 3 x pp 2."""
-    giver, taker = DeviceMesh.from_sizes(dp_size=2, tp_size=2), DeviceMesh.from_sizes(fsdp_size=3, pp_size=2)
+    producer, consumer = (
+        DeviceMesh.from_sizes(dp_size=2, tp_size=2),
+        DeviceMesh.from_sizes(fsdp_size=3, pp_size=2),
+    )
     dispatch = Dispatch(mode)
     return Plan(
         name="p",
         seed=0,
         cluster=Cluster(nodes),
         groups=(Group("a", "cpu", 4, 0), Group("b", "cpu", 6, 4)),
-        components=(Component("x", "m.X", "a", giver), Component("y", "m.Y", "b", taker)),
+        components=(Component("x", "m.X", "a", producer), Component("y", "m.Y", "b", consumer)),
         stages=(
             Stage(
                 "s", "call", "x", "next", execute=called, collect=collect, samples=samples, sample_bytes=10
@@ -231,7 +234,7 @@ def test_where_a_route_leads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("giver", "taker", "near", "far"),
+    ("producer", "consumer", "near", "far"),
     [
         ("cuda", "cuda", "device", "devices"),
         ("cuda", "cpu", "node", "nodes"),
@@ -242,10 +245,10 @@ def test_where_a_route_leads() -> None:
     ],
 )
 def test_only_between_devices_of_one_type_it_leads_past_the_cpu(
-    giver: DeviceType, taker: DeviceType, near: str, far: str
+    producer: DeviceType, consumer: DeviceType, near: str, far: str
 ) -> None:
     for nodes, over in ((1, near), (2, far)):
-        plan = of_types(route_plan("flatten", "all", "all", "slice_dp", nodes=nodes), (giver, taker))
+        plan = of_types(route_plan("flatten", "all", "all", "slice_dp", nodes=nodes), (producer, consumer))
         assert [route.over for route in topology(plan).routes] == [over, over]
 
 
@@ -275,21 +278,26 @@ MESHES = [
 def test_a_route_stays_in_its_processes_where_every_link_leads_from_a_rank_to_itself(
     collect: str, mode: str, execute: str
 ) -> None:
-    for giver, taker in product(MESHES, MESHES):
+    for producer, consumer in product(MESHES, MESHES):
         across = route_plan(collect, "all", execute, mode)
-        sizes = {"x": giver, "y": taker}
+        sizes = {"x": producer, "y": consumer}
         components = tuple(Component(one.name, one.target, "a", sizes[one.name]) for one in across.components)
         flow, weights = topology(
             replace(across, groups=(Group("a", "cpu", 6, 0),), components=components)
         ).routes
-        links = EvenFlow(giver, taker, 36, COLLECT[collect], EXECUTE["all"], DISPATCH[mode], EXECUTE[execute])
+        links = EvenFlow(
+            producer, consumer, 36, COLLECT[collect], EXECUTE["all"], DISPATCH[mode], EXECUTE[execute]
+        )
         pairs = {
             (links.producer_rank(producer), rank)
             for rank in range(6)
             for producer in links.producers_of(rank)
         }
-        assert (flow.over == "process") == all(source == target for source, target in pairs), (giver, taker)
-        assert (weights.over == "process") == (giver == taker)
+        assert (flow.over == "process") == all(source == target for source, target in pairs), (
+            producer,
+            consumer,
+        )
+        assert (weights.over == "process") == (producer == consumer)
 
 
 if __name__ == "__main__":

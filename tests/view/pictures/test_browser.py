@@ -211,10 +211,10 @@ def test_routes(opened: Open) -> None:
             for route in each["routes"]
         }
         for route, flow in zip(plan.routes, drawn.routes, strict=True):
-            gives, takes = exchanged(plan, route, flow.samples or samples)
+            sent, received = exchanged(plan, route, flow.samples or samples)
             for component, role, expected in (
-                (flow.producer, "sends", gives),
-                (flow.consumer, "receives", takes),
+                (flow.producer, "sends", sent),
+                (flow.consumer, "receives", received),
             ):
                 for rank in range(plan.component(component).mesh.world_size):
                     found = seen[plan.component(component).group, rank, route.name, role]
@@ -226,40 +226,40 @@ Partners = dict[int, set[int]]
 
 
 def exchanged(plan: Plan, route: Route, total: int) -> tuple[Partners, Partners]:
-    """Who gives whom, rank by rank, as a run would find it with even shares: giver -> takers, taker ->
-    givers."""
+    """Returns producer rank -> consumer ranks, and the inverse, as a run would have them with even shares."""
     source, target = plan.stage(route.source), plan.stage(route.target)
-    giver = plan.component(source.component).mesh
-    taker = plan.component(source.to if route.kind == "weights" else target.component).mesh
-    gives: Partners = {}
-    takes: Partners = {}
+    producer = plan.component(source.component).mesh
+    consumer = plan.component(source.to if route.kind == "weights" else target.component).mesh
+    sent: Partners = {}
+    received: Partners = {}
     if route.kind == "weights":
-        pairs = set(product(range(giver.world_size), range(taker.world_size)))
+        pairs = set(product(range(producer.world_size), range(consumer.world_size)))
     else:
-        said = producer_ranks(giver, route.collect, source.execute)
+        ranks = producer_ranks(producer, route.collect, source.execute)
         carries = carries_samples(plan, route)
         if carries and not (route.dispatch.balance or route.dispatch.home):
             table = SampleTable(
                 tuple(
-                    tuple((id,) for id in even_split(total, len(said), number)) for number in range(len(said))
+                    tuple((id,) for id in even_split(total, len(ranks), number))
+                    for number in range(len(ranks))
                 )
             )
             dispatch = type(route.dispatch)(route.dispatch.mode, allow_empty=True)
-            cut = samples_by_rank(target.execute, dispatch, taker, table)
-            pairs = {(said[speaker], rank) for rank, mine in cut.items() for speaker, _ in mine}
+            cut = samples_by_rank(target.execute, dispatch, consumer, table)
+            pairs = {(ranks[index], rank) for rank, parts in cut.items() for index, _ in parts}
         else:
-            held = [even_split(total, len(said), number) for number in range(len(said))]
+            held = [even_split(total, len(ranks), number) for number in range(len(ranks))]
             silent = {number for number, mine in enumerate(held) if not mine} if carries else set()
             pairs = {
-                (said[speaker], rank)
-                for rank in range(taker.world_size)
-                for speaker in producers_of(taker, target.execute, len(said), rank)
-                if speaker not in silent
+                (ranks[index], rank)
+                for rank in range(consumer.world_size)
+                for index in producers_of(consumer, target.execute, len(ranks), rank)
+                if index not in silent
             }
-    for gave, took in pairs:
-        gives.setdefault(gave, set()).add(took)
-        takes.setdefault(took, set()).add(gave)
-    return gives, takes
+    for producer_rank, consumer_rank in pairs:
+        sent.setdefault(producer_rank, set()).add(consumer_rank)
+        received.setdefault(consumer_rank, set()).add(producer_rank)
+    return sent, received
 
 
 def test_routes_of_a_hundred_thousand_are_not_listed(opened: Open) -> None:
@@ -348,8 +348,8 @@ def test_a_route_marks_its_partners(opened: Open) -> None:
     number = next(number for number, flow in enumerate(drawn.routes) if flow.name == "batch -> rollouts")
     page = opened(drawn, "#rollout:2")
     page.check(f'#worker input[value="route {number} receives"]')
-    _, takes = exchanged(plan, plan.routes[number], drawn.routes[number].samples)
-    assert roles(page, "peer") == {f"rollout:{rank}" for rank in takes[2]} - {"rollout:2"}
+    _, received = exchanged(plan, plan.routes[number], drawn.routes[number].samples)
+    assert roles(page, "peer") == {f"rollout:{rank}" for rank in received[2]} - {"rollout:2"}
     assert page.locator(f'.picture [data-route="{number}"].on').count() == 2
 
 
