@@ -11,7 +11,7 @@ from meshctl.recipe.model import DispatchWords, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted, did_you_mean
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import DISPATCH, DispatchMode
+from meshctl.topology.modes import DISPATCH, EXECUTE, DispatchMode
 
 MAX_DATA_RANKS = 64
 """How many data ranks are looked at one by one."""
@@ -99,17 +99,18 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
     name, component, made = one.stage.name, one.stage.component, facts.recipe.pipeline[one.home]
     mesh, home_mesh = facts.meshes.get(component), facts.meshes.get(maker)
     mode = DISPATCH.get(one.words.with_default(facts.endpoint(one.stage).dispatch).mode)
-    execute = facts.modes[name].execute
-    if mesh is None or home_mesh is None or mode is None or execute == "first":
+    execute = EXECUTE.get(facts.modes[name].execute)
+    if mesh is None or home_mesh is None or mode is None or execute is None or execute.is_single:
         return
-    is_spread = facts.join(made) == "samples" and facts.modes[made.name].execute != "first"
+    made_by = EXECUTE.get(facts.modes[made.name].execute)
+    is_spread = facts.join(made) == "samples" and made_by is not None and not made_by.is_single
     ranks, shares = home_mesh.data_size if is_spread else 1, mode.share_count(mesh)
     says = facts.key("components", maker).with_word(f"`{maker}` has {counted(ranks, 'data rank')}")
     if ranks < home_mesh.data_size:
         says = facts.key("pipeline", made.name).with_word("one worker gives its samples")
     homes = f"the samples of stage `{name}` have homes on {counted(ranks, 'data rank')} of `{maker}`"
     same_layout = "give both the same layout: `parallel: COMPONENT`"
-    if execute == "peer":
+    if execute.is_per_producer:
         if ranks > 1:
             sends = f"`execute: peer` sends the samples of stage `{name}` to their producer's workers"
             yield Diagnostic("MC535", f"{sends}, and not home", span, (says,), "say `execute: all`")

@@ -14,6 +14,7 @@ from meshctl.recipe.code.declarations import Layouts
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts, ModelSizes
+from meshctl.topology.modes import DISPATCH, EXECUTE
 from meshctl.topology.sizes import DIMS, MAX_PROPOSALS, NO_NEEDS, Needs, drawn, keeping
 
 UNLIMITED = 1 << 40
@@ -153,10 +154,12 @@ def min_samples(facts: Facts, components: Collection[str]) -> int:
             continue
         given = stage.inputs[0] if stage.inputs else None
         words = (given.dispatch if given else None) or stage.dispatch
-        mode = words.with_default(facts.endpoint(stage).dispatch).mode
+        mode = DISPATCH.get(words.with_default(facts.endpoint(stage).dispatch).mode)
+        execute = EXECUTE.get(facts.modes[name].execute)
         source = facts.recipe.pipeline.get(given.stages[0]) if given else stage
-        is_divided = mode == "slice_dp" and facts.modes[name].execute == "all"
-        if is_divided and source and source.samples and not words.allow_empty and not words.home:
+        if mode is None or not mode.is_by_data_rank or execute is None or not execute.is_joint:
+            continue
+        if source and source.samples and not words.allow_empty and not words.home:
             fewest = min(fewest, source.samples)
     return fewest
 
