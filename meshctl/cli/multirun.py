@@ -182,7 +182,7 @@ class _Runner:
         job = self.jobs[index]
         if self.stopped_code:
             return Result(job)
-        print(_title(self.jobs, index), flush=True)
+        write(f"{_title(self.jobs, index)}\n", sys.stdout)
         flush()
         parent = os.getpid()
         reader, writer = os.pipe()

@@ -18,6 +18,13 @@ from meshctl.recipe.compose.config_store import PRIMARY
 from meshctl.recipe.compose.defaults_lists import CHOICE, DefaultsLists
 from meshctl.recipe.compose.overrides import Override, hydra_errors
 
+MAX_INCLUDES = 500
+"""Maximum number of configs that the defaults lists of a recipe include, each as often as it is included."""
+
+
+class _TooManyIncludes(Exception):
+    pass
+
 
 @dataclass(frozen=True)
 class DefaultsEntry:
@@ -57,6 +64,10 @@ def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: 
         except RecursionError:
             message = "the defaults lists include one another without end"
             lists.report("MC205", message, Span(file, 1, 1))
+            return []
+        except _TooManyIncludes:
+            message = f"the defaults lists include more than {MAX_INCLUDES} files, a recipe needs less"
+            lists.report("MC208", message, _defaults_span(lists, name, file))
             return []
         except hydra_errors() as error:
             refused = next((one for one in choices if f"'{one.target}'" in str(error)), None)
@@ -109,6 +120,7 @@ def _repository_class() -> Any:
     class Source(ConfigSource):
         def __init__(self, lists: DefaultsLists) -> None:
             self.lists, self.provider, self.path = lists, "meshctl", ""
+            self.loads = 0
 
         @staticmethod
         def scheme() -> str:
@@ -127,6 +139,9 @@ def _repository_class() -> Any:
             return [] if results_filter == ObjectType.GROUP else self.lists.store.options(config_path)
 
         def load_config(self, config_path: str) -> ConfigResult:
+            self.loads += 1
+            if self.loads > 2 * MAX_INCLUDES:  # Hydra loads each include twice
+                raise _TooManyIncludes
             header = "" if config_path == CHOICE else self.lists.store.header(config_path)
             config = OmegaConf.create({"defaults": self.lists.of(config_path)})
             header_dict = self._get_header_dict(header)

@@ -79,8 +79,10 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
 
 def dump(value: Any) -> str:
     """Returns plain data as YAML text that reads back as the same data."""
-    style: dict[str, Any] = {"default_flow_style": None, "allow_unicode": True, "width": 120}
-    return str(yaml.dump(value, Dumper=_dumper(), sort_keys=False, **style))
+    text: str = yaml.dump(
+        value, Dumper=_dumper(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
+    )
+    return text
 
 
 # Scalars
