@@ -297,7 +297,7 @@ def test_every_value_knows_its_place(tmp_path: Path) -> None:
         for path, leaf in leaves(tree)
     }
     assert places == {
-        "vars.paint.color": ("paint/red.yaml", 1, 9, 3),
+        "vars.paint.color": ("paint/red.yaml", 1, 8, 3),
         "vars.paint.size": ("recipe.yaml", 5, 17, 1),
         "vars.list.0": ("override 1", 1, 13, 1),
         "vars.list.1": ("recipe.yaml", 6, 14, 3),
