@@ -1,0 +1,73 @@
+"""Writes the key tables of docs/recipes.md from the table of fields: `python docs/reference.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshctl.recipe import fields
+from meshctl.recipe.fields import Field, Section
+
+FILE = Path(__file__).with_name("recipes.md")
+SHOWN = {
+    "recipe": fields.RECIPE,
+    "cluster": fields.CLUSTER,
+    "group": fields.GROUP,
+    "component": fields.COMPONENT,
+    "parallel": fields.PARALLEL,
+    "model": fields.MODEL,
+    "call": fields.CALL,
+    "dispatch": fields.DISPATCH,
+    "input": fields.INPUT,
+    "sync": fields.SYNC,
+    "run": fields.RUN,
+    "checkpoint": fields.CHECKPOINT,
+}
+"""Name of a marker in the document -> the section whose keys stand there."""
+WORDS = {
+    "device types": fields.DEVICE_TYPES,
+    "dispatch modes": fields.DISPATCH_MODES,
+    "execute modes": fields.EXECUTE_MODES,
+    "collect modes": fields.COLLECT_MODES,
+    "times": fields.TIMES,
+}
+
+
+def table(section: Section) -> str:
+    rows = [
+        f"| `{field.key}` | {_default(field)} | {field.doc.replace('|', chr(92) + '|')} |"
+        for field in section.fields
+    ]
+    return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows])
+
+
+def _default(field: Field) -> str:
+    if field.required:
+        return "required"
+    return "" if field.default is None else f"`{field.default}`"
+
+
+def words(meanings: dict[str, str]) -> str:
+    return "\n".join(
+        [
+            "| word | meaning |",
+            "| --- | --- |",
+            *(f"| `{word}` | {text} |" for word, text in meanings.items()),
+        ]
+    )
+
+
+def filled(text: str) -> str:
+    """Returns the document with every table between its markers generated."""
+    tables = {name: table(section) for name, section in SHOWN.items()}
+    tables |= {name: words(meanings) for name, meanings in WORDS.items()}
+    for name, content in tables.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        assert found, f"docs/recipes.md has no marker {begin}"
+        text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
+    return text
+
+
+if __name__ == "__main__":
+    FILE.write_text(filled(FILE.read_text(encoding="utf-8")), encoding="utf-8")
