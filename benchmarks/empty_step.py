@@ -28,7 +28,7 @@ from torch.distributed import PrefixStore
 from benchmarks.peers import Peer, PeerError
 from benchmarks.worlds import Driver, End, World, plan_of
 from meshctl.run.events import Journal
-from meshctl.run.shutdown import Ending
+from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.loop import Loop, LoopContext
@@ -181,11 +181,11 @@ def ray(stack: ExitStack, python: str) -> Peer | None:
 
 def run(end: End, folder: Path, steps: int) -> None:
     """A worker's whole run, as `meshctl.runtime.worker` runs it."""
-    store, ear = end.connect(), end.connect()
+    store, listener = end.connect(), end.connect()
     transport = connect_all(end.plan, end.place, store)
-    ending = Ending(
+    ending = StopAgreement(
         PrefixStore("ending", store),
-        PrefixStore("ending", ear),
+        PrefixStore("ending", listener),
         end.place,
         range(end.plan.places),
         transport.notify,

@@ -1,16 +1,15 @@
 """How a run ends: all workers agree on one last step, and end after it.
 
-    planned    after `setup` each source says how many batches it has; the least of these and `run.steps` is
-               the last step
-    asked      a signal, or a component's `stop`: the launcher asks every worker which step it has begun, and
-               makes the next one
-               the last. A worker that has answered begins no further step until it is told: a few
-               milliseconds
-    ended      a stream ran out in step k, unannounced: k - 1 was the last step, and what others began of k is
-               dropped
+    planned     After `setup` each source announces its number of batches. The smallest of these and `run.steps`
+                is the last step.
+    requested   A signal, or a component's `stop`. The launcher asks every worker which step it has begun, and
+                makes the next step the last. A worker that has answered begins no further step until it
+                receives the decision, which takes a few milliseconds.
+    ended       A stream ended unannounced in step k. The last step was k - 1, and what other workers have begun
+                of step k is cancelled.
 
-Both sides speak through the launcher's store, under one prefix per attempt. A step costs no message: a
-worker's ear is a thread that sleeps in `wait`.
+Both sides communicate through the launcher's store, under one prefix per attempt. A step costs no message: each
+worker has a listener thread that sleeps in `wait`.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from typing import Protocol
 
 FOREVER = timedelta(days=100)
 ENDLESS = 2**62
-"""The last step of a run that only a stop will end."""
+"""The last step of a run that only a stop ends."""
 
 
 class Store(Protocol):
-    """What is needed of torch's store."""
+    """The part of torch's store that is used."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -39,16 +38,16 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What somebody asks for."""
+class StopRequest:
+    """A request for the end of the run."""
 
     reason: str
     ended: int | None = None
-    """The step in which a stream had nothing more; none for a plain stop."""
+    """The step in which a stream ended; None for a plain stop."""
 
 
 class Proposer:
-    """The launcher's side. Only workers of components have a say; `places` are theirs."""
+    """The launcher's side. `places` are the job ranks of the workers of components; programs take no part."""
 
     def __init__(self, store: Store, places: Sequence[int]) -> None:
         self._store, self._places = store, tuple(places)
@@ -56,17 +55,17 @@ class Proposer:
         self._proposed = False
         self._last: int | None = None
 
-    def asked(self) -> Asked | None:
-        """The next thing that a worker asked for, if there is one; never waits."""
+    def asked(self) -> StopRequest | None:
+        """Returns the next request of a worker, or None. It does not wait."""
         if not self._store.check([f"asked/{self._asks}"]):
             return None
-        said = json.loads(self._store.get(f"asked/{self._asks}"))
+        request = json.loads(self._store.get(f"asked/{self._asks}"))
         self._asks += 1
-        return Asked(said["reason"], said["ended"])
+        return StopRequest(request["reason"], request["ended"])
 
-    def propose(self, asked: Asked) -> None:
-        """Asks every worker which step it has begun, or tells them at once where a stream has ended. Returns
-        at once."""
+    def propose(self, asked: StopRequest) -> None:
+        """Asks every worker which step it has begun, or announces the last step where a stream has ended. It
+        does not wait."""
         if asked.ended is not None:
             self._tell("ended", asked.ended - 1)
         elif not self._proposed and self._last is None:
@@ -74,7 +73,7 @@ class Proposer:
             self._say("stop", 0)
 
     def poll(self) -> int | None:
-        """The agreed last step, once there is one; never waits."""
+        """Returns the agreed last step, or None before there is one. It does not wait."""
         if (
             self._proposed
             and self._last is None
@@ -86,7 +85,7 @@ class Proposer:
         return self._last
 
     def close(self) -> None:
-        """Lets the workers' ears go, where their processes live on."""
+        """Ends the workers' listener threads, whose processes may live on."""
         self._say("over", 0)
 
     def _tell(self, what: str, last: int) -> None:
@@ -99,24 +98,25 @@ class Proposer:
         self._words += 1
 
 
-class Ending:
-    """A worker's side: `begin(step)` says whether there is such a step."""
+class StopAgreement:
+    """A worker's side: `begin(step)` returns whether that step is part of the run."""
 
     def __init__(
         self,
         store: Store,
-        ear: Store,
+        listener: Store,
         place: int,
         places: Sequence[int],
-        told: Callable[[], None] = lambda: None,
+        on_decision: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ear` is a second connection to the same store, for a thread that sleeps in its `wait`; `places`
-        are all workers'.
+        """`listener` is a second connection to the same store, for the listener thread. `places` are the job
+        ranks of all workers of components.
 
-        `told` is called on that thread when a last step is told: whoever waits inside a dropped step looks up
-        then.
+        `on_decision` is called on the listener thread when a last step is announced, so that a worker that
+        waits inside a cancelled step looks again.
         """
-        self._store, self._ear, self._place, self._places, self._told = store, ear, place, tuple(places), told
+        self._store, self._listener, self._on_decision = store, listener, on_decision
+        self._place, self._places = place, tuple(places)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._begun = 0
@@ -125,27 +125,28 @@ class Ending:
 
     @property
     def last(self) -> int:
-        """The last step, as far as it is known."""
+        """The last step as far as it is known; `ENDLESS` before that."""
         return self._last
 
     @property
     def announced(self) -> int:
-        """The last step, where it is known before anybody begins it: all workers see the same in that step."""
+        """The last step where it is known before any worker begins it, so that all workers see the same in that
+        step."""
         return self._announced
 
     def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> list[int | None]:
-        """Agrees on the planned last step: `batches` are those of the sources for which this worker speaks,
-        `sources` are all.
+        """Agrees on the planned last step. `batches` has the numbers of steps of the sources that this worker
+        represents, None for a stream without a length; `sources` names all sources. `steps` 0 means that the
+        data alone decide.
 
-        Batches are counted in steps; none for a stream that does not know. `steps` 0 means that only the data
-        say. Returns what all said: where some stream does not know, the run may end unannounced, and all must
-        `settle`.
+        Returns the number of every source. Where one is None the run may end unannounced, and all workers must
+        `agree`.
         """
         for source, steps_of in batches.items():
             self._store.set(f"batches/{source}", json.dumps(steps_of))
         keys = [f"batches/{source}" for source in sources]
         if keys:
-            self._store.wait(keys, FOREVER)  # others may take their time to set up
+            self._store.wait(keys, FOREVER)  # other workers may still be in setup
         known = [json.loads(self._store.get(key)) for key in keys]
         planned = min(
             [known_steps for known_steps in known if known_steps is not None] + ([steps] if steps else []),
@@ -157,7 +158,7 @@ class Ending:
         return known
 
     def begin(self, step: int) -> bool:
-        """Whether this step is to be run. Waits only in the moment in which a last step is being agreed."""
+        """Returns whether this step is part of the run. It waits only while a last step is being agreed."""
         with self._lock:
             while self._limit < step <= self._last:
                 self._changed.wait()
@@ -166,39 +167,39 @@ class Ending:
             return step <= self._last
 
     def ask(self, reason: str, ended: int | None = None) -> None:
-        """Asks the launcher for an end; returns at once."""
+        """Requests the end of the run from the launcher. It does not wait."""
         number = self._store.add("asks", 1) - 1
         self._store.set(f"asked/{number}", json.dumps({"reason": reason, "ended": ended}))
 
     def dropped(self, step: int) -> bool:
-        """Whether a step that this worker has begun is one of those that are dropped."""
+        """Returns whether a step that this worker has begun is cancelled."""
         return step > self._last
 
-    def settle(self, step: int) -> int:
-        """Where a stream may end unannounced: the step after which everybody is done, the least that any
-        worker came to."""
+    def agree(self, step: int) -> int:
+        """Returns the step after which all workers are done, the smallest that any of them reached. It is needed
+        where a stream may end unannounced."""
         self._store.set(f"reached/{self._place}", str(step))
         keys = [f"reached/{place}" for place in self._places]
         self._store.wait(keys, FOREVER)
         return min(int(self._store.get(key)) for key in keys)
 
     def leave(self) -> None:
-        """After the last step: answers for good, whoever asks later."""
+        """Answers later requests for good, after the last step."""
         self._store.set(f"begun/{self._place}", str(self._begun))
 
     def _listen(self) -> None:
         for number in count():
-            self._ear.wait([f"word/{number}"], FOREVER)
-            what, step = json.loads(self._ear.get(f"word/{number}"))
+            self._listener.wait([f"word/{number}"], FOREVER)
+            what, step = json.loads(self._listener.get(f"word/{number}"))
             with self._changed:
                 if what == "over":
                     return
                 if what == "stop":
                     self._limit = self._begun
-                    self._ear.set(f"begun/{self._place}", str(self._begun))
+                    self._listener.set(f"begun/{self._place}", str(self._begun))
                 else:
                     self._last = min(self._last, step)
                     self._announced = min(self._announced, step) if what == "last" else self._announced
                     self._limit = ENDLESS
                     self._changed.notify_all()
-            self._told()
+            self._on_decision()

@@ -20,7 +20,7 @@ from torch.distributed import HashStore
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded
 from meshctl.run.events import Event
-from meshctl.run.shutdown import Asked, Ending, Proposer
+from meshctl.run.shutdown import Proposer, StopAgreement, StopRequest
 from meshctl.runtime.component import Component
 from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
 from meshctl.runtime.rank_context import RankContext
@@ -77,7 +77,7 @@ def run(
                     placed.name, placed.mesh.at(rank), rank, nodes=partial(ranks_by_node, plan, group)
                 )
                 components[placed.name].setup()
-            ending = Ending(store, store, place, places, transports[place].notify)
+            ending = StopAgreement(store, store, place, places, transports[place].notify)
             for component in components.values():
                 component.place.stop = ending.ask
             context = LoopContext(
@@ -108,7 +108,7 @@ def _attend(
     while any(thread.is_alive() for thread in threads):
         if waited > timeout:
             raise TimeoutError(f"the run did not end within {timeout:.0f} s")
-        if asked := Asked("stop") if stop is not None and stop.is_set() else proposer.asked():
+        if asked := StopRequest("stop") if stop is not None and stop.is_set() else proposer.asked():
             proposer.propose(asked)
         proposer.poll()
         for thread in threads:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.directory import Recorded
-from meshctl.run.shutdown import ENDLESS, Ending
+from meshctl.run.shutdown import ENDLESS, StopAgreement
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.component import Component
@@ -62,7 +62,7 @@ class LoopContext:
     components: Mapping[str, Component]
     """Those of this worker's group, set up."""
     transport: DataPlane
-    ending: Ending
+    ending: StopAgreement
     say: Say
     save: CheckpointHook = lambda step, given: None
     recorder: Recorder | None = None
@@ -154,7 +154,7 @@ class Loop:
         self._say("ready", step=start, last=last if last < ENDLESS else None)
         step = self._run_steps(start)
         if self._is_open_ended:
-            step = self._ending.settle(step)
+            step = self._ending.agree(step)
             self._close(step)
         if self._context.recorder:
             self._context.recorder.forget(step)

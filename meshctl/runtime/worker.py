@@ -29,7 +29,7 @@ from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded, RunDir
 from meshctl.run.events import Journal
-from meshctl.run.shutdown import Ending
+from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.component import Component, ComponentError
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.instantiate import TargetError, extend_path, make
@@ -100,7 +100,7 @@ class Worker:
         group = plan.group(told.group)
         place = group.first_place + told.rank
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        store, ear = connect(told.head, told.attempt), connect(told.head, told.attempt)
+        store, listener = connect(told.head, told.attempt), connect(told.head, told.attempt)
         join(store, group, told.rank)
         extend_path(start.path)
         transport = self._transport = connect_all(plan, place, store, devices_of(group)[0])
@@ -110,9 +110,9 @@ class Worker:
             if not group.program
             for rank in range(group.workers)
         ]
-        ending = Ending(
+        ending = StopAgreement(
             dist.PrefixStore("ending", store),
-            dist.PrefixStore("ending", ear),
+            dist.PrefixStore("ending", listener),
             place,
             speaking,
             transport.notify,
@@ -149,7 +149,7 @@ class Worker:
         dist.destroy_process_group()
 
     def _components(
-        self, plan: Plan, path: tuple[str, ...], ending: Ending, transport: DataPlane
+        self, plan: Plan, path: tuple[str, ...], ending: StopAgreement, transport: DataPlane
     ) -> dict[str, Component]:
         """The group's components, made and set up in the order of the recipe: the same on all ranks, so their
         collectives meet."""

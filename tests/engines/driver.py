@@ -36,7 +36,7 @@ from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
-from meshctl.run.shutdown import Ending
+from meshctl.run.shutdown import StopAgreement
 from meshctl.trackers import tracker_named
 
 STEPS = 3
@@ -68,7 +68,7 @@ def worker(environ: Mapping[str, str]) -> int:
         world_size=plan.group(group).workers,
     )
     place = plan.group(group).first_place + rank
-    ending = Ending(
+    ending = StopAgreement(
         dist.PrefixStore("ending", store),
         dist.PrefixStore("ending", connect(environ)),
         place,

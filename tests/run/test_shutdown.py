@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from meshctl.run.shutdown import ENDLESS, Asked, Ending, Proposer
+from meshctl.run.shutdown import ENDLESS, Proposer, StopAgreement, StopRequest
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def store() -> HashStore:
 
 
 def test_the_least_of_steps_and_data_is_planned(store: HashStore) -> None:
-    ending = Ending(store, store, 0, [0])
+    ending = StopAgreement(store, store, 0, [0])
     assert ending.plan(20, {"a": 12, "b": None}, ["a", "b"]) == [12, None]
     assert ending.last == 12
     assert ending.begin(12) and not ending.begin(13)
 
 
 def test_without_steps_and_data_only_a_stop_ends_it(store: HashStore) -> None:
-    ending = Ending(store, store, 0, [0])
+    ending = StopAgreement(store, store, 0, [0])
     assert ending.plan(0, {}, []) == []
     assert ending.last == ENDLESS and ending.begin(10**9)
 
@@ -43,7 +43,7 @@ def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], d
     ran: dict[int, int] = {}
 
     def work(place: int) -> None:
-        ending = Ending(store, store, place, range(len(paces)))
+        ending = StopAgreement(store, store, place, range(len(paces)))
         step = 0
         while ending.begin(step + 1):
             step += 1
@@ -55,7 +55,7 @@ def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], d
     for worker in workers:
         worker.start()
     time.sleep(delay / 1000)
-    proposer.propose(Asked("SIGINT"))
+    proposer.propose(StopRequest("SIGINT"))
     while (last := proposer.poll()) is None:
         time.sleep(0.001)
     for worker in workers:
@@ -64,40 +64,40 @@ def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], d
 
 
 def test_what_workers_ask_is_heard_once_and_in_order(store: HashStore) -> None:
-    ending, proposer = Ending(store, store, 0, [0]), Proposer(store, [0])
+    ending, proposer = StopAgreement(store, store, 0, [0]), Proposer(store, [0])
     assert proposer.asked() is None
     ending.ask("converged")
     ending.ask("the data of `batch` ended", ended=7)
-    assert proposer.asked() == Asked("converged")
-    assert proposer.asked() == Asked("the data of `batch` ended", 7)
+    assert proposer.asked() == StopRequest("converged")
+    assert proposer.asked() == StopRequest("the data of `batch` ended", 7)
     assert proposer.asked() is None
 
 
 def test_a_stream_that_ends_drops_what_was_begun(store: HashStore) -> None:
     told = threading.Event()
-    ending, proposer = Ending(store, store, 0, [0], told.set), Proposer(store, [0])
+    ending, proposer = StopAgreement(store, store, 0, [0], told.set), Proposer(store, [0])
     assert ending.begin(7)
-    proposer.propose(Asked("the data ended", 5))
+    proposer.propose(StopRequest("the data ended", 5))
     assert told.wait(5)
     assert ending.last == 4 and ending.dropped(7) and not ending.dropped(4)
-    assert ending.settle(4) == 4
+    assert ending.agree(4) == 4
 
 
 def test_a_stop_after_a_streams_end_changes_nothing(store: HashStore) -> None:
     told = threading.Event()
-    ending, proposer = Ending(store, store, 0, [0], told.set), Proposer(store, [0])
+    ending, proposer = StopAgreement(store, store, 0, [0], told.set), Proposer(store, [0])
     assert ending.begin(7)
-    proposer.propose(Asked("the data ended", 9))
-    proposer.propose(Asked("SIGTERM"))
+    proposer.propose(StopRequest("the data ended", 9))
+    proposer.propose(StopRequest("SIGTERM"))
     assert proposer.poll() == 8 and told.wait(5)
     assert ending.begin(8) and not ending.begin(9)
 
 
 def test_a_worker_that_left_has_answered(store: HashStore) -> None:
-    ending, proposer = Ending(store, store, 0, [0]), Proposer(store, [0])
+    ending, proposer = StopAgreement(store, store, 0, [0]), Proposer(store, [0])
     ending.plan(3, {}, [])
     for step in (1, 2, 3):
         assert ending.begin(step)
     ending.leave()
-    proposer.propose(Asked("SIGTERM"))
+    proposer.propose(StopRequest("SIGTERM"))
     assert proposer.poll() == 4

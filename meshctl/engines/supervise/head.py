@@ -40,7 +40,7 @@ from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, Server
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
 from meshctl.run.events import Event, Journal
-from meshctl.run.shutdown import Asked, Proposer, Store
+from meshctl.run.shutdown import Proposer, StopRequest, Store
 
 POLL_S = 0.03
 """Seconds between two looks at the events, unless something wakes the head earlier."""
@@ -193,7 +193,7 @@ class Head:
             return
         if self._signals.first and not self._is_signalled:
             self._is_signalled = True
-            self._stop(Asked(self._signals.first.name))
+            self._stop(StopRequest(self._signals.first.name))
             has_grace = self._is_ready or not self._workers
             self._deadline = time.monotonic() + self._plan.run.grace if has_grace else 0.0
         while asked := self._proposer.asked() if self._workers else None:
@@ -201,7 +201,7 @@ class Head:
         if self._is_asked and self._workers:
             self._proposer.poll()
 
-    def _stop(self, asked: Asked) -> None:
+    def _stop(self, asked: StopRequest) -> None:
         if asked.ended is None:
             self._write("stopping", reason=asked.reason)
             self._store.set(STOP_KEY, asked.reason)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from meshctl.plan.model import Input, Plan
-from meshctl.run.shutdown import Ending, Proposer
+from meshctl.run.shutdown import Proposer, StopAgreement
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.loop import Loop, LoopContext
 from meshctl.runtime.rank_context import RankContext
@@ -161,7 +161,7 @@ def work(way: str, place: int, port: int, folder: Path) -> None:
         if place >= job.places:
             continue
         clients = [TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30)) for _ in "12"]
-        store, ear = (PrefixStore(f"{way}/{number}", client) for client in clients)
+        store, listener = (PrefixStore(f"{way}/{number}", client) for client in clients)
         group, rank = job.at_place(place)
         seen: list[Any] = []
         components = {}
@@ -169,9 +169,9 @@ def work(way: str, place: int, port: int, folder: Path) -> None:
             components[placed.name] = made(placed.name, seen)
             components[placed.name]._context = RankContext(placed.name, placed.mesh, rank)
         transport = case.reach(job, place, store)
-        ending = Ending(
+        ending = StopAgreement(
             PrefixStore("ending", store),
-            PrefixStore("ending", ear),
+            PrefixStore("ending", listener),
             place,
             range(job.places),
             transport.notify,
