@@ -1,4 +1,4 @@
-"""The plan: everything placed, as data.
+"""The plan: a recipe with everything placed, as data.
 
 A plan is a function of the composed recipe alone: JSON, the same bytes for the same recipe, with a digest,
 and no host, port or GPU uuid in it. It stores facts (groups, components with their meshes, stages in the
@@ -23,15 +23,15 @@ from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs
 
 FORMAT = 2
-"""Of the JSON; a plan of another format is refused by name."""
+"""The format of the JSON. A plan of another format is refused."""
 SPARSE = {"sparse": True}
-"""Of a field that is stored only where it says something else than its default: plans without it keep their
+"""Metadata of a field that is stored only where it differs from its default, so that plans without it keep their
 digest."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """Somebody's own script instead of components; it gets torchrun's environment."""
+    """A user's own script instead of components. It runs in torchrun's environment."""
 
     argv: tuple[str, ...]
     """After the interpreter, e.g. ("train.py", "--epochs", "3") or ("-m", "torchtitan.train"); `{run_dir}` is
@@ -52,15 +52,15 @@ class Group:
     device_type: Literal["cuda", "npu", "mps", "cpu"]
     workers: int
     first_place: int
-    """The place of its rank 0 in the whole job; ranks follow."""
+    """The job rank of its rank 0. The job ranks of the other ranks follow."""
     devices: tuple[tuple[int, int], ...] = ()
     """Runs [start, stop) of numbers among the cluster's devices of its type, in the order of the workers;
     empty on cpu."""
     gpus_per_worker: int = 1
     visible_devices: tuple[str, ...] = ()
-    """What the hardware calls the devices that the group may use on its node; empty for all."""
+    """The hardware's names of the devices that the group may use on its node; empty for all."""
     env: tuple[tuple[str, str | None], ...] = ()
-    """Values, or none for what is passed through from the launcher's environment."""
+    """Values, or None for variables that are passed through from the launcher's environment."""
     colocate: str = ""
     program: Program | None = None
 
@@ -77,8 +77,8 @@ class Component:
     resolves."""
     frozen: bool = False
     endpoints: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    """Method -> dispatch, collect, execute as its decorator says in the source text; a worker holds the
-    imported class against it."""
+    """Method -> dispatch, collect and execute of its decorator in the source text. A worker compares them with the
+    imported class."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class Stage:
     component: str
     method: str
     inputs: tuple[Input, ...] = ()
-    """None for a source, and for a sync."""
+    """Empty for a source and for a sync."""
     execute: str = "all"
     collect: str = "flatten"
     samples: int = 0
-    """The global count that it gives, where the recipe says it; 0 where it does not."""
+    """The global number of samples of its value; 0 where the recipe does not give it."""
     sample_bytes: int = 0
-    """About how many bytes one of them has, where the recipe says it."""
+    """The approximate size of one sample in bytes; 0 where the recipe does not give it."""
     every: int = 1
     when: Literal["", "start", "end", "checkpoint"] = ""
     to: str = ""
@@ -115,7 +115,7 @@ class Stage:
     lag: int = 0
     """In step k the receiver loads what was sent in step k - lag."""
     checksum: bool = field(default=False, metadata=SPARSE)
-    """Of a sync: what arrives is held against checksums of what was sent."""
+    """Of a sync: received weights are compared with checksums of the sent ones."""
 
     @property
     def is_source(self) -> bool:
@@ -132,7 +132,7 @@ class Checkpoint:
 @dataclass(frozen=True)
 class Run:
     steps: int = 0
-    """0 where the data say when it ends."""
+    """0 where the data end the run."""
     epochs: int = 0
     """0 for once through the data."""
     dir: str = "runs"
@@ -145,7 +145,7 @@ class Run:
     record: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The routes, by name, whose values are kept on disk."""
     patience: float = field(default=3600.0, metadata=SPARSE)
-    """Seconds that a worker waits for another before it ends the run; 0 for ever."""
+    """Seconds that a worker waits for another before it ends the run; 0 to wait for ever."""
 
 
 @dataclass(frozen=True)

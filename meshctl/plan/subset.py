@@ -1,13 +1,13 @@
-"""One group of a plan alone, for debugging: what comes from other groups is replayed, what goes to them is
-dropped.
+"""One group of a plan alone, for debugging: values from other groups are replayed from recordings, and values for
+other groups are dropped.
 
     alone = only(plan, "train", ["scored -> metrics"])
-    alone.missing       routes that the group takes from others and that are not replayed: it cannot run
-    alone.skipped       syncs with groups that are not there
+    alone.missing       routes from other groups that are not replayed; with any of them it cannot run
+    alone.skipped       syncs with other groups
     alone.plan          the group's own stages, and the routes between them; `replayed` are those that come
                         from recordings
 
-`covered` says which steps some recordings are good for. Both are pure.
+`covered` returns the steps that recordings suffice for. Both are pure.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Alone:
 
 
 def incoming(plan: Plan, group: str) -> tuple[Route, ...]:
-    """The data routes by which a group takes from others."""
+    """Returns the data routes from other groups to a group."""
     data = [route for route in plan.routes if route.kind == "data"]
     return tuple(route for route in data if _group(plan, route.target) == group != _group(plan, route.source))
 
 
 def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
-    """`replayed` are names of routes among `incoming`."""
+    """Returns one group alone. `replayed` names routes among `incoming`."""
     taken = incoming(plan, group)
     syncs = {
         stage.name: {plan.group_of(stage), plan.component(stage.to).group}
@@ -80,12 +80,12 @@ class Covered:
     after: int
     last: int
     lacking: Mapping[str, tuple[int, ...]]
-    """Route -> the steps among them that it runs in and its recording has not."""
+    """Route -> the steps among them in which it runs and that its recording does not have."""
 
 
 def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
-    """The steps that recordings are good for; `recorded` says for each route of the whole `plan` which steps
-    its recording has."""
+    """Returns the steps that recordings suffice for. `recorded` has the recorded steps of each route of the whole
+    `plan`."""
     periods = {name: _period(plan, route.target) for route in plan.routes if (name := route.name) in recorded}
     even = {name: period for name, period in periods.items() if period and recorded[name]}
     last = max((max(steps) for steps in recorded.values() if steps), default=0)
@@ -101,7 +101,7 @@ def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
 
 
 def _period(plan: Plan, name: str) -> int:
-    """A stage runs in multiples of this step; 0 where it runs at certain times only."""
+    """Returns the period of a stage, which runs in its multiples; 0 for a stage that runs at certain times only."""
     period, open, seen = 1, [name], set[str]()
     while open:
         if (name := open.pop()) not in seen:

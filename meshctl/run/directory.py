@@ -1,17 +1,14 @@
-"""One run on disk: the one owner of every path below `runs/NAME/TIME/`, and of writes that are whole or not
-there.
+"""One run on disk. This module alone knows the paths below `runs/NAME/TIME/`, and it writes files atomically.
 
 recipe.yaml     as composed; `${oc.env:X}` stays as written, so no secret is in it
-plan.json       the plan, and nothing that only the start knows
-                (where a secret is written out in a recipe all the same, both must have it, and only their
-                owner may read them)
-start.json      what only the start knows: where the recipe's code is found, which attempt this is, what it
-                resumes
+plan.json       the plan (a secret that a recipe contains as literal text is in both files, which only their
+                owner may read)
+start.json      facts of the start: where the recipe's code is found, the attempt, the checkpoint it resumes
 events/         JSON lines, a file per process
 metrics.jsonl   one object per step
 logs/GROUP/RANK.log
 checkpoints/step-N/COMPONENT/, and `latest`, a link that is renamed into place last
-recorded/STAGE/step-N/K-of-M.safetensors      what each speaker of a stage gave, where `run.record` says so
+recorded/STAGE/step-N/K-of-M.safetensors      the value of each producer of a stage in `run.record`
 """
 
 from __future__ import annotations
@@ -28,20 +25,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Start:
-    """What a run's processes must know beside the plan."""
+    """The facts that a run's processes need in addition to the plan."""
 
     path: tuple[str, ...]
-    """Folders in which `_target_`s and programs are found before what is installed: the recipe's own, the
-    working directory."""
+    """Folders that are searched for `_target_`s and programs before installed packages: the recipe's folder
+    and the working directory."""
     attempt: int = 0
     resume: str = ""
     """The checkpoint folder to continue from; empty for a fresh start."""
     only: str = ""
     """The group that runs alone; empty for all of them."""
     replay: Mapping[str, str] = field(default_factory=dict)
-    """Route -> the folder of its source's recording, where the plan says that it is replayed."""
+    """Route -> the folder of its source's recording, for the routes that the plan replays."""
     after: int = 0
-    """The step before the first, where a recording begins late."""
+    """The step before the first one, where a recording begins later than step 1."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class RunDir:
 
     @classmethod
     def create(cls, parent: Path, name: str, when: str) -> RunDir:
-        """A new folder `parent/name/when`; a second run in the same second gets `when-2`."""
+        """Makes the folder `parent/name/when`. A second run in the same second gets `when-2`."""
         for count in range(1, 10_000):
             path = parent / name / (when if count == 1 else f"{when}-{count}")
             try:
@@ -102,7 +99,7 @@ class RunDir:
         return Recorded(self.path / "recorded" / stage)
 
     def forget_recorded(self, after: int) -> None:
-        """Deletes what was recorded of later steps, before they are run anew: maybe by other ranks."""
+        """Deletes the recordings of later steps before these run again, perhaps on other ranks."""
         for stage in (self.path / "recorded").glob("*"):
             for folder in Recorded(stage).folders(after):
                 shutil.rmtree(folder)
@@ -122,7 +119,7 @@ class RunDir:
             raise ValueError(f"{path} is damaged: {error}") from error
 
     def saved(self) -> int:
-        """The step of the latest checkpoint; 0 where there is none."""
+        """Returns the step of the latest checkpoint; 0 without one."""
         return int(self.latest.resolve().name.removeprefix("step-")) if self.latest.is_dir() else 0
 
     def publish_checkpoint(self, step: int, keep: int) -> None:
@@ -139,27 +136,26 @@ class RunDir:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the speakers of one stage gave: a folder per step, and in it a file per speaker."""
+    """The recorded values of one stage: a folder per step with a file per producer."""
 
     path: Path
 
-    def file(self, step: int, speaker: int, speakers: int) -> Path:
-        return self.path / f"step-{step}" / f"{speaker}-of-{speakers}.safetensors"
+    def file(self, step: int, producer: int, producers: int) -> Path:
+        return self.path / f"step-{step}" / f"{producer}-of-{producers}.safetensors"
 
     def files(self, step: int) -> tuple[Path, ...]:
-        """Of a step that all its speakers have written, in their order; none of another."""
+        """Returns the files of a step by producer; none where a producer has not written its file."""
         folder = self.path / f"step-{step}"
         names = set(os.listdir(folder)) if folder.is_dir() else set[str]()
-        for speakers in sorted(
-            {int(found[1]) for name in names if (found := re.fullmatch(r"0-of-(\d{1,7})\.safetensors", name))}
-        ):
-            files = tuple(self.file(step, speaker, speakers) for speaker in range(speakers))
+        first_files = (re.fullmatch(r"0-of-(\d{1,7})\.safetensors", name) for name in names)
+        for producers in sorted({int(found[1]) for found in first_files if found}):
+            files = tuple(self.file(step, producer, producers) for producer in range(producers))
             if all(file.name in names for file in files):
                 return files
         return ()
 
     def folders(self, after: int = 0) -> dict[Path, int]:
-        """Those of later steps, and which these are."""
+        """Returns the folders of the steps after `after`, each with its step."""
         numbers = {folder: folder.name.removeprefix("step-") for folder in self.path.glob("step-*")}
         return {
             folder: int(number)
@@ -168,14 +164,14 @@ class Recorded:
         }
 
     def steps(self) -> list[int]:
-        """Those that all their speakers have written, rising."""
+        """Returns the steps that all their producers have written, rising."""
         return sorted(step for step in self.folders().values() if self.files(step))
 
 
 def write_whole(path: Path, text: str, private: bool = False) -> None:
-    """Writes beside the place and renames into it: a reader sees the old file or the new one, never half.
+    """Writes a temporary file and renames it, so that a reader sees the old file or the new one, never a part.
 
-    `private`: nobody but its owner may read it, from the first byte on.
+    With `private` only the owner may read the file, from its first byte on.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")

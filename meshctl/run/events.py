@@ -1,20 +1,23 @@
-"""What happened: one JSON line an event, appended by the process that saw it, read by whoever wants to know.
+"""The events of a run: one JSON line each, appended by the process that observed it.
 
 Each process has a file of its own under `events/`. One event is one write to a file opened for appending, so
-lines never mix and a process that is killed loses nothing it had said. Readers follow all files of the folder
-and fold.
+lines never mix, and a process that is killed loses no event that it has written. Readers follow all files of
+the folder and fold the events.
 
-The names, and what `value` holds:
-
-| name | said by | value | | --- | --- | --- | | `started`, `exited` | agent | `{"pid": n}`; `{"pid": n,
-"code": n}`, negative for a signal | | `ready` | worker | `{"last": n}`, none where only a stop will end it:
-everything stands, `step` is the one before the first | | `step` | worker | `{"seconds": s, "stages": {STAGE:
-s}, "waits": {STAGE: s}, "routes": {ROUTE: bytes sent}}`, when a step is over | | `metric` | worker |
-`{"values": {NAME: number}, "weight": w, "collect": "mean" | "sum" | "first"}`, `stage` says whose | | `saved`
-| worker | `{"seconds": s}`: its part of the checkpoint of `step` is on disk | | `done` | worker | none: after
-its last step | | `fault` | worker, agent, launcher | `{"error": line, "traceback": text, "lost": bool,
-"peer": [GROUP, RANK]}`: `lost` if one was missed | | `launched`, `stopping`, `resumed`, `checkpoint`, `over`
-| launcher | see `engines/supervise/head.py` |
+    name                written by      value
+    started, exited     agent           {"pid": n}; {"pid": n, "code": n}, negative for a signal
+    ready               worker          {"last": n}, null where only a stop ends the run; `step` is the one before
+                                        the first
+    step                worker          {"seconds": s, "stages": {STAGE: s}, "waits": {STAGE: s},
+                                        "routes": {ROUTE: bytes sent}} at the end of a step
+    metric              worker          {"values": {NAME: number}, "weight": w,
+                                        "collect": "mean" | "sum" | "first"} of the stage in `stage`
+    saved               worker          {"seconds": s}: its part of the checkpoint of `step` is on disk
+    done                worker          nothing; after its last step
+    fault               worker, agent,  {"error": line, "traceback": text, "lost": bool, "peer": [GROUP, RANK]};
+                        launcher        `lost` where a peer was lost
+    launched, stopping, launcher        see `engines/supervise/head.py`
+    resumed, checkpoint, over
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ class Event:
     name: str
     group: str = ""
     rank: int | None = None
-    """In its group's world; none for an agent or the launcher."""
+    """In the world of its group; None for an agent or the launcher."""
     step: int | None = None
     stage: str = ""
     value: dict[str, Any] = field(default_factory=dict)
     time: float = 0.0
-    """Seconds since the epoch, by the clock of who said it."""
+    """Seconds since the epoch, by the clock of the process that wrote it."""
 
 
 class Journal:
@@ -79,7 +82,7 @@ class Follower:
         self._read: dict[Path, int] = {}
 
     def new(self) -> Iterator[Event]:
-        """What was said since the last call; a line that is still being written waits for the next."""
+        """Yields the events since the last call. A line that is still being written waits for the next call."""
         for path in sorted(self._folder.glob("*.jsonl")):
             start = self._read.get(path, 0)
             if path.stat().st_size <= start:

@@ -1,4 +1,4 @@
-"""From what workers say to one line per step: the fold behind `metrics.jsonl`.
+"""Folds the events of workers into one line per step, as in `metrics.jsonl`.
 
     fold = Fold({"rollout": 2, "train": 2}, since=time.time())
     for event in follower.new():
@@ -6,19 +6,18 @@
                                                "rollouts.reward": 0.4}
             observers.on_row(line)
 
-A worker says its metrics of a step, then `step`. A step is complete once every worker of every components'
-group has said `step` for it or for a later one; so the line of a step is there as soon as the slowest worker
-is through. A step that some worker never ends gives no line: it did not happen. What a stage says after the
-last step (`when: end` in a run whose end nobody knew beforehand) still belongs to that step: its line is
-given once more, with all there is, and the tracker replaces it.
+A worker reports its metrics of a step, and then `step`. A step is complete once every worker of every group of
+components has reported `step` for it or for a later one, so its line follows the slowest worker. A step that
+some worker never ends has no line. Metrics that a stage reports after the last step (`when: end` in a run whose
+end was not known) belong to that step: its line is repeated with all its metrics, and the tracker replaces it.
 
-Values of one name join by the `collect` that was said with them: `mean` by weight, `sum`, or `first`, the
-lowest rank's. They join in the order of groups and ranks, so the same run gives the same digits. A value that
-is not finite, or a mean over no samples, is None and thus `null`: JSON knows no NaN, and a reader sees that
-there was something.
+Values of one name are joined by the `collect` of their event: `mean` by weight, `sum`, or `first` for the
+lowest rank's. They are joined in the order of groups and ranks, so the same run gives the same digits. A value
+that is not finite, and a mean over no samples, is None (`null` in JSON, which has no NaN), so that a reader sees
+that the metric was reported.
 
-A run that continues from a checkpoint does `elapsed = cut(path, step)` and folds on with `after=step,
-elapsed=elapsed`: no step is missing and none is there twice.
+A run that continues from a checkpoint calls `elapsed = cut(path, step)` and folds with `after=step,
+elapsed=elapsed`. Then every step occurs exactly once.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Worker = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Part:
-    """What one worker said of one metric."""
+    """The value of one metric from one worker."""
 
     worker: Worker
     value: float
@@ -54,27 +53,27 @@ class _Part:
 class _Step:
     parts: dict[str, list[_Part]] = field(default_factory=dict)
     ended: float = 0.0
-    """When the last worker was through, by its own clock."""
+    """The time at which the last worker ended the step, by its own clock."""
     fresh: bool = False
-    """Whether it has values that no line has."""
+    """Whether it has values that are in no line yet."""
 
 
 class Fold:
     def __init__(
         self, workers: Mapping[str, int], *, since: float, after: int | None = None, elapsed: float = 0.0
     ) -> None:
-        """`workers` counts those of each components' group. `since`: when this attempt began, in seconds
-        since the epoch; what was said earlier is of another attempt. `after`: the step it continues from.
-        `elapsed`: for how long the run had run until there.
+        """`workers` has the number of workers of each group of components. `since` is the start of this attempt
+        in seconds since the epoch; earlier events belong to another attempt. `after` is the step that the run
+        continues from, and `elapsed` the seconds that it had run until then.
         """
         self._through: dict[Worker, int] = {
             (group, rank): -1 for group, count in workers.items() for rank in range(count)
         }
         self._steps: dict[int, _Step] = {}
-        """Those that have no line yet, and the last that has one."""
+        """The steps without a line, and the last one with a line."""
         self._since, self._elapsed = since, elapsed
         self._known = -1 if after is None else after
-        """What is said of this step and before is old."""
+        """Events of this step and earlier ones are ignored."""
         self._given = self._known
         """The last step that has a line."""
 

@@ -17,14 +17,14 @@ from itertools import accumulate, groupby
 ACCELERATORS = ("cuda", "npu", "mps")
 DEVICE_TYPES = (*ACCELERATORS, "cpu")
 DEVICE_ALIASES = {"gpu": "cuda"}
-"""In any case: GPU is cuda."""
+"""Other names of device types, compared in lower case."""
 DIRECT = ("cuda",)
-"""Device types from which tensors get to others of the type without the CPU's memory."""
+"""Device types whose tensors move to other devices of the type without passing through CPU memory."""
 TRANSPORT_VARIABLE = "MESHCTL_TRANSPORT"
 TRANSPORTS = ("tcp",)
 """Values of the variable: the transports that carry frames between nodes."""
 DevicesPerNode = tuple[tuple[int, int], ...]
-"""(how many nodes, devices on each), from node 0 on."""
+"""(number of nodes, devices on each of them), from node 0 on."""
 
 
 def transport_error(environ: Mapping[str, str]) -> str:
@@ -37,24 +37,24 @@ def transport_error(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring devices that fill neighbouring nodes alike."""
+    """Neighbouring devices that occupy the same number of devices on each of some neighbouring nodes."""
 
     first_node: int
     nodes: int
     number: int
-    """Of the first of them, on each of the nodes."""
+    """The number of the first device on each of the nodes."""
     each: int
     """Devices per node."""
     device: int
-    """The first of all."""
+    """The first device, numbered over the cluster."""
 
 
 @dataclass(frozen=True)
 class Cluster:
     nodes: int = 1
     devices_per_node: Mapping[str, DevicesPerNode] = field(default_factory=dict)
-    """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. A type that is not
-    named, it does not have."""
+    """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. Types that are absent have
+    no devices."""
 
     @classmethod
     def of(cls, nodes: int, **devices_per_node: int | Sequence[int]) -> Cluster:
@@ -62,7 +62,7 @@ class Cluster:
         return cls(nodes, {kind: devices_by_node(nodes, given) for kind, given in devices_per_node.items()})
 
     def total(self, device_type: str) -> int:
-        """How many devices of a type there are."""
+        """Returns the number of devices of a type."""
         return self._table(device_type).total
 
     def node_of(self, device_type: str, device: int) -> int:
@@ -71,18 +71,18 @@ class Cluster:
         return table.nodes[run] + (device - table.devices[run]) // table.each[run]
 
     def number_on_node(self, device_type: str, device: int) -> int:
-        """What a device is called on its own node, from 0."""
+        """Returns the number of a device on its own node, from 0."""
         table = self._table(device_type)
         run = table.of_device(device)
         return (device - table.devices[run]) % table.each[run]
 
     def devices_on(self, device_type: str, node: int) -> int:
-        """How many devices of a type a node has."""
+        """Returns the number of devices of a type on a node."""
         table = self._table(device_type)
         return table.each[table.of_node(node)] if table.each else 0
 
     def first_on(self, device_type: str, node: int) -> int:
-        """The number over the cluster of a node's first device, or what it would be."""
+        """Returns the number over the cluster of a node's first device, also for a node that has none."""
         table = self._table(device_type)
         run = table.of_node(node)
         return table.devices[run] + (node - table.nodes[run]) * table.each[run]

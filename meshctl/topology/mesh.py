@@ -1,18 +1,18 @@
-"""Which rank does what: a mesh is named dims with sizes, and everything else is arithmetic by strides.
+"""A device mesh: named dims with sizes over the ranks of a group, and arithmetic by strides for the rest.
 
     DeviceMesh.from_sizes(world_size=8, fsdp_size="auto", tp_size=2)      sizes, in the standard order pp, dp,
                                                                           fsdp, cp, tp
     DeviceMesh.from_ranks([[0, 1, 2, 3], [4, 5, 6, 7]], ("dp", "fsdp"))   an explicit array of ranks
 
 Ranks are row-major over the dims, outermost first, so that neighbours in `tp` are neighbours in hardware. A
-dim that was not given has size 1 and index 0; it can still be asked for. What is no dim of its own is a view
-of the same ranks, and its dims can be asked for in the mesh itself:
+dim that was not given has size 1 and index 0, and can still be asked for. Other layouts of the same ranks are
+views, whose dims can be asked for in the mesh itself:
 
     data      pp, data, ulysses, cp, tp    `ulysses` neighbours of dp x fsdp share one data rank
-    expert    pp, ep_fsdp, ep, etp         the ranks of a pipeline stage once more, for the experts
+    expert    pp, ep_fsdp, ep, etp         the ranks of a pipeline stage, factored again for the experts
 
-Every question about one rank costs O(dims), whatever the size of the mesh: nothing here lists the world
-unless its answer is such a list, or the ranks are no sums of strides.
+Every question about one rank costs O(dims), whatever the size of the mesh. The world is listed only where the
+answer is such a list, or where the ranks are not sums of strides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["DIMS", "SIZES", "DeviceMesh", "MeshError", "even_split", "shown", "split_index"]
 
 SHOWN = 8
-"""So many ranks are named."""
+"""The number of ranks that messages name."""
 
 VIEWS = {"data": ("data", "ulysses"), "expert": EXPERT_DIMS}
 """The views, and the dims that only they have."""
@@ -43,11 +43,11 @@ RESERVED = {
     "vpp": "stages per pp rank",
     "sp": "`ulysses` or `cp` here",
 }
-"""What no dim of a mesh may be called, and why."""
+"""Names that no dim of a mesh may have, with the reason."""
 
 
 class MeshError(ValueError):
-    """Sizes that make no mesh, or a question about a rank or a dim that the mesh does not have."""
+    """Sizes that do not form a mesh, or a question about a rank or a dim that the mesh does not have."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class DeviceMesh:
     """Activations between the parts of a layer are split along tp."""
     device_type: str = "cpu"
     layout: Layout = field(default=Layout(()), repr=False, metadata={"stored": False})
-    """Where the ranks lie; row-major where it is left out."""
+    """The ranks by coordinate; row-major where it is left out."""
     here: int | None = field(default=None, compare=False, repr=False, metadata={"stored": False})
     """The mesh's own rank: `mesh["tp"]` is the sub-mesh that holds it. None for a mesh without one, whose
     sub-meshes hold its first rank."""
     absent: tuple[str, ...] = field(default=DIMS, compare=False, repr=False, metadata={"stored": False})
-    """Dims that it may be asked for without having them: their size is 1."""
+    """Dims of size 1 that the mesh does not list and can be asked for."""
     has_views: bool = field(default=True, compare=False, repr=False, metadata={"stored": False})
-    """None has a mesh that was made by joining or parting dims of another, as a view is."""
+    """False for a mesh made by flattening or unflattening dims of another, as views are."""
     whole: bool = field(default=True, compare=False, repr=False, metadata={"stored": False})
-    """Whether it is more than a part of another mesh."""
+    """False for a sub-mesh."""
 
     def __post_init__(self) -> None:
         names = _names(self.mesh_dim_names)
@@ -186,25 +186,25 @@ class DeviceMesh:
         return size_of(self._dims((dim,))[1][0])
 
     def stride(self, dim: str) -> int | None:
-        """How far apart two neighbours in `dim` are, in ranks; none where that differs, or the ranks of the
-        mesh are no sums of strides."""
+        """The distance of two neighbours in `dim`, in ranks. None where it differs, or where the ranks of the mesh
+        are not sums of strides."""
         home, (digits,) = self._dims((dim,))
         joined = join((digits,)) or digits[:1]
         return None if len(joined) > 1 or home.layout.table else joined[0][1] if joined else 1
 
     @cached_property
     def data_size(self) -> int:
-        """How many different shares of a batch there are."""
+        """The number of data ranks, and so of different shares of a batch."""
         return self.size("dp") * self.size("fsdp") // self.ulysses_size
 
     @property
     def ep_fsdp_size(self) -> int:
-        """What is left of a pipeline stage's ranks beside ep and etp."""
+        """The ranks of a pipeline stage divided by ep and etp."""
         return self.world_size // (self.size("pp") * self.ep_size * self.etp_size)
 
     @property
     def pp_stages(self) -> int:
-        """How many pipeline stages there are, virtual ones too."""
+        """The number of pipeline stages, including virtual ones."""
         return self.size("pp") * self.vpp_size
 
     # One rank
@@ -241,7 +241,7 @@ class DeviceMesh:
         return indices[home._number[dim]] if dim in home._number else 0
 
     def data_rank(self, rank: int | None = None) -> int:
-        """Which share of a batch this rank works on: its peers in tp, cp, ulysses and pp have the same."""
+        """The share of a batch that a rank works on. Its peers in tp, cp, ulysses and pp have the same."""
         at = self.coordinate(rank)
         return (at.get("dp", 0) * self.size("fsdp") + at.get("fsdp", 0)) // self.ulysses_size
 
@@ -274,8 +274,8 @@ class DeviceMesh:
     def neighbour(
         self, rank: int | str, dim: str | None = None, by: int = 1, ring: bool = False
     ) -> int | None:
-        """The rank `by` further on in a dim: the next pp stage, with -1 the previous one. Beyond the ends
-        there is none, in a `ring` (cp's, or pp's with virtual stages) it goes round."""
+        """The rank `by` steps further in a dim: the next pp stage, or the previous one with -1. None beyond the
+        ends, except in a `ring` (as of cp, or of pp with virtual stages)."""
         number, name = _rank_and_dim(rank, dim)
         home, (digits,) = self._dims((name,))
         size, at, steps = size_of(digits), home.coordinate(number), whole(by)
@@ -303,8 +303,8 @@ class DeviceMesh:
         return self._dim_rank(number, name) == self.size(name) - 1
 
     def pp_stages_of(self, rank: int | None = None) -> tuple[int, ...]:
-        """The pipeline stages that a rank holds: with `vpp_size` above 1 every pp-th, so that data goes round
-        the pp ranks."""
+        """The pipeline stages that a rank holds: with `vpp_size` above 1 every pp-th one, so that data cycles
+        through the pp ranks."""
         first = self._dim_rank(rank, "pp")
         return tuple(range(first, self.pp_stages, self.size("pp")))
 
@@ -344,7 +344,7 @@ class DeviceMesh:
         )
 
     def representative(self, data_rank: int) -> int:
-        """Who speaks for a data rank: the smallest of its peers in the last pp stage."""
+        """The rank that represents a data rank: the smallest of its peers in the last pp stage."""
         number = whole(data_rank)
         if number is None or not 0 <= number < self.data_size:
             raise MeshError(f"there are the data ranks 0 to {self.data_size - 1}, not {data_rank!r}")

@@ -27,7 +27,7 @@ SIZES = (*(f"{dim}_size" for dim in DIMS), "ulysses_size", "ep_size", "etp_size"
 """The keys of all sizes."""
 MAY_BE_AUTO = (*(f"{dim}_size" for dim in DIMS), *(f"{dim}_size" for dim in EXPERT_DIMS))
 MAX_PROPOSALS = 2
-"""How many layouts that fit are proposed."""
+"""The number of fitting layouts that are proposed."""
 MAX_PATHS = 4
 """How many partial layouts with the same remainder the search for the nearest layouts keeps."""
 MAX_PATHS_WITH_NEEDS = 64
