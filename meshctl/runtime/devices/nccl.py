@@ -1,24 +1,24 @@
 """Tensors from device to device, where neither end can read the other's memory: between nodes, and where a
 node's devices are strangers.
 
-    giver                                        taker
-    send(to, tensors, done)    -- header -->     expect(source, sizes, come, arrived)
-    come(to)                   <--- "come" ---   come()
-    done()                     == tensors ==>    arrived(tensors)
+    sender                                          receiver
+    send(to, tensors, done)    -- header -->       expect(source, sizes, clear_to_send, on_received)
+    clear_to_send(to)          <-- the turn --     clear_to_send()
+    done()                     == tensors ==>      on_received(tensors)
 
-Header and "come" go by the workers' connections, so both ends post a transfer when both are ready for it, and
-no kernel waits for a peer that computes. A giver lets its device finish what it wrote before it sends the
+Headers and the turns travel on the workers' connections, so both ends post a transfer when both are ready for
+it, and no kernel waits for a peer that computes. A sender lets its device finish what it wrote before it sends the
 header, and never waits for more.
 
 There is one communicator for each ordered pair of places. NCCL runs what is posted on a communicator one
-after another; if two givers shared one with their two takers, ends that post in different orders would wait
+after another; if two senders shared one with their two receivers, ends that post in different orders would wait
 in a circle. On a pair's own communicator the order is that of the headers. It is made by hand on the
 launcher's store, by whoever posts the first transfer of the pair, since that waits for the other end. For the
 same reason each end has a thread: what waits for one peer waits for no other.
 
 Nor may a device have many communicators at work, says NCCL's manual, unless all ranks use them in one order.
-So a worker sends one message at a time, and receives one: its "come" says that it is the sender's turn. A
-taker that waits thus waits for a giver that has at most others to serve who have all said "come" to it, and
+So a worker sends one message at a time, and receives one: its "clear to send" says that it is the sender's turn. A
+receiver that waits thus waits for a sender that has at most others to serve who have all said "clear to send" to it, and
 wait for nobody else: there is no circle. A communicator is made at the first transfer of its pair, in the
 turn of that; making it may wait for all that the device does just then.
 
@@ -56,7 +56,7 @@ class Work(Protocol):
 
 
 class Pair(Protocol):
-    """What is used of a process group of two: the giver is rank 0, the taker rank 1."""
+    """What is used of a process group of two: the sender is rank 0, the receiver rank 1."""
 
     def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Work: ...
     def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Work: ...
@@ -64,7 +64,7 @@ class Pair(Protocol):
 
 
 Connect = Callable[[int, int, int], Pair]
-"""(giver, taker, own rank) -> this process's end; waits until the other end is there."""
+"""(sender, receiver, own rank) -> this process's end; waits until the other end is there."""
 
 
 class Streams(Protocol):
@@ -136,7 +136,7 @@ class PairTransfers:
         on_received: Callable[[list[Tensor]], None],
     ) -> None:
         """The next message from there has tensors of so many bytes. `come` is called when it is its turn, to
-        tell the giver; then `arrived` gets them, uint8 `[n]` each, complete."""
+        tell the sender; then `arrived` gets them, uint8 `[n]` each, complete."""
         self._receiver(source).expect(_Expected(tuple(sizes), clear_to_send, on_received))
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class _Receiver(_PairEnd):
             del (
                 memory,
                 message,
-            )  # what was received lives as long as its takers want, and not until the next message
+            )  # what was received lives as long as its receivers want, and not until the next message
 
 
 # CUDA

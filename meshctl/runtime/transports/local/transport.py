@@ -486,6 +486,8 @@ class LocalTransport(Transport):
             self.release()
 
     def release(self) -> None:
+        if self._listener.fileno() < 0:
+            return
         self._is_closed = True
         self._data_plane.remove_file(self._listener.fileno())
         for connection in self._connections:
