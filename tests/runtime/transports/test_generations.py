@@ -22,16 +22,17 @@ Make = Callable[..., tuple[DataPlane, Any]]
 @pytest.fixture(params=[LocalTransport, TcpTransport], ids=["local", "tcp"])
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """`make(job_rank, a=1)` returns a data plane and its transport; group `a` has generation 1."""
-    made: list[DataPlane] = []
+    made: list[Any] = []
 
     def one(job_rank: int, a: int = 0) -> tuple[DataPlane, Any]:
         plane = DataPlane(Context(job_rank, group_of=GROUPS.__getitem__, generations={"a": a}, patience_s=20))
-        made.append(plane)
-        return plane, request.param(plane, "token")
+        transport = request.param(plane, "token")
+        made.extend((plane, transport))
+        return plane, transport
 
     yield one
-    for plane in made:
-        plane.release()
+    for one_made in made:
+        one_made.release()
 
 
 def connect(*transports: Any) -> None:
