@@ -25,7 +25,7 @@ def for_terminal(
     respect NO_COLOR."""
     from meshctl.view.live.logs import GroupLogs
 
-    logs = GroupLogs(plan, run, from_end=run.events.exists() and run.read_start().attempt > 1)
+    logs = GroupLogs(plan, run, from_end=_is_continued(run))
     if stream.isatty() and environ.get("TERM", "") not in ("", "dumb"):
         from meshctl.view.live.dashboard import Dashboard
 
@@ -33,3 +33,11 @@ def for_terminal(
     from meshctl.view.live.plain import PlainOutput
 
     return PlainOutput(plan, run, stream, logs)
+
+
+def _is_continued(run: RunDir) -> bool:
+    """Whether an earlier attempt has written to the logs."""
+    try:
+        return run.read_start().attempt > 0
+    except (OSError, ValueError):
+        return False

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Event
+from meshctl.view.live import for_terminal
 from meshctl.view.live.dashboard import Picture, newest_logs
 from meshctl.view.live.logs import MAX_LINE_LETTERS, MAX_READ_BYTES, GroupLogs, LogTail, printable
 from meshctl.view.live.plain import MAX_LOG_LINES, PlainOutput
@@ -43,6 +44,17 @@ def test_what_an_earlier_attempt_has_written_is_skipped(run: RunDir) -> None:
     tail = LogTail(log(run, "train", 0, "old\n"), from_end=True)
     log(run, "train", 0, "new\n")
     assert tail.new_lines() == ["new"]
+
+
+@pytest.mark.parametrize(("attempt", "shown"), [(0, ["old", "new"]), (1, ["new"])])
+def test_a_run_that_continues_shows_new_lines_only(run: RunDir, attempt: int, shown: list[str]) -> None:
+    run.write_start(Start((), attempt))
+    log(run, "train", 0, "old\n")
+    stream = io.StringIO()
+    view = for_terminal(make_plan(), run, stream, {})
+    log(run, "train", 0, "new\n")
+    view.on_end(0, "")
+    assert stream.getvalue().splitlines() == [f"train:0: {line}" for line in shown]
 
 
 def test_a_call_reads_a_bounded_amount(run: RunDir) -> None:
