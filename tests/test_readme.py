@@ -26,7 +26,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_component_works_alone_in_one_process() -> None:
-    code, _ = blocks("python")
+    [code] = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     names: dict[str, object] = {"__name__": "readme"}
     exec(compile(code, "README.md", "exec"), names)
@@ -35,14 +35,8 @@ def test_the_component_works_alone_in_one_process() -> None:
     assert scored.ids.tolist() == names["batch"].ids.tolist()  # type: ignore[attr-defined]
 
 
-def test_a_mesh_answers_what_it_says() -> None:
-    _, code = blocks("python")
-    names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    asked = [line.split("#") for line in code.splitlines() if "#" in line]
-    assert len(asked) == 6
-    for question, answer in asked:
-        assert eval(question, names) == eval(re.split(r"[;:,] (?=[a-z])", answer.strip())[0]), question
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 200
 
 
 def test_its_report_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
