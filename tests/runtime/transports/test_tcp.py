@@ -28,9 +28,9 @@ from meshctl.runtime.transports.buffers.caching_allocator import UNCACHED_MAX, C
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.data_plane import Context, DataPlane
 from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.tcp import transport as tcp
 from meshctl.runtime.transports.tcp.connection import HEAD
 from meshctl.runtime.transports.tcp.transport import Address, TcpTransport, address_towards
-from meshctl.runtime.transports.tcp.transport import transport as tcp
 from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
 from tests.runtime.plans import call, plan
