@@ -1,10 +1,10 @@
-"""State on disk: one torch.distributed.checkpoint folder per component, by component name and never by rank.
+"""Checkpoints: one torch.distributed.checkpoint (DCP) folder per component, named after it and not after ranks.
 
-    step-N/COMPONENT/        DCP: what `state_dict()` gave, re-sharded on loading to whatever mesh loads it
-    step-N/GROUP.json        what the loop knows: how many samples each source of the group has given
+    step-N/COMPONENT/        DCP: the `state_dict()`, which is resharded when another mesh loads it
+    step-N/GROUP.json        the number of samples that each source of the group has produced
 
-torch pickles DCP's metadata; it is read here by an unpickler that knows DCP's own classes and nothing else,
-and the other values through `torch.load(weights_only=True)`. So a checkpoint is data, too.
+torch pickles DCP's metadata. It is read here by an unpickler that accepts only DCP's own classes, and other
+values are read with `torch.load(weights_only=True)`. So loading a checkpoint never runs code from it.
 """
 
 from __future__ import annotations
@@ -37,69 +37,81 @@ from meshctl.runtime.errors import StageError
 
 
 class CheckpointError(StageError):
-    """A checkpoint that cannot be read, or does not fit."""
+    """A checkpoint cannot be read, or does not fit the component."""
 
 
 def save(folder: Path, name: str, state: dict[str, Any]) -> None:
-    """Writes a component's state; all ranks of its group's world call it together."""
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
+    """Writes the state of a component to `folder/name`. It is a collective call of all ranks of the group."""
+    path = folder / name
+    path.mkdir(parents=True, exist_ok=True)
     dcp.save(
-        state, storage_writer=dcp.FileSystemWriter(place, sync_files=True), no_dist=not dist.is_initialized()
+        state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=not dist.is_initialized()
     )
 
 
 def load(folder: Path, name: str, state: dict[str, Any]) -> None:
-    """Fills `state`, a component's own `state_dict()`, in place; all ranks of its group's world call it
-    together."""
-    place = folder / name
-    if not place.is_dir():
+    """Loads the state of a component into `state`, its own `state_dict()`, in place. It is a collective call of
+    all ranks of the group.
+
+    Raises `CheckpointError` where the folder has no such state or it does not fit.
+    """
+    path = folder / name
+    if not path.is_dir():
         raise CheckpointError(f"{folder} holds no state of component `{name}`")
     try:
-        dcp.load(state, storage_reader=_Reader(place), planner=_Planner(), no_dist=not dist.is_initialized())
+        dcp.load(state, storage_reader=_Reader(path), planner=_Planner(), no_dist=not dist.is_initialized())
     except dcp.CheckpointException as error:
-        failures = [failed for failed, *_ in error.failures.values()]
-        causes = "; ".join(
-            dict.fromkeys((str(failed) or type(failed).__name__).splitlines()[0] for failed in failures)
-        )
-        raise CheckpointError(f"{place} cannot be loaded into component `{name}`: {causes}") from error
+        failures = [failure for failure, *_ in error.failures.values()]
+        lines = [(str(failure) or type(failure).__name__).splitlines()[0] for failure in failures]
+        causes = "; ".join(dict.fromkeys(lines))
+        raise CheckpointError(f"{path} cannot be loaded into component `{name}`: {causes}") from error
 
 
-def save_position(folder: Path, group: str, given: dict[str, int]) -> None:
-    """How many samples each source has given; one rank of the group writes it."""
-    write_whole(folder / f"{group}.json", json.dumps({"given": given}) + "\n")
+def save_position(folder: Path, group: str, samples: dict[str, int]) -> None:
+    """Writes source -> the number of samples that it has produced. One rank of the group calls it."""
+    write_whole(folder / f"{group}.json", json.dumps({"given": samples}) + "\n")
 
 
 def load_positions(folder: Path) -> dict[str, int]:
-    """The same of all groups."""
-    given: dict[str, int] = {}
+    """Returns source -> the number of samples that it had produced, for the sources of all groups.
+
+    Raises `CheckpointError` where a file is damaged.
+    """
+    samples: dict[str, int] = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            given |= {
-                str(source): int(count) for source, count in json.loads(path.read_text())["given"].items()
-            }
+            counts = json.loads(path.read_text())["given"]
+            samples |= {str(source): int(count) for source, count in counts.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
-    return given
+    return samples
 
 
-_CLASSES = {
-    *((kind.__module__, kind.__name__) for kind in (
-        Metadata, MetadataIndex, TensorStorageMetadata, BytesStorageMetadata, ChunkStorageMetadata, TensorProperties, StorageMeta,
-        _MEM_FORMAT_ENCODING,
-    )),
+_METADATA_CLASSES = (
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    TensorProperties,
+    StorageMeta,
+    _MEM_FORMAT_ENCODING,
+)
+_DTYPES = [str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)]
+_ALLOWED_NAMES = {
+    *((cls.__module__, cls.__name__) for cls in _METADATA_CLASSES),
+    *(("torch", dtype.removeprefix("torch.")) for dtype in _DTYPES),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch", "Size"),
     ("pathlib", "PosixPath"),
     ("torch.serialization", "_get_layout"),
-    *(("torch", str(kind).removeprefix("torch.")) for kind in vars(torch).values() if isinstance(kind, torch.dtype)),
-}  # fmt: skip
-"""All that DCP's metadata is made of."""
+}
+"""Module and name of every object that DCP's metadata may refer to."""
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _CLASSES:
+        if (module, name) not in _ALLOWED_NAMES:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is none of DCP's classes")
         return super().find_class(module, name)
 

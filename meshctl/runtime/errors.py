@@ -1,9 +1,9 @@
-"""The error of a stage."""
+"""Errors that are raised inside stages."""
 
 
 class StageError(ValueError):
-    """A mistake in a stage that its user can correct: the message is enough, without a traceback."""
+    """A mistake in a stage that its user can correct. It is reported without a traceback."""
 
 
 class CollectiveError(ValueError):
-    """An operation that the ranks cannot do together. It is raised before any rank waits for the others."""
+    """A collective operation that the ranks cannot perform. It is raised before any rank waits for the others."""

@@ -1,8 +1,7 @@
-"""A whole plan in the threads of one process: for tests and notebooks. The same loop, with frames in memory
-and no torch.distributed.
+"""Runs a whole plan in the threads of one process, for tests and notebooks.
 
-Threads share torch's generators, so what a run draws at random is not reproducible here; everything else is
-as in processes.
+The loop is the same as in processes. Frames stay in memory, and torch.distributed is not used. Threads share
+torch's random generators, so random numbers are not reproducible here.
 """
 
 from __future__ import annotations
@@ -31,14 +30,20 @@ from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.runtime.world import ranks_by_node
 
 Make = Callable[[str, int], Component]
-"""(component's name, rank) -> the object; `setup()` is called on it."""
+"""Component name and rank -> the component; `setup()` is called on it."""
+
+POLL_S = 0.005
+"""Seconds between two looks at the requests of workers."""
 
 
 @dataclass
 class Outcome:
+    """The result of a run in threads."""
+
     last: dict[int, int] = field(default_factory=dict)
-    """Place -> the last step that it ran."""
+    """Job rank -> its last step."""
     faults: dict[int, Exception] = field(default_factory=dict)
+    """Job rank -> the error that ended it."""
     events: list[Event] = field(default_factory=list)
 
 
@@ -52,47 +57,57 @@ def run(
     stop: threading.Event | None = None,
     timeout: float = 60.0,
 ) -> Outcome:
-    """Runs the plan to its end, or until one worker has a fault; setting `stop` asks all for a last step.
+    """Runs the plan to its end, or until one worker has a fault. Setting `stop` requests a last step.
 
-    Raises `TimeoutError` where it does not end: what waits for what is a bug of the plan or of the runtime.
+    `timeout` is in seconds. Raises `TimeoutError` where the run does not end in time, which is a deadlock: a
+    bug of the plan or of the runtime.
     """
     outcome, store = Outcome(), HashStore()
     hub: dict[int, MemoryDataPlane] = {}
     store.set_timeout(timedelta(days=1))
-    places = [group.first_place + rank for group in plan.groups for rank in range(group.workers)]
+    job_ranks = [group.first_place + rank for group in plan.groups for rank in range(group.workers)]
     slots = {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)}
-    transports = {place: MemoryDataPlane(place, slots, hub) for place in places}
+    data_planes = {job_rank: MemoryDataPlane(job_rank, slots, hub) for job_rank in job_ranks}
 
-    def work(place: int) -> None:
-        group, rank = plan.at_place(place)
+    def work(job_rank: int) -> None:
+        group, rank = plan.at_place(job_rank)
 
-        def say(name: str, *, step: int | None = None, stage: str = "", **value: Any) -> None:
+        def journal(name: str, *, step: int | None = None, stage: str = "", **value: Any) -> None:
             outcome.events.append(Event(name, group, rank, step, stage, value))
 
         try:
             components = {}
             for placed in plan.components_of(group):
-                components[placed.name] = make(placed.name, rank)
-                components[placed.name]._context = RankContext(
+                component = components[placed.name] = make(placed.name, rank)
+                component._context = RankContext(
                     placed.name, placed.mesh.at(rank), rank, nodes=partial(ranks_by_node, plan, group)
                 )
-                components[placed.name].setup()
-            ending = StopAgreement(store, store, place, places, transports[place].notify)
+                component.setup()
+            agreement = StopAgreement(store, store, job_rank, job_ranks, data_planes[job_rank].notify)
             for component in components.values():
-                component.place.stop = ending.ask
+                component.place.stop = agreement.ask
             context = LoopContext(
-                plan, group, rank, components, transports[place], ending, say, save, recorder, recorded
+                plan,
+                group,
+                rank,
+                components,
+                data_planes[job_rank],
+                agreement,
+                journal,
+                save,
+                recorder,
+                recorded,
             )
-            outcome.last[place] = Loop(context).run()
+            outcome.last[job_rank] = Loop(context).run()
         except Exception as error:
-            outcome.faults[place] = error
-            for transport in transports.values():
-                transport.fail(PeerLost(str(error)))
+            outcome.faults[job_rank] = error
+            for data_plane in data_planes.values():
+                data_plane.fail(PeerLost(str(error)))
 
-    threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
+    threads = [threading.Thread(target=work, args=(job_rank,), daemon=True) for job_rank in job_ranks]
     for thread in threads:
         thread.start()
-    proposer = Proposer(store, places)
+    proposer = Proposer(store, job_ranks)
     try:
         _attend(proposer, threads, stop, timeout)
     finally:
@@ -103,16 +118,18 @@ def run(
 def _attend(
     proposer: Proposer, threads: list[threading.Thread], stop: threading.Event | None, timeout: float
 ) -> None:
-    """What a launcher does meanwhile: hears what workers ask for, and tells the last step."""
-    waited = 0.0
+    """Acts as the launcher until all threads end: receives requests for a stop and announces the last step."""
+    waited_s = 0.0
     while any(thread.is_alive() for thread in threads):
-        if waited > timeout:
+        if waited_s > timeout:
             raise TimeoutError(f"the run did not end within {timeout:.0f} s")
-        if asked := StopRequest("stop") if stop is not None and stop.is_set() else proposer.asked():
-            proposer.propose(asked)
+        is_stopped = stop is not None and stop.is_set()
+        request = StopRequest("stop") if is_stopped else proposer.asked()
+        if request is not None:
+            proposer.propose(request)
         proposer.poll()
         for thread in threads:
             if thread.is_alive():
-                thread.join(0.005)
-                waited += 0.005
+                thread.join(POLL_S)
+                waited_s += POLL_S
                 break

@@ -1,10 +1,10 @@
-"""One process of a components' group: from its environment to its last step.
+"""The process of one worker of a group of components, from its environment to its last step.
 
     python -m meshctl.runtime.worker        with torchrun's variables and MESHCTL_PLAN, MESHCTL_GROUP,
                                             MESHCTL_HEAD, MESHCTL_ATTEMPT
 
-It knows the plan and never the recipe. Whatever goes wrong is translated here, once, into a `fault` event
-with group, rank, stage and step; the traceback goes to the log, too.
+A worker reads the plan and never the recipe. Every error is translated here, once, into a `fault` event with
+group, rank, stage and step. The traceback is also written to the log.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from meshctl.runtime.world import connect, connect_all, devices_of, join, ranks_
 from meshctl.text.env_refs import names
 from meshctl.text.redaction import is_distinctive, literals, redact, redact_traceback, secret_places
 
-SAID = (StageError, TargetError, ComponentError, ConnectError, ModeError)
-"""Errors whose message stands for itself: no traceback helps."""
-LOST = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
-"""Errors of a victim: the fault is elsewhere."""
+USER_ERRORS = (StageError, TargetError, ComponentError, ConnectError, ModeError)
+"""Errors whose message is enough for the user. They are reported without a traceback."""
+PEER_ERRORS = (PeerLost, dist.DistNetworkError, dist.DistStoreError, ConnectionResetError, BrokenPipeError)
+"""Errors that a worker sees when a peer has failed. The cause is in another process."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the environment tells a worker."""
+class WorkerEnv:
+    """The environment variables of a worker."""
 
     plan: Path
     group: str
@@ -61,7 +61,7 @@ class Told:
     attempt: int
 
     @classmethod
-    def by(cls, environ: Mapping[str, str]) -> Told:
+    def parse(cls, environ: Mapping[str, str]) -> WorkerEnv:
         return cls(
             Path(environ["MESHCTL_PLAN"]),
             environ["MESHCTL_GROUP"],
@@ -72,67 +72,63 @@ class Told:
 
 
 def main(environ: Mapping[str, str] | None = None) -> int:
-    """The exit code: 0 when its last step is done, 1 after a fault that it has told."""
-    told = Told.by(os.environ if environ is None else environ)
-    run = RunDir.of_plan(told.plan)
-    journal = Journal(run.journal(f"{told.group}-{told.rank}"), told.group, told.rank)
-    worker = Worker(told, run, journal)
+    """Runs a worker and returns its exit code: 0 after its last step, 1 after a reported fault."""
+    env = WorkerEnv.parse(os.environ if environ is None else environ)
+    run = RunDir.of_plan(env.plan)
+    journal = Journal(run.journal(f"{env.group}-{env.rank}"), env.group, env.rank)
+    worker = Worker(env, run, journal)
     try:
         worker.work()
-    except (Exception, SystemExit) as error:  # the one border: whatever a component raises becomes an event
-        worker.tell(error)
+    except (Exception, SystemExit) as error:  # any error of a component becomes an event
+        worker.report_fault(error)
         return 1
     return 0
 
 
 class Worker:
-    def __init__(self, told: Told, run: RunDir, journal: Journal) -> None:
-        self._told, self._run, self._journal = told, run, journal
+    """Runs the components of one rank and reports its fault."""
+
+    def __init__(self, env: WorkerEnv, run: RunDir, journal: Journal) -> None:
+        self._env, self._run, self._journal = env, run, journal
         self._loop: Loop | None = None
-        self._transport: DataPlane | None = None
+        self._data_plane: DataPlane | None = None
         self._plan: Plan | None = None
         self._doing = "setup"
 
     def work(self) -> None:
-        told, run = self._told, self._run
-        plan, start = Plan.read(told.plan), run.read_start()
+        """Connects to the peers, sets up the components and runs the loop until the last step."""
+        env, run = self._env, self._run
+        plan, start = Plan.read(env.plan), run.read_start()
         self._plan = plan
-        group = plan.group(told.group)
-        place = group.first_place + told.rank
+        group = plan.group(env.group)
+        job_rank = group.first_place + env.rank
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        store, listener = connect(told.head, told.attempt), connect(told.head, told.attempt)
-        join(store, group, told.rank)
+        store, listener = connect(env.head, env.attempt), connect(env.head, env.attempt)
+        join(store, group, env.rank)
         extend_path(start.path)
-        transport = self._transport = connect_all(plan, place, store, devices_of(group)[0])
-        speaking = [
-            group.first_place + rank
-            for group in plan.groups
-            if not group.program
-            for rank in range(group.workers)
-        ]
-        ending = StopAgreement(
+        data_plane = self._data_plane = connect_all(plan, job_rank, store, devices_of(group)[0])
+        agreement = StopAgreement(
             dist.PrefixStore("ending", store),
             dist.PrefixStore("ending", listener),
-            place,
-            speaking,
-            transport.notify,
+            job_rank,
+            _component_job_ranks(plan),
+            data_plane.notify,
         )
-        components = self._components(plan, start.path, ending, transport)
-        step, given = (
-            self._resume(plan, components, start.resume)
-            if start.resume
-            else (start.after, given_after(plan, start.after))
-        )
-        save = self._saver(plan, components)
+        components = self._components(plan, start.path, agreement, data_plane)
+        if start.resume:
+            step, produced = self._resume(plan, components, start.resume)
+        else:
+            step, produced = start.after, samples_after(plan, start.after)
+        save = self._checkpoint_hook(plan, components)
         recorder = Recorder(plan.run.record, run.recorded) if plan.run.record else None
         recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
         context = LoopContext(
             plan,
-            told.group,
-            told.rank,
+            env.group,
+            env.rank,
             components,
-            transport,
-            ending,
+            data_plane,
+            agreement,
             self._journal.say,
             save,
             recorder,
@@ -140,40 +136,42 @@ class Worker:
         )
         self._loop = Loop(context)
         self._doing = "the first sync"
-        last = self._loop.run(step, given)
+        last = self._loop.run(step, produced)
         self._doing = "close"
         for component in components.values():
             component.close()
         self._journal.say("done", step=last)
-        transport.close()
+        data_plane.close()
         dist.destroy_process_group()
 
     def _components(
-        self, plan: Plan, path: tuple[str, ...], ending: StopAgreement, transport: DataPlane
+        self, plan: Plan, path: tuple[str, ...], agreement: StopAgreement, data_plane: DataPlane
     ) -> dict[str, Component]:
-        """The group's components, made and set up in the order of the recipe: the same on all ranks, so their
-        collectives meet."""
+        """Returns the group's components after `setup`.
+
+        They are made in the order of the recipe on all ranks, so that collectives in `setup` match.
+        """
         made = {}
-        devices = devices_of(plan.group(self._told.group))
+        devices = devices_of(plan.group(self._env.group))
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
-        for placed in plan.components_of(self._told.group):
+        for placed in plan.components_of(self._env.group):
             self._doing = f"setup of `{placed.name}`"
             methods = [
                 stage.method
                 for stage in plan.stages
                 if stage.kind == "call" and stage.component == placed.name
             ]
-            seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas begin alike
+            seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas start with equal weights
             context = RankContext(
                 placed.name,
-                placed.mesh.at(self._told.rank),
-                self._told.rank,
+                placed.mesh.at(self._env.rank),
+                self._env.rank,
                 devices[0],
                 devices,
-                stop=ending.ask,
-                nodes=partial(ranks_by_node, plan, self._told.group),
-                alloc=transport.alloc,
+                stop=agreement.ask,
+                nodes=partial(ranks_by_node, plan, self._env.group),
+                alloc=data_plane.alloc,
             )
             component = make(placed, methods, path, context)
             component.setup()
@@ -183,7 +181,8 @@ class Worker:
     def _resume(
         self, plan: Plan, components: Mapping[str, Component], folder: str
     ) -> tuple[int, dict[str, int]]:
-        """Loads every component's state; gives the step, and the samples that each source had given by then."""
+        """Loads the state of every component. Returns the step of the checkpoint and source -> the number of
+        samples that it had produced by then."""
         from meshctl.runtime import checkpoint
 
         self._doing = "resume"
@@ -193,36 +192,31 @@ class Worker:
             component.load_state_dict(state)
         return int(Path(folder).name.removeprefix("step-")), checkpoint.load_positions(Path(folder))
 
-    def _saver(self, plan: Plan, components: Mapping[str, Component]) -> CheckpointHook:
+    def _checkpoint_hook(self, plan: Plan, components: Mapping[str, Component]) -> CheckpointHook:
+        """Returns the function that saves a checkpoint; it does nothing in a run without checkpoints."""
         if plan.run.checkpoint is None:
-            return lambda step, given: None
-        from meshctl.runtime import checkpoint  # half a second, which a run that saves nothing need not spend
+            return lambda step, produced: None
+        from meshctl.runtime import checkpoint  # the import takes half a second, so only such runs do it
 
         kept = stateful(plan, components)
-        mine = [stage.name for stage in plan.stages if stage.is_source and stage.component in components]
+        sources = [stage.name for stage in plan.stages if stage.is_source and stage.component in components]
 
-        def save(step: int, given: Mapping[str, int]) -> None:
+        def save(step: int, produced: Mapping[str, int]) -> None:
             begin, folder = time.perf_counter(), self._run.checkpoint(step)
             for name, component in kept.items():
                 checkpoint.save(folder, name, component.state_dict())
-            if not self._told.rank:
-                checkpoint.save_position(folder, self._told.group, {name: given[name] for name in mine})
+            if not self._env.rank:
+                checkpoint.save_position(folder, self._env.group, {name: produced[name] for name in sources})
             self._journal.say("saved", step=step, seconds=time.perf_counter() - begin)
 
         return save
 
-    def tell(self, error: Exception | SystemExit) -> None:
-        """Says the fault, with where it is; the log gets the whole traceback."""
+    def report_fault(self, error: Exception | SystemExit) -> None:
+        """Writes the `fault` event with the stage and step, and the whole traceback to the log."""
         stage, step = self._loop.at if self._loop else ("", None)
-        known = secrets_of(self._plan, self._told.group, os.environ) if self._plan else ()
+        known = secrets_of(self._plan, self._env.group, os.environ) if self._plan else ()
         sys.stderr.write(redact_traceback("".join(traceback.format_exception(error)), known))
-        said = isinstance(error, (*SAID, PeerLost))
-        text = (
-            ""
-            if said
-            else "".join(traceback.format_exception(error.with_traceback(below_us(error.__traceback__))))
-        )
-        line = str(error) if said else f"{type(error).__name__}: {error}"
+        line, text = _described(error)
         line, text = redact(line, known), redact_traceback(text, known)
         doing = "" if stage else self._doing
         lost = error.job_rank if isinstance(error, PeerLost) else None
@@ -237,43 +231,52 @@ class Worker:
             doing=doing,
             **peer,
         )
-        if self._transport and isinstance(error, PeerLost):
-            with suppress(OSError):  # whoever does not hear it finds out
-                self._transport.announce_loss(error)
+        if self._data_plane and isinstance(error, PeerLost):
+            with suppress(OSError):  # peers without this message detect the loss themselves
+                self._data_plane.announce_loss(error)
+
+
+def _component_job_ranks(plan: Plan) -> list[int]:
+    """Returns the job ranks of the workers of components; programs take no part in a run's last step."""
+    groups = [group for group in plan.groups if not group.program]
+    return [group.first_place + rank for group in groups for rank in range(group.workers)]
+
+
+def _described(error: Exception | SystemExit) -> tuple[str, str]:
+    """Returns the message of an error and its traceback; the traceback of a `USER_ERRORS` is empty."""
+    if isinstance(error, (*USER_ERRORS, PeerLost)):
+        return str(error), ""
+    shown = error.with_traceback(user_frames(error.__traceback__))
+    return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(shown))
 
 
 def secrets_of(plan: Plan, group: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What an error's message must not tell of what a group was given: the run's directory may be read by
-    others."""
-    given = [dict(component.args) for component in plan.components_of(group)]
-    given.append(
-        {name: environ.get(name) if value is None else value for name, value in plan.group(group).env}
-    )
-    texts = [str(value) for _, value in secret_places(given)]
-    found = [environ.get(name, "") for text in texts for name in names(text)]
-    return tuple(
-        sorted(
-            {
-                text
-                for text in (*found, *(one for text in texts for one in literals(text)))
-                if is_distinctive(text)
-            },
-            key=len,
-        )[::-1]
-    )
+    """Returns the secrets of a group's arguments and variables, the longest first.
+
+    Error messages must not contain them, because others may read the run directory.
+    """
+    variables = {name: environ.get(name) if value is None else value for name, value in plan.group(group).env}
+    sources = [*(dict(component.args) for component in plan.components_of(group)), variables]
+    texts = [str(value) for _, value in secret_places(sources)]
+    referenced = [environ.get(name, "") for text in texts for name in names(text)]
+    written = [part for text in texts for part in literals(text)]
+    secrets = {text for text in (*referenced, *written) if is_distinctive(text)}
+    return tuple(sorted(secrets, key=len)[::-1])
 
 
-def below_us(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins in the user's code; all of it where the fault is ours."""
+def user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Returns the part of a traceback that begins in the user's code, or all of it where there is none."""
     ours, inner = str(PACKAGE_DIR), trace
     while inner is not None and inner.tb_frame.f_code.co_filename.startswith(ours):
         inner = inner.tb_next
     return inner or trace
 
 
-def given_after(plan: Plan, step: int) -> dict[str, int]:
-    """The samples that sources have given by a step, where a replay begins behind it and nobody has counted
-    them."""
+def samples_after(plan: Plan, step: int) -> dict[str, int]:
+    """Returns source -> the number of samples that it has produced by a step, computed from the plan.
+
+    It is needed where a replay begins after that step, for which there is no checkpoint.
+    """
     return {
         stage.name: step // stage.every * stage.samples
         for stage in plan.stages
@@ -283,28 +286,28 @@ def given_after(plan: Plan, step: int) -> dict[str, int]:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A component with something to keep."""
+    """A component with state for a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
 
 
 def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, Stateful]:
-    """Those that a checkpoint holds, in the order of the recipe."""
+    """Returns the components with state in a checkpoint, in the order of the recipe."""
     kept = {name: component for name, component in components.items() if not plan.component(name).frozen}
     return {name: component for name, component in kept.items() if isinstance(component, Stateful)}
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error only says that a peer is gone: gloo has no class of its own for that."""
-    if isinstance(error, LOST) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+    """Returns whether an error only reports that a peer is gone. gloo has no class of its own for that."""
+    if isinstance(error, PEER_ERRORS) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
         return True
     return error.__cause__ is not None and is_lost(error.__cause__)
 
 
 if __name__ == "__main__":
-    faulthandler.enable()  # as the fork server does for the workers that it calls
+    faulthandler.enable()  # the fork server does the same for its workers
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a thread of gloo's that outlives the interpreter may abort the process at its exit
+    os._exit(code)  # a thread of gloo that outlives the interpreter may abort the process at its exit

@@ -8,7 +8,7 @@ import pytest
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
-from meshctl.runtime.worker import Told, Worker, secrets_of
+from meshctl.runtime.worker import Worker, WorkerEnv, secrets_of
 from meshctl.topology.mesh import DeviceMesh
 
 GROUP = Group(
@@ -43,7 +43,7 @@ def test_a_fault_and_its_log_tell_no_secret(
         monkeypatch.setenv(name, value)
     run = RunDir(tmp_path)
     worker = Worker(
-        Told(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
+        WorkerEnv(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
     )
     worker._plan = PLAN
     try:
@@ -51,7 +51,7 @@ def test_a_fault_and_its_log_tell_no_secret(
             "wrong key key-of-wandb for somebody at https://me:pass@host, --token abc; see /data/here with plain-text"
         )
     except ValueError as error:
-        worker.tell(error)
+        worker.report_fault(error)
     event = json.loads(run.journal("train-0").read_text())
     shown = "wrong key <redacted> for <redacted> at https://me:<redacted>@host, --token <redacted>; see /data/here with plain-text"
     assert event["value"]["error"] == f"ValueError: {shown}"
@@ -68,7 +68,7 @@ def test_a_fault_and_its_log_tell_no_secret(
 def test_a_worker_that_has_read_no_plan_tells_its_fault_all_the_same(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     worker = Worker(
-        Told(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
+        WorkerEnv(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
     )
-    worker.tell(FileNotFoundError("plan.json"))
+    worker.report_fault(FileNotFoundError("plan.json"))
     assert json.loads(run.journal("train-0").read_text())["value"]["error"] == "FileNotFoundError: plan.json"
