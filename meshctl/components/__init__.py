@@ -1,4 +1,4 @@
-"""Ready-made components: what most recipes need and nobody wants to write again."""
+"""Ready-made components that many recipes need."""
 
 from meshctl.components.rows import Cycle as Cycle
 from meshctl.components.rows import Rows as Rows

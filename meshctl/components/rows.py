@@ -1,14 +1,14 @@
-"""Sources that read a JSON-lines file: `Rows` once through, `Cycle` over and over.
+"""Sources that read a JSON-lines file: `Rows` reads it once, `Cycle` endlessly.
 
     components:
       problems: {_target_: meshctl.components.Rows, group: rollout, args: {path: data/train.jsonl}}
     pipeline:
       batch: {call: problems.next, samples: 64}
 
-Each line is an object with the same keys, and each key becomes a column: numbers a tensor, lists of numbers a
-`Ragged`, anything else plain data. The file is read whole. Epochs are shuffled, each in an order of its own
-that follows from `seed` and the epoch alone: sample 1234 is the same row on any mesh, and after any resume,
-so there is no position to save but the count.
+Each line is an object with the same keys, and each key becomes a column: numbers become a tensor, lists of
+numbers a `Ragged`, and anything else plain data. The whole file is read into memory. The order of each epoch
+depends only on `seed` and the epoch's number. So sample 1234 is the same row on any mesh and after any resume,
+and the number of samples is the only position to save.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from meshctl.runtime.component import Component, ComponentError, endpoint
 
 
 class RowsError(ComponentError):
-    """A file that holds no rows of one kind."""
+    """A file is missing, or its lines are not rows with the same keys."""
 
 
 class Cycle(Component):
-    """The rows of a file over and over: `run.steps`, or another source, says when it ends."""
+    """Repeats the rows of a file endlessly. `run.steps` or another source ends the run."""
 
     def __init__(self, path: str, seed: int = 0, shuffle: bool = True) -> None:
-        """A relative `path` is looked for where `_target_`s are: in the recipe's folder first."""
+        """A relative `path` is searched in the folders of `_target_`s: the recipe's folder first."""
         self.seed, self.shuffle = seed, shuffle
         self.rows = read(found(path))
         self._order: tuple[int, Sequence[int]] = (-1, ())
 
     @endpoint
     def next(self, samples: range) -> Batch | None:
-        """The rows of these sample numbers; numbers run on over epochs."""
-        places = [divmod(number, len(self.rows)) for number in samples]
-        rows = self.rows.take([self._order_of(epoch)[place] for epoch, place in places])
+        """Returns the rows of these sample numbers, which count on over epochs."""
+        positions = [divmod(number, len(self.rows)) for number in samples]
+        rows = self.rows.take([self._order_of(epoch)[position] for epoch, position in positions])
         return Batch(rows.columns, ids=torch.tensor(samples, dtype=torch.int64))
 
     def _order_of(self, epoch: int) -> Sequence[int]:
@@ -59,25 +59,25 @@ class Cycle(Component):
 
 
 class Rows(Cycle):
-    """The rows of a file once, or `run.epochs` times: then the run ends."""
+    """Reads the rows of a file once, or `run.epochs` times. Then the run ends."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
 def found(path: str) -> Path:
-    """The file of that name. Raises `RowsError` where there is none."""
+    """Returns the path of the file. Raises `RowsError` where there is none."""
     folders = [Path(folder) for folder in sys.path]
-    place = next((folder / path for folder in folders if (folder / path).is_file()), None)
-    if place is None:
+    file = next((folder / path for folder in folders if (folder / path).is_file()), None)
+    if file is None:
         raise RowsError(
             f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
         )
-    return place
+    return file
 
 
 def read(path: Path) -> Batch:
-    """The columns of a JSON-lines file; blank lines are passed over."""
+    """Returns the columns of a JSON-lines file. Blank lines are skipped. Raises `RowsError`."""
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
@@ -100,7 +100,7 @@ def _row(line: str, where: str, first: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def column(values: list[Any]) -> Tensor | Ragged | list[Any]:
-    """These values as a batch holds them."""
+    """Returns the values of a key as a column of a batch."""
     if all(map(_is_number, values)):
         return torch.tensor(values, dtype=_dtype(values))
     if all(isinstance(value, list) and all(map(_is_number, value)) for value in values):

@@ -3,9 +3,9 @@
 model.py      a transformer that writes digits, and how problems become tokens
 data.py       writes train.jsonl and exam.jsonl
 sampler.py    Sampler: writes answers
-judge.py      Judge: marks them
-learner.py    Learner: a model, its optimizer and its sharding, for those that train
-actor.py      Actor: learns from marks (GRPO)
+judge.py      Judge: scores answers
+learner.py    Learner: a model, its optimizer and its sharding, the base class of Actor and Trainer
+actor.py      Actor: learns from rewards (GRPO)
 trainer.py    Trainer: learns from written answers
 """
 

@@ -1,5 +1,5 @@
-"""Learns from marks: GRPO, the policy gradient with advantages against the mean of each question's own group
-of answers."""
+"""Learns from rewards by GRPO: a policy gradient whose advantages are relative to the mean reward of the answers
+to the same question."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ class Actor(Learner):
     def __init__(
         self, lr: float = 3e-3, steps: int = 0, minibatch: int = 128, clip: float = 0.2, entropy: float = 0.1
     ) -> None:
-        """`minibatch` counts samples over all ranks. `entropy` rewards doubt: without it the policy settles
-        on wrong digits."""
+        """`minibatch` is the number of samples over all ranks. `entropy` weighs the entropy bonus; without it the
+        policy settles on wrong digits."""
         super().__init__(lr, steps)
         self.minibatch, self.clip, self.entropy = minibatch, clip, entropy
 
     @endpoint(dispatch="slice_dp", collect="mean")
     def update(self, batch: Batch) -> dict[str, float]:
+        """Makes one optimizer step for each minibatch."""
         batch = batch.with_columns(advantage=advantages(batch))
         size = max(1, self.minibatch // self.mesh.data_size)
         parts = list(batch.minibatches(size, seed=self.step))
         totals = self.total([len(part) for part in parts])
         entropy = 0.0
         for part, total in zip(parts, totals, strict=True):
-            gain, doubt = self._gain(part)
-            self.descend(-(gain + self.entropy * doubt) / (total * DIGITS))
-            entropy += float(doubt.detach())
+            gain, part_entropy = self._gain(part)
+            self.descend(-(gain + self.entropy * part_entropy) / (total * DIGITS))
+            entropy += float(part_entropy.detach())
         return {
             "entropy": entropy / max(1, len(batch) * DIGITS),
             "advantage": float(batch["advantage"].abs().mean()),
         }
 
     def _gain(self, part: Batch) -> tuple[Tensor, Tensor]:
-        """Summed over the written digits: what the clipped policy gradient makes larger, and the policy's
-        entropy."""
+        """Returns the clipped objective of the policy gradient and the policy's entropy, each summed over the
+        written digits."""
         tokens = part["tokens"]
         choices = self.model(tokens[:, :-1])[:, -DIGITS:].log_softmax(-1)
         logp = choices.gather(-1, tokens[:, -DIGITS:, None]).squeeze(-1)
@@ -50,7 +51,7 @@ class Actor(Learner):
 
 
 def advantages(batch: Batch) -> Tensor:
-    """Each sample's reward, less the mean of its group; the route keeps groups on one rank."""
+    """Returns each sample's reward minus the mean of its group. The route keeps groups on one rank."""
     reward, groups = batch["reward"], batch.group_ids
     if groups is None:
         raise ValueError(

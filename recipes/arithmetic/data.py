@@ -1,8 +1,8 @@
-"""Writes the problems: `python data.py` makes train.jsonl and exam.jsonl beside this file, the same bytes
+"""Writes the problems: `python data.py` writes train.jsonl and exam.jsonl to this folder, with the same bytes
 every time.
 
-All sums of two numbers up to two digits that have two digits themselves, written with leading zeros: 5,050
-problems. 300 of them, drawn at random, are the exam and stand in no other file.
+The problems are the 5,050 additions of two numbers below 100 whose sum is below 100, with leading zeros. A
+random choice of 300 of them is the exam, the others are for training.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import random
 from pathlib import Path
 
 HELD_OUT = 300
+"""Problems of the exam."""
 
 
 def problems() -> list[dict[str, str]]:
-    """Every problem once, shuffled."""
+    """Returns every problem once, shuffled with a fixed seed."""
     pairs = [(a, b) for a in range(100) for b in range(100 - a)]
     random.Random(7).shuffle(pairs)
     return [{"question": f"{a:02}+{b:02}", "answer": f"{a + b:02}"} for a, b in pairs]

@@ -1,4 +1,4 @@
-"""Marks answers against those in the file. It has no model; a reward model or a sandbox would stand here."""
+"""Scores answers by comparison with the right ones. Replace it with a reward model or a sandbox."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from meshctl import Batch, Component, endpoint
 class Judge(Component):
     @endpoint(dispatch="slice_dp", collect="flatten")
     def score(self, batch: Batch) -> Batch:
-        """A mark for each written digit, 1 if it is right: float `[n, DIGITS]`, so that each digit is
-        credited with its own."""
-        marks = marked(batch)
-        self.log({"reward": right_in(marks)}, weight=len(batch))
-        return batch.select("tokens", "logp").with_columns(reward=marks)
+        """Returns a reward for each written digit, float `[n, DIGITS]`: 1 where it is right."""
+        rewards = digit_rewards(batch)
+        self.log({"reward": accuracy(rewards)}, weight=len(batch))
+        return batch.select("tokens", "logp").with_columns(reward=rewards)
 
     @endpoint(dispatch="slice_dp", collect="mean")
     def grade(self, batch: Batch) -> dict[str, float]:
-        """The reward of an exam: the share of answers that are right in full."""
-        return {"reward": right_in(marked(batch))}
+        """Returns the reward of an exam: the fraction of answers that are right in full."""
+        return {"reward": accuracy(digit_rewards(batch))}
 
 
-def marked(batch: Batch) -> Tensor:
-    """1 for each right digit, float `[n, DIGITS]`."""
+def digit_rewards(batch: Batch) -> Tensor:
+    """Returns float `[n, DIGITS]`: 1 for each right digit, else 0."""
     written: Tensor = batch["tokens"][:, -DIGITS:]
     return (written == encode_answers(batch["answer"])).float()
 
 
-def right_in(marks: Tensor) -> float:
-    """The share of answers that are right in full; 0 of none."""
-    return float(marks.prod(1).sum()) / max(1, len(marks))
+def accuracy(rewards: Tensor) -> float:
+    """Returns the fraction of answers whose digits are all right; 0 without answers."""
+    return float(rewards.prod(1).sum()) / max(1, len(rewards))

@@ -1,15 +1,14 @@
-"""What all that train have in common: a model, its optimizer, and one place that knows how both are spread
-over ranks.
+"""The base class of components that train: a model, its optimizer and their sharding over ranks.
 
     total = samples on all data ranks
     learner.descend(sum of this rank's losses / total)
 
-Whatever the layout, gradients are summed over the data ranks, so each sample weighs the same even where
-shares are uneven.
+In every layout gradients are summed over the data ranks, so all samples have the same weight even where shares
+are uneven.
 
     fsdp alone      fully_shard over `fsdp`
-    dp and fsdp     fully_shard over both (HSDP): copies over `dp`, each split over `fsdp`
-    dp alone        a whole copy per rank, and one all-reduce of the gradients
+    dp and fsdp     fully_shard over both (HSDP): replicas over `dp`, each sharded over `fsdp`
+    dp alone        a replica per rank, and one all-reduce of the gradients
     one rank        the plain model, without torch.distributed
 """
 
@@ -29,7 +28,7 @@ from meshctl import Component
 
 class Learner(Component):
     def __init__(self, lr: float = 3e-3, steps: int = 0) -> None:
-        """`steps` is when the learning rate has sunk to a tenth; 0 leaves it as it is."""
+        """The learning rate falls to a tenth over `steps` steps; 0 keeps it constant."""
         self.lr, self.steps = lr, steps
 
     def setup(self) -> None:
@@ -45,36 +44,36 @@ class Learner(Component):
             fully_shard(self.model, mesh=self.torch_mesh[dims], reshard_after_forward=False)
 
     def total(self, counts: list[int]) -> list[int]:
-        """Each count, summed over the data ranks."""
+        """Returns each count, summed over the data ranks."""
         return [int(count) for count in self.collective("dp", "fsdp").all_reduce(torch.tensor(counts))]
 
     def descend(self, loss: Tensor) -> None:
-        """One step of the optimizer. `loss` is this rank's part of a mean over all data ranks."""
+        """Makes one optimizer step. `loss` is this rank's part of a mean over all data ranks."""
         self.optimizer.zero_grad()
         if isinstance(self.model, FSDPModule):
-            torch.autograd.backward(
-                loss * self.collective("dp", "fsdp").size
-            )  # as FSDP takes the mean over the ranks
+            data_ranks = self.collective("dp", "fsdp").size
+            torch.autograd.backward(loss * data_ranks)  # FSDP averages gradients over the ranks
         else:
             torch.autograd.backward(loss)
             self._sum_gradients()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * (max(0.1, 1 - self.step / self.steps) if self.steps else 1.0)
+            group["lr"] = self._learning_rate()
         self.optimizer.step()
+
+    def _learning_rate(self) -> float:
+        return self.lr * max(0.1, 1 - self.step / self.steps) if self.steps else self.lr
 
     def _sum_gradients(self) -> None:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        flat = self.collective("dp", "fsdp").all_reduce(
-            torch.cat([gradient.flatten() for gradient in gradients])
-        )
-        for gradient, part in zip(
-            gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True
-        ):
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        sums = self.collective("dp", "fsdp").all_reduce(flat)
+        parts = torch.split(sums, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """For a sync: whole parameters, or this rank's shards as DTensors."""
+        """Yields whole parameters, or this rank's shards as DTensors, for a sync."""
         yield from self.model.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     tokens [n, t] -> logits [n, t, len(ALPHABET)]
 
-A problem is "37+25=" and its answer is written units first, "26" for 62: so a digit needs no look at those
-that come later. All texts have one width, so there is no padding and no mask but the causal one.
+A problem is "37+25=". Its answer is written with the units first, "26" for 62, so that no digit depends on a
+later one. All texts have the same width, so there is no padding, and the only mask is the causal one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ALPHABET = "0123456789+="
-ASKED = 6
-"""Characters of every question, with its `=`."""
+QUESTION_LENGTH = 6
+"""Characters of a question, with its `=`."""
 DIGITS = 2
-"""Of every answer."""
+"""Digits of an answer."""
 
 
 def encode_questions(questions: Sequence[str]) -> Tensor:
-    """int64 `[n, ASKED]`."""
-    return _encode([f"{question}=" for question in questions], ASKED)
+    """Returns tokens, int64 `[n, QUESTION_LENGTH]`."""
+    return _encode([f"{question}=" for question in questions], QUESTION_LENGTH)
 
 
 def encode_answers(answers: Sequence[str]) -> Tensor:
-    """int64 `[n, DIGITS]`, units first."""
+    """Returns tokens, int64 `[n, DIGITS]`, units first."""
     return _encode([answer[::-1] for answer in answers], DIGITS)
 
 
@@ -39,7 +39,7 @@ def _encode(texts: Sequence[str], width: int) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention, then a multilayer perceptron, each added to what comes in."""
+    """Attention and a multilayer perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class Block(nn.Module):
         query, key, value = (
             self.mix(self.before_mix(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         )
-        heard = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mixed(heard.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mixed(attended.transpose(1, 2).flatten(2))
         return cast(Tensor, x + self.think(self.before_think(x)))
 
 
 class Transformer(nn.Module):
     def __init__(
-        self, width: int = 64, layers: int = 2, heads: int = 4, longest: int = ASKED + DIGITS
+        self, width: int = 64, layers: int = 2, heads: int = 4, longest: int = QUESTION_LENGTH + DIGITS
     ) -> None:
         super().__init__()
         self.character = nn.Embedding(len(ALPHABET), width)
@@ -83,14 +83,14 @@ def answered(
 ) -> tuple[Tensor, Tensor]:
     """Lets the model answer each question `times` times.
 
-    Gives questions with answers, int64 `[n * times, ASKED + DIGITS]`, and the log-probability of each written
-    digit, `[n * times, DIGITS]`. The answers of one question lie together, and share the reading of it.
+    Returns questions with answers, int64 `[n * times, QUESTION_LENGTH + DIGITS]`, and the log-probability of each written
+    digit, `[n * times, DIGITS]`. The answers to a question are consecutive, and the question is processed once.
     """
     logits = model(questions)[:, -1].repeat_interleave(times, 0)
     tokens = questions.repeat_interleave(times, 0)
     written = []
-    for place in range(DIGITS):
-        if place:
+    for position in range(DIGITS):
+        if position:
             logits = model(tokens)[:, -1]
         choices = logits.log_softmax(-1)
         chosen = choices.argmax(-1, keepdim=True) if greedy else _drawn(choices)
@@ -100,6 +100,6 @@ def answered(
 
 
 def _drawn(choices: Tensor) -> Tensor:
-    return (
-        torch.multinomial(choices.exp(), 1) if len(choices) else choices.new_empty((0, 1), dtype=torch.int64)
-    )
+    if not len(choices):
+        return choices.new_empty((0, 1), dtype=torch.int64)
+    return torch.multinomial(choices.exp(), 1)

@@ -1,4 +1,4 @@
-"""Writes answers: the rollout side of GRPO. It learns nothing itself, its weights come from the actor."""
+"""The rollout side of GRPO: writes answers, with weights from the actor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshctl import Batch, Component, copy_weights, endpoint
 
 class Sampler(Component):
     def __init__(self, times: int = 4) -> None:
-        """`times` is the size of a group: how many answers each question gets."""
+        """`times` is the size of a group: the number of answers to each question."""
         self.times = times
 
     def setup(self) -> None:
@@ -20,13 +20,13 @@ class Sampler(Component):
 
     @endpoint(dispatch="slice_dp", collect="flatten")
     def sample(self, batch: Batch) -> Batch:
-        """Answers drawn at random, `times` per question, for learning."""
+        """Returns `times` random answers per question, for training."""
         tokens, logp = answered(self.model, encode_questions(batch["question"]), self.times)
         return batch.select("answer").repeat(self.times).with_columns(tokens=tokens, logp=logp)
 
     @endpoint(dispatch="slice_dp", collect="flatten")
     def answer(self, batch: Batch) -> Batch:
-        """The one best answer to each question, for an exam."""
+        """Returns the most likely answer to each question, for an exam."""
         tokens, _ = answered(self.model, encode_questions(batch["question"]), greedy=True)
         return batch.select("answer").with_columns(tokens=tokens)
 

@@ -1,11 +1,11 @@
-"""Learns from written answers: supervised training of the same model."""
+"""Supervised training of the same model on the right answers."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from arithmetic.judge import marked, right_in
+from arithmetic.judge import accuracy, digit_rewards
 from arithmetic.learner import Learner
 from arithmetic.model import DIGITS, answered, encode_answers, encode_questions
 from meshctl import Batch, endpoint
@@ -14,7 +14,7 @@ from meshctl import Batch, endpoint
 class Trainer(Learner):
     @endpoint(dispatch="slice_dp", collect="mean")
     def learn(self, batch: Batch) -> dict[str, float]:
-        """One step on these problems; gives the loss before it, in nats a digit."""
+        """Makes one step on these problems. Returns the loss before it, in nats per digit."""
         answers = encode_answers(batch["answer"])
         tokens = torch.cat([encode_questions(batch["question"]), answers], 1)
         logits = self.model(tokens[:, :-1])[:, -DIGITS:]
@@ -25,6 +25,6 @@ class Trainer(Learner):
 
     @endpoint(dispatch="slice_dp", collect="mean")
     def examine(self, batch: Batch) -> dict[str, float]:
-        """The share of problems that it answers right."""
+        """Returns the fraction of problems with right answers."""
         tokens, _ = answered(self.model, encode_questions(batch["question"]), greedy=True)
-        return {"reward": right_in(marked(batch.with_columns(tokens=tokens)))}
+        return {"reward": accuracy(digit_rewards(batch.with_columns(tokens=tokens)))}

@@ -1,7 +1,8 @@
-"""What `meshctl init` writes: for each kind of job a recipe, and a file with its classes. Each stands for itself and is to be changed.
+"""The templates of `meshctl init`: for each kind of job a recipe and a file with its classes, for users to edit.
 
 train      one group learns from a source
-grpo       a rollout group answers, a judge marks, a train group learns from the marks and publishes its weights
-distill    a student learns what a teacher says
-script     somebody's own script, written for torchrun
+grpo       a rollout group answers, a judge scores, and a train group learns from the scores and publishes its
+           weights
+distill    a student learns the answers of a teacher
+script     an existing script for torchrun
 """

@@ -1,7 +1,7 @@
-"""A student learns what a teacher says: the components of the recipe beside this file.
+"""A student learns the answers of a teacher: the components of the recipe beside this file.
 
-Inputs    gives what both are asked          put your data here
-Teacher   answers, and is never changed      your large model
+Inputs    makes the inputs of both           put your data here
+Teacher   answers, and is never trained      your large model
 Student   learns the answers                 your small model, its optimizer, its sharding
 """
 
@@ -21,17 +21,20 @@ WIDTH, CLASSES = 8, 5
 
 
 class Inputs(Component):
-    """A source: it gives a row for each sample number, the same on any mesh and after any resume."""
+    """A source: it returns a row for each sample number, the same on any mesh and after any resume."""
 
     @endpoint
     def next(self, samples: range) -> Batch:
         numbers = torch.tensor(samples, dtype=torch.float64)[:, None]
         steps = torch.tensor([2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0, 19.0], dtype=torch.float64).sqrt()
-        return Batch({"x": (numbers * steps % 1 * 2 - 1).float()})  # spreads evenly, without a random number
+        return Batch({"x": (numbers * steps % 1 * 2 - 1).float()})  # evenly spread, without random numbers
 
 
 class Teacher(Component):
-    """`frozen: true` in the recipe: it has nothing to save. Load a trained model in `setup`; this one was drawn at random."""
+    """A component with `frozen: true` in the recipe, so it has no state to save.
+
+    Load a trained model in `setup`; this one has random parameters.
+    """
 
     def setup(self) -> None:
         self.model = (
@@ -43,7 +46,7 @@ class Teacher(Component):
     @endpoint(dispatch="slice_dp", collect="flatten")
     @torch.no_grad()
     def answer(self, batch: Batch) -> Batch:
-        """The same samples with a new column; the student gets it joined with their inputs, sample by sample."""
+        """Returns a new column for the same samples. The student receives it joined with their inputs."""
         logits: Tensor = self.model(batch["x"].to(self.device))
         return Batch({"logits": logits.cpu()})
 
@@ -54,7 +57,7 @@ class Student(Component):
 
     def setup(self) -> None:
         self.model = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, CLASSES)).to(self.device)
-        if self.mesh.size("fsdp") > 1:  # with dp beside it: copies over dp, each split over fsdp
+        if self.mesh.size("fsdp") > 1:  # with dp: replicas over dp, each sharded over fsdp
             fully_shard(
                 self.model,
                 mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
@@ -63,25 +66,26 @@ class Student(Component):
 
     @endpoint(dispatch="slice_dp", collect="mean")
     def learn(self, batch: Batch) -> dict[str, float]:
-        """One step on this rank's share; `agrees` is how often both would choose the same."""
+        """Makes one step on this rank's share. `agrees` is the fraction of samples for which both choose the same
+        class."""
         batch = batch.to(self.device)
-        said: Tensor = self.model(batch["x"])
-        soft, softer = said / self.temperature, batch["logits"] / self.temperature
+        logits: Tensor = self.model(batch["x"])
+        soft, softer = logits / self.temperature, batch["logits"] / self.temperature
         loss = F.kl_div(soft.log_softmax(1), softer.log_softmax(1), reduction="batchmean", log_target=True)
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
-        if self.mesh.size("fsdp") == 1:  # fully_shard does the same by itself
+        if self.mesh.size("fsdp") == 1:  # fully_shard averages gradients by itself
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     self.collective("dp").all_reduce(parameter.grad, "mean")
         self.optimizer.step()
         return {
             "loss": loss.item(),
-            "agrees": (said.argmax(1) == batch["logits"].argmax(1)).float().mean().item(),
+            "agrees": (logits.argmax(1) == batch["logits"].argmax(1)).float().mean().item(),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds; it may be loaded into another layout."""
+        """The state for a checkpoint, which may be loaded into another layout."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 

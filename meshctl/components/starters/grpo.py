@@ -1,11 +1,11 @@
-"""A model learns to add two digits from marks alone (GRPO): the components of the recipe beside this file.
+"""A model learns to add two digits from rewards alone (GRPO): the components of the recipe beside this file.
 
-    Questions   gives sums to be answered            put your prompts here
+    Questions   makes sums to be answered            put your prompts here
     Sampler     answers each several times           your inference engine
-    Judge       marks the answers                    your reward
-    Actor       learns from the marks                your model, its optimizer, its sharding
+    Judge       scores the answers                   your reward
+    Actor       learns from the scores               your model, its optimizer, its sharding
 
-No answer is ever shown to it: 1 question in 10 is answered right at first, by chance.
+The model never sees a right answer. At first it answers 1 question in 10 correctly, by chance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshctl import Batch, Component, copy_weights, endpoint
 
 
 class Policy(nn.Module):
-    """Two digits in, a logit for each digit of the answer out."""
+    """Maps two digits to a logit for each possible digit of the answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,24 +30,24 @@ class Policy(nn.Module):
         self.think = nn.Sequential(nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 10))
 
     def forward(self, question: Tensor) -> Tensor:
-        place = torch.tensor([0, 10], device=question.device)
-        return cast(Tensor, self.think(self.digit(question + place).flatten(1)))
+        offset = torch.tensor([0, 10], device=question.device)
+        return cast(Tensor, self.think(self.digit(question + offset).flatten(1)))
 
 
 class Questions(Component):
-    """A source: it gives a row for each sample number, the same on any mesh and after any resume."""
+    """A source: it returns a row for each sample number, the same on any mesh and after any resume."""
 
     @endpoint
     def next(self, samples: range) -> Batch:
-        pairs = torch.tensor(samples) * 37 % 100  # all pairs of digits come round
+        pairs = torch.tensor(samples) * 37 % 100  # visits all pairs of digits
         return Batch({"question": torch.stack([pairs // 10, pairs % 10], 1)})
 
 
 class Sampler(Component):
-    """Answers with the weights that the actor publishes."""
+    """Answers questions with the weights that the actor publishes."""
 
     def __init__(self, times: int = 8) -> None:
-        """`times` is how many answers each question gets: those that GRPO compares."""
+        """`times` is the number of answers to each question, which GRPO compares."""
         self.times = times
 
     def setup(self) -> None:
@@ -67,12 +67,12 @@ class Sampler(Component):
         return self.model.named_parameters()
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """`sync: actor, to: sampler` calls it, with what the actor's `weights()` gives."""
+        """`sync: actor, to: sampler` calls it with the tensors of the actor's `weights()`."""
         copy_weights(stream, self.model)
 
 
 class Judge(Component):
-    """Knows the right answers. A reward model or a sandbox would stand here."""
+    """Scores answers. Replace it with a reward model or a sandbox."""
 
     @endpoint(dispatch="slice_dp", collect="flatten")
     def score(self, batch: Batch) -> Batch:
@@ -83,12 +83,12 @@ class Judge(Component):
 
 class Actor(Component):
     def __init__(self, lr: float = 0.005, clip: float = 0.2, entropy: float = 0.2) -> None:
-        """`entropy` rewards doubt: without it the policy settles on wrong answers."""
+        """`entropy` weighs the entropy bonus; without it the policy settles on wrong answers."""
         self.lr, self.clip, self.entropy = lr, clip, entropy
 
     def setup(self) -> None:
         self.model = Policy().to(self.device)
-        if self.mesh.size("fsdp") > 1:  # with dp beside it: copies over dp, each split over fsdp
+        if self.mesh.size("fsdp") > 1:  # with dp: replicas over dp, each sharded over fsdp
             fully_shard(
                 self.model,
                 mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
@@ -97,7 +97,7 @@ class Actor(Component):
 
     @endpoint(dispatch="slice_dp", collect="mean")
     def update(self, batch: Batch) -> dict[str, float]:
-        """One step on this rank's share; all answers to one question are in one share."""
+        """Makes one step on this rank's share. All answers to a question are in one share."""
         advantage = advantages(batch).to(self.device)
         batch = batch.to(self.device)
         choices = self.model(batch["question"]).log_softmax(1)
@@ -107,7 +107,7 @@ class Actor(Component):
         entropy = -(choices.exp() * choices).sum(1).mean()
         self.optimizer.zero_grad()
         torch.autograd.backward(-gain - self.entropy * entropy)
-        if self.mesh.size("fsdp") == 1:  # fully_shard does the same by itself
+        if self.mesh.size("fsdp") == 1:  # fully_shard averages gradients by itself
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     self.collective("dp").all_reduce(parameter.grad, "mean")
@@ -115,11 +115,11 @@ class Actor(Component):
         return {"entropy": entropy.item()}
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Whole parameters, or this rank's shards of them."""
+        """Returns whole parameters, or this rank's shards of them."""
         return self.model.named_parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds; it may be loaded into another layout."""
+        """The state for a checkpoint, which may be loaded into another layout."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
@@ -130,12 +130,12 @@ class Actor(Component):
 
 
 def advantages(batch: Batch) -> Tensor:
-    """Each answer's reward less the mean of those to the same question, over their spread."""
+    """Returns each answer's reward, normalised by the mean and deviation over the answers to its question."""
     reward: Tensor = batch["reward"]
     group = torch.unique(cast(Tensor, batch.group_ids), dim=0, return_inverse=True)[1]
     count = group.bincount()
     mean = torch.zeros(len(count)).index_add(0, group, reward) / count
-    apart = reward - mean[group]
-    spread = (torch.zeros(len(count)).index_add(0, group, apart**2) / count).sqrt()
-    advantage: Tensor = apart / (spread[group] + 0.01)
+    centered = reward - mean[group]
+    deviation = (torch.zeros(len(count)).index_add(0, group, centered**2) / count).sqrt()
+    advantage: Tensor = centered / (deviation[group] + 0.01)
     return advantage

@@ -1,4 +1,4 @@
-"""A script that knows nothing of meshctl: written for torchrun, it learns with DDP to tell two spirals apart.
+"""A plain torchrun script without meshctl: it learns with DDP to tell two spirals apart.
 
 torchrun --nproc-per-node 2 THIS_FILE --device cpu
 """
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def spirals(count: int) -> tuple[Tensor, Tensor]:
-    """Points, and which of the two spirals each is on."""
+    """Returns points `[count, 2]` and the spiral of each, 0 or 1."""
     numbers = torch.arange(count, dtype=torch.float64)
     along, side = numbers * 0.6180339887 % 1, numbers % 2
     angle = along * 3 * math.pi + side * math.pi
@@ -29,10 +29,12 @@ def main() -> None:
     arguments.add_argument("--device", default="cpu", help="cpu, cuda, npu or mps")
     arguments.add_argument("--steps", type=int, default=200)
     arguments.add_argument("--lr", type=float, default=0.01)
-    told = arguments.parse_args()
+    options = arguments.parse_args()
 
     device = torch.device(
-        f"{told.device}:{os.environ['LOCAL_RANK']}" if told.device in ("cuda", "npu") else told.device
+        f"{options.device}:{os.environ['LOCAL_RANK']}"
+        if options.device in ("cuda", "npu")
+        else options.device
     )
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -44,21 +46,20 @@ def main() -> None:
     ).to(device)
     if ranks > 1:
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), told.lr)
+    optimizer = torch.optim.AdamW(model.parameters(), options.lr)
     points, sides = (part[rank::ranks].to(device) for part in spirals(256))
-    for step in range(1, told.steps + 1):
-        said = model(points)
-        loss = nn.functional.cross_entropy(said, sides)
+    for step in range(1, options.steps + 1):
+        logits = model(points)
+        loss = nn.functional.cross_entropy(logits, sides)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
         if rank == 0 and step % 50 == 0:
-            print(
-                f"step {step}: loss {loss.item():.3f}, accuracy {(said.argmax(1) == sides).float().mean():.3f}",
-                flush=True,
-            )
-    # What holds the process group goes first: a thread of gloo's that outlives the interpreter may abort the process at its exit.
-    del model, optimizer, said, loss
+            accuracy = (logits.argmax(1) == sides).float().mean()
+            print(f"step {step}: loss {loss.item():.3f}, accuracy {accuracy:.3f}", flush=True)
+    # References to the process group go first: a thread of gloo that outlives the interpreter may abort the
+    # process at its exit.
+    del model, optimizer, logits, loss
     gc.collect()
     dist.destroy_process_group()
 

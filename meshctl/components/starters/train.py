@@ -1,6 +1,7 @@
 """One model learns to tell two spirals apart: the components of the recipe beside this file.
 
-Put your data into `Points` and your model into `Trainer`. What `parallel` in the recipe says (dp, fsdp or both) is done in `setup`.
+Put your data into `Points` and your model into `Trainer`. `setup` applies the recipe's `parallel` (dp, fsdp or
+both).
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from meshctl import Batch, Component, endpoint
 
 
 class Points(Component):
-    """A source: it gives a row for each sample number, the same on any mesh and after any resume."""
+    """A source: it returns a row for each sample number, the same on any mesh and after any resume."""
 
     @endpoint
     def next(self, samples: range) -> Batch:
         numbers = torch.tensor(samples, dtype=torch.float64)
         side = numbers % 2
-        along = numbers * 0.6180339887 % 1  # spreads evenly, without a random number
+        along = numbers * 0.6180339887 % 1  # evenly spread, without random numbers
         angle = along * 3 * math.pi + side * math.pi
         points = torch.stack([angle.cos(), angle.sin()], 1) * (0.1 + along[:, None])
         return Batch({"point": points.float(), "spiral": side.long()})
@@ -35,14 +36,14 @@ class Trainer(Component):
     """`validate` refuses meshes with other dims."""
 
     def __init__(self, lr: float = 0.01) -> None:
-        """`args:` of the recipe."""
+        """The parameters are the `args:` of the recipe."""
         self.lr = lr
 
     def setup(self) -> None:
         self.model = nn.Sequential(
             nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
         ).to(self.device)
-        if self.mesh.size("fsdp") > 1:  # with dp beside it: copies over dp, each split over fsdp
+        if self.mesh.size("fsdp") > 1:  # with dp: replicas over dp, each sharded over fsdp
             fully_shard(
                 self.model,
                 mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
@@ -51,21 +52,21 @@ class Trainer(Component):
 
     @endpoint(dispatch="slice_dp", collect="mean")
     def learn(self, batch: Batch) -> dict[str, float]:
-        """One step on this rank's share of the batch; what it gives is a metric, the mean over the ranks."""
+        """Makes one step on this rank's share. The returned values are metrics, averaged over the ranks."""
         batch = batch.to(self.device)
-        said: Tensor = self.model(batch["point"])
-        loss = F.cross_entropy(said, batch["spiral"])
+        logits: Tensor = self.model(batch["point"])
+        loss = F.cross_entropy(logits, batch["spiral"])
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
-        if self.mesh.size("fsdp") == 1:  # fully_shard does the same by itself
+        if self.mesh.size("fsdp") == 1:  # fully_shard averages gradients by itself
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     self.collective("dp").all_reduce(parameter.grad, "mean")
         self.optimizer.step()
-        return {"loss": loss.item(), "accuracy": (said.argmax(1) == batch["spiral"]).float().mean().item()}
+        return {"loss": loss.item(), "accuracy": (logits.argmax(1) == batch["spiral"]).float().mean().item()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds; it may be loaded into another layout."""
+        """The state for a checkpoint, which may be loaded into another layout."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 

@@ -1,14 +1,15 @@
-"""Samples on their way: named columns with one leading sample dim, and an id for each sample from loader to
-loss.
+"""A batch of samples: named columns with one leading sample dim, and an id for each sample.
 
-A column is a tensor, a `Ragged` (rows of different length, never padded for transport) or a list of plain
-data. A batch is never changed in place: every method gives a new one that shares what it can. A batch that an
-endpoint receives is borrowed, it lives until the call ends; who keeps one beyond that says `clone()`.
+A column is a tensor, a `Ragged` (rows of different lengths, never padded for transport) or a list of plain
+data. A batch is never changed in place. Every method returns a new batch that shares memory where it can. A
+batch that an endpoint receives is borrowed and valid until the call ends. An endpoint that keeps it for longer
+calls `clone()`.
 
-Ids are rows of an int64 tensor `[n, depth]`. A source's samples have one number each, counted since the run
-began; samples made from sample 17 append their place, so `repeat(8)` turns (17,) into (17, 0) ... (17, 7),
-and their group is (17,). Sample order is the order of ids. Names that begin with `@` are marks: columns that
-the runtime hangs on samples (the weight version that made them, their home) and that travel with them unseen.
+Ids are rows of an int64 tensor `[n, depth]`, and a sample keeps its id from loader to loss. Each sample of a
+source has one number, counted since the run began. Samples that are made from sample 17 append their index, so
+`repeat(8)` turns (17,) into (17, 0) ... (17, 7), whose group is (17,). Samples are ordered by id. Names that
+begin with `@` are marks: columns that the runtime attaches to samples (the weight version that produced them,
+their home) and that are hidden from endpoints.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from meshctl.topology.samples import Grid
 
 
 class BatchError(ValueError):
-    """Columns that do not make a batch, or rows that cannot be told apart; the runtime adds stage and step."""
+    """The columns do not form a batch, or ids cannot be assigned to its rows. The runtime adds stage and step."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of different length, laid end to end."""
+    """Rows of different lengths, stored one after another."""
 
     values: Tensor
-    """`[total, ...]`, all rows one after another."""
+    """`[total, ...]`: all rows, concatenated along the first dim."""
     offsets: Tensor
     """int64 `[n + 1]`: row i is `values[offsets[i]:offsets[i + 1]]`."""
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> Ragged:
-        """From a list of tensors that differ in their first dim only."""
+        """Makes a `Ragged` of tensors that differ in their first dim only."""
         lengths = torch.tensor([0, *map(len, rows)])
         return cls(torch.cat(list(rows)) if rows else torch.empty(0), lengths.cumsum(0))
 
@@ -63,19 +64,18 @@ class Ragged:
         return [self.values[start:stop] for start, stop in pairwise(bounds)]
 
     def padded(self, fill: float = 0) -> Tensor:
-        """`[n, longest, ...]`, for a model that wants it so."""
-        return (
-            torch.nn.utils.rnn.pad_sequence(self.rows(), batch_first=True, padding_value=fill)
-            if len(self)
-            else self.values[None][:0]
-        )
+        """Returns a tensor `[n, longest, ...]`, with `fill` after the end of shorter rows."""
+        if not len(self):
+            return self.values[None][:0]
+        return torch.nn.utils.rnn.pad_sequence(self.rows(), batch_first=True, padding_value=fill)
 
     def between(self, start: int, stop: int) -> Ragged:
-        """Neighbouring rows, whose values are a view."""
+        """Returns the rows from `start` to `stop`; their values are a view."""
         offsets = self.offsets[start : stop + 1]
         return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
     def take(self, indices: Sequence[int]) -> Ragged:
+        """Returns these rows, in this order. Consecutive rows are a view."""
         first, last = (indices[0], indices[-1]) if indices else (0, -1)
         if list(indices) == list(range(first, last + 1)):
             return self.between(first, last + 1)
@@ -86,11 +86,11 @@ class Ragged:
 Column = Tensor | Ragged | list[Any]
 MARK = "@"
 IDS, DEPTH, MOST = MARK + "ids", MARK + "group_depth", MARK + "most"
-"""How a TensorDict carries what a batch knows beside its columns."""
+"""Names of the entries of a TensorDict for a batch's ids, `group_depth` and `most`."""
 
 
 class Batch:
-    """Named columns over the same samples."""
+    """Named columns of the same samples."""
 
     def __init__(
         self,
@@ -100,9 +100,11 @@ class Batch:
         group_depth: int = 0,
         most: int | None = None,
     ) -> None:
-        """`ids` left out: the runtime gives them (a source's numbers; those of the input where the row count
-        is the same; its children where there are k rows for each). `most` is the largest share among the data
-        ranks; alone, the batch's own length.
+        """Without `ids` the runtime assigns them: the sample numbers of a source, the ids of the input where
+        the number of rows is the same, and their children where there are k rows for each sample.
+
+        `most` is the number of samples of the largest share among the data ranks; by default the length of
+        this batch. Raises `BatchError` where columns or ids do not fit.
         """
         self._columns: dict[str, Column] = {}
         sizes: list[int] = []
@@ -116,7 +118,7 @@ class Batch:
                 sizes.append(len(column))
             self._columns[name] = column
         self._grid: Grid | None = None
-        """Of the ids, where that was asked for."""
+        """The ids as a grid, where that is known."""
         self._ids: Tensor | None = None
         if isinstance(ids, Tensor):
             if ids.dtype.is_floating_point or ids.dtype.is_complex:
@@ -136,14 +138,14 @@ class Batch:
             )
         self._length = sizes[0] if sizes else 0
         self.group_depth = group_depth
-        """How many leading numbers of an id are its group's; 0 where samples belong to no group."""
+        """The number of leading numbers of an id that identify its group; 0 without groups."""
         self._most = most
 
     # Reading
 
     @property
     def most(self) -> int:
-        """Samples of the largest share among the data ranks; alone, the batch's own length."""
+        """The number of samples of the largest share among the data ranks; by default the length of this batch."""
         return self._length if self._most is None else self._most
 
     @most.setter
@@ -154,7 +156,7 @@ class Batch:
         return self._length
 
     def __getitem__(self, name: str | slice) -> Any:
-        """The column: a Tensor, a Ragged or a list. A slice gives the batch of these rows."""
+        """Returns a column (a Tensor, a Ragged or a list), or for a slice the batch of these rows."""
         if isinstance(name, slice):
             start, stop, step = name.indices(len(self))
             return self.between(start, max(start, stop)) if step == 1 else self.take(range(start, stop, step))
@@ -186,32 +188,31 @@ class Batch:
 
     @property
     def ids(self) -> Tensor:
-        """int64 `[n, depth]`; a batch that was given none counts its rows."""
+        """int64 `[n, depth]`; the row numbers where the batch has no ids."""
         if self._ids is None and self._grid is not None:
             self._ids = ids_of(self._grid, 0, self._length)
         return torch.arange(len(self))[:, None] if self._ids is None else self._ids
 
     @property
     def grid(self) -> Grid | None:
-        """The ids, where they are numbered evenly: nobody need list them."""
+        """The ids as a grid, or None where they are not evenly numbered."""
         if self._grid is None and self._ids is not None:
             self._grid = grid_of(self._ids)
         return self._grid if self.has_ids or not self._length else Grid(0, (self._length,))
 
     @property
     def known_ids(self) -> Tensor | Grid | None:
-        """The ids, not listed where they are known to be numbered evenly; none where the batch was given
-        none."""
+        """The ids in the cheapest known form, a grid where they are evenly numbered; None without ids."""
         return self._ids if self._grid is None else self._grid
 
     @property
     def group_ids(self) -> Tensor | None:
-        """int64 `[n, depth of the group]`, or none where samples belong to no group."""
+        """int64 `[n, group_depth]`, or None without groups."""
         return self.ids[:, : self.group_depth] if self.group_depth else None
 
     @property
     def tokens(self) -> Ragged | None:
-        """The ragged column `tokens`, or the first ragged one."""
+        """The ragged column `tokens`, or else the first ragged column; None where no column is ragged."""
         named = self._columns.get("tokens")
         if isinstance(named, Ragged):
             return named
@@ -224,11 +225,11 @@ class Batch:
 
     @property
     def lengths(self) -> Tensor:
-        """int64 `[n]`: the tokens of each sample; 1 where no column is ragged."""
+        """int64 `[n]`: the number of tokens of each sample; 1 where no column is ragged."""
         tokens = self.tokens
         return torch.ones(len(self), dtype=torch.int64) if tokens is None else tokens.lengths
 
-    # Making others
+    # Derived batches
 
     def _with(
         self,
@@ -241,16 +242,16 @@ class Batch:
         return Batch(columns, ids=ids, group_depth=depth, most=self._most if most is None else most)
 
     def with_columns(self, **columns: Column) -> Batch:
-        """The same samples with these columns added or replaced."""
+        """Returns the same samples with these columns added or replaced."""
         return self._with({**self._columns, **columns}, self.known_ids)
 
     def select(self, *names: str) -> Batch:
-        """Only these columns; marks stay."""
+        """Returns the same samples with only these columns. Marks are kept."""
         marks = {name: column for name, column in self._columns.items() if name.startswith(MARK)}
         return self._with({**{name: self[name] for name in names}, **marks}, self.known_ids)
 
     def take(self, indices: Sequence[int] | Tensor) -> Batch:
-        """These rows, in this order; neighbours are views of this batch's memory."""
+        """Returns these rows, in this order. Consecutive rows are views of this batch's memory."""
         rows = indices.tolist() if isinstance(indices, Tensor) else list(indices)
         return self._with(
             {name: _take(column, rows) for name, column in self._columns.items()},
@@ -258,7 +259,7 @@ class Batch:
         )
 
     def between(self, start: int, stop: int) -> Batch:
-        """These neighbouring rows, as views of this batch's memory."""
+        """Returns the rows from `start` to `stop`, as views of this batch's memory."""
         if (start, stop) == (0, len(self)):
             return self
         return self._with(
@@ -272,47 +273,34 @@ class Batch:
         return self.ids[start:stop]
 
     def where(self, mask: Tensor | Sequence[bool]) -> Batch:
-        """The samples whose mask is true; the others are dropped."""
+        """Returns the samples whose mask is true."""
         keep = mask.tolist() if isinstance(mask, Tensor) else list(mask)
         if len(keep) != len(self):
             raise BatchError(f"a mask of {len(keep)} for {len(self)} samples")
         return self.take([index for index, kept in enumerate(keep) if kept])
 
     def repeat(self, times: int) -> Batch:
-        """Each sample `times` times, one after another, as its children: one group per sample."""
+        """Returns each sample `times` times in succession, with the ids of its children. Each sample becomes a group."""
         ids = children(self.ids, times)
         rows = [index for index in range(len(self)) for _ in range(times)]
         columns = {name: _take(column, rows) for name, column in self._columns.items()}
         return self._with(columns, ids, self._most and self._most * times, group_depth=ids.shape[1] - 1)
 
     def clone(self) -> Batch:
-        """A copy of its own memory, to keep beyond the call."""
-        copied: dict[str, Column] = {
-            name: Ragged(column.values.clone(), column.offsets.clone())
-            if isinstance(column, Ragged)
-            else column.clone()
-            if isinstance(column, Tensor)
-            else list(column)
-            for name, column in self._columns.items()
-        }
+        """Returns a copy with memory of its own, which stays valid after the call."""
+        copied = {name: _cloned(column) for name, column in self._columns.items()}
         return self._with(copied, self._ids.clone() if self._ids is not None else self._grid)
 
     def to(self, device: torch.device | str) -> Batch:
-        moved: dict[str, Column] = {
-            name: Ragged(column.values.to(device), column.offsets.to(device))
-            if isinstance(column, Ragged)
-            else column.to(device)
-            if isinstance(column, Tensor)
-            else column
-            for name, column in self._columns.items()
-        }
+        """Returns this batch with its tensors on `device`. Ids stay on the CPU."""
+        moved = {name: _moved(column, device) for name, column in self._columns.items()}
         return self._with(moved, self.known_ids)
 
     def minibatches(self, size: int, seed: int | None = None) -> Iterator[Batch]:
-        """Cuts of at most `size` samples, shuffled by `seed` where one is given.
+        """Yields minibatches of at most `size` samples, shuffled where a `seed` is given.
 
-        Every data rank gives the same number of them (`most` says how many that are), so a rank with fewer
-        samples gives smaller or empty ones: collectives inside the loop always meet.
+        Every data rank yields the same number of minibatches, which follows from `most`. A rank with fewer
+        samples yields smaller or empty ones, so that collectives inside the loop match on all ranks.
         """
         if size < 1:
             raise BatchError(f"a minibatch has at least 1 sample, not {size}")
@@ -320,24 +308,24 @@ class Batch:
         order = list(range(len(self)))
         if seed is not None:
             order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).tolist()
-        each, more = divmod(len(self), max(count, 1))
+        rows, larger = divmod(len(self), max(count, 1))
         start = 0
-        for part in range(count):
-            stop = start + each + (part < more)
-            cut = self.take(order[start:stop])
-            cut.most = min(size, self.most)
-            yield cut
+        for number in range(count):
+            stop = start + rows + (number < larger)
+            minibatch = self.take(order[start:stop])
+            minibatch.most = min(size, self.most)
+            yield minibatch
             start = stop
 
     # TensorDict
 
     @classmethod
     def from_tensordict(cls, td: Any) -> Batch:
-        """The entries of a TensorDict as columns that share its memory; the first dim of its `batch_size` is
-        the sample dim.
+        """Returns the entries of a TensorDict as columns that share its memory. The first dim of its
+        `batch_size` is the sample dim.
 
-        Nested entries get names that are joined by `.`, jagged nested tensors become `Ragged`, NonTensorData
-        lists.
+        Names of nested entries are joined by `.`. A jagged nested tensor becomes a `Ragged`, and NonTensorData
+        a list. Raises `BatchError` where the entries are not columns.
         """
         try:
             entries, notes = tensordict.read(td, (DEPTH, MOST))
@@ -357,11 +345,10 @@ class Batch:
         return batch
 
     def to_tensordict(self) -> Any:
-        """A TensorDict of `batch_size` `[n]` that shares this batch's memory: the way back of
+        """Returns a TensorDict of `batch_size` `[n]` that shares this batch's memory. It is the inverse of
         `from_tensordict`.
 
-        Ids and marks go with it, as entries whose names begin with `@`: what is selected, cut or sorted there
-        is known here again.
+        Ids and marks become entries whose names begin with `@`, so they survive selecting, slicing and sorting.
         """
         entries: dict[str, tensordict.Entry] = {
             name: (column.values, column.offsets) if isinstance(column, Ragged) else column
@@ -381,7 +368,10 @@ class Batch:
 
     @classmethod
     def concat(cls, batches: Sequence[Batch], cat: Callable[[list[Tensor]], Tensor] = torch.cat) -> Batch:
-        """One after another. They have the same columns; `most` is the sum. `cat` joins tensors along dim 0."""
+        """Returns the samples of batches with the same columns, one batch after another; `most` is the sum.
+
+        `cat` concatenates tensors along dim 0. Raises `BatchError` where columns or id depths differ.
+        """
         if not batches:
             raise BatchError("nothing to concatenate")
         if len(batches) == 1:
@@ -400,8 +390,10 @@ class Batch:
         return cls(columns, ids=ids, group_depth=first.group_depth, most=most)
 
     def joined(self, other: Batch) -> Batch:
-        """This batch's samples with the columns of both; the other has the same ids in the same order. A
-        column given twice is an error."""
+        """Returns this batch's samples with the columns of both batches.
+
+        `other` has the same ids in the same order. Raises `BatchError` where both have a column.
+        """
         twice = [name for name in other.names if name in self._columns]
         if twice:
             raise BatchError(f"column {twice[0]!r} is given twice")
@@ -409,15 +401,15 @@ class Batch:
 
 
 def children(ids: Tensor, times: int) -> Tensor:
-    """Ids `[n, depth]` -> `[n * times, depth + 1]`: each with its children's places."""
-    places = torch.arange(times).repeat(len(ids))[:, None]
-    return torch.cat([ids.repeat_interleave(times, 0), places], 1)
+    """Returns ids `[n * times, depth + 1]`: for each id of `[n, depth]` its children 0 to `times` - 1."""
+    numbers = torch.arange(times).repeat(len(ids))[:, None]
+    return torch.cat([ids.repeat_interleave(times, 0), numbers], 1)
 
 
 def identify(result: Batch, given: Batch | None) -> Batch:
-    """What an endpoint gave, with ids and marks: its own where it said them, else those of what it was given.
+    """Returns the result of an endpoint with ids and marks: its own where it has them, else those of its input.
 
-    Raises `BatchError` where the rows cannot be told apart: neither the same number nor k for each.
+    Raises `BatchError` where a result without ids has neither one row nor k rows for each sample of the input.
     """
     if given is None:
         return result
@@ -425,7 +417,8 @@ def identify(result: Batch, given: Batch | None) -> Batch:
         times, rest = divmod(len(result), len(given)) if len(given) else (1, len(result))
         if rest or (len(result) and not times):
             raise BatchError(
-                f"{len(result)} rows came out of {len(given)} samples: say their ids, by batch.where, batch.take or ids="
+                f"{len(result)} rows came out of {len(given)} samples: "
+                "say their ids, by batch.where, batch.take or ids="
             )
         if times > 1:
             listed = children(given.ids, times)
@@ -439,12 +432,24 @@ def identify(result: Batch, given: Batch | None) -> Batch:
     if not missing:
         return result
     depth = given.ids.shape[1]
-    where = {tuple(id): row for row, id in enumerate(given.ids.tolist())}
+    row_of = {tuple(id): row for row, id in enumerate(given.ids.tolist())}
     try:
-        rows = [where[tuple(id[:depth])] for id in result.ids.tolist()]
+        rows = [row_of[tuple(id[:depth])] for id in result.ids.tolist()]
     except KeyError:
-        return result  # samples of the endpoint's own making come from nowhere
+        return result  # the endpoint made samples that do not descend from its input
     return result.with_columns(**{name: _take(given[name], rows) for name in missing})
+
+
+def _cloned(column: Column) -> Column:
+    if isinstance(column, Ragged):
+        return Ragged(column.values.clone(), column.offsets.clone())
+    return column.clone() if isinstance(column, Tensor) else list(column)
+
+
+def _moved(column: Column, device: torch.device | str) -> Column:
+    if isinstance(column, Ragged):
+        return Ragged(column.values.to(device), column.offsets.to(device))
+    return column.to(device) if isinstance(column, Tensor) else column
 
 
 def _between(column: Column, start: int, stop: int) -> Column:
@@ -460,13 +465,14 @@ def _take(column: Column, rows: list[int]) -> Column:
 def _take_tensor(column: Tensor, rows: list[int]) -> Tensor:
     if not rows:
         return column[:0]
-    if rows == list(range(rows[0], rows[0] + len(rows))):  # neighbours: a view
+    if rows == list(range(rows[0], rows[0] + len(rows))):  # consecutive rows are a view
         return column[rows[0] : rows[0] + len(rows)]
     return column[torch.tensor(rows, device=column.device)]
 
 
 def _concat(name: str, parts: list[Column], cat: Callable[[list[Tensor]], Tensor]) -> Column:
-    if len(devices := {str(part.device) for part in parts if isinstance(part, Tensor)}) > 1:
+    devices = {str(part.device) for part in parts if isinstance(part, Tensor)}
+    if len(devices) > 1:
         raise BatchError(f"column {name!r} is on {' here and on '.join(sorted(devices))} there")
     if all(isinstance(part, Tensor) for part in parts):
         return cat([part for part in parts if isinstance(part, Tensor)])

@@ -1,5 +1,5 @@
-"""Ids of samples as int64 tensors `[n, depth]`, and as grids where they are numbered evenly: those nobody
-need list."""
+"""Conversion of sample ids between int64 tensors `[n, depth]` and grids, which describe evenly numbered ids
+without a list of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshctl.topology.samples import Grid
 
 
 def grid_of(ids: Tensor) -> Grid | None:
-    """The ids as a grid, where they are numbered evenly."""
+    """Returns the ids as a grid, or None where they are not evenly numbered."""
     if not ids.numel():
         return None
     if len(ids) == 1:
@@ -30,7 +30,7 @@ def grid_of(ids: Tensor) -> Grid | None:
 
 
 def ids_of(grid: Grid, start: int, stop: int) -> Tensor:
-    """Some of a grid's ids."""
+    """Returns the ids `start` to `stop` of a grid, int64 `[stop - start, depth]`."""
     rest, digits = torch.arange(start, stop), list[Tensor]()
     for size in reversed(grid.shape[1:]):
         digits.append(rest % size)

@@ -1,10 +1,10 @@
-"""TensorDict and back: the entries of the library `tensordict` as plain columns, for those who have it;
-nothing here loads it unasked.
+"""Conversion between a TensorDict of the library `tensordict` and plain columns.
 
-Nested TensorDicts become names that are joined by `.`, and such names become nested ones again. A jagged
-nested tensor is a pair (values, offsets), other data than tensors are a list with an item for each sample.
-Notes are whole numbers about the samples together: they travel as entries of their own, and are there where
-no sample is. Nothing is pickled. Who makes batches of this is `batch.py`.
+The library is optional; only `write` imports it. Names of entries in nested TensorDicts are joined by `.`, and
+names with dots become nested TensorDicts again. A jagged nested tensor is a pair (values, offsets), and data
+other than tensors is a list with an item for each sample. Notes are integers about all samples together. They
+are entries of their own, so that they exist in a TensorDict without samples, too. Nothing is pickled.
+`batch.py` converts the columns to batches.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ import torch
 from torch import Tensor
 
 Rows = tuple[Tensor, Tensor]
-"""`[total, ...]`, and the int64 `[n + 1]` bounds of each row in it."""
+"""Values `[total, ...]`, and int64 offsets `[n + 1]` of the rows in them."""
 Entry = Tensor | Rows | list[Any]
 
 
 def is_tensordict(value: Any) -> bool:
-    """Where nobody has loaded the library nobody has made one; another thread may be loading it now."""
+    """Returns whether a value is a TensorDict, without an import of the library.
+
+    The class may be missing from the loaded module while another thread imports it.
+    """
     return isinstance(value, getattr(sys.modules.get("tensordict"), "TensorDictBase", ()))
 
 
 def read(td: Any, noted: tuple[str, ...]) -> tuple[dict[str, Entry], dict[str, int]]:
-    """The entries by name, and apart from them the notes of these names. Raises `ValueError` where the
-    entries are no columns."""
+    """Returns the entries by name and, separately, the notes, which are the entries named in `noted`.
+
+    Raises `ValueError` where an entry is not a column.
+    """
     if not is_tensordict(td):
         raise ValueError(f"a TensorDict is wanted, not a {type(td).__name__}")
     if not td.batch_size:
         raise ValueError(
-            "a TensorDict without batch dim has no samples: its batch_size is [], it should be [number of samples]"
+            "a TensorDict without batch dim has no samples: "
+            "its batch_size is [], it should be [number of samples]"
         )
     columns: dict[str, Entry] = {}
     notes: dict[str, int] = {}
@@ -48,9 +54,9 @@ def read(td: Any, noted: tuple[str, ...]) -> tuple[dict[str, Entry], dict[str, i
 
 
 def write(columns: Mapping[str, Entry], notes: Mapping[str, int], samples: int, whole: str) -> Any:
-    """A TensorDict of `batch_size` `[samples]`; names that begin with `whole` are not split at their dots.
+    """Returns a TensorDict of `batch_size` `[samples]`. Names that begin with `whole` are not split at dots.
 
-    Raises `ImportError` where the library is not there, `ValueError` where a name is both an entry and a
+    Raises `ImportError` where the library is missing, and `ValueError` where a name is both an entry and a
     nested TensorDict.
     """
     try:
@@ -66,7 +72,7 @@ def write(columns: Mapping[str, Entry], notes: Mapping[str, int], samples: int, 
             return torch.nested.nested_tensor_from_jagged(values, offsets.to(values.device))
         if isinstance(column, Tensor):
             return column
-        # A stack of none has no dim along which it was stacked.
+        # A stack of no items has no stack dim.
         return NonTensorStack(*map(NonTensorData, column)) if column else NonTensorData(None, batch_size=[0])
 
     tree: dict[str, Any] = {}
@@ -96,7 +102,10 @@ def _leaves(td: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _keys(td: Any) -> list[str]:
-    """A lazy stack tells only the keys that all its parts have: the others would be lost unseen."""
+    """Returns the keys of a TensorDict.
+
+    A lazy stack lists only the keys that all its parts have. Raises `ValueError` rather than lose the others.
+    """
     keys = list(td.keys())
     for part in getattr(td, "tensordicts", ()):
         if missing := sorted(set(part.keys()) - set(keys)):
@@ -105,7 +114,7 @@ def _keys(td: Any) -> list[str]:
 
 
 def _got(td: Any, key: str, name: str) -> Any:
-    """A lazy stack cannot stack rows of different length: they are a nested tensor."""
+    """Returns an entry. Rows of different lengths in a lazy stack are returned as a nested tensor."""
     try:
         return td.get(key)
     except RuntimeError as error:
@@ -116,10 +125,10 @@ def _got(td: Any, key: str, name: str) -> Any:
 
 
 def _note(name: str, value: Any) -> int:
-    """One number; where TensorDicts with different ones were put together, the largest."""
-    told = value.tolist() if hasattr(value, "tolist") else None
-    numbers = [number for number in told or [getattr(value, "data", None)] if isinstance(number, int)]
-    if not numbers or (told and len(numbers) < len(told)):
+    """Returns the number, or the largest where TensorDicts with different numbers were concatenated."""
+    items = value.tolist() if hasattr(value, "tolist") else None
+    numbers = [number for number in items or [getattr(value, "data", None)] if isinstance(number, int)]
+    if not numbers or (items and len(numbers) < len(items)):
         raise ValueError(f"entry {name!r} is not a whole number")
     return max(numbers)
 
@@ -135,7 +144,10 @@ def _entry(name: str, value: Any) -> Entry:
 
 
 def _rows(name: str, nested: Any) -> Rows:
-    """Of a nested tensor whose rows differ in their first dim only; end to end where it has them so."""
+    """Returns the values and offsets of a nested tensor whose rows differ in their first dim only.
+
+    A contiguous jagged tensor is not copied.
+    """
     if nested.layout is torch.jagged and nested.lengths() is None and not isinstance(nested.shape[1], int):
         offsets = nested.offsets().to(torch.int64)
         return nested.values()[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
