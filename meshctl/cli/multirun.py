@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from meshctl.cli import launch
-from meshctl.cli.crash import bug
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import write
+from meshctl.cli.parallel_start import run_and_exit
 from meshctl.cli.replay import Options
 from meshctl.cli.validate import USAGE
 from meshctl.engines.node.forkserver import flush
@@ -207,24 +207,17 @@ class _Runner:
             os.write(writer, os.fsencode(run.path))
             os.close(writer)
 
-        code = 70
-        try:
+        def run() -> int:
             die_with(parent, signal.SIGTERM)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             overrides = [*job.overrides]
             call = partial(launch.launch, self.recipe, overrides, False, self.options, announce)
-            code = _with_stdin(self.data, call)
-        except KeyboardInterrupt:
-            code = 130
-        except Exception as error:  # as in `main`: whatever else gets here is a bug
-            code = bug(error)
-        finally:
-            try:
-                flush()
-            finally:
-                os._exit(code)
+            code: int = _with_stdin(self.data, call)
+            return code
+
+        run_and_exit(run)
 
 
 def _run_directory(reader: int) -> RunDir | None:

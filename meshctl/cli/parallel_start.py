@@ -27,7 +27,7 @@ def run_in_fork(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], Non
     child = os.fork()
     if not child:
         os.close(reader)
-        _work(work, writer)
+        run_and_exit(lambda: _work(work, writer))
     os.close(writer)
     child_handler = signal.signal(signal.SIGCHLD, lambda *_: _exit_like(child))
     try:
@@ -42,16 +42,23 @@ def run_in_fork(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], Non
     return text
 
 
-def _work(work: Callable[[], tuple[int, str]], writer: int) -> NoReturn:
-    code = 70
+def _work(work: Callable[[], tuple[int, str]], writer: int) -> int:
     try:
         code, text = work()
         with os.fdopen(writer, "w", encoding="utf-8") as pipe:
             pipe.write(text)
+    except BrokenPipeError:
+        return 1  # the parent has exited
+    return code
+
+
+def run_and_exit(run: Callable[[], int]) -> NoReturn:
+    """Ends a forked process with the exit code of `run`, and without what Python does at its exit."""
+    code = 70
+    try:
+        code = run()
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:
-        code = 1  # the parent has exited
     except Exception as error:  # as in `main`: whatever gets here is a bug
         code = bug(error)
     finally:

@@ -216,14 +216,13 @@ def other(recipe: str, text: str) -> tuple[str, list[str]]:
         raise UsageError(
             f"`--diff` is a recipe and overrides, quoted as in a shell; {str(error).lower()} in `{text}`"
         ) from None
-    begins = words[:1]
-    if begins and (is_file(Path(begins[0])) or is_dir(Path(begins[0])) or not overrides_it(begins[0])):
-        return begins[0], words[1:]
-    return recipe, words
-
-
-def overrides_it(word: str) -> bool:
-    return "=" in word or word.startswith("~")
+    if not words:
+        return recipe, words
+    first = words[0]
+    is_override = "=" in first or first.startswith("~")
+    if is_override and not is_file(Path(first)) and not is_dir(Path(first)):
+        return recipe, words
+    return first, words[1:]
 
 
 def columns(options: Options) -> int:

@@ -162,10 +162,6 @@ def _whole(reader: FieldReader, node: Node, path: Path, type_: types.Whole) -> i
     return int(value)
 
 
-def _optional_whole(reader: FieldReader, node: Node, path: Path, type_: types.OptionalWhole) -> int | None:
-    return _whole(reader, node, path, types.Whole())
-
-
 def _size(reader: FieldReader, node: Node, path: Path, type_: types.Size) -> int | str | None:
     if type_.may_be_auto and node.value == "auto":
         return "auto"
@@ -373,7 +369,7 @@ def _nothing(reader: FieldReader, node: Node, path: Path, type_: types.Type) -> 
 
 READERS: Mapping[type[types.Type], Read] = {
     types.Whole: _whole,
-    types.OptionalWhole: _optional_whole,
+    types.OptionalWhole: _whole,
     types.Size: _size,
     types.Seconds: _seconds,
     types.Boolean: _boolean,

@@ -42,8 +42,10 @@ class Whole(Type):
     empty: ClassVar[Any] = 0
 
 
-class OptionalWhole(Type):
+class OptionalWhole(Whole):
     """A whole number of which 0 and "left out" mean different things."""
+
+    empty: ClassVar[Any] = None
 
 
 @dataclass(frozen=True)

@@ -301,11 +301,13 @@ class Collective:
         shape, dtype, kind = unpack(self._received(peer, length, torch.uint8).cpu())
         device, found = self._received_device(kind), getattr(torch, dtype)
         nbytes = prod(shape) * found.itemsize
-        data = self._received(peer, nbytes, torch.uint8, self._carrier(device)) if nbytes else torch.empty(0)
+        if not nbytes:
+            return torch.empty(shape, dtype=found, device=device)
         return (
-            data.view(found).view(shape).to(device)
-            if nbytes
-            else torch.empty(shape, dtype=found, device=device)
+            self._received(peer, nbytes, torch.uint8, self._carrier(device))
+            .view(found)
+            .view(shape)
+            .to(device)
         )
 
     def _received(

@@ -21,6 +21,7 @@ from meshctl.recipe.templates import KINDS, Choice, files
 from meshctl.topology.cluster import DEVICE_TYPES
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
 from tests.paths import ROOT
+from tests.recipe.test_fields import PATHS
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = schema()
@@ -140,20 +141,7 @@ def absent(tree: Node, path: tuple[str, ...]) -> bool:
     return node.is_mapping and path[:1] == ("pipeline",) and not {"call", "sync", "repeat"} & set(node.value)
 
 
-BASES: dict[str, tuple[Any, ...]] = {
-    "recipe": (),
-    "cluster": ("cluster",),
-    "group": ("groups", "g"),
-    "component": ("components", "c"),
-    "parallel": ("components", "c", "parallel"),
-    "model": ("components", "c", "model"),
-    "call": ("pipeline", "s"),
-    "sync": ("pipeline", "s"),
-    "dispatch": ("pipeline", "s", "dispatch"),
-    "input": ("pipeline", "s", "in", "x"),
-    "run": ("run",),
-    "checkpoint": ("run", "checkpoint"),
-}
+BASES = {name: path for name, path in PATHS.items() if name != "stage"}
 BESIDE: dict[str, dict[str, Any]] = {
     "group": {"ranks": 2, "program": "train.py"},
     "component": {"_target_": "a.B", "group": "g"},

@@ -181,19 +181,23 @@ def test_what_an_endpoint_gives_is_judged_where_it_was_given(
     assert type(outcome.faults[0]) is kind and message in str(outcome.faults[0])
 
 
-def test_weights_that_are_left_unread_are_an_error() -> None:
-    class Lazy(Weights):
-        def load_weights(self, stream: Any) -> None:
-            next(iter(stream))
-
+def published_to(sampler: Weights) -> in_process.Outcome:
+    """Runs a plan in which `sampler` loads the weights of an actor in another group."""
     job = plan(
         {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
          call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler")],
     )  # fmt: skip
-    outcome = in_process.run(
-        job, lambda name, rank: {"source": Source(), "sampler": Lazy([]), "actor": Weights([])}[name]
-    )
+    made = {"source": Source(), "sampler": sampler, "actor": Weights([])}
+    return in_process.run(job, lambda name, rank: made[name])
+
+
+def test_weights_that_are_left_unread_are_an_error() -> None:
+    class Lazy(Weights):
+        def load_weights(self, stream: Any) -> None:
+            next(iter(stream))
+
+    outcome = published_to(Lazy([]))
     assert "`sampler.load_weights` left `b` of its stream unread" in str(outcome.faults[0])
 
 
@@ -392,14 +396,7 @@ def test_weights_of_another_shape_are_refused() -> None:
             super().__init__([])
             self.value = torch.zeros(4, 2)
 
-    job = plan(
-        {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
-        [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),
-         call("learnt", "actor.learn", "made", collect="mean"), sync("publish", "actor", "sampler")],
-    )  # fmt: skip
-    outcome = in_process.run(
-        job, lambda name, rank: {"source": Source(), "sampler": Wide(), "actor": Weights([])}[name]
-    )
+    outcome = published_to(Wide())
     told = "`w` has the shape [4, 2] where it is loaded and [3, 2] where it comes from"
     assert any(told in str(fault) for fault in outcome.faults.values())
 

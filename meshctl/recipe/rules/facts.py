@@ -49,9 +49,6 @@ class ModelSizes:
             undivided.remove("num_kv_heads")
         return undivided
 
-    def fits_tp(self, tp: int) -> bool:
-        return not self.undivided_by_tp(tp)
-
 
 @dataclass(frozen=True)
 class Facts:

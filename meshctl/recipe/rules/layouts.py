@@ -103,7 +103,7 @@ class LayoutNeeds:
             if size > 1 and not all(layouts.supports(dim) for layouts in self._declared):
                 return False
             if dim == "tp":
-                return all(model.fits_tp(size) for model in self._models)
+                return not any(model.undivided_by_tp(size) for model in self._models)
             if dim == "ep":
                 return all(model.get("num_experts") % size == 0 for model in self._models)
             if dim == "ulysses" and not with_ring:

@@ -25,7 +25,8 @@ def stage_runs(facts: Facts) -> Iterator[Diagnostic]:
         why = _why_never(facts, facts.times[name])
         if why and not any(_why_never(facts, facts.times[other]) for other in stage.takes):
             message, help = f"stage `{name}` never runs: {why}", "change `when` or `every`"
-            yield Diagnostic("MC544", message, _timing(facts, stage), _input_timings(facts, stage), help)
+            inputs = tuple(_timing_of(facts, name) for name in stage.takes)
+            yield Diagnostic("MC544", message, _timing(facts, stage), inputs, help)
         elif not why and facts.is_valid("run"):
             yield from _runs_within_steps(facts, stage)
 
@@ -91,10 +92,6 @@ def _timing(facts: Facts, stage: Stage) -> Span:
 
 def _timing_of(facts: Facts, name: str) -> Span:
     return _timing(facts, facts.recipe.pipeline[name]).with_word(f"`{name}` runs {facts.times[name]}")
-
-
-def _input_timings(facts: Facts, stage: Stage) -> tuple[Span, ...]:
-    return tuple(_timing_of(facts, name) for name in stage.takes)
 
 
 def every_is_kept(facts: Facts) -> Iterator[Diagnostic]:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,7 @@ from meshctl.runtime.devices.cuda import Runtime, library
 STOP_S = 5.0
 """Seconds in which all ends stop, after what they wait for was aborted."""
 _TAG = 0
+Message = TypeVar("Message")
 
 
 class Work(Protocol):
@@ -121,7 +122,7 @@ class PairTransfers:
         for tensor, at in zip(tensors, starts, strict=True):
             if tensor.nbytes:
                 memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        self._sender(to).send(_Outgoing(memory, self._streams.mark(), done))
+        self._sender(to).put(_Outgoing(memory, self._streams.mark(), done))
 
     def clear_to_send(self, to: int) -> None:
         """The other end has said that it is the turn of the next message to it; also before that was sent
@@ -137,13 +138,13 @@ class PairTransfers:
     ) -> None:
         """The next message from there has tensors of so many bytes. `come` is called when it is its turn, to
         tell the sender; then `arrived` gets them, uint8 `[n]` each, complete."""
-        self._receiver(source).expect(_Expected(tuple(sizes), clear_to_send, on_received))
+        self._receiver(source).put(_Expected(tuple(sizes), clear_to_send, on_received))
 
     def close(self) -> None:
         """Breaks off what is under way; once. After the end of a run there is nothing: everybody has said
         goodbye."""
         with self._lock:
-            ends: list[_PairEnd] = [*self._senders.values(), *self._receivers.values()]
+            ends: list[_PairEnd[Any]] = [*self._senders.values(), *self._receivers.values()]
         for end in ends:  # before any of them stops: it would give its turn to another
             end.is_leaving.set()
         for end in ends:
@@ -175,7 +176,7 @@ class PairTransfers:
             return self._receivers[source]
 
 
-class _PairEnd:
+class _PairEnd(Generic[Message]):
     """This process's end of a pair, and its thread."""
 
     def __init__(
@@ -186,6 +187,8 @@ class _PairEnd:
         turn: threading.Lock,
     ) -> None:
         self.streams, self.turn, self._make, self._on_broken = streams, turn, join, on_broken
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        """None ends the thread."""
         self._made: Pair | None = None
         self.is_leaving = threading.Event()
         self._aborting = threading.Thread(target=self._abort, daemon=True, name="abort")
@@ -207,7 +210,11 @@ class _PairEnd:
 
     def leave(self) -> None:
         """After `leaving` was set. All ends at once, each abort on a thread: it may wait for another end's."""
+        self._messages.put(None)
         self._aborting.start()
+
+    def put(self, message: Message) -> None:
+        self._messages.put(message)
 
     def join(self, until: float) -> None:
         """A thread that still waits, for another end that never came, is left to the end of the process."""
@@ -228,33 +235,22 @@ class _PairEnd:
                 self._on_broken(error)
 
 
-class _Sender(_PairEnd):
-    def __init__(
-        self,
-        streams: Streams,
-        join: Callable[[], Pair],
-        on_broken: Callable[[Exception], None],
-        turn: threading.Lock,
-    ) -> None:
-        self._outgoing: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
+class _Sender(_PairEnd[_Outgoing]):
+    def __init__(self, *args: Any) -> None:
         self._invitations = threading.Semaphore(0)
-        super().__init__(streams, join, on_broken, turn)
-
-    def send(self, message: _Outgoing) -> None:
-        self._outgoing.put(message)
+        super().__init__(*args)
 
     def clear_to_send(self) -> None:
         self._invitations.release()
 
     def leave(self) -> None:
         super().leave()
-        self._outgoing.put(None)
         self._invitations.release()
 
     def run(self) -> None:
         """The memory of a message was made on the program's stream and is read on others: it is kept until
         they are done with it."""
-        while (message := self._outgoing.get()) is not None:
+        while (message := self._messages.get()) is not None:
             message.written()
             self._invitations.acquire()
             if self.is_leaving.is_set():
@@ -269,26 +265,9 @@ class _Sender(_PairEnd):
             del message
 
 
-class _Receiver(_PairEnd):
-    def __init__(
-        self,
-        streams: Streams,
-        join: Callable[[], Pair],
-        on_broken: Callable[[Exception], None],
-        turn: threading.Lock,
-    ) -> None:
-        self._expected: queue.SimpleQueue[_Expected | None] = queue.SimpleQueue()
-        super().__init__(streams, join, on_broken, turn)
-
-    def expect(self, message: _Expected) -> None:
-        self._expected.put(message)
-
-    def leave(self) -> None:
-        super().leave()
-        self._expected.put(None)
-
+class _Receiver(_PairEnd[_Expected]):
     def run(self) -> None:
-        while (message := self._expected.get()) is not None:
+        while (message := self._messages.get()) is not None:
             starts, total = laid(message.sizes)
             memory = self.streams.empty(total)
             with self.turn:

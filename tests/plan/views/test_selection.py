@@ -257,18 +257,15 @@ def test_a_rank_is_where_its_worker_is(job: tuple[Plan, Sizes]) -> None:
             assert (zoom.job_rank, zoom.workers) == (group.first_place + rank, group.workers)
 
 
+def on_cpu(mesh: DeviceMesh) -> Plan:
+    """One component on two nodes, without stages."""
+    group, component = Group("g", "cpu", mesh.world_size, 0), Component("c", "m.C", "g", mesh)
+    return Plan("p", 0, Cluster(2), (group,), (component,), (), (), Run())
+
+
 @given(meshes(), st.data())
 def test_its_groups_and_neighbours_are_those_of_its_meshes(mesh: DeviceMesh, data: st.DataObject) -> None:
-    plan = Plan(
-        "p",
-        0,
-        Cluster(2),
-        (Group("g", "cpu", mesh.world_size, 0),),
-        (Component("c", "m.C", "g", mesh),),
-        (),
-        (),
-        Run(),
-    )
+    plan = on_cpu(mesh)
     rank = data.draw(st.integers(0, mesh.world_size - 1))
     (mine,) = of_rank(plan, topology(plan), "g", rank).components
     assert mine.coordinate == mesh.coordinate(rank) and (mine.data_rank, mine.data_size) == (
@@ -292,10 +289,7 @@ def test_its_groups_and_neighbours_are_those_of_its_meshes(mesh: DeviceMesh, dat
 
 
 def test_virtual_stages_make_the_pipeline_a_ring() -> None:
-    mesh = DeviceMesh.from_sizes(pp_size=4, vpp_size=2)
-    plan = Plan(
-        "p", 0, Cluster(1), (Group("g", "cpu", 4, 0),), (Component("c", "m.C", "g", mesh),), (), (), Run()
-    )
+    plan = on_cpu(DeviceMesh.from_sizes(pp_size=4, vpp_size=2))
     (mine,) = of_rank(plan, topology(plan), "g", 3).components
     assert (mine.pp_stages, mine.of_pp_stages) == ((3, 7), 8)
     assert [(each.dim, each.before, each.after, each.ring) for each in mine.neighbours] == [
@@ -333,16 +327,7 @@ def test_a_component_with_its_groups_stages_and_routes() -> None:
 
 @given(meshes(), st.sampled_from(["dp", "fsdp", "tp", "ulysses", "data"]))
 def test_groups_of_a_dim_are_in_the_order_in_which_they_are_made(mesh: DeviceMesh, dim: str) -> None:
-    plan = Plan(
-        "p",
-        0,
-        Cluster(2),
-        (Group("g", "cpu", mesh.world_size, 0),),
-        (Component("c", "m.C", "g", mesh),),
-        (),
-        (),
-        Run(),
-    )
+    plan = on_cpu(mesh)
     if mesh.size(dim) == 1:
         with pytest.raises(ZoomError, match=f"`{dim}` is 1 in every component"):
             of_dim(plan, topology(plan), dim)
