@@ -53,11 +53,9 @@ def refusal(path: Path, group: str, node: int) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{path} is no plan: {error}"
     if not group:
-        return (
-            ""
-            if groups_on(plan, node)
-            else f"the plan has no group on node {node}, only on {_listed(nodes_of(plan))}"
-        )
+        if groups_on(plan, node):
+            return ""
+        return f"the plan has no group on node {node}, only on {_listed(nodes_of(plan))}"
     names = [placed.name for placed in plan.groups]
     if group not in names:
         return f"the plan has no group {group!r}, it has {', '.join(names)}"

@@ -163,10 +163,8 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
 def _words(choice: Choice, stem: str, module: str, shown: str) -> dict[str, str]:
     groups = {name.upper(): _group(choice, name, ranks) for name, ranks in choice.shares.items()}
     if choice.kind == "script":
-        program, more = (
-            choice.script or f"{module}.py",
-            "" if choice.script else f", args: [--device, {choice.device}]",
-        )
+        program = choice.script or f"{module}.py"
+        more = "" if choice.script else f", args: [--device, {choice.device}]"
         groups["TRAIN"] = f"{groups['TRAIN'][:-1]}, program: {quoted(program)}{more}}}"
     layout = choice.layout or layouts(choice)[0]
     return groups | {

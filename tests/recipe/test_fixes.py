@@ -300,10 +300,8 @@ def wrong_recipes(draw: st.DrawFn) -> tuple[str, str]:
         written = line
         for correct, mistakes in MISTAKES.items():
             if correct in line and (mistake := draw(st.sampled_from([correct, *mistakes]))) != correct:
-                written, line = (
-                    written.replace(correct, mistake),
-                    line.replace(correct, SAME.get(mistake, correct)),
-                )
+                written = written.replace(correct, mistake)
+                line = line.replace(correct, SAME.get(mistake, correct))
         wrong.append(written + remark)
         right.append(line + remark)
     start, last = draw(st.sampled_from(["", "\ufeff"])), draw(st.sampled_from(["", end]))

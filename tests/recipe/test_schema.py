@@ -220,11 +220,9 @@ def pieces() -> Iterator[tuple[str, str]]:
 def recipe_with(part: str, key: str, value: Any) -> Any:
     """A recipe in which this key alone can be wrong."""
     path, item = BASES[part], {**BESIDE.get(part, {}), key: value}
-    return (
-        nested(path[:2], {"call": "c.m", **nested(path[2:], item)})
-        if part in ("dispatch", "input")
-        else nested(path, item)
-    )
+    if part in ("dispatch", "input"):
+        return nested(path[:2], {"call": "c.m", **nested(path[2:], item)})
+    return nested(path, item)
 
 
 def is_stricter(part: str, key: str, value: Any) -> bool:

@@ -60,10 +60,8 @@ def pipelines(draw: st.DrawFn) -> Plan:
     for number in range(1, draw(st.integers(2, 6))):
         where = draw(st.sampled_from("abc"))
         if draw(st.booleans()):
-            mode, balance = (
-                draw(st.sampled_from(["slice_dp", "slice", "all"])),
-                draw(st.sampled_from(["", "tokens"])),
-            )
+            mode = draw(st.sampled_from(["slice_dp", "slice", "all"]))
+            balance = draw(st.sampled_from(["", "tokens"]))
             dispatch = Dispatch(mode, balance, allow_empty=True)
             source = draw(st.sampled_from([stage.name for stage in stages]))
             unique = dispatch.mode == "slice_dp" or (dispatch.mode == "slice" and not sizes[where])

@@ -263,11 +263,9 @@ def tables(draw: st.DrawFn, homes: int = 4) -> SampleTable:
     return SampleTable(tuple(said), lengths, home, draw(st.integers(0, len(inner))))
 
 
-modes, balances, homes = (
-    st.sampled_from(sorted(DISPATCH)),
-    st.sampled_from(["", "tokens"]),
-    st.sampled_from(["", "stage"]),
-)
+modes = st.sampled_from(sorted(DISPATCH))
+balances = st.sampled_from(["", "tokens"])
+homes = st.sampled_from(["", "stage"])
 dispatches = st.builds(Dispatch, modes, balances, homes, st.booleans(), st.booleans())
 
 

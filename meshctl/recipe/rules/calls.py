@@ -68,10 +68,8 @@ def endpoint_exists(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span, fixes = facts.value("pipeline", name, "call"), tuple[Fix, ...]()
         if method in found.awaited:
-            message, help = (
-                f"`{method}` of `{found.target}` is async, and nobody awaits it",
-                "write it with `def`",
-            )
+            message = f"`{method}` of `{found.target}` is async, and nobody awaits it"
+            help = "write it with `def`"
         elif method in found.methods:
             message, help = f"`{method}` of `{found.target}` is not an endpoint", "decorate it with @endpoint"
         else:

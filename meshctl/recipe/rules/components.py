@@ -36,10 +36,8 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
     for module, (first, *others) in users.items():
         spans = [facts.value("components", other, "_target_") for other in others[:MAX_SECONDS]]
         help = _where_to_look(facts, facts.recipe.components[first].target)
-        span, says = (
-            facts.value("components", first, "_target_"),
-            tuple(s.with_word("and here") for s in spans),
-        )
+        span = facts.value("components", first, "_target_")
+        says = tuple(s.with_word("and here") for s in spans)
         yield Diagnostic("MC501", f"there is no module `{module}`", span, says, help)
 
 

@@ -46,11 +46,9 @@ def batches_are_taken(facts: Facts) -> Iterator[Diagnostic]:
 def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
     """The ranks of one data rank receive the same samples, where each producer has workers of its own."""
     for stage in facts.known_calls:
-        mesh, source, split = (
-            facts.meshes.get(stage.component),
-            facts.lead_stage(stage),
-            _split_peers(facts, stage),
-        )
+        mesh = facts.meshes.get(stage.component)
+        source = facts.lead_stage(stage)
+        split = _split_peers(facts, stage)
         if mesh is None or source is None or split is None:
             continue
         execute = facts.modes[stage.name].execute
@@ -77,11 +75,9 @@ def _key_of(facts: Facts, stage: Stage, *keys: str) -> Span:
 
 def _split_peers(facts: Facts, stage: Stage) -> tuple[int, int] | None:
     """Returns two ranks of one data rank that receive from different producers."""
-    mesh, source, execute = (
-        facts.meshes.get(stage.component),
-        facts.lead_stage(stage),
-        facts.modes[stage.name].execute_mode,
-    )
+    mesh = facts.meshes.get(stage.component)
+    source = facts.lead_stage(stage)
+    execute = facts.modes[stage.name].execute_mode
     mode, producers = DISPATCH[facts.lead_dispatch(stage).mode], facts.producers(source) if source else 0
     is_for_peers = mode.is_by_data_rank or not mode.cuts_samples
     if mesh is None or not is_for_peers or not execute.is_per_producer or mesh.world_size == mesh.data_size:

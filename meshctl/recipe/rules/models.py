@@ -118,12 +118,10 @@ def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
 def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
     """Every pipeline stage has a layer, and better the same number as the others."""
     for one in _fitted(facts):
-        pp, vpp, layers, name = (
-            one.mesh.size("pp"),
-            one.mesh.vpp_size,
-            one.model.get("num_layers"),
-            one.component.name,
-        )
+        pp = one.mesh.size("pp")
+        vpp = one.mesh.vpp_size
+        layers = one.model.get("num_layers")
+        name = one.component.name
         stages = pp * vpp
         if not layers or layers % stages == 0:
             continue
@@ -175,11 +173,9 @@ def ep_divides_experts(facts: Facts) -> Iterator[Diagnostic]:
 def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:
     """A sequence is split into equal parts over cp, ulysses and, with sequence_parallel, tp."""
     for one in _fitted(facts):
-        mesh, length, along_tp = (
-            one.mesh,
-            one.model.get("sequence_length"),
-            one.layout.sizes.sequence_parallel,
-        )
+        mesh = one.mesh
+        length = one.model.get("sequence_length")
+        along_tp = one.layout.sizes.sequence_parallel
         layout = {"cp": mesh.size("cp"), "ulysses": mesh.ulysses_size, "tp": mesh.size("tp")}
         parts = sequence_parts(layout, along_tp)
         if length % parts == 0:

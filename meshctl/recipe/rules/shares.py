@@ -126,10 +126,8 @@ def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
         stages, samples = mesh.size("pp"), source.samples
         each = -(-samples // mesh.data_size)
         if mesh.data_size <= samples and each < stages:
-            span, pp_size = (
-                facts.value("pipeline", source.name, "samples"),
-                facts.value("components", name, "parallel", "pp_size"),
-            )
+            span = facts.value("pipeline", source.name, "samples")
+            pp_size = facts.value("components", name, "parallel", "pp_size")
             gets = f"`{name}` gets {counted(each, 'sample')} a data rank"
             message = f"{gets}, fewer micro-batches than its pipeline has stages"
             help = f"give at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"

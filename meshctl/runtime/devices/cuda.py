@@ -86,10 +86,8 @@ class Runtime:
         self._current = current
         self._range = driver and driver.cuMemGetAddressRange_v2
         if self._range:
-            self._range.argtypes, self._range.restype = (
-                (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p),
-                ctypes.c_int,
-            )
+            self._range.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p)
+            self._range.restype = ctypes.c_int
         self._text = library.cudaGetErrorString
         self._text.argtypes, self._text.restype = (ctypes.c_int,), ctypes.c_char_p
         self._functions = {name: getattr(library, name) for name in _CALLS}

@@ -185,10 +185,8 @@ def test_routes_and_stages_fact_by_fact() -> None:
 
 def test_warnings_that_vanish_and_appear() -> None:
     idle, crosses = Warning("MC320", "idle", "a:1:1", ""), Warning("MC420", "crosses", "", "")
-    before, after = (
-        replace(job(), warnings=(idle,)),
-        replace(job(), warnings=(crosses, replace(idle, where="b:2:2"))),
-    )
+    before = replace(job(), warnings=(idle,))
+    after = replace(job(), warnings=(crosses, replace(idle, where="b:2:2")))
     assert difference(before, after).changes == (
         Change("warnings", "MC420", "added", (Fact("message", None, "crosses"),)),
     )

@@ -41,11 +41,9 @@ def meshes(draw: st.DrawFn) -> DeviceMesh:
 def routed(draw: st.DrawFn) -> Plan:
     """A source and a stage that takes its batch, on two meshes, in every mode."""
     producer, consumer = draw(meshes()), draw(meshes())
-    collect, called, execute = (
-        draw(st.sampled_from(JOINING)),
-        draw(st.sampled_from(sorted(EXECUTE))),
-        draw(st.sampled_from(sorted(EXECUTE))),
-    )
+    collect = draw(st.sampled_from(JOINING))
+    called = draw(st.sampled_from(sorted(EXECUTE)))
+    execute = draw(st.sampled_from(sorted(EXECUTE)))
     dispatch = Dispatch(draw(st.sampled_from(sorted(DISPATCH))), allow_empty=True)
     groups = (
         Group("a", "cpu", producer.world_size, 0),

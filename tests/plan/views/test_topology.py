@@ -166,10 +166,8 @@ def route_plan(
     collect: str, called: str, execute: str, mode: str, samples: int = 100, nodes: int = 1
 ) -> Plan:
     """A source on dp 2 x tp 2, whose batches go to fsdp 3 x pp 2."""
-    producer, consumer = (
-        DeviceMesh.from_sizes(dp_size=2, tp_size=2),
-        DeviceMesh.from_sizes(fsdp_size=3, pp_size=2),
-    )
+    producer = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
+    consumer = DeviceMesh.from_sizes(fsdp_size=3, pp_size=2)
     dispatch = Dispatch(mode)
     return Plan(
         name="p",

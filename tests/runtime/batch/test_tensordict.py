@@ -23,11 +23,9 @@ from tests.runtime.pipelines import Echo
 from tests.runtime.plans import call, plan
 
 tensordict = pytest.importorskip("tensordict")
-TensorDict, NonTensorData, NonTensorStack = (
-    tensordict.TensorDict,
-    tensordict.NonTensorData,
-    tensordict.NonTensorStack,
-)
+TensorDict = tensordict.TensorDict
+NonTensorData = tensordict.NonTensorData
+NonTensorStack = tensordict.NonTensorStack
 
 
 def plain(column: Any) -> Any:

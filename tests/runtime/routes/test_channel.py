@@ -155,10 +155,8 @@ def test_every_taker_gets_its_samples_as_they_were(
     names = data.draw(
         st.lists(st.sampled_from(["list", "ragged", "flat", "wide", "none"]), min_size=1, max_size=3)
     )
-    kinds, dtype = (
-        {str(number): kind for number, kind in enumerate(names)},
-        data.draw(st.sampled_from(DTYPES)),
-    )
+    kinds = {str(number): kind for number, kind in enumerate(names)}
+    dtype = data.draw(st.sampled_from(DTYPES))
     batches = [batch_of(ids, kinds, dtype, depth) for ids in held]
     dispatch = Dispatch(mode, balance, allow_empty=True)
     lengths = tuple(tuple(batch.lengths.tolist()) for batch in batches) if balance else None

@@ -576,11 +576,9 @@ def test_a_sync_of_many_buckets_waits_for_a_taker_that_is_late(
     the taker knows how much."""
     monkeypatch.setattr(sync_plan, "MAX_BUCKET_BYTES", GRAIN)
     monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", GRAIN)
-    held, lag, steps = (
-        {f"w{number}": torch.full((4 * GRAIN // 8,), float(number)) for number in range(4)},
-        1,
-        5,
-    )
+    held = {f"w{number}": torch.full((4 * GRAIN // 8,), float(number)) for number in range(4)}
+    lag = 1
+    steps = 5
 
     def channel_of(worker: Worker) -> WeightChannel:
         sides = RouteSide(DeviceMesh.from_sizes(dp_size=2), 0), RouteSide(DeviceMesh.from_sizes(), 2)

@@ -96,10 +96,8 @@ def test_the_newest_line_of_a_group_is_that_of_any_rank(run: RunDir) -> None:
 
 
 def test_the_dashboard_shows_it_until_a_group_has_run_a_step(run: RunDir, pinned: Pinned) -> None:
-    state, newest = (
-        RunState(make_plan()),
-        {"rollout": (1, "loading [bold]1.2 GB[/bold]"), "train": (0, "x" * 99)},
-    )
+    state = RunState(make_plan())
+    newest = {"rollout": (1, "loading [bold]1.2 GB[/bold]"), "train": (0, "x" * 99)}
     hint = "follow a rank: tail -f RUN/logs/GROUP/RANK.log"
     pinned("dashboard_logs.txt", drawn(Picture.of(state, 4.25, "", newest_logs(state, newest, hint))))
     state.on_event(Event("step", "train", 0, 1, value={"seconds": 1.0}))
@@ -108,10 +106,8 @@ def test_the_dashboard_shows_it_until_a_group_has_run_a_step(run: RunDir, pinned
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_dashboard_shows_the_whole_path_to_follow(width: int) -> None:
-    state, hint = (
-        RunState(make_plan()),
-        "follow a rank: tail -f /home/somebody/work/runs/name/20261122-161855/logs/GROUP/RANK.log",
-    )
+    state = RunState(make_plan())
+    hint = "follow a rank: tail -f /home/somebody/work/runs/name/20261122-161855/logs/GROUP/RANK.log"
     lines = drawn(
         Picture.of(state, 4.25, "", newest_logs(state, {"train": (0, "x" * 99)}, hint)), width
     ).splitlines()

@@ -11,11 +11,9 @@ from tests.view.pictures.plans import call, component, group, plan, sync
 
 def eight() -> Plan:
     """The recipe of the design."""
-    rollout, train, judge = (
-        group("rollout", "cuda", 4, (0, 4)),
-        group("train", "cuda", 4, (4, 8)),
-        group("judge", "cpu", 2),
-    )
+    rollout = group("rollout", "cuda", 4, (0, 4))
+    train = group("train", "cuda", 4, (4, 8))
+    judge = group("judge", "cpu", 2)
     components = [
         component("prompts", rollout),
         component("sampler", rollout, dp_size=4),
@@ -86,11 +84,9 @@ def sixteen() -> Plan:
 def sixty_four() -> Plan:
     """Eight nodes; workers of four devices, a pipeline that forks and joins, a node idle."""
     rollout = group("rollout", "cuda", 6, (0, 24), gpus_per_worker=4)
-    frozen, train, judge = (
-        group("frozen", "cuda", 8, (24, 32)),
-        group("train", "cuda", 24, (32, 56)),
-        group("judge", "cpu", 8),
-    )
+    frozen = group("frozen", "cuda", 8, (24, 32))
+    train = group("train", "cuda", 24, (32, 56))
+    judge = group("judge", "cpu", 8)
     components = [
         component("prompts", rollout),
         component("sampler", rollout),
@@ -112,10 +108,8 @@ def sixty_four() -> Plan:
 
 
 def hundred_thousand() -> Plan:
-    rollout, train = (
-        group("rollout", "cuda", 40_000, (0, 40_000)),
-        group("train", "cuda", 57_344, (40_000, 97_344)),
-    )
+    rollout = group("rollout", "cuda", 40_000, (0, 40_000))
+    train = group("train", "cuda", 57_344, (40_000, 97_344))
     judge = group("judge", "cuda", 2_656, (97_344, 100_000))
     components = [
         component("prompts", rollout),

@@ -220,11 +220,9 @@ def odd() -> Topology:
     drawn, names = topology(everything()), dict[str, str]()
 
     def name(text: str) -> str:
-        return (
-            names.setdefault(text, ODD[len(names) % len(ODD)] + " " * (len(names) // len(ODD)))
-            if text
-            else ""
-        )
+        if text:
+            return names.setdefault(text, ODD[len(names) % len(ODD)] + " " * (len(names) // len(ODD)))
+        return ""
 
     return replace(
         drawn,

@@ -99,10 +99,8 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
     rows, steps, givers = 24, 40, 4
 
     def channel_to(worker: Worker) -> Channel:
-        giver, taker = (
-            DeviceMesh.from_sizes(dp_size=givers),
-            DeviceMesh.from_sizes(dp_size=2, tp_size=replicas),
-        )
+        giver = DeviceMesh.from_sizes(dp_size=givers)
+        taker = DeviceMesh.from_sizes(dp_size=2, tp_size=replicas)
         route = Route("a -> b", "a", "b")
         sides = RouteSide(giver, 0), RouteSide(taker, givers)
         return Channel(RouteContext(route, *sides, worker.transport))

@@ -163,10 +163,8 @@ def test_what_was_joined_is_read_only_also_where_this_process_made_a_part_of_it(
 
 Part = tuple[int, int, int]
 """Block, first byte, bytes."""
-STARTS, SIZES = (
-    st.sampled_from([0, PAGE, PAGE + 64, 5 * PAGE]),
-    st.sampled_from([PAGE, 2 * PAGE, GRAIN, GRAIN + 8, GRAIN - 16, 24]),
-)
+STARTS = st.sampled_from([0, PAGE, PAGE + 64, 5 * PAGE])
+SIZES = st.sampled_from([PAGE, 2 * PAGE, GRAIN, GRAIN + 8, GRAIN - 16, 24])
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), STARTS, SIZES), min_size=1, max_size=4), st.booleans())

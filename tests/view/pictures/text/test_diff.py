@@ -20,11 +20,9 @@ from tests.view.pictures.text.test_picture import fits
 
 def larger() -> Topology:
     """The recipe of the design on two nodes: more ranks, another layout, one group gone, another there."""
-    rollout, train, critic = (
-        group("rollout", "cuda", 4, (0, 4)),
-        group("train", "cuda", 12, (4, 16)),
-        group("critic", "cpu", 2),
-    )
+    rollout = group("rollout", "cuda", 4, (0, 4))
+    train = group("train", "cuda", 12, (4, 16))
+    critic = group("critic", "cpu", 2)
     components = [
         component("prompts", rollout),
         component("sampler", rollout, tp_size=2),

@@ -71,10 +71,8 @@ def test_where_there_is_no_room_some_are_cut_and_some_left_out() -> None:
 
 def test_numbers_are_cut_between_them() -> None:
     """A part of a number is another number."""
-    row, shape = (
-        (line("dp"), line("4095 8191", ink(" 12287", "bold"), " … 65535")),
-        (Column(), Column(least=9, words=True)),
-    )
+    row = (line("dp"), line("4095 8191", ink(" 12287", "bold"), " … 65535"))
+    shape = (Column(), Column(least=9, words=True))
     assert [plain(columns([row], shape, width)[0]) for width in (40, 24, 17, 13)] == [
         "dp  4095 8191 12287 … 65535",
         "dp  4095 8191 12287 …",
