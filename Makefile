@@ -9,6 +9,8 @@ TOOLS := .venv/tools
 BROWSER := .venv/browser
 CHROMIUM = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
+# Two processes share the files of the tests: most of the time a test of real processes waits.
+TWO := -n 2 --dist loadfile
 APT := -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -32,13 +34,14 @@ demo: $(READY)
 	@$(BIN)/meshctl launch recipes/grpo_arithmetic.yaml
 
 test: lint $(BROWSER)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO)
 
 test-all: lint $(BROWSER)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not nightly"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) -m "not nightly"
 
 nightly: $(BROWSER)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m nightly
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(TWO) --hypothesis-profile=nightly -m "hypothesis and not nightly"
 
 lint: $(TOOLS)
 	@$(BIN)/ruff check .

@@ -12,10 +12,19 @@ import gc
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)
+settings.register_profile("nightly", settings.get_profile("untimed"), max_examples=500)
 settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spares the collector the modules and thousands of test items, which live until the end: a full collection of
+    torch, hypothesis and the items takes a second, and several tests ask for one."""
+    gc.collect()
+    gc.freeze()

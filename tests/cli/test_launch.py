@@ -258,9 +258,21 @@ def test_without_a_checkpoint_it_starts_from_the_beginning(folder: Path) -> None
     assert steps(run_of(folder)) == [1, 2]
 
 
+def loads_torch(group: int) -> bool:
+    """Returns whether a process of a process group has mapped torch's libraries."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(process.name)) == group and "/torch/lib/" in (process / "maps").read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
 def test_ctrl_c_while_torch_is_imported(folder: Path) -> None:
     with started(folder, "recipe.yaml") as run:
-        time.sleep(0.5)
+        while run.poll() is None and not loads_torch(run.pid):
+            time.sleep(0.01)
         os.killpg(run.pid, signal.SIGINT)
         _, errors = run.communicate(timeout=60)
     assert run.returncode in (130, -signal.SIGINT)

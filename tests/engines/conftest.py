@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +20,21 @@ from processes import Launch, Launched, alive, litter
 
 
 @pytest.fixture(scope="session")
-def driver() -> Iterator[subprocess.Popen[str]]:
+def temporary() -> Iterator[Path]:
+    """The folder for temporary files of these runs alone: other tests run at the same time."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def driver(temporary: Path) -> Iterator[subprocess.Popen[str]]:
     script = Path(__file__).with_name("driver.py")
     with subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
     ) as process:
         yield process
         assert process.stdin
@@ -31,9 +43,9 @@ def driver() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def launch(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Launch]:
+def launch(driver: subprocess.Popen[str], temporary: Path, tmp_path: Path) -> Iterator[Launch]:
     """`launch(plan, mode)`; afterwards nothing of it runs any more, and nothing was left lying about."""
-    before, seen = litter(), set()
+    before, seen = litter(temporary), set()
 
     def start(
         plan: Plan, mode: str = "", again: bool = False, folder: Path = tmp_path, **more: object
@@ -57,4 +69,4 @@ def launch(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Launch]:
     for pid in seen:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
-    assert litter() - before == set()
+    assert litter(temporary) - before == set()

@@ -121,12 +121,12 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def litter() -> set[str]:
+def litter(temporary: Path) -> set[str]:
     """What torch or a launcher might leave behind."""
     marks = ("torch", "meshctl", "psm_", "pymp")
     return {
         str(path)
-        for folder in ("/dev/shm", "/tmp")
-        for path in Path(folder).iterdir()
+        for folder in (Path("/dev/shm"), temporary)
+        for path in folder.iterdir()
         if path.name.startswith(marks)
     }

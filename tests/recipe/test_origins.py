@@ -16,6 +16,7 @@ from meshctl.recipe.compose.yaml_tree import leaves, plain
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.origins import Origin, line_of, origins
 from meshctl.text.redaction import HIDDEN
+from tests.examples import examples
 from tests.recipe.compose.test_composition import by_hydra, composed, write
 
 # The text at every place is the value's
@@ -104,7 +105,7 @@ def reads_as(text: str, is_override: bool) -> Any:
     return yaml.safe_load(text) if text[:1] in ("'", '"', "[", "{") else scalar(text)
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30, 800), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
 def test_values_are_hydras_and_their_places_hold_them(
     files: dict[str, str], overrides: list[str], tmp_path_factory: Any
@@ -185,7 +186,7 @@ def test_where_it_was_written(found: dict[str, Origin]) -> None:
     assert place(found["vars.new.a.b"]) == "override 3:1:19"
     assert (found["vars.paint.color"].kind, place(found["vars.paint.color"])) == (
         "file",
-        "paint/red.yaml:1:9",
+        "paint/red.yaml:1:8",
     )
     assert place(found["vars.alias.one"]) == place(found["vars.merged.one"]) == "recipe.yaml:11:23"
     assert found["name"].kind == "recipe"

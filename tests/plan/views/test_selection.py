@@ -21,6 +21,7 @@ from meshctl.topology.flows import Ranks
 from meshctl.topology.mesh import DIMS, DeviceMesh, even_split
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route
 from meshctl.topology.samples import SampleTable
+from tests.examples import examples
 from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
 from tests.plan.views.test_topology import plan_of
 from tests.topology.meshes import producer_ranks, samples_by_rank
@@ -68,7 +69,7 @@ def runs(numbers: list[int]) -> set[tuple[int, int]]:
     return {(numbers[0], numbers[-1] + 1)}
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50, 1500))
 @given(routed())
 def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
     (route,), source, target = plan.routes, plan.stage("s"), plan.stage("t")
@@ -100,7 +101,7 @@ def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
 TYPE: st.SearchStrategy[DeviceType] = st.sampled_from(["cuda", "cuda", "npu", "cpu"])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50, 1000))
 @given(routed(), st.tuples(TYPE, TYPE))
 def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(
     plan: Plan, types: tuple[DeviceType, DeviceType]

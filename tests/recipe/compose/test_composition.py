@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from meshctl.recipe.compose.composition import Composed, compose
 from meshctl.recipe.compose.yaml_tree import leaves, plain
 from meshctl.recipe.load import config_folders
+from tests.examples import examples
 
 
 def composed(recipe: Path, *overrides: str, cwd: Path | None = None) -> Composed:
@@ -126,7 +127,7 @@ OVERRIDES = st.one_of(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30, 600), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
 def test_composing_is_hydras(
     files: dict[str, str], overrides: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -26,6 +26,7 @@ from meshctl.runtime.routes.rows import (
 )
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
 from meshctl.topology.samples import Grid, Run
+from tests.examples import examples
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -106,7 +107,7 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, 3000))
 @given(batches(), dealt())
 def test_a_frame_of_picked_rows_is_what_take_gives(batch: Batch, part: list[Run]) -> None:
     ranges = packed(ranges_of(part, 1))
@@ -121,7 +122,7 @@ def test_a_frame_of_picked_rows_is_what_take_gives(batch: Batch, part: list[Run]
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 2000))
 @given(st.data(), dealt())
 def test_what_several_write_into_one_frame_is_their_rows_in_order(
     data: st.DataObject, part: list[Run]

@@ -19,6 +19,7 @@ from meshctl.view.pictures import OVER
 from meshctl.view.pictures.text.flow import SHORT
 from meshctl.view.pictures.text.picture import draw
 from meshctl.view.pictures.text.styled import in_encoding, width_of
+from tests.examples import examples
 from tests.plan.jobs import DeviceType, of_types
 from tests.view.conftest import Pinned
 from tests.view.pictures.jobs import JOBS, drawn
@@ -248,7 +249,7 @@ def component_on(pick: st.DrawFn, groups: list[Group], number: int) -> Component
     return Component(f"{pick(NAMES)}{number}", "x.Some", of.name, mesh)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50, 1500))
 @given(plans(), st.integers(40, 140), st.integers(20, 80))
 def test_any_plan_fits_and_hides_nothing_unsaid(made: Plan, width: int, lines: int) -> None:
     whole = topology(made)
