@@ -20,8 +20,8 @@ from meshctl.cli.init import Options, init
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import runner
 from meshctl.engines.checks.requirements import Requirements
+from tests.cli.commands import MAIN
 
-MAIN = "from meshctl.cli.app import main; main()"
 WELL = (Check("versions", "torch", "ok", "2.13.0"),)
 SUBJECTS = ["versions", "devices", "network", "memory", "limits", "disk", "clock"]
 

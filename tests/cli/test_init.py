@@ -35,8 +35,7 @@ from meshctl.recipe.templates import (
     quoted,
     stem_of,
 )
-
-MAIN = "from meshctl.cli.app import main; main()"
+from tests.cli.commands import MAIN
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-MAIN = "from meshctl.cli.app import main; main()"
+from tests.cli.commands import MAIN, meshctl
 
 PARTS = """
 import os, time
@@ -70,18 +70,6 @@ def folder(tmp_path: Path) -> Path:
     (folder / "parts.py").write_text(PARTS)
     (folder / "recipe.yaml").write_text(RECIPE)
     return folder
-
-
-def meshctl(folder: Path, *words: str, code: str = MAIN) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-MAIN = "from meshctl.cli.app import main; main()"
+from tests.cli.commands import meshctl
 
 PARTS = """
 import torch
@@ -72,10 +70,8 @@ run: {steps: 4, dir: runs, record: [made]}
 """
 
 
-def meshctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
-    command = [sys.executable, "-c", MAIN, "launch", *words]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+def launch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return meshctl(folder, "launch", *words)
 
 
 def write(folder: Path) -> Path:
@@ -104,7 +100,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, and the run `whole` that has recorded its route."""
     folder = write(tmp_path_factory.mktemp("recorded"))
-    done = meshctl(folder, "recipe.yaml")
+    done = launch(folder, "recipe.yaml")
     assert done.returncode == 0, done.stderr
     newest(folder).rename(folder / "whole")
     return folder
@@ -126,7 +122,7 @@ def test_what_a_run_records(recorded: Path) -> None:
 
 
 def test_a_group_alone_sees_the_same(folder: Path) -> None:
-    done = meshctl(folder, "recipe.yaml", "--only", "two", "--replay", "made -> seen=whole")
+    done = launch(folder, "recipe.yaml", "--only", "two", "--replay", "made -> seen=whole")
     assert done.returncode == 0, done.stderr
     assert done.stderr == "note: group `two` runs alone, no weights are moved to or from others: `publish`\n"
     run = newest(folder)
@@ -136,7 +132,7 @@ def test_a_group_alone_sees_the_same(folder: Path) -> None:
 
 
 def test_with_another_number_of_ranks_from_the_recording_itself(folder: Path) -> None:
-    done = meshctl(
+    done = launch(
         folder,
         "recipe.yaml",
         "groups.two.ranks=1",
@@ -151,24 +147,24 @@ def test_with_another_number_of_ranks_from_the_recording_itself(folder: Path) ->
 
 
 def test_the_first_group_alone_gives_to_nobody(folder: Path) -> None:
-    done = meshctl(folder, "recipe.yaml", "--only", "one")
+    done = launch(folder, "recipe.yaml", "--only", "one")
     assert done.returncode == 0, done.stderr
     assert "note: group `one` runs alone, what it gives to others is dropped: `made -> seen`\n" in done.stderr
     assert [line["step"] for line in metrics(newest(folder))] == [1, 2, 3, 4]
 
 
 def test_a_run_that_fails_is_replayed_up_to_there_and_from_where_its_recording_begins(folder: Path) -> None:
-    failed = meshctl(folder, "recipe.yaml", "components.taker.args={mood: raises}")
+    failed = launch(folder, "recipe.yaml", "components.taker.args={mood: raises}")
     assert failed.returncode == 5 and "step 3: ValueError: boom" in failed.stderr
     run = newest(folder)
     shutil.rmtree(run / "recorded" / "made" / "step-1")
-    done = meshctl(
+    done = launch(
         folder, str(run), "components.taker.args.mood=calm", "--only", "two", "--replay", f"made={run}"
     )
     assert done.returncode == 0, done.stderr
     assert newest(folder) != run
     assert [line["step"] for line in metrics(newest(folder))][:2] == [2, 3]
-    again = meshctl(folder, str(newest(folder)))
+    again = launch(folder, str(newest(folder)))
     assert (
         again.returncode == 2
         and "is a run of group `two` alone: launch it anew, with --only and --replay" in again.stderr
@@ -176,7 +172,7 @@ def test_a_run_that_fails_is_replayed_up_to_there_and_from_where_its_recording_b
 
 
 def test_a_dry_run_shows_one_group(folder: Path) -> None:
-    done = meshctl(folder, "recipe.yaml", "--dry-run", "--only", "two", "--replay", "made=whole")
+    done = launch(folder, "recipe.yaml", "--dry-run", "--only", "two", "--replay", "made=whole")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("small: 1 group, 2 workers; plan ") and "--group one" not in done.stdout
 
@@ -200,14 +196,14 @@ def test_a_dry_run_shows_one_group(folder: Path) -> None:
 )  # fmt: skip
 def test_what_is_refused(folder: Path, words: list[str], code: int, message: str) -> None:
     for more in ([], ["--dry-run"]):
-        done = meshctl(folder, "recipe.yaml", *words, *more)
+        done = launch(folder, "recipe.yaml", *words, *more)
         assert (done.returncode, done.stderr) == (code, f"error: {message}\n")
     assert not (folder / "runs").exists()
 
 
 def test_recordings_that_do_not_fit(folder: Path) -> None:
     def refused(*words: str) -> str:
-        done = meshctl(folder, "recipe.yaml", *words, "--dry-run", "--only", "two", "--replay", "made=whole")
+        done = launch(folder, "recipe.yaml", *words, "--dry-run", "--only", "two", "--replay", "made=whole")
         assert done.returncode == 4
         return done.stderr
 
@@ -230,7 +226,7 @@ def test_recordings_that_do_not_fit(folder: Path) -> None:
 
 
 def test_a_route_that_there_is_not(folder: Path) -> None:
-    done = meshctl(folder, "recipe.yaml", "run.record=[maid, publish, loss]")
+    done = launch(folder, "recipe.yaml", "run.record=[maid, publish, loss]")
     assert done.returncode == 1
     for said in (
         "there is no route `maid`",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-MAIN = "from meshctl.cli.app import main; main()"
+from tests.cli.commands import meshctl
 
 MODES = """
 from meshctl import CollectMode, DispatchMode, ExecuteMode, RankSet
@@ -79,17 +76,6 @@ def folder(tmp_path: Path) -> Path:
     for name, text in (("modes.py", MODES), ("parts.py", PARTS), ("recipe.yaml", RECIPE)):
         (tmp_path / name).write_text(text)
     return tmp_path
-
-
-def meshctl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *words],
-        cwd=folder,
-        env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
 
 
 @pytest.mark.slow

@@ -11,27 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.classes import Code
-from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
-from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts
 from meshctl.recipe.rules.costs import WITHIN_LAYERS, devices_are_used, process_groups_stay_on_node
-from meshctl.recipe.spans import Spans
 from meshctl.topology.mesh import DIMS
 from meshctl.topology.sizes import divisors
 from tests.paths import RECIPE_GOLDEN as GOLDEN
-
-CODE = Code((str(GOLDEN),))
-
-
-def facts_of(recipe: dict[str, Any]) -> Facts:
-    tree = of_plain(recipe, Span("x.yaml", 1, 1))
-    result = read(tree, "stem")
-    assert not result.found
-    return Facts(result, Spans(tree), CODE)
-
+from tests.recipe.rules.facts import facts_of
 
 # Devices that idle
 

@@ -7,18 +7,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.diagnostics import Span
-from meshctl.recipe.code.classes import Code
-from meshctl.recipe.compose.yaml_tree import of_plain
-from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, flow
-from meshctl.recipe.spans import Spans
 from meshctl.topology.mesh import DIMS, DeviceMesh
 from meshctl.topology.modes import EXECUTE, producers_of
-from tests.paths import RECIPE_GOLDEN as GOLDEN
+from tests.recipe.rules.facts import facts_of
 
 
-def facts_of(producers: int, parallel: dict[str, Any], workers: int, mode: str) -> Facts:
+def piped(producers: int, parallel: dict[str, Any], workers: int, mode: str) -> Facts:
     recipe = {
         "groups": {
             "one": {"ranks": producers, "device_type": "cpu"},
@@ -33,10 +28,7 @@ def facts_of(producers: int, parallel: dict[str, Any], workers: int, mode: str) 
             "scored": {"call": "judge.score", "in": "batch", "execute": "peer", "dispatch": mode},
         },
     }
-    tree = of_plain(recipe, Span("x.yaml", 1, 1))
-    result = read(tree, "stem")
-    assert not result.found, result.found
-    return Facts(result, Spans(tree), Code((str(GOLDEN),)))
+    return facts_of(recipe)
 
 
 @st.composite
@@ -62,7 +54,7 @@ def test_peers_with_different_samples_are_found_as_by_listing(
         found = producers_of(mesh, EXECUTE["peer"], producers, rank)
         own.setdefault(mesh.data_rank(rank), set()).add(found)
     is_split = mode != "slice" and any(len(ranges) > 1 for ranges in own.values())
-    reported = list(flow.peers_have_same_samples(facts_of(producers, parallel, workers, mode)))
+    reported = list(flow.peers_have_same_samples(piped(producers, parallel, workers, mode)))
     assert [one.code for one in reported] == ["MC528"] * is_split
     for one in reported:
         ranks = [int(word) for word in one.message.split("ranks ")[1].split(" of ")[0].split(" and ")]
@@ -70,6 +62,6 @@ def test_peers_with_different_samples_are_found_as_by_listing(
 
 
 def test_a_large_world_is_not_listed() -> None:
-    reported = list(flow.peers_have_same_samples(facts_of(3, {"tp_size": 2}, 100_000, "slice_dp")))
+    reported = list(flow.peers_have_same_samples(piped(3, {"tp_size": 2}, 100_000, "slice_dp")))
     assert [one.code for one in reported] == ["MC528"]
-    assert not list(flow.peers_have_same_samples(facts_of(4, {"tp_size": 2}, 100_000, "slice_dp")))
+    assert not list(flow.peers_have_same_samples(piped(4, {"tp_size": 2}, 100_000, "slice_dp")))

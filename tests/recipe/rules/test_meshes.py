@@ -8,32 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.classes import Code
-from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
-from meshctl.recipe.reader import read
-from meshctl.recipe.rules import Facts
 from meshctl.recipe.rules.meshes import CODES, sizes_fit_group
-from meshctl.recipe.spans import Spans
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS, MAY_BE_AUTO, SIZES, settle
 from tests.paths import RECIPE_GOLDEN as GOLDEN
+from tests.recipe.rules.facts import facts_of
 
 
-def facts_of(parallel: dict[str, Any], ranks: int) -> Facts:
+def found(parallel: dict[str, Any], ranks: int) -> list[Diagnostic]:
     recipe = {
         "groups": {"train": {"ranks": ranks, "device_type": "cpu"}},
         "components": {"actor": {"_target_": "arithmetic.Actor", "group": "train", "parallel": parallel}},
     }
-    tree = of_plain(recipe, Span("x.yaml", 1, 1))
-    return Facts(read(tree, "stem"), Spans(tree), Code((str(GOLDEN),)))
-
-
-def found(parallel: dict[str, Any], ranks: int) -> list[Diagnostic]:
-    facts = facts_of(parallel, ranks)
-    assert not facts.read.found
-    return list(sizes_fit_group(facts))
+    return list(sizes_fit_group(facts_of(recipe)))
 
 
 def proposals(diagnostic: Diagnostic) -> list[dict[str, int]]:

@@ -14,13 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.classes import Code
-from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
-from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, meshes, models
-from meshctl.recipe.spans import Spans
+from tests.recipe.rules.facts import facts_of
 
 DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 EXPERT_DIMS = ("ep", "etp", "ep_fsdp")
@@ -28,13 +25,6 @@ Sizes = dict[str, int]
 Some = tuple[int, dict[str, Any], list[Sizes], int]
 """Ranks, `parallel`, the models of the components that have it, and the samples that it shares out; 0 where
 that is not known."""
-
-
-def facts_of(recipe: dict[str, Any]) -> Facts:
-    tree = of_plain(recipe, Span("x.yaml", 1, 1))
-    result = read(tree, "stem")
-    assert not result.found, result.found
-    return Facts(result, Spans(tree), Code(()))
 
 
 def recipe_of(ranks: int, parallel: dict[str, Any], models: list[Sizes], samples: int = 0) -> dict[str, Any]:

@@ -9,23 +9,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.diagnostics import Span
-from meshctl.recipe.code.classes import Code
-from meshctl.recipe.compose.yaml_tree import of_plain
-from meshctl.recipe.reader import read
 from meshctl.recipe.rules import Facts, schedule
-from meshctl.recipe.spans import Spans
+from tests.recipe.rules.facts import facts_of
 
 LONG = 60
 """So many steps show whatever such small numbers can do."""
 Recipe = dict[str, Any]
-
-
-def facts_of(recipe: Recipe) -> Facts:
-    tree = of_plain(recipe, Span("x.yaml", 1, 1))
-    result = read(tree, "stem")
-    assert not result.found, result.found
-    return Facts(result, Spans(tree), Code(()))
 
 
 def ran(recipe: Recipe, steps: int) -> dict[str, list[int]]:

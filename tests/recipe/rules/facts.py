@@ -1,0 +1,23 @@
+"""A recipe, given as plain data, as the rules see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshctl.diagnostics import Span
+from meshctl.recipe.code.classes import Code
+from meshctl.recipe.compose.yaml_tree import of_plain
+from meshctl.recipe.reader import read
+from meshctl.recipe.rules import Facts
+from meshctl.recipe.spans import Spans
+from tests.paths import RECIPE_GOLDEN
+
+CODE = Code((str(RECIPE_GOLDEN),))
+
+
+def facts_of(recipe: dict[str, Any]) -> Facts:
+    """Its classes are those of the golden recipes."""
+    tree = of_plain(recipe, Span("x.yaml", 1, 1))
+    result = read(tree, "stem")
+    assert not result.found, result.found
+    return Facts(result, Spans(tree), CODE)
