@@ -57,7 +57,8 @@ def main() -> None:
         busiest = moved(ranks, total)
         ratio = busiest / (total / ranks)
         print(
-            f"{f'{ranks}->{ranks}':>8} {2 * total:>14} {total // ranks:>14} {busiest:>14} {ratio:>7.3f} {GOAL:>6}",
+            f"{f'{ranks}->{ranks}':>8} {2 * total:>14} {total // ranks:>14} {busiest:>14} {ratio:>7.3f} "
+            f"{GOAL:>6}",
             flush=True,
         )
         cases.append(

@@ -98,7 +98,8 @@ GOALS = (
     Goal("Ray, usual driver hop / in place", "in place", ("Ray hop usual",), 50),
     Goal("Twinkle, driver hop / in place", "in place", ("Twinkle hop",), 50),
 )
-"""What the design promises: peers are compared with batches made in place, copied ones with a memcpy alone."""
+"""What the design promises: peers are compared with batches made in place, copied ones with a memcpy
+alone."""
 SMALL_GOALS = (
     Goal("gloo / even", "even", ("gloo",), 1.0),
     Goal("gloo / in place", "in place", ("gloo",), 1.0),
@@ -314,7 +315,8 @@ def compared(
     for case in cases:
         if case["goal"]:
             print(
-                f"  {case['what']:<40} {case['value']:>8} {'>=' if case['value'] >= case['goal'] else '<':>3} {case['goal']}",
+                f"  {case['what']:<40} {case['value']:>8} "
+                f"{'>=' if case['value'] >= case['goal'] else '<':>3} {case['goal']}",
                 flush=True,
             )
     return cases

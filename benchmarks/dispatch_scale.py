@@ -51,7 +51,8 @@ def least_seconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def even_seconds(ranks: int, repeats: int) -> float:
-    """Of all that one rank asks of an even route: its producers, its samples, and the shares that it feeds."""
+    """Of all that one rank asks of an even route: its producers, its samples, and the shares that it
+    feeds."""
     mesh = DeviceMesh.from_sizes(dp_size=ranks // 2, tp_size=2)
     flow = EvenFlow(mesh, mesh, SAMPLES)
     rank = ranks - 1
@@ -85,7 +86,8 @@ def main() -> None:
     ratio = even[RANKS[-1]] / even[RANKS[0]]
     summary = {
         "name": "dispatch_scale",
-        "what": f"balanced, microseconds a sample of {SAMPLES:,}, the worst of {RANKS[0]} to {RANKS[-1]} shares",
+        "what": f"balanced, microseconds a sample of {SAMPLES:,}, the worst of {RANKS[0]} to {RANKS[-1]} "
+        "shares",
         "value": round(worst, 3),
         "goal": GOAL_US_PER_SAMPLE,
         "ok": worst <= GOAL_US_PER_SAMPLE and ratio <= GOAL_EVEN_RATIO,

@@ -111,13 +111,21 @@ def compared(processes: Sequence[Sequence[Held]], steps: int) -> dict[str, objec
         files_ok &= after <= before
         worst = max(worst, *ratios)
         name = f"{'one' if number < WIDTH else 'two'}:{number % WIDTH}"
+        files = f"{before} -> {after}"
         print(
-            f"{name:<10} {shown[0]:>16} {shown[1]:>16} {max(ratios):>7.3f} {GOAL:>6} {f'{before} -> {after}':>12}",
+            f"{name:<10} {shown[0]:>16} {shown[1]:>16} {max(ratios):>7.3f} {GOAL:>6} {files:>12}",
             flush=True,
         )
     ok = worst <= GOAL and files_ok
-    return {"name": "long_run", "what": "memory of the last quarter / the second", "value": round(worst, 4), "goal": GOAL, "ok": ok,
-            "steps": steps, "files": files_ok}  # fmt: skip
+    return {
+        "name": "long_run",
+        "what": "memory of the last quarter / the second",
+        "value": round(worst, 4),
+        "goal": GOAL,
+        "ok": ok,
+        "steps": steps,
+        "files": files_ok,
+    }
 
 
 if __name__ == "__main__":

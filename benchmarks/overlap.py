@@ -95,7 +95,8 @@ def main() -> None:
     strict, stale = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(one / other for one, other in pairs)
     print(
-        f"{'max_staleness 0':>16} {'1':>10} {'ratio':>7} {'goal':>6}      milliseconds a step; each stage sleeps {args.sleep * 1e3:g}"
+        f"{'max_staleness 0':>16} {'1':>10} {'ratio':>7} {'goal':>6}      milliseconds a step; each "
+        f"stage sleeps {args.sleep * 1e3:g}"
     )
     print(f"{strict * 1e3:>16.1f} {stale * 1e3:>10.1f} {ratio:>7.2f} {GOAL:>6}")
     print(

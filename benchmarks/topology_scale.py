@@ -97,7 +97,8 @@ LARGE = RECIPE.format(
     train=57_344,
     sampler="pp_size: 2, dp_size: auto, fsdp_size: 2, cp_size: 2, tp_size: 4",
     judged="pp_size: 2, dp_size: auto, fsdp_size: 2, cp_size: 2, tp_size: 4",
-    actor="pp_size: 16, dp_size: auto, fsdp_size: 32, cp_size: 2, tp_size: 8, ulysses_size: 2, ep_size: 64, etp_size: 2, vpp_size: 2",
+    actor="pp_size: 16, dp_size: auto, fsdp_size: 32, cp_size: 2, tp_size: 8, ulysses_size: 2, ep_size: 64, "
+    "etp_size: 2, vpp_size: 2",
 )
 
 

@@ -153,7 +153,8 @@ def large(folder: Path) -> Path:
     parts = ["groups:\n  train: {ranks: 8, device_type: cpu}\ncomponents:\n"]
     for number in range(COMPONENTS):
         parts.append(
-            f"  problems{number}:\n    _target_: meshctl.components.Cycle\n    group: train\n    parallel:\n      dp_size: 4\n"
+            f"  problems{number}:\n    _target_: meshctl.components.Cycle\n    group: train\n    "
+            "parallel:\n      dp_size: 4\n"
             f"      tp_size: 2\n    args:\n      path: train.jsonl\n      seed: {number}\n"
         )
     parts.append(

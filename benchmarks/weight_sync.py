@@ -269,7 +269,8 @@ def compared(case: Case, found: Found) -> list[dict[str, Any]]:
         )
         ratio, buckets = statistics.median(ratios), found.extra[name] / MAX_BUCKET_BYTES / case.sets
         print(
-            f"    {name}  {ours:7.1f} ms  memcpy {theirs:7.1f} ms  {ratio:5.2f} x  extra {found.extra[name] / MIB:6.1f} MiB"
+            f"    {name}  {ours:7.1f} ms  memcpy {theirs:7.1f} ms  {ratio:5.2f} x  extra "
+            f"{found.extra[name] / MIB:6.1f} MiB"
         )
         cases.append(
             {

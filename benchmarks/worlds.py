@@ -194,7 +194,8 @@ class World:
 
 def _work(plan: Plan, place: int, port: int, driver: Driver, begin: Begin) -> None:
     torch.set_num_threads(1)
-    gc.collect()  # touches all objects: what is shared with the parent is copied now, and not counted as what a step takes
+    # touches all objects: what is shared with the parent is copied now, and not counted as what a step takes
+    gc.collect()
 
     def connect() -> Store:
         return PrefixStore("w", TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)))
@@ -230,7 +231,8 @@ def ragged(nbytes: int, rank: int, givers: int) -> Batch:
 
 
 class Taker:
-    """What a taker does with its batches: checks all of the first one, then reads both ends of each column."""
+    """What a taker does with its batches: checks all of the first one, then reads both ends of each
+    column."""
 
     def __init__(self, expected: Sequence[int] | None = None) -> None:
         """`expected` are the samples that it must get; none where that follows from their lengths."""

@@ -18,8 +18,8 @@ USAGE = 2
 
 
 def agent(path: Path, group: str, node: int, head: str) -> int:
-    """Returns the exit code: 0 when all workers have ended well, 1 when one has not, 2 when there is nothing to
-    run, 4 when the head cannot be reached or refuses."""
+    """Returns the exit code: 0 when all workers have ended well, 1 when one has not, 2 when there is nothing
+    to run, 4 when the head cannot be reached or refuses."""
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
     wrong = refusal(path, group, node)
     if not wrong and not head.rpartition(":")[2].isdigit():

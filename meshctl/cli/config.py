@@ -1,8 +1,8 @@
-"""`meshctl config RECIPE [OVERRIDES]`: prints the composed recipe; with `--origins`, where each of its values is
-written.
+"""`meshctl config RECIPE [OVERRIDES]`: prints the composed recipe; with `--origins`, where each of its values
+is written.
 
-Without `--origins` the output is a recipe, all files and overrides in one. Secrets and texts of the environment are
-hidden. Of a wrong recipe, all that can be read is printed, with its report on stderr.
+Without `--origins` the output is a recipe, all files and overrides in one. Secrets and texts of the
+environment are hidden. Of a wrong recipe, all that can be read is printed, with its report on stderr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The report of an exception that nobody expected: one line for the user, and a file for the authors of meshctl.
+"""The report of an exception that nobody expected: one line for the user, and a file for the authors of
+meshctl.
 
-An exception's message may quote what the user wrote, so neither shows messages or values: only the types of the
-exceptions and the lines of code.
+An exception's message may quote what the user wrote, so neither shows messages or values: only the types of
+the exceptions and the lines of code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`meshctl doctor [RECIPE]`: examines this machine and advises; with a recipe, checks whether it would start here."""
+"""`meshctl doctor [RECIPE]`: examines this machine and advises; with a recipe, checks whether it would start
+here."""
 
 from __future__ import annotations
 

@@ -47,8 +47,14 @@ def _unknown(word: str, wanted: str, known: Sequence[str]) -> str:
         else []
     )
     if mentioning:
-        return f"there is no code `{shown}`; {listed(mentioning)} {'speaks' if len(mentioning) == 1 else 'speak'} of it"
-    return f"there is no code `{shown}`; {near if (near := _suggestion(word, known)) else '`meshctl explain` lists all'}"
+        return (
+            f"there is no code `{shown}`; {listed(mentioning)} "
+            f"{'speaks' if len(mentioning) == 1 else 'speak'} of it"
+        )
+    return (
+        f"there is no code `{shown}`; "
+        f"{near if (near := _suggestion(word, known)) else '`meshctl explain` lists all'}"
+    )
 
 
 def _suggestion(word: str, known: Sequence[str]) -> str:
@@ -86,7 +92,8 @@ def _page(of: Page) -> Iterator[str]:
 
 
 def _section(section: Section, other: Section) -> Iterator[str]:
-    """Yields the paragraphs and blocks of a section. Lines of a block that the other section does not have are marked."""
+    """Yields the paragraphs and blocks of a section. Lines of a block that the other section does not have
+    are marked."""
     for number, piece in enumerate(section.pieces):
         if number:
             yield ""

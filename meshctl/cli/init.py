@@ -1,7 +1,7 @@
 """`meshctl init [NAME]`: writes a recipe that validates and runs, and the Python file with its classes.
 
-On a terminal it asks questions; with any of its options, or without a terminal, it asks nothing and uses defaults. It
-writes at the end, all files or none, and never over an existing file without `--force`.
+On a terminal it asks questions; with any of its options, or without a terminal, it asks nothing and uses
+defaults. It writes at the end, all files or none, and never over an existing file without `--force`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def init(name: str, options: Options) -> int:
     except EOFError:
         print(file=sys.stderr)
         return refuse(
-            "there was no answer, so nothing was written; `--yes` takes what is usual, `--help` says what can be said"
+            "there was no answer, so nothing was written; `--yes` takes what is usual, `--help` says "
+            "what can be said"
         )
 
 
@@ -130,8 +131,8 @@ def choice_of(options: Options, here: Machine) -> Choice:
 
 
 def read_line(prompt: str) -> str:
-    """Returns a line of the terminal. The pipe wakes the wait at an interrupt, which would otherwise take effect
-    only after the line if it came between the prompt and the reading."""
+    """Returns a line of the terminal. The pipe wakes the wait at an interrupt, which would otherwise take
+    effect only after the line if it came between the prompt and the reading."""
     print(prompt, end="", flush=True)
     wakes, signals = os.pipe()
     os.set_blocking(signals, False)
@@ -238,8 +239,8 @@ class Place:
 
 
 def place_of(name: str, kind: str) -> Place:
-    """Returns where the recipe of a name is written: `jobs/grpo` into jobs/, and into an existing folder a recipe
-    that is named like its kind. Raises `WrongChoice`."""
+    """Returns where the recipe of a name is written: `jobs/grpo` into jobs/, and into an existing folder a
+    recipe that is named like its kind. Raises `WrongChoice`."""
     if "\0" in name:
         raise WrongChoice("a name has no NUL in it")
     path = Path(name or kind)
@@ -282,13 +283,14 @@ def _free_module(to: Place) -> str:
 
 
 def _is_taken(name: str, folder: Path, elsewhere: list[str]) -> bool:
-    """Returns whether a module of this name exists: a package in the same folder takes precedence over a file, and
-    the file would take precedence over an installed module."""
+    """Returns whether a module of this name exists: a package in the same folder takes precedence over a
+    file, and the file would take precedence over an installed module."""
     return os.path.isfile(folder / name / "__init__.py") or installed(name, elsewhere)
 
 
 def script_from(script: str, folder: Path) -> str:
-    """Returns a script's path relative to the recipe's folder. Raises `WrongChoice` if there is no such file."""
+    """Returns a script's path relative to the recipe's folder. Raises `WrongChoice` if there is no such
+    file."""
     if "\0" in script or not os.path.isfile(script):
         raise WrongChoice(f"there is no script `{script}`")
     if set(script) & set("${}"):
@@ -300,8 +302,8 @@ def script_from(script: str, folder: Path) -> str:
 
 
 def for_editors(file: Path) -> dict[Path, str]:
-    """Returns the schema that the first line of a recipe names, if the folder has none or an old one; another file of
-    that name stays."""
+    """Returns the schema that the first line of a recipe names, if the folder has none or an old one; another
+    file of that name stays."""
     text = schema.text()
     if not os.path.lexists(file):
         return {file: text}
@@ -343,5 +345,6 @@ def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> Non
     if choice.device != "cpu" and (kind != choice.device or count < needed):
         has = counted(count, f"{kind} device") if count else "no accelerator"
         print(
-            f"\nIt wants {counted(needed, f'{choice.device} device')}, and this machine has {has}: launch it where they are."
+            f"\nIt wants {counted(needed, f'{choice.device} device')}, and this machine has {has}: "
+            "launch it where they are."
         )

@@ -1,4 +1,5 @@
-"""`meshctl launch`: loads, checks and resolves a recipe, has an engine start it, follows it and sums it up."""
+"""`meshctl launch`: loads, checks and resolves a recipe, has an engine start it, follows it and sums it
+up."""
 
 from __future__ import annotations
 
@@ -185,7 +186,8 @@ def dry(ready: Launchable, engine_name: str = DEFAULT_ENGINE) -> str:
     engine, plan = engine_named(engine_name), ready.plan
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")
     lines = [
-        f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}; plan {plan.digest}",
+        f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}; plan "
+        f"{plan.digest}",
         "",
     ]
     for group in plan.groups:

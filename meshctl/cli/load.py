@@ -49,8 +49,8 @@ class Launchable:
 def plan_of(
     recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
 ) -> Launchable:
-    """Reads, checks and resolves a recipe or a run. `held` maps real paths to the bytes to use in place of those
-    files. Raises `RecipeError` if the recipe has errors and `Unreadable` if there is none."""
+    """Reads, checks and resolves a recipe or a run. `held` maps real paths to the bytes to use in place of
+    those files. Raises `RecipeError` if the recipe has errors and `Unreadable` if there is none."""
     loaded, run = load_recipe(recipe, overrides, held)
     if not loaded.readable:
         raise Unreadable(loaded.report)
@@ -65,8 +65,8 @@ def plan_of(
 def load_recipe(
     recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
 ) -> tuple[Loaded, RunDir | None]:
-    """Returns what can be read of a recipe, however wrong, and the run that it belongs to. Raises `Unreadable`
-    for a folder that is no run."""
+    """Returns what can be read of a recipe, however wrong, and the run that it belongs to. Raises
+    `Unreadable` for a folder that is no run."""
     from meshctl.recipe.load import load
 
     run = _run_of(recipe)
@@ -85,7 +85,8 @@ class CheckResult:
 
 
 def check(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> CheckResult:
-    """Does what `plan_of` does and raises nothing, so that one recipe does not hide the findings of others."""
+    """Does what `plan_of` does and raises nothing, so that one recipe does not hide the findings of
+    others."""
     try:
         launchable = plan_of(recipe, overrides, held)
     except Unreadable as unreadable:

@@ -1,6 +1,8 @@
-"""How commands print: the reader may have closed the pipe, its encoding may lack characters, or the disk may be full.
+"""How commands print: the reader may have closed the pipe, its encoding may lack characters, or the disk may
+be full.
 
-The first two are not errors. A full disk is refused by the environment, and `main` reports it for all commands.
+The first two are not errors. A full disk is refused by the environment, and `main` reports it for all
+commands.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def why(error: Exception) -> str:
 
 
 def open_all() -> None:
-    """Opens closed standard streams as /dev/null, so that no file that is opened later gets their descriptors."""
+    """Opens closed standard streams as /dev/null, so that no file that is opened later gets their
+    descriptors."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

@@ -17,8 +17,8 @@ from meshctl.engines.node.guard import name_of
 
 
 def run_in_fork(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) -> str:
-    """Runs `work` in a fork and `meanwhile` here, and returns the text of `work`. If the exit code of `work` is
-    not 0, this process exits with it."""
+    """Runs `work` in a fork and `meanwhile` here, and returns the text of `work`. If the exit code of `work`
+    is not 0, this process exits with it."""
     flush()
     interrupt_handler = signal.getsignal(signal.SIGINT)
     if interrupt_handler != signal.SIG_IGN:  # Python can lose an interrupt in a destructor during an import

@@ -1,5 +1,5 @@
-"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: narrows a plan to one group that reads recordings in
-place of the other groups.
+"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: narrows a plan to one group that reads recordings
+in place of the other groups.
 
     ROUTE     a route into the group from another one, `SOURCE -> TARGET`, or SOURCE for all routes of that
               stage
@@ -170,7 +170,8 @@ def _steps(plan: Plan, recorded: Mapping[str, Recorded]) -> tuple[int, int]:
     found = covered(plan, steps)
     for name, gaps in found.lacking.items():
         raise CannotStart(
-            f"the recording of `{name}` in {recorded[name].path} lacks step{'s' * (len(gaps) > 1)} {_listed_steps(gaps)}"
+            f"the recording of `{name}` in {recorded[name].path} lacks step{'s' * (len(gaps) > 1)} "
+            f"{_listed_steps(gaps)}"
         )
     if recorded and found.last <= found.after:
         raise CannotStart(f"the recordings of {listed(recorded)} have no step in common")

@@ -1,9 +1,9 @@
-"""`meshctl schema`: prints or writes the JSON Schema of recipes, so that an editor knows keys, values and their
-documentation.
+"""`meshctl schema`: prints or writes the JSON Schema of recipes, so that an editor knows keys, values and
+their documentation.
 
-Editors that use yaml-language-server find it by a recipe's first line, `MODELINE`, which names a file in the recipe's
-folder: so the line is right on every machine and in every checkout. `init` writes both; after an update,
-`meshctl schema --out recipe.schema.json` writes the schema again.
+Editors that use yaml-language-server find it by a recipe's first line, `MODELINE`, which names a file in the
+recipe's folder: so the line is right on every machine and in every checkout. `init` writes both; after an
+update, `meshctl schema --out recipe.schema.json` writes the schema again.
 """
 
 from __future__ import annotations

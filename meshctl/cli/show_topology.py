@@ -54,7 +54,8 @@ class Options:
     """GROUP:N"""
     samples: int | None = None
     diff: str | None = None
-    """Another recipe, other overrides, or both, quoted as in a shell; empty for the same recipe without overrides."""
+    """Another recipe, other overrides, or both, quoted as in a shell; empty for the same recipe without
+    overrides."""
 
     @property
     def zoom(self) -> tuple[str, ...]:
@@ -111,12 +112,14 @@ def check(options: Options) -> None:
         raise UsageError(f"there is no format `{options.format}`; there are {listed(FORMATS)}")
     if not options.format and options.suffix in IMAGE_SUFFIXES:
         raise UsageError(
-            f"there is no format for `{options.suffix}`; write `.svg` or `.html`, which a browser shows and prints"
+            f"there is no format for `{options.suffix}`; write `.svg` or `.html`, which a browser shows "
+            "and prints"
         )
     format = FORMATS[options.format_name]
     if len(options.zoom) > 1 and options.zoom != ("--component", "--dim"):
         raise UsageError(
-            f"{listed(options.zoom)} ask for different parts; say one of them (`--dim` may name a `--component`)"
+            f"{listed(options.zoom)} ask for different parts; say one of them (`--dim` may name a "
+            "`--component`)"
         )
     if options.zoom and not (format.zoom or format.selects):
         drawing = [name for name, other in FORMATS.items() if other.zoom or other.selects]
@@ -196,8 +199,8 @@ def warnings(report: Report) -> tuple[Warning, ...]:
 
 
 def other_topology(recipe: str, held: Held, text: str) -> Topology:
-    """Returns the topology that `--diff` compares with, which may be standard input too. Its errors are reported as its
-    own."""
+    """Returns the topology that `--diff` compares with, which may be standard input too. Its errors are
+    reported as its own."""
     try:
         name, overrides = other(recipe, text)
         if name == "-":
@@ -209,7 +212,8 @@ def other_topology(recipe: str, held: Held, text: str) -> Topology:
 
 
 def other(recipe: str, text: str) -> tuple[str, list[str]]:
-    """Returns the recipe and the overrides that `--diff` names; if it begins with an override, the recipe is the same."""
+    """Returns the recipe and the overrides that `--diff` names; if it begins with an override, the recipe is
+    the same."""
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -7,8 +7,8 @@
 
 Each line is an object with the same keys, and each key becomes a column: numbers become a tensor, lists of
 numbers a `Ragged`, and anything else plain data. The whole file is read into memory. The order of each epoch
-depends only on `seed` and the epoch's number. So sample 1234 is the same row on any mesh and after any resume,
-and the number of samples is the only position to save.
+depends only on `seed` and the epoch's number. So sample 1234 is the same row on any mesh and after any
+resume, and the number of samples is the only position to save.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Diagnostics: what is wrong with a recipe, as data.
 
-A `Diagnostic` describes one root cause: a stable code, a message, the smallest wrong piece of text, the pieces
-that it contradicts, and what would work. Rules yield diagnostics and never raise on a user's input. A `Report`
-holds the diagnostics of one pass. `view/reports` draws them.
+A `Diagnostic` describes one root cause: a stable code, a message, the smallest wrong piece of text, the
+pieces that it contradicts, and what would work. Rules yield diagnostics and never raise on a user's input. A
+`Report` holds the diagnostics of one pass. `view/reports` draws them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Diagnostic:
     fixes: tuple[Fix, ...] = ()
     """The edits that together correct it, where exactly one answer is safe (`recipe/fixes.py` makes them)."""
     missing: bool = False
-    """Whether something does not exist that a file might define which could not be included. Such a diagnostic
-    is not reported where a file is missing."""
+    """Whether something does not exist that a file might define which could not be included. Such a
+    diagnostic is not reported where a file is missing."""
 
 
 class RecipeError(Exception):

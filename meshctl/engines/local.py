@@ -1,6 +1,7 @@
 """The local engine: every node of the plan is a process on this machine, forked from one import of torch.
 
-    launcher            imports torch once, opens the sockets, forks the node processes, then is the supervisor
+    launcher            imports torch once, opens the sockets, forks the node processes, then is the
+                        supervisor
       node process      what `meshctl agent` runs elsewhere
 
 Node processes connect before the supervisor accepts: their connections wait in the backlog of its socket.

@@ -25,8 +25,8 @@ from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs
 FORMAT = 2
 """The format of the JSON. A plan of another format is refused."""
 SPARSE = {"sparse": True}
-"""Metadata of a field that is stored only where it differs from its default, so that plans without it keep their
-digest."""
+"""Metadata of a field that is stored only where it differs from its default, so that plans without it keep
+their digest."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Component:
     resolves."""
     frozen: bool = False
     endpoints: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    """Method -> dispatch, collect and execute of its decorator in the source text. A worker compares them with the
-    imported class."""
+    """Method -> dispatch, collect and execute of its decorator in the source text. A worker compares them
+    with the imported class."""
 
 
 @dataclass(frozen=True)

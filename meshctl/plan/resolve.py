@@ -1,4 +1,5 @@
-"""Resolves a checked recipe to a plan: names become placed things, `auto` becomes a number, inputs become routes.
+"""Resolves a checked recipe to a plan: names become placed things, `auto` becomes a number, inputs become
+routes.
 
 `resolve` never fails on a recipe that the rules accepted.
 """
@@ -33,7 +34,8 @@ class Defaults:
 
 
 def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Plan:
-    """Returns the plan of a recipe. `endpoints` holds the decorators that were read, by component and method."""
+    """Returns the plan of a recipe. `endpoints` holds the decorators that were read, by component and
+    method."""
     allocation = allocate(recipe.groups, recipe.cluster)
     stages = tuple(_stage(stage, endpoints) for stage in in_order(recipe))
     routes = tuple(_routes(stages))
@@ -53,7 +55,8 @@ def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoin
 
 
 def in_order(recipe: recipes.Recipe) -> list[recipes.Stage]:
-    """Returns the stages as written, except that each comes after its inputs and the stages in its `after`."""
+    """Returns the stages as written, except that each comes after its inputs and the stages in its
+    `after`."""
     left, placed = dict(recipe.pipeline), list[recipes.Stage]()
     while left:
         ready = next(
@@ -109,8 +112,8 @@ def _component(
 
 
 def _overrides(stage: recipes.Stage, parameter: str) -> bool:
-    """Whether a stage states a mode whose value in the decorator was not read, so that a worker has nothing to
-    compare."""
+    """Whether a stage states a mode whose value in the decorator was not read, so that a worker has nothing
+    to compare."""
     stated = {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}
     return bool(stated.get(parameter))
 
@@ -150,7 +153,8 @@ def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]
 
 
 def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
-    """Yields a route for each input stage of each parameter. The route of a sync leads from itself to itself."""
+    """Yields a route for each input stage of each parameter. The route of a sync leads from itself to
+    itself."""
     collects = {stage.name: stage.collect for stage in stages}
     for stage in stages:
         if stage.kind == "sync":

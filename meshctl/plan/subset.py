@@ -1,5 +1,5 @@
-"""One group of a plan alone, for debugging: values from other groups are replayed from recordings, and values for
-other groups are dropped.
+"""One group of a plan alone, for debugging: values from other groups are replayed from recordings, and values
+for other groups are dropped.
 
     alone = only(plan, "train", ["scored -> metrics"])
     alone.missing       routes from other groups that are not replayed; with any of them it cannot run
@@ -84,8 +84,8 @@ class Covered:
 
 
 def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
-    """Returns the steps that recordings suffice for. `recorded` has the recorded steps of each route of the whole
-    `plan`."""
+    """Returns the steps that recordings suffice for. `recorded` has the recorded steps of each route of the
+    whole `plan`."""
     periods = {name: _period(plan, route.target) for route in plan.routes if (name := route.name) in recorded}
     even = {name: period for name, period in periods.items() if period and recorded[name]}
     last = max((max(steps) for steps in recorded.values() if steps), default=0)
@@ -101,7 +101,8 @@ def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
 
 
 def _period(plan: Plan, name: str) -> int:
-    """Returns the period of a stage, which runs in its multiples; 0 for a stage that runs at certain times only."""
+    """Returns the period of a stage, which runs in its multiples; 0 for a stage that runs at certain times
+    only."""
     period, open, seen = 1, [name], set[str]()
     while open:
         if (name := open.pop()) not in seen:

@@ -90,8 +90,8 @@ class FieldReader:
     def section(
         self, node: Node, path: Path, section: Section, without: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """Returns the value of every key of a section, also of those that are left out, and reports unknown and
-        missing keys. Keys in `without` are not read."""
+        """Returns the value of every key of a section, also of those that are left out, and reports unknown
+        and missing keys. Keys in `without` are not read."""
         self.check_keys(node, path, section)
         return {
             field.key: self.value(node, path, field, section)

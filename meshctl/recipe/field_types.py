@@ -1,7 +1,8 @@
 """The types of recipe values, as the table of fields (`fields.py`) names them.
 
 A type is plain data. What it accepts is written once for each side that needs it: `field_reader.py` and
-`reader.py` read a value of the type, `schema.py` describes it to editors, and shell completion proposes values.
+`reader.py` read a value of the type, `schema.py` describes it to editors, and shell completion proposes
+values.
 """
 
 from __future__ import annotations

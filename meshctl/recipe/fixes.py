@@ -1,14 +1,15 @@
 """Safe edits of a recipe's text: a diagnostic carries them if exactly one answer is right.
 
-    renamed(span, "tensor_model_parallel_size", known)     a word of another system, or one that is misspelt and
+    renamed(span, "tensor_model_parallel_size", known)     a word of another system, or one that is misspelt
+                                                           and
                                                            near to a single other
     rewritten(node, "1000")                                a scalar, written so that YAML reads what was meant
     quoted(node)                                           `no` where text was meant
 
-Rules state what is written (`Fix.was`) and what should be. `keep_safe` compares that with the text itself: a fix
-is dropped if the text reads otherwise, as an interpolation, an anchor or a part of an override does, or if the
-same text serves several values and is wrong for some of them only. `apply` edits a text and leaves every other
-character as it is.
+Rules state what is written (`Fix.was`) and what should be. `keep_safe` compares that with the text itself: a
+fix is dropped if the text reads otherwise, as an interpolation, an anchor or a part of an override does, or
+if the same text serves several values and is wrong for some of them only. `apply` edits a text and leaves
+every other character as it is.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ AMBIGUOUS = {
     *("nproc", "nproc_per_node", "n_procs", "num_workers", "batch_size", "num_samples", "n_samples"),
     *("staleness_threshold", "keep_top_k", "save_top_k", "allow_padding", "mesh_dim_names"),
 }
-"""Words of other systems that count something else in some of them, such as the processes of one node. They are
-proposed, and never replaced."""
+"""Words of other systems that count something else in some of them, such as the processes of one node. They
+are proposed, and never replaced."""
 TWO_EDITS_FROM = 6
 """Minimum length in letters of a word in which two letters can be wrong."""
 PLAIN = re.compile(r"(?!(y|n|yes|no|on|off|true|false|null)$)[A-Z_][\w.-]*", re.ASCII | re.IGNORECASE)
@@ -61,7 +62,8 @@ def _is_near(one: str, other: str, edits: int) -> bool:
 
 
 def _are_different_names(one: str, other: str) -> bool:
-    """Returns whether two words differ on purpose, however near: `train1`, `train2`; `slice_tp`, `slice_dp`."""
+    """Returns whether two words differ on purpose, however near: `train1`, `train2`; `slice_tp`,
+    `slice_dp`."""
     parts, other_parts = re.split(r"[_.-]", one), re.split(r"[_.-]", other)
     if re.findall(r"\d+", one) != re.findall(r"\d+", other):
         return True
@@ -97,8 +99,8 @@ def renamed(
 
 
 def keys_meant(node: Node, known: Sequence[str]) -> dict[str, tuple[Fix, ...]]:
-    """Returns a mapping's unknown keys -> the edits to the keys that were meant. There is no edit to a key that
-    the same file gives too, or that two keys were meant to be."""
+    """Returns a mapping's unknown keys -> the edits to the keys that were meant. There is no edit to a key
+    that the same file gives too, or that two keys were meant to be."""
     spans = {
         key: item.key or item.span for key, item in node.items() if item.key not in (node.span, node.key)
     }

@@ -1,4 +1,5 @@
-"""Which section or field of the table stands at a key path: `("run", "grace")` is the field `grace` of `RUN`."""
+"""Which section or field of the table stands at a key path: `("run", "grace")` is the field `grace` of
+`RUN`."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def is_key(path: Path, root: Node) -> bool:
 
 
 def keys_below(path: Path, root: Node) -> tuple[str, ...]:
-    """Returns the keys that an override may set below a path; none where users name them, below a name that the
-    recipe does not have, and among the parameters of a call."""
+    """Returns the keys that an override may set below a path; none where users name them, below a name that
+    the recipe does not have, and among the parameters of a call."""
     if path == ():
         return RECIPE.keys[1:]
     if path == ("cluster", "devices_per_node"):

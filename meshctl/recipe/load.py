@@ -73,8 +73,8 @@ def load(
 ) -> Loaded:
     """Reads and checks a recipe.
 
-    `path` lists its import folders if they are not its own folder and `cwd`. `detect` returns the device type of
-    this machine. `held` maps real paths to the bytes to use in place of those files.
+    `path` lists its import folders if they are not its own folder and `cwd`. `detect` returns the device type
+    of this machine. `held` maps real paths to the bytes to use in place of those files.
     """
     file = Path(recipe)
     home = (cwd / file).parent
@@ -148,8 +148,8 @@ def _has_rocm() -> bool:
 
 
 def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
-    """Returns the tree with the name and the device types that the recipe leaves to its file and machine: a plan
-    is made of the composed recipe alone."""
+    """Returns the tree with the name and the device types that the recipe leaves to its file and machine: a
+    plan is made of the composed recipe alone."""
     if tree.get("name") is None and is_run_name(stem):
         tree = put(tree, ("name",), replace(of_plain(stem, tree.span, tree.span), made="the file's name"))
     groups = tree.get("groups")
@@ -162,8 +162,8 @@ def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
 
 
 def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yields the diagnostics that hold even if a part of the recipe could not be included: without it, nothing is
-    known to be missing."""
+    """Yields the diagnostics that hold even if a part of the recipe could not be included: without it,
+    nothing is known to be missing."""
     partial = any(
         one.code in NOT_INCLUDED and one.primary and not is_override(one.primary.file) for one in found
     )
@@ -171,7 +171,8 @@ def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[
 
 
 def _in_order(report: Report) -> Report:
-    """Returns the report with each diagnostic once, in the order of the text: file by file, the command line last."""
+    """Returns the report with each diagnostic once, in the order of the text: file by file, the command line
+    last."""
     files = {file: number for number, (file, _) in enumerate(report.sources)}
 
     def place(found: Diagnostic) -> tuple[int, int, int]:

@@ -1,7 +1,8 @@
-"""Reports without secrets: texts in which secrets are hidden, and lines of files in which they are masked by stars.
+"""Reports without secrets: texts in which secrets are hidden, and lines of files in which they are masked by
+stars.
 
-A line keeps its columns, so the marks below it still fit. In a file that is YAML, the parser says where each scalar
-stands; in a file that is not, every line that may hold a secret is masked whole.
+A line keeps its columns, so the marks below it still fit. In a file that is YAML, the parser says where each
+scalar stands; in a file that is not, every line that may hold a secret is masked whole.
 """
 
 from __future__ import annotations
@@ -98,8 +99,9 @@ class _File:
     lines: Sequence[str]
 
     def secrets(self, places: Collection[Position]) -> list[list[Stretch]]:
-        """Returns the secret stretches of each line: scalars under a secret's key, after an option that is one, and
-        those that begin at `places`; in other scalars and in comments, what their text shows. Raises yaml's errors."""
+        """Returns the secret stretches of each line: scalars under a secret's key, after an option that is
+        one, and those that begin at `places`; in other scalars and in comments, what their text shows. Raises
+        yaml's errors."""
         found: list[list[Stretch]] = [[] for _ in self.lines]
         ends = [0] * len(self.lines)
         has_secret_at_end = [False] * len(self.lines)

@@ -1,8 +1,9 @@
 """What the user wrote, with its types checked: `Recipe` and its parts.
 
-The keys, their defaults and their documentation stand in `fields.py`. Nothing here knows where a value was written:
-spans stand in a table of their own (`spans.py`), so two recipes with the same values are equal. A number that was
-wrong or left out is 0, a text is empty; the diagnostic about it silences the rules that need it.
+The keys, their defaults and their documentation stand in `fields.py`. Nothing here knows where a value was
+written: spans stand in a table of their own (`spans.py`), so two recipes with the same values are equal. A
+number that was wrong or left out is 0, a text is empty; the diagnostic about it silences the rules that need
+it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Cluster:
     nodes: int = 0
     """0 if left out: as many as are listed, or the least that hold the groups."""
     devices_per_node: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 0
-    """Devices of each node, for every accelerator type of the job or by type: one count for all nodes, or one for
-    each. 0 if left out."""
+    """Devices of each node, for every accelerator type of the job or by type: one count for all nodes, or one
+    for each. 0 if left out."""
 
     def devices_of(self, device_type: str) -> int | tuple[int, ...]:
         """Returns the count of one device type."""

@@ -1,4 +1,5 @@
-"""Where each value of a composed recipe is written, what it replaced, and which values are in force by default.
+"""Where each value of a composed recipe is written, what it replaced, and which values are in force by
+default.
 
     for origin in origins(loaded, cwd):
         origin.path, origin.value          ("run", "steps"), 7
@@ -76,8 +77,8 @@ class Origin:
 
 
 def origins(loaded: Loaded, cwd: File) -> tuple[Origin, ...]:
-    """Returns the origin of every scalar and of every empty list or mapping, in the order of the recipe; defaults
-    come after their neighbours."""
+    """Returns the origin of every scalar and of every empty list or mapping, in the order of the recipe;
+    defaults come after their neighbours."""
     if loaded.tree is None:
         return ()
     written = {path: _written(loaded, path, leaf) for path, leaf in leaves(loaded.tree) if path}
@@ -206,8 +207,8 @@ def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
 
 
 def _in_force(facts: Facts, tree: Node, cwd: File) -> Iterator[Origin]:
-    """Yields the defaults of the field table that have an effect, the words of decorators, and what is inferred.
-    What is off or empty unless it is written is left out."""
+    """Yields the defaults of the field table that have an effect, the words of decorators, and what is
+    inferred. What is off or empty unless it is written is left out."""
     recipe = facts.recipe
     yield from _defaults((), RECIPE)
     yield from _of_cluster(facts, recipe, tree)

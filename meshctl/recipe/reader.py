@@ -1,8 +1,9 @@
 """Turns a composed tree into a `Recipe`: checks that every key is known and every value has the right type.
 
-All that is wrong is reported in one pass. A wrong value is then passed on as "not known" (0, or empty), so that the
-rules stay silent about it. Types of single values are read by `field_reader.py`; here are the checks of fields
-beside each other, and the classes of `model.py`. No two values are compared: that is the business of `rules/`.
+All that is wrong is reported in one pass. A wrong value is then passed on as "not known" (0, or empty), so
+that the rules stay silent about it. Types of single values are read by `field_reader.py`; here are the checks
+of fields beside each other, and the classes of `model.py`. No two values are compared: that is the business
+of `rules/`.
 """
 
 from __future__ import annotations
@@ -261,7 +262,10 @@ def _inputs(
 ) -> tuple[model.Input, ...] | None:
     is_one_input = node.is_mapping and node.get("from") is not None
     if is_one_input and {key for key, _ in node.items()} <= set(type_.section.keys):
-        help = "say which parameter takes it, {batch: {from: STAGE, dispatch: all}}, or say `dispatch` beside `in`"
+        help = (
+            "say which parameter takes it, {batch: {from: STAGE, dispatch: all}}, or say `dispatch` beside "
+            "`in`"
+        )
         message = "`in` names a stage, or parameters that take stages"
         reader.report(path, "MC102", message, node.span, help=help)
         return None
@@ -275,7 +279,8 @@ def _inputs(
 
 
 def _named(reader: _RecipeReader, node: Node, path: Path, type_: types.Named) -> dict[str, Any] | None:
-    """Returns the groups, components or stages by name; an item that is no mapping is reported and left out."""
+    """Returns the groups, components or stages by name; an item that is no mapping is reported and left
+    out."""
     if reader.mapping(node, path) is None:
         return None
     build = {"group": reader.group, "component": reader.component, "stage": reader.stage}[type_.section.name]

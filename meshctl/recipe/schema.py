@@ -1,7 +1,7 @@
 """The JSON Schema of recipes, for editors: derived from the table of fields.
 
-Three things make a schema fit for recipes: `${...}` and `???` may stand for any value; nothing is required, since an
-included file may contain it; a key is unknown where the reader would refuse it.
+Three things make a schema fit for recipes: `${...}` and `???` may stand for any value; nothing is required,
+since an included file may contain it; a key is unknown where the reader would refuse it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 OPEN = r"^\?\?\?$|\$\{"
 """A text that may stand for any value: still to be given, or written elsewhere."""
 WORD, REST = r"[^\x00-@\[-^`{-\x7f]", r"[^\x00-/:-@\[-^`{-\x7f]"
-"""The first and the further characters of an identifier in any alphabet: `\\w` is ASCII in some engines, and more in
-others."""
+"""The first and the further characters of an identifier in any alphabet: `\\w` is ASCII in some engines, and
+more in others."""
 NAME = "[A-Za-z_][A-Za-z0-9_-]*"
 RUN_NAME = f"({WORD}|[0-9])({REST}|[.@+-])*"
 CONFIG_GROUP = r"^((override|optional) )*/?"

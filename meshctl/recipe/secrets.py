@@ -1,9 +1,9 @@
 """Which values of a composed recipe are secret, and the recipe without them.
 
-A value is secret under a secret's key (`text/redaction.py`), and so is what such a value refers to: with `token:
-${vars.mine}`, the text of `vars.mine` is one. What comes from the environment is never shown. Nothing of this is done
-if nothing can be found, which holds for most recipes: `validate` pays one search of the text. `masking.py` takes the
-secrets out of reports.
+A value is secret under a secret's key (`text/redaction.py`), and so is what such a value refers to: with
+`token: ${vars.mine}`, the text of `vars.mine` is one. What comes from the environment is never shown. Nothing
+of this is done if nothing can be found, which holds for most recipes: `validate` pays one search of the text.
+`masking.py` takes the secrets out of reports.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class RecordingEnviron(Mapping[str, str]):
 
 
 def secrets_of(tree: Node, sources: Sources, environ: RecordingEnviron) -> Secrets:
-    """Returns the secrets of a tree whose references are as written, of the texts that it was read from, and of
-    what it took from the environment."""
+    """Returns the secrets of a tree whose references are as written, of the texts that it was read from, and
+    of what it took from the environment."""
     text = "\n".join(line for _, lines in sources for line in lines)
     for name in re.findall(ENVIRONMENT_NAME, text) if "oc.env" in text else ():
         environ.get(name)
@@ -130,7 +130,8 @@ def _of_overrides(sources: Sources) -> Iterator[str]:
 
 
 def secret_leaves(tree: Node) -> Iterator[tuple[Path, Node]]:
-    """Yields the scalars that are secret by their key or the option before them, and those that they refer to."""
+    """Yields the scalars that are secret by their key or the option before them, and those that they refer
+    to."""
     open = [(path, tree.at(path)) for path, _ in secret_places(plain(tree))]
     seen = set[Path]()
     while open:
@@ -150,7 +151,8 @@ def _has_text(node: Node) -> bool:
 
 
 def _is_free(path: Path) -> bool:
-    """Returns whether users choose what stands at a path: `run.dir` is no secret although a secret refers to it."""
+    """Returns whether users choose what stands at a path: `run.dir` is no secret although a secret refers to
+    it."""
     return path[0] == "vars" or path[0] not in RECIPE.keys or (len(path) > 2 and path[2] in ("args", "env"))
 
 
@@ -184,7 +186,8 @@ def _passwords(node: Node) -> Iterator[str]:
 
 
 def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str]) -> tuple[str, ...]:
-    """Returns texts of the environment and their parts, without numbers and what the recipe itself contains."""
+    """Returns texts of the environment and their parts, without numbers and what the recipe itself
+    contains."""
     whole = [text for text in texts if text.strip()]
     parts = [part for text in whole for part in re.split(r"[\s.,:;/@=]+", text) if len(part) >= MIN_PART]
     candidates = {text for text in (*whole, *parts) if is_distinctive(text) and text not in OWN_WORDS}
@@ -201,8 +204,8 @@ def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str])
 
 
 def shown(node: Node, secrets: Secrets, path: Path = (), under: bool = False) -> Node:
-    """Returns the value at a path with its secrets hidden; references stay as written. With `under`, all of it is
-    secret."""
+    """Returns the value at a path with its secrets hidden; references stay as written. With `under`, all of
+    it is secret."""
     under = under or path in secrets.paths or is_secret_at(path)
     if isinstance(node.value, dict):
         items = {key: shown(item, secrets, (*path, key), under) for key, item in node.value.items()}
@@ -235,8 +238,8 @@ def _without_literals(text: str) -> str:
 
 
 def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
-    """Yields a warning for each secret that a file holds: everybody who may read the file knows it, and the run's
-    folder has a copy."""
+    """Yields a warning for each secret that a file holds: everybody who may read the file knows it, and the
+    run's folder has a copy."""
     reported: set[Path] = set()
     for path in sorted(secrets.paths):
         leaf, name = tree.at(path), _name(tree, path)

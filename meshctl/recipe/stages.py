@@ -1,5 +1,5 @@
-"""What holds for the stages of a pipeline after the recipe and the endpoints' decorators are combined: their modes,
-and the steps in which they run."""
+"""What holds for the stages of a pipeline after the recipe and the endpoints' decorators are combined: their
+modes, and the steps in which they run."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ _FIELDS = [field for section in SECTIONS for field in section.fields]
 ALIASES = {word: field.key for field in _FIELDS for word in field.aliases.split()}
 """Another system's name -> the key of the same meaning."""
 RELATED: dict[str, dict[str, None]] = {}
-"""Another name -> the keys, in order, that may be meant by it: they are proposed and never put in its place."""
+"""Another name -> the keys, in order, that may be meant by it: they are proposed and never put in its
+place."""
 for _field in _FIELDS:
     for _word in _field.related.split():
         RELATED.setdefault(_word, {})[_field.key] = None

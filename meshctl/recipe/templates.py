@@ -1,10 +1,11 @@
-"""The recipes that `init` writes: a few choices -> the texts of two files. Pure, except that shipped files are read.
+"""The recipes that `init` writes: a few choices -> the texts of two files. Pure, except that shipped files
+are read.
 
     choice = Choice("grpo", device="cuda", ranks=8, layout="fsdp")
     texts = files(choice, "first")         {"first.yaml": ..., "first.py": ...}
 
-The templates are `components/starters/KIND.yaml` and `KIND.py`: the classes are code that is linted and typed here; a
-recipe is written as it stands there, with the words between `@` filled in.
+The templates are `components/starters/KIND.yaml` and `KIND.py`: the classes are code that is linted and typed
+here; a recipe is written as it stands there, with the words between `@` filled in.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Choice:
     kind: str = "train"
     device: str = "cpu"
     ranks: int = 2
-    """Number of devices, or on cpu of processes, of all groups; the judge of grpo is one more process on cpu."""
+    """Number of devices, or on cpu of processes, of all groups; the judge of grpo is one more process on
+    cpu."""
     layout: str = ""
     """Layout of the group that trains; empty for the default."""
     script: str = ""
@@ -97,7 +99,8 @@ def check(choice: Choice) -> None:
         if choice.layout not in layouts(choice):
             group, ranks = list(choice.shares)[-1], counted(choice.trained, "rank")
             raise WrongChoice(
-                f"{choice.layout} does not fit the {ranks} of `{group}` on {choice.device}; {listed(layouts(choice))} would"
+                f"{choice.layout} does not fit the {ranks} of `{group}` on {choice.device}; "
+                f"{listed(layouts(choice))} would"
             )
 
 
@@ -114,7 +117,8 @@ def layouts(choice: Choice) -> list[str]:
 
 
 def stem_of(name: str) -> str:
-    """Returns the name of a recipe without its suffix. Raises `WrongChoice` for one that cannot name a run."""
+    """Returns the name of a recipe without its suffix. Raises `WrongChoice` for one that cannot name a
+    run."""
     stem = re.sub(r"\.ya?ml$", "", name)
     if re.fullmatch(r"\w[\w.-]*", stem) and len(stem.encode()) <= 100:
         return stem
@@ -127,8 +131,8 @@ def stem_of(name: str) -> str:
 
 
 def module_of(stem: str, taken: Iterable[str] = ()) -> str:
-    """Returns the name of a recipe's Python file, which hides no other module: the recipe's folder is first on the
-    path."""
+    """Returns the name of a recipe's Python file, which hides no other module: the recipe's folder is first
+    on the path."""
     name = re.sub(r"[^0-9A-Za-z_]", "_", stem)
     name = f"job_{name}" if not name[0].isalpha() else name
     hides = keyword.iskeyword(name) or name in sys.stdlib_module_names or name in set(taken)
@@ -141,7 +145,8 @@ def installed(name: str, path: Iterable[str]) -> bool:
 
 
 def files(choice: Choice, stem: str, module: str, shown: str, heading: str = "") -> dict[str, str]:
-    """Returns file name -> text. `shown` is the recipe's path for a shell, `heading` a first line for editors."""
+    """Returns file name -> text. `shown` is the recipe's path for a shell, `heading` a first line for
+    editors."""
     check(choice)
     found = {
         f"{stem}.yaml": heading

@@ -169,7 +169,8 @@ class Recorded:
 
 
 def write_whole(path: Path, text: str, private: bool = False) -> None:
-    """Writes a temporary file and renames it, so that a reader sees the old file or the new one, never a part.
+    """Writes a temporary file and renames it, so that a reader sees the old file or the new one, never a
+    part.
 
     With `private` only the owner may read the file, from its first byte on.
     """

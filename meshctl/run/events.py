@@ -6,7 +6,8 @@ the folder and fold the events.
 
     name                written by      value
     started, exited     agent           {"pid": n}; {"pid": n, "code": n}, negative for a signal
-    ready               worker          {"last": n}, null where only a stop ends the run; `step` is the one before
+    ready               worker          {"last": n}, null where only a stop ends the run; `step` is the one
+                                        before
                                         the first
     step                worker          {"seconds": s, "stages": {STAGE: s}, "waits": {STAGE: s},
                                         "routes": {ROUTE: bytes sent}} at the end of a step
@@ -14,7 +15,8 @@ the folder and fold the events.
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     saved               worker          {"seconds": s}: its part of the checkpoint of `step` is on disk
     done                worker          nothing; after its last step
-    fault               worker, agent,  {"error": line, "traceback": text, "lost": bool, "peer": [GROUP, RANK]};
+    fault               worker, agent,  {"error": line, "traceback": text, "lost": bool, "peer": [GROUP,
+                                        RANK]};
                         launcher        `lost` where a peer was lost
     launched, stopping, launcher        see `engines/supervise/head.py`
     resumed, checkpoint, over
@@ -82,7 +84,8 @@ class Follower:
         self._read: dict[Path, int] = {}
 
     def new(self) -> Iterator[Event]:
-        """Yields the events since the last call. A line that is still being written waits for the next call."""
+        """Yields the events since the last call. A line that is still being written waits for the next
+        call."""
         for path in sorted(self._folder.glob("*.jsonl")):
             start = self._read.get(path, 0)
             if path.stat().st_size <= start:

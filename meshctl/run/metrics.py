@@ -6,15 +6,16 @@
                                                "rollouts.reward": 0.4}
             observers.on_row(line)
 
-A worker reports its metrics of a step, and then `step`. A step is complete once every worker of every group of
-components has reported `step` for it or for a later one, so its line follows the slowest worker. A step that
-some worker never ends has no line. Metrics that a stage reports after the last step (`when: end` in a run whose
-end was not known) belong to that step: its line is repeated with all its metrics, and the tracker replaces it.
+A worker reports its metrics of a step, and then `step`. A step is complete once every worker of every group
+of components has reported `step` for it or for a later one, so its line follows the slowest worker. A step
+that some worker never ends has no line. Metrics that a stage reports after the last step (`when: end` in a
+run whose end was not known) belong to that step: its line is repeated with all its metrics, and the tracker
+replaces it.
 
 Values of one name are joined by the `collect` of their event: `mean` by weight, `sum`, or `first` for the
-lowest rank's. They are joined in the order of groups and ranks, so the same run gives the same digits. A value
-that is not finite, and a mean over no samples, is None (`null` in JSON, which has no NaN), so that a reader sees
-that the metric was reported.
+lowest rank's. They are joined in the order of groups and ranks, so the same run gives the same digits. A
+value that is not finite, and a mean over no samples, is None (`null` in JSON, which has no NaN), so that a
+reader sees that the metric was reported.
 
 A run that continues from a checkpoint calls `elapsed = cut(path, step)` and folds with `after=step,
 elapsed=elapsed`. Then every step occurs exactly once.
@@ -62,9 +63,9 @@ class Fold:
     def __init__(
         self, workers: Mapping[str, int], *, since: float, after: int | None = None, elapsed: float = 0.0
     ) -> None:
-        """`workers` has the number of workers of each group of components. `since` is the start of this attempt
-        in seconds since the epoch; earlier events belong to another attempt. `after` is the step that the run
-        continues from, and `elapsed` the seconds that it had run until then.
+        """`workers` has the number of workers of each group of components. `since` is the start of this
+        attempt in seconds since the epoch; earlier events belong to another attempt. `after` is the step that
+        the run continues from, and `elapsed` the seconds that it had run until then.
         """
         self._through: dict[Worker, int] = {
             (group, rank): -1 for group, count in workers.items() for rank in range(count)

@@ -1,15 +1,17 @@
 """How a run ends: all workers agree on one last step, and end after it.
 
-    planned     After `setup` each source announces its number of batches. The smallest of these and `run.steps`
+    planned     After `setup` each source announces its number of batches. The smallest of these and
+                `run.steps`
                 is the last step.
     requested   A signal, or a component's `stop`. The launcher asks every worker which step it has begun, and
                 makes the next step the last. A worker that has answered begins no further step until it
                 receives the decision, which takes a few milliseconds.
-    ended       A stream ended unannounced in step k. The last step was k - 1, and what other workers have begun
+    ended       A stream ended unannounced in step k. The last step was k - 1, and what other workers have
+                begun
                 of step k is cancelled.
 
-Both sides communicate through the launcher's store, under one prefix per attempt. A step costs no message: each
-worker has a listener thread that sleeps in `wait`.
+Both sides communicate through the launcher's store, under one prefix per attempt. A step costs no message:
+each worker has a listener thread that sleeps in `wait`.
 """
 
 from __future__ import annotations
@@ -130,8 +132,8 @@ class StopAgreement:
 
     @property
     def announced(self) -> int:
-        """The last step where it is known before any worker begins it, so that all workers see the same in that
-        step."""
+        """The last step where it is known before any worker begins it, so that all workers see the same in
+        that step."""
         return self._announced
 
     def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> list[int | None]:
@@ -139,8 +141,8 @@ class StopAgreement:
         represents, None for a stream without a length; `sources` names all sources. `steps` 0 means that the
         data alone decide.
 
-        Returns the number of every source. Where one is None the run may end unannounced, and all workers must
-        `agree`.
+        Returns the number of every source. Where one is None the run may end unannounced, and all workers
+        must `agree`.
         """
         for source, steps_of in batches.items():
             self._store.set(f"batches/{source}", json.dumps(steps_of))
@@ -176,8 +178,8 @@ class StopAgreement:
         return step > self._last
 
     def agree(self, step: int) -> int:
-        """Returns the step after which all workers are done, the smallest that any of them reached. It is needed
-        where a stream may end unannounced."""
+        """Returns the step after which all workers are done, the smallest that any of them reached. It is
+        needed where a stream may end unannounced."""
         self._store.set(f"reached/{self._place}", str(step))
         keys = [f"reached/{place}" for place in self._places]
         self._store.wait(keys, FOREVER)

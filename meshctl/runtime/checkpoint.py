@@ -1,4 +1,5 @@
-"""Checkpoints: one torch.distributed.checkpoint (DCP) folder per component, named after it and not after ranks.
+"""Checkpoints: one torch.distributed.checkpoint (DCP) folder per component, named after it and not after
+ranks.
 
     step-N/COMPONENT/        DCP: the `state_dict()`, which is resharded when another mesh loads it
     step-N/GROUP.json        the number of samples that each source of the group has produced
@@ -50,8 +51,8 @@ def save(folder: Path, name: str, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path, name: str, state: dict[str, Any]) -> None:
-    """Loads the state of a component into `state`, its own `state_dict()`, in place. It is a collective call of
-    all ranks of the group.
+    """Loads the state of a component into `state`, its own `state_dict()`, in place. It is a collective call
+    of all ranks of the group.
 
     Raises `CheckpointError` where the folder has no such state or it does not fit.
     """

@@ -14,13 +14,13 @@
     tp.differentiable.all_gather(hidden)    with a gradient; also `reduce_scatter` and `all_to_all`
     tp.group                                torch's process group
 
-Ranks are those of the collective, 0 to size - 1, in the order of its dims, whatever they are in the world. All ranks
-call the same operations in the same order. A result shares no memory with its input, except that `all_reduce` and
-`broadcast` work in place. Only the operations of `differentiable` have a gradient.
+Ranks are those of the collective, 0 to size - 1, in the order of its dims, whatever they are in the world.
+All ranks call the same operations in the same order. A result shares no memory with its input, except that
+`all_reduce` and `broadcast` work in place. Only the operations of `differentiable` have a gradient.
 
-A collective of one rank needs no torch.distributed and returns what several ranks would, so the same code runs
-without a launcher. Every strided tensor of every device is accepted: what the process group cannot carry is carried
-in another form (as bytes, in a wider dtype, through CPU memory) and returned as it was.
+A collective of one rank needs no torch.distributed and returns what several ranks would, so the same code
+runs without a launcher. Every strided tensor of every device is accepted: what the process group cannot carry
+is carried in another form (as bytes, in a wider dtype, through CPU memory) and returned as it was.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ class Collective:
         return result.to(tensor.device, tensor.dtype)
 
     def reduce_scatter(self, tensor: Tensor, op: Op = "sum") -> Tensor:
-        """Returns this rank's share of dim 0 of the reduced tensor: the first `n mod size` ranks get one row more."""
+        """Returns this rank's share of dim 0 of the reduced tensor: the first `n mod size` ranks get one row
+        more."""
         self._check("reduce_scatter", tensor, dims=1)
         self._check_op(tensor, op)
         data = tensor.detach()
@@ -190,8 +191,8 @@ class Collective:
     # Gathers and scatters
 
     def all_gather(self, tensor: Tensor, *, uneven: bool = False) -> list[Tensor]:
-        """Returns every rank's tensor, by rank. All have one shape; with `uneven` dim 0 may differ, which costs one
-        more exchange."""
+        """Returns every rank's tensor, by rank. All have one shape; with `uneven` dim 0 may differ, which
+        costs one more exchange."""
         self._check("all_gather", tensor, dims=int(uneven))
         if not uneven:
             return list(self._rows(tensor))
@@ -201,7 +202,8 @@ class Collective:
         return [row[:length] for row, length in zip(self._rows(padded), lengths, strict=True)]
 
     def all_gather_joined(self, tensor: Tensor, *, uneven: bool = False) -> Tensor:
-        """Returns the tensors of all ranks, concatenated along dim 0; tensors without dims become a vector."""
+        """Returns the tensors of all ranks, concatenated along dim 0; tensors without dims become a
+        vector."""
         if uneven:
             return torch.cat(self.all_gather(tensor, uneven=True))
         self._check("all_gather_joined", tensor)
@@ -247,7 +249,8 @@ class Collective:
         return received.to(device)
 
     def all_to_all(self, tensors: Sequence[Tensor], *, uneven: bool = False) -> list[Tensor]:
-        """Sends the i-th tensor to the i-th rank. Returns the tensors that the ranks sent to this one, by rank.
+        """Sends the i-th tensor to the i-th rank. Returns the tensors that the ranks sent to this one, by
+        rank.
 
         All have one shape; with `uneven` dim 0 may differ, which costs one more exchange.
         """
@@ -284,7 +287,8 @@ class Collective:
         return tensor
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """Sends a tensor to another rank of the collective, which calls `recv`. Returns when the tensor may change."""
+        """Sends a tensor to another rank of the collective, which calls `recv`. Returns when the tensor may
+        change."""
         self._check("send", tensor)
         peer = self._other("send", to)
         data = tensor.detach()
@@ -321,7 +325,8 @@ class Collective:
         return message.to(self._carrier(message.device))
 
     def barrier(self) -> None:
-        """Returns when every rank has called it. Work that the ranks gave to their devices may still be running."""
+        """Returns when every rank has called it. Work that the ranks gave to their devices may still be
+        running."""
         self._check_open("barrier")
         self.all_reduce(torch.zeros(1))
 
@@ -333,8 +338,8 @@ class Collective:
         return [unpack(frame) for frame in self.all_gather(_packed(value), uneven=True)]
 
     def broadcast_object(self, value: Any = None, source: int = 0) -> Any:
-        """Returns the value of the rank `source`: plain data and tensors, which arrive in CPU memory. The values of
-        the other ranks are ignored."""
+        """Returns the value of the rank `source`: plain data and tensors, which arrive in CPU memory. The
+        values of the other ranks are ignored."""
         self._check_open("broadcast_object")
         source = self._peer("broadcast_object", source)
         is_source = source == self.rank
@@ -351,8 +356,8 @@ class Collective:
     # Carriers
 
     def _carrier(self, device: torch.device) -> torch.device:
-        """Returns the device through which a tensor of `device` travels: gloo takes CPU memory, other backends take
-        that of their own device."""
+        """Returns the device through which a tensor of `device` travels: gloo takes CPU memory, other
+        backends take that of their own device."""
         if device.type == "cpu" and "cpu" not in self._backends:
             return self.device
         is_direct = device.type == "cpu" or self._backends.get(device.type, "gloo") != "gloo"
@@ -386,7 +391,8 @@ class Collective:
         return rows if self._is_in_order else rows[self._torch_ranks]
 
     def _exchanged(self, flat: Tensor, counts: list[int], received_counts: list[int]) -> Tensor:
-        """Sends `counts` elements to each rank, one rank's after the other's. Returns those from each rank, likewise."""
+        """Sends `counts` elements to each rank, one rank's after the other's. Returns those from each rank,
+        likewise."""
         size, order = flat.element_size(), self._order
         sent = _bytes(_reordered(self._carried(flat), counts, order))
         received = sent.new_empty(sum(received_counts) * size)
@@ -463,7 +469,8 @@ class Collective:
 
 
 def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
-    """Returns torch's process group over `ranks`; None for a rank outside of it. The world is not made twice."""
+    """Returns torch's process group over `ranks`; None for a rank outside of it. The world is not made
+    twice."""
     if not dist.is_initialized():
         raise CollectiveError(
             f"the ranks {shown(ranks)} work together, and this process has no torch.distributed"

@@ -4,8 +4,9 @@
         @endpoint(dispatch="slice_dp", collect="flatten")
         def sample(self, batch: Batch) -> Batch: ...
 
-In a run, the worker gives the component its `RankContext` before the constructor runs. Under plain torchrun the same
-class joins torch's world. Alone, in a notebook or a test, it has a mesh of one rank and collectives of one rank.
+In a run, the worker gives the component its `RankContext` before the constructor runs. Under plain torchrun
+the same class joins torch's world. Alone, in a notebook or a test, it has a mesh of one rank and collectives
+of one rank.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def endpoint(
     collect: str | CollectMode = "flatten",
     execute: str | ExecuteMode = "all",
 ) -> Method | Callable[[Method], Method]:
-    """Marks a method that stages may call. `validate` reads the arguments as text, so they must be literals."""
+    """Marks a method that stages may call. `validate` reads the arguments as text, so they must be
+    literals."""
 
     def mark(method: Method) -> Method:
         method.__meshctl_endpoint__ = Endpoint(dispatch, collect, execute)  # type: ignore[attr-defined]
@@ -77,9 +79,9 @@ def endpoint_of(component: type, method: str) -> Endpoint | None:
 class Component:
     """The base class of everything that a recipe's `components:` names.
 
-    A subclass may offer `setup()` (called once the process groups stand), `state_dict()` and `load_state_dict()`
-    (checkpoints), `weights()` and `load_weights(stream)` (a sync; both are streams of (name, tensor)), and
-    `close()`. A source may offer `__len__`: the number of samples of one epoch.
+    A subclass may offer `setup()` (called once the process groups stand), `state_dict()` and
+    `load_state_dict()` (checkpoints), `weights()` and `load_weights(stream)` (a sync; both are streams of
+    (name, tensor)), and `close()`. A source may offer `__len__`: the number of samples of one epoch.
     """
 
     _context: RankContext | None = None
@@ -96,8 +98,8 @@ class Component:
     def use_mesh(self, mesh: DeviceMesh) -> None:
         """Sets the mesh of a component that no launcher of meshctl started, under torchrun for example.
 
-        Without it, such a component is data-parallel over torch's world. Raises `ComponentError` in a run, where
-        the recipe decides, and `MeshError` where the mesh and the world have different sizes.
+        Without it, such a component is data-parallel over torch's world. Raises `ComponentError` in a run,
+        where the recipe decides, and `MeshError` where the mesh and the world have different sizes.
         """
         if self._context is not None and self._context.name:
             raise ComponentError(f"the mesh of `{self._context.name}` is the recipe's: `parallel:` states it")
@@ -155,8 +157,9 @@ class Component:
     def torch_mesh(self) -> TorchDeviceMesh:
         """torch's mesh of the same dims, for `fully_shard` and DTensor.
 
-        Sub-meshes are torch's: `self.torch_mesh["dp", "fsdp"]`. The dims of the views are one-dimensional meshes:
-        `self.torch_mesh["ep"]`, `["ulysses"]`. It is made at the first use, which all ranks reach together.
+        Sub-meshes are torch's: `self.torch_mesh["dp", "fsdp"]`. The dims of the views are one-dimensional
+        meshes: `self.torch_mesh["ep"]`, `["ulysses"]`. It is made at the first use, which all ranks reach
+        together.
         """
         return self._torch_mesh("own", lambda: torch_mesh.mesh_with_views(self.mesh))
 
@@ -196,7 +199,8 @@ class Component:
             self.collective("local")            the group's ranks on this node
             self.collective("world")            all ranks of the group
 
-        It is made at the first use, which all ranks of the component reach together, and kept until it is closed.
+        It is made at the first use, which all ranks of the component reach together, and kept until it is
+        closed.
         """
         made = self._collectives = self._collectives or {}
         key = self._without_single(dims)
@@ -205,8 +209,8 @@ class Component:
         return made[key]
 
     def _without_single(self, dims: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the dims without those of size 1, so that ("dp", "fsdp") without dp shares the process group of
-        "fsdp"."""
+        """Returns the dims without those of size 1, so that ("dp", "fsdp") without dp shares the process
+        group of "fsdp"."""
         if dims in (("local",), ("world",)):
             return dims
         if not dims:
@@ -227,8 +231,8 @@ class Component:
     # The run
 
     def log(self, values: Mapping[str, float], weight: float = 1.0) -> None:
-        """Adds to the step's metrics, as `STAGE.NAME`: the mean over the data ranks by weight. Each data rank counts
-        once."""
+        """Adds to the step's metrics, as `STAGE.NAME`: the mean over the data ranks by weight. Each data rank
+        counts once."""
         self.place.log(values, weight)
 
     def stop(self, reason: str) -> None:
@@ -244,16 +248,16 @@ class Component:
             ...
             return batch.with_columns(tokens=tokens)
 
-        After the return it is leased to the consumers and must not be written. It is reused when all have released
-        it.
+        After the return it is leased to the consumers and must not be written. It is reused when all have
+        released it.
         """
         shape = [number for some in size for number in ([some] if isinstance(some, int) else some)]
         nbytes = prod(shape) * dtype.itemsize
         return self.place.alloc(nbytes).view(dtype).view(shape) if nbytes else torch.empty(shape, dtype=dtype)
 
     def micro_batches(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """Yields parts of at most `size` samples in order. Every data rank gets the same number of parts, empty ones
-        where necessary."""
+        """Yields parts of at most `size` samples in order. Every data rank gets the same number of parts,
+        empty ones where necessary."""
         return batch.minibatches(size)
 
     def setup(self) -> None:
@@ -271,8 +275,8 @@ def copy_weights(stream: Iterable[tuple[str, torch.Tensor]], module: torch.nn.Mo
             copy_weights(stream, self.model)
 
     A tensor of the stream has the shape of what the receiver's `weights()` returns for its name: the whole
-    parameter, or for a DTensor parameter (fsdp, tp) the local shard of this rank. This function copies either in
-    place. Raises `ComponentError` for a name or a shape that the module does not have.
+    parameter, or for a DTensor parameter (fsdp, tp) the local shard of this rank. This function copies either
+    in place. Raises `ComponentError` for a name or a shape that the module does not have.
     """
     own = dict(module.named_parameters()) | dict(module.named_buffers())
     for name, tensor in stream:
@@ -282,6 +286,7 @@ def copy_weights(stream: Iterable[tuple[str, torch.Tensor]], module: torch.nn.Mo
         local = (target.to_local() if hasattr(target, "to_local") else target).detach()
         if local.shape != tensor.shape:
             raise ComponentError(
-                f"`{name}` has the shape {list(local.shape)} on this rank, the sync sends {list(tensor.shape)}"
+                f"`{name}` has the shape {list(local.shape)} on this rank, the sync sends "
+                f"{list(tensor.shape)}"
             )
         local.copy_(tensor)

@@ -1,7 +1,7 @@
 """Collective operations with a gradient: `self.collective("tp").differentiable`.
 
-The gradient of an operation is another collective operation, so all ranks run the backward pass together and in the
-same order, as they ran the forward pass.
+The gradient of an operation is another collective operation, so all ranks run the backward pass together and
+in the same order, as they ran the forward pass.
 
 | forward | backward |
 | --- | --- |
@@ -32,7 +32,8 @@ class DifferentiableCollective:
         self._collective = collective
 
     def all_gather(self, tensor: Tensor, *, uneven: bool = False) -> Tensor:
-        """Returns the tensors of all ranks, concatenated along dim 0, as `Collective.all_gather_joined` does."""
+        """Returns the tensors of all ranks, concatenated along dim 0, as `Collective.all_gather_joined`
+        does."""
         gathered: Tensor = _AllGather.apply(tensor, self._collective, uneven)  # type: ignore[no-untyped-call]
         return gathered
 
@@ -44,7 +45,8 @@ class DifferentiableCollective:
         return share
 
     def all_to_all(self, tensors: Sequence[Tensor], *, uneven: bool = False) -> list[Tensor]:
-        """Sends the i-th tensor to the i-th rank and returns those received, as `Collective.all_to_all` does."""
+        """Sends the i-th tensor to the i-th rank and returns those received, as `Collective.all_to_all`
+        does."""
         return list(_AllToAll.apply(self._collective, uneven, *tensors))  # type: ignore[no-untyped-call]
 
 

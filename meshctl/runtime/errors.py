@@ -6,4 +6,5 @@ class StageError(ValueError):
 
 
 class CollectiveError(ValueError):
-    """A collective operation that the ranks cannot perform. It is raised before any rank waits for the others."""
+    """A collective operation that the ranks cannot perform. It is raised before any rank waits for the
+    others."""

@@ -118,7 +118,8 @@ def run(
 def _attend(
     proposer: Proposer, threads: list[threading.Thread], stop: threading.Event | None, timeout: float
 ) -> None:
-    """Acts as the launcher until all threads end: receives requests for a stop and announces the last step."""
+    """Acts as the launcher until all threads end: receives requests for a stop and announces the last
+    step."""
     waited_s = 0.0
     while any(thread.is_alive() for thread in threads):
         if waited_s > timeout:

@@ -1,7 +1,7 @@
 """Imports the class of a `_target_` and makes the component. Nothing else imports what a recipe names.
 
-Only classes that derive from `Component` are instantiated, with plain data as keyword arguments. There is no nested
-`_target_`, and Hydra's own instantiation is not used.
+Only classes that derive from `Component` are instantiated, with plain data as keyword arguments. There is no
+nested `_target_`, and Hydra's own instantiation is not used.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ def make(
 ) -> Component:
     """Imports the class, compares it with the plan, and makes the object.
 
-    The folders of `path` come before the installed modules. `methods` are the endpoints that the pipeline calls.
-    The object has its context when its constructor runs. Raises `TargetError`, and what the constructor raises.
+    The folders of `path` come before the installed modules. `methods` are the endpoints that the pipeline
+    calls.
+    The object has its context when its constructor runs. Raises `TargetError`, and what the constructor
+    raises.
     """
     kind = _class(placed, path)
     for method in methods:
@@ -76,7 +78,8 @@ def _class(placed: Placed, path: Sequence[str]) -> type[Component]:
 
 
 def _check(placed: Placed, kind: type[Component], method: str) -> None:
-    """Raises `TargetError` unless the method is an endpoint whose decorator has the arguments that the plan read."""
+    """Raises `TargetError` unless the method is an endpoint whose decorator has the arguments that the plan
+    read."""
     declared = endpoint_of(kind, method)
     if declared is None:
         raise TargetError(
@@ -89,7 +92,8 @@ def _check(placed: Placed, kind: type[Component], method: str) -> None:
     found = tuple(_mode_name(mode, name) for mode, name in zip(modes, planned, strict=True))
     if tuple(planned) != found:
         raise TargetError(
-            f"component `{placed.name}`: @endpoint of {method} says dispatch, collect, execute {', '.join(found)}; "
+            f"component `{placed.name}`: @endpoint of {method} says dispatch, collect, execute "
+            f"{', '.join(found)}; "
             f"its source text was read as {', '.join(planned)}. Write them as literals, or say them in the "
             "recipe's stage"
         )

@@ -168,7 +168,8 @@ class Loop:
         known = self._ending.plan(self._plan.run.steps, self._sources.last_steps(own), names)
         if self._plan.run.epochs and all(count is None for count in known):
             raise StageError(
-                f"run.epochs needs a source that knows its length, and none of {', '.join(names)} has a __len__"
+                f"run.epochs needs a source that knows its length, and none of {', '.join(names)} has a "
+                "__len__"
             )
         return None in known
 
@@ -287,12 +288,14 @@ class Loop:
         if value is None:
             if (total := self._sources.total(stage)) is not None:
                 raise StageError(
-                    f"`{stage.component}` gave no samples from {mine.start} on, and it has said that there are {total}"
+                    f"`{stage.component}` gave no samples from {mine.start} on, and it has said that "
+                    f"there are {total}"
                 )
             return END
         if not isinstance(value, Batch):
             raise StageError(
-                f"a source gives a Batch or None, `{stage.component}.{stage.method}` gave a {type(value).__name__}"
+                f"a source gives a Batch or None, `{stage.component}.{stage.method}` gave a "
+                f"{type(value).__name__}"
             )
         if len(value) > len(mine):
             raise StageError(

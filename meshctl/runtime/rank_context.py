@@ -1,7 +1,8 @@
-"""The facts of one rank and its means to act: what the worker gives a component, and what it has without a launcher.
+"""The facts of one rank and its means to act: what the worker gives a component, and what it has without a
+launcher.
 
-Under plain torchrun (or after `torch.distributed.init_process_group`) a component is a rank of that world. In a
-notebook or a test it is alone: a mesh of one rank.
+Under plain torchrun (or after `torch.distributed.init_process_group`) a component is a rank of that world. In
+a notebook or a test it is alone: a mesh of one rank.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class RankContext:
     def groups(self, dims: tuple[str, ...]) -> Iterable[Sequence[int]]:
         """Returns the partition of the world into the ranks that work together along `dims`.
 
-        All ranks of the world get the same list. A rank that is alone along the dims gets only itself, so that
-        nothing lists the ranks of a large mesh.
+        All ranks of the world get the same list. A rank that is alone along the dims gets only itself, so
+        that nothing lists the ranks of a large mesh.
         """
         if dims == ("world",):
             return [sorted(self.mesh.ranks())]
@@ -87,8 +88,8 @@ STARTING: ContextVar[RankContext | None] = ContextVar("STARTING", default=None)
 def standalone(mesh: DeviceMesh | None = None) -> RankContext:
     """Returns the context of a component that no launcher of meshctl started.
 
-    It joins torch's world: the one that stands, or the one that torchrun describes in the environment. Without
-    either, it is alone. `mesh` defaults to data parallelism over the world.
+    It joins torch's world: the one that stands, or the one that torchrun describes in the environment.
+    Without either, it is alone. `mesh` defaults to data parallelism over the world.
 
     Raises `MeshError` where the mesh has another number of ranks than the world.
     """

@@ -1,7 +1,7 @@
 """The reductions of collectives: which dtypes they accept, and what carries them.
 
-gloo and NCCL reduce different dtypes. A dtype that one of them lacks is reduced as a wider one everywhere, so that
-a component gives the same result on both. A new reduction is one line in `REDUCTIONS`.
+gloo and NCCL reduce different dtypes. A dtype that one of them lacks is reduced as a wider one everywhere, so
+that a component gives the same result on both. A new reduction is one line in `REDUCTIONS`.
 """
 
 from __future__ import annotations

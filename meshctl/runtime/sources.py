@@ -71,7 +71,8 @@ class Sources:
             shares = dispatch_mode(route.dispatch.mode).share_count(mesh)
             if execute_mode(target.execute).is_joint and tail < shares:
                 raise StageError(
-                    f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` shares it among {shares}: "
+                    f"the data of `{stage.name}` end with a batch of {tail}, and stage `{target.name}` "
+                    f"shares it among {shares}: "
                     "say dispatch: {allow_empty: true} there, or choose samples or data so that more are left"
                 )
 

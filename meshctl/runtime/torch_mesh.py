@@ -14,8 +14,8 @@ from meshctl.topology.mesh import VIEWS, DeviceMesh, MeshError
 class MeshWithViews(TorchDeviceMesh):
     """torch's mesh, in which the dims of the views (`ulysses`, `ep`, ...) can be looked up, too.
 
-    A view is made at the first look-up of its dims, which all ranks of the mesh reach together. Slices are plain
-    meshes of torch.
+    A view is made at the first look-up of its dims, which all ranks of the mesh reach together. Slices are
+    plain meshes of torch.
     """
 
     _source: DeviceMesh
@@ -54,7 +54,8 @@ def mesh_with_views(mesh: DeviceMesh) -> TorchDeviceMesh:
 def node_mesh(nodes: Sequence[Sequence[int]], device_type: str) -> TorchDeviceMesh:
     """Returns torch's mesh of nodes and the ranks on each: dims `node` and `local`.
 
-    All ranks of the group call it together. Raises `MeshError` where the nodes have different numbers of ranks.
+    All ranks of the group call it together. Raises `MeshError` where the nodes have different numbers of
+    ranks.
     """
     counts = {len(ranks) for ranks in nodes}
     if len(counts) > 1:

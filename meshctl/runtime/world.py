@@ -1,10 +1,10 @@
-"""How workers reach one another: a group's own WORLD, and the data plane between groups, all on the launcher's
-store.
+"""How workers reach one another: a group's own WORLD, and the data plane between groups, all on the
+launcher's store.
 
-Each group is a world of its own, so FSDP, DDP and user scripts see only their group. Workers of two groups with
-a route between them (or of one) exchange where they listen: on unix sockets within a node, on TCP between
-nodes. That exchange is a handshake: every worker publishes the plan it runs and the generation of its group. A
-mismatch or an absence is an error that names the routes or the absent workers, not a hang.
+Each group is a world of its own, so FSDP, DDP and user scripts see only their group. Workers of two groups
+with a route between them (or of one) exchange where they listen: on unix sockets within a node, on TCP
+between nodes. That exchange is a handshake: every worker publishes the plan it runs and the generation of its
+group. A mismatch or an absence is an error that names the routes or the absent workers, not a hang.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class Handshake:
         return self.store.compare_set("token", "", secrets.token_hex(16)).decode()
 
     def _peers(self) -> tuple[set[int], set[int]]:
-        """Returns the job ranks that this one shares routes with: on its node, itself included, and elsewhere."""
+        """Returns the job ranks that this one shares routes with: on its node, itself included, and
+        elsewhere."""
         node = self.plan.node_of(*self.plan.at_place(self.job_rank))
         names = {name for pair in self._pairs for name in pair.groups}
         near = {worker.place for name in names for worker in self.plan.workers(name, node)}
@@ -186,7 +187,8 @@ class Handshake:
         }
         if (chosen := os.environ.get(CHOICE, "")) not in ("", "cpu"):
             raise ConnectError(
-                f"{CHOICE} is {chosen!r}: it may be `cpu`, so that tensors of devices go by way of the CPU's memory"
+                f"{CHOICE} is {chosen!r}: it may be `cpu`, so that tensors of devices go by way of the "
+                "CPU's memory"
             )
         memory = None if chosen else memory_of(self.device)
         wait = partial(_await, plan, self.store, where="devices")
@@ -259,7 +261,8 @@ class Handshake:
 
 
 def _own_address(store: Store) -> str:
-    """Returns the address by which this worker reaches the launcher; loopback for a store without a network."""
+    """Returns the address by which this worker reaches the launcher; loopback for a store without a
+    network."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return address_towards(store.host, store.port) if isinstance(store, TCPStore) else "127.0.0.1"

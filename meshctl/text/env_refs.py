@@ -1,7 +1,7 @@
 """`${oc.env:NAME}` and `${oc.env:NAME,default}`: the one kind of reference that a plan keeps.
 
-A value from the environment stays a reference until the process that needs it resolves it, so no secret is in a file,
-in an argument or in the digest.
+A value from the environment stays a reference until the process that needs it resolves it, so no secret is in
+a file, in an argument or in the digest.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@
                                              its column
     redact_arguments(["--token", "abc"])            ["--token", "<redacted>"]
 
-Three things are looked at: the key in front of a text; the option before an argument; and `known` texts, which
-stand under a secret's key elsewhere or came from the environment. If it is not clear how far a secret extends, too
-much is hidden. A reference (`${oc.env:NAME}`) is shown: it contains no secret. Where the secrets of a recipe's files
-stand is known to `recipe/secrets.py`.
+Three things are looked at: the key in front of a text; the option before an argument; and `known` texts,
+which stand under a secret's key elsewhere or came from the environment. If it is not clear how far a secret
+extends, too much is hidden. A reference (`${oc.env:NAME}`) is shown: it contains no secret. Where the secrets
+of a recipe's files stand is known to `recipe/secrets.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ STAR = "*"
 MAX_LINE = 4_000
 """Characters of a line in which secrets are looked for one by one; a longer line is masked whole."""
 MIN_KNOWN = 4
-"""Characters of a known text; shorter ones are hidden at their own place only, or half of a message would go."""
+"""Characters of a known text; shorter ones are hidden at their own place only, or half of a message would
+go."""
 MIN_PREFIX = 16
 """Characters of a long known text that are enough to hide it: messages cut what they quote."""
 
@@ -34,14 +35,20 @@ Path = tuple[str, ...]
 Stretch = tuple[int, int]
 """[start, end) of a text."""
 
-_STRONG = r"(?:^|_)(?:api_?key|password|passwd|passphrase|secret|credential|private_?key|access_?key)s?(?P<rest>_.*)?$"
+_STRONG = (
+    r"(?:^|_)(?:api_?key|password|passwd|passphrase|secret|credential|private_?key|access_?key)s?"
+    r"(?P<rest>_.*)?$"
+)
 _WEAK = r"(?P<before>^|.*_)(?:token|auth|authorization)$"
 _OF_A_MODEL = (
-    r"(?:^|_)(?:pad|bos|eos|unk|sep|cls|mask|stop|start|begin|end|first|last|next|new|per|special|additional|image|video|audio|vision|think"
-    r"|tool|prompt|response|prefix|suffix|middle|placeholder)_$"
+    r"(?:^|_)(?:pad|bos|eos|unk|sep|cls|mask|stop|start|begin|end|first|last|next|new|per|special|additional"
+    r"|image|video|audio|vision|think|tool|prompt|response|prefix|suffix|middle|placeholder)_$"
 )
 """The words before `token` if it is a piece of text that models know."""
-_ABOUT = r"_(?:file|path|dir|folder|names?|ids?|env|var|variable|type|kind|length|len|size|ref|field|column|source|store)$"
+_ABOUT = (
+    r"_(?:file|path|dir|folder|names?|ids?|env|var|variable|type|kind|length|len|size|ref|field|column"
+    r"|source|store)$"
+)
 """The words after a secret's word if the value says where the secret is, and not what it is."""
 _SUSPECT = {
     "token": r"token(?![a-z])",
@@ -55,7 +62,8 @@ _SUSPECT = {
     "access": r"access[-_]?key",
     "://": r"://[^\s/@:]*:[^\s/@]*@",
 }
-"""A word in lower case -> the pattern that begins with it. A text without any of these has nothing to hide."""
+"""A word in lower case -> the pattern that begins with it. A text without any of these has nothing to
+hide."""
 _KEY = r"(?<![\w.\-])[.\-]*(?P<key>\w[\w.\-]*)\\?[\"']?\s*[:=]\s*"
 _OPTION = r"(?<![\w-])--?(?P<key>[A-Za-z][\w.\-]*)\\?[\"']?(?:\s*,\s*|\s+)(?!-)"
 _LOGIN = r"://[^\s/@:]*:(?P<value>[^\s/@]+(?:@[^\s/@,\"']+)*)@"
@@ -77,12 +85,14 @@ PLACEHOLDERS = {
     *("none", "null", "empty", "dummy", "test", "auto", "default", "basic", "bearer"),
     *("true", "false", "no", "yes", "on", "off"),
 }
-"""Values under a secret's key that are no secret: nobody is warned of them, and they are hidden nowhere else."""
+"""Values under a secret's key that are no secret: nobody is warned of them, and they are hidden nowhere
+else."""
 
 
 @cache
 def _made(pattern: str) -> re.Pattern[str]:
-    """Compiles a pattern on use: all of them take as long as reading a small recipe, and most recipes need none."""
+    """Compiles a pattern on use: all of them take as long as reading a small recipe, and most recipes need
+    none."""
     return re.compile(pattern)
 
 
@@ -98,8 +108,8 @@ def is_secret(key: str) -> bool:
 
 
 def is_secret_at(path: Path) -> bool:
-    """Returns whether a value of a recipe is a secret by its key or one above it. The names of groups, components,
-    stages and parameters, which users choose, are no such keys."""
+    """Returns whether a value of a recipe is a secret by its key or one above it. The names of groups,
+    components, stages and parameters, which users choose, are no such keys."""
     for index, key in enumerate(path):
         if path[0] in ("groups", "components", "pipeline") and index == 1:
             continue
@@ -192,7 +202,8 @@ def referred_names(lines: Iterable[str]) -> frozenset[str]:
 
 
 def mask_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns the lines of a file that no parser reads, each of which is masked whole if it may hold a secret.
+    """Returns the lines of a file that no parser reads, each of which is masked whole if it may hold a
+    secret.
 
     From such a line on, the following lines are masked until a block key that is indented no more, outside of
     brackets and quotes.
@@ -219,7 +230,8 @@ def mask_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_distinctive(text: str) -> bool:
-    """Returns whether a secret's text may be hidden wherever it stands, since it is no word that everybody uses."""
+    """Returns whether a secret's text may be hidden wherever it stands, since it is no word that everybody
+    uses."""
     return len(text) >= MIN_KNOWN and text.lower() not in PLACEHOLDERS
 
 
@@ -278,8 +290,8 @@ def stretches_of_override(line: str) -> list[Stretch]:
 
 
 def stretches(text: str, in_flow: bool = False, names: Collection[str] = ()) -> list[Stretch]:
-    """Returns what is secret in a text by the keys and options in it. With `in_flow`, it is YAML between brackets;
-    `names` are more keys of secrets."""
+    """Returns what is secret in a text by the keys and options in it. With `in_flow`, it is YAML between
+    brackets; `names` are more keys of secrets."""
     if not names and not is_suspect(text):
         return []
     found = [match.span("value") for match in _made(_LOGIN).finditer(text) if _hides(match["value"])]
@@ -328,7 +340,8 @@ def _bare(in_flow: bool) -> str:
 
 
 def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[tuple[Path, Any]]:
-    """Yields (path, value) of every scalar in plain data that is secret by its key or by the option before it."""
+    """Yields (path, value) of every scalar in plain data that is secret by its key or by the option before
+    it."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             here = (*path, str(key))

@@ -4,9 +4,9 @@
     count      a group with a count gets the next free devices, in the order in which groups are written
     colocate   a group that is colocated gets devices of the other group
 
-Devices are numbered over the cluster, each type for itself. They are kept as ranges [start, stop) in the order
-of the workers, and nodes as runs of equal nodes, so that no cost grows with the number of devices. The one
-exception are workers that leave a remainder of devices on every node.
+Devices are numbered over the cluster, each type for itself. They are kept as ranges [start, stop) in the
+order of the workers, and nodes as runs of equal nodes, so that no cost grows with the number of devices. The
+one exception are workers that leave a remainder of devices on every node.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def allocate(groups: Groups, hardware: Hardware) -> Allocation:
 
 
 def _node_count(groups: Groups, hardware: Hardware, types: Iterable[str]) -> int:
-    """Returns the length of the lists of devices per node, or the least number of nodes that holds the groups."""
+    """Returns the length of the lists of devices per node, or the least number of nodes that holds the
+    groups."""
     given = {kind: hardware.devices_of(kind) for kind in types}
     given |= {kind: hardware.devices_of(kind) for kind in hardware.named}
     if lengths := [
@@ -148,8 +149,8 @@ def _beyond(
 
 
 def _devices_of_type(groups: Groups, kind: str, nodes: DevicesPerNode) -> dict[str, DeviceRanges]:
-    """Returns the devices of the groups of one type: first those with lists, then those with counts in written
-    order, then the colocated ones.
+    """Returns the devices of the groups of one type: first those with lists, then those with counts in
+    written order, then the colocated ones.
 
     Groups that do not fit continue on further nodes of the size of the largest.
     """
@@ -173,7 +174,8 @@ def _devices_of_type(groups: Groups, kind: str, nodes: DevicesPerNode) -> dict[s
 
 
 def host_of(groups: Groups, name: str) -> str:
-    """Returns the group at the end of the chain of `colocate`; in a circle, the last group before it repeats."""
+    """Returns the group at the end of the chain of `colocate`; in a circle, the last group before it
+    repeats."""
     seen = [name]
     while (host := groups[seen[-1]].colocate) in groups and host not in seen:
         seen.append(host)
@@ -192,8 +194,8 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> DeviceRanges:
 
 
 def _next_free(group: Group, taken: list[tuple[int, int]], cluster: Cluster) -> DeviceRanges:
-    """Returns the lowest free devices. A worker with several devices gets devices of one node, and what remains
-    of a node is passed over."""
+    """Returns the lowest free devices. A worker with several devices gets devices of one node, and what
+    remains of a node is passed over."""
     each = group.gpus_per_worker
     largest = max(devices for _, devices in cluster.devices_per_node[""])
     if each == 1 or group.devices % each or each > largest:

@@ -53,8 +53,8 @@ class Piece:
 class Cluster:
     nodes: int = 1
     devices_per_node: Mapping[str, DevicesPerNode] = field(default_factory=dict)
-    """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. Types that are absent have
-    no devices."""
+    """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. Types that are
+    absent have no devices."""
 
     @classmethod
     def of(cls, nodes: int, **devices_per_node: int | Sequence[int]) -> Cluster:

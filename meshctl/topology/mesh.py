@@ -186,8 +186,8 @@ class DeviceMesh:
         return size_of(self._dims((dim,))[1][0])
 
     def stride(self, dim: str) -> int | None:
-        """The distance of two neighbours in `dim`, in ranks. None where it differs, or where the ranks of the mesh
-        are not sums of strides."""
+        """The distance of two neighbours in `dim`, in ranks. None where it differs, or where the ranks of the
+        mesh are not sums of strides."""
         home, (digits,) = self._dims((dim,))
         joined = join((digits,)) or digits[:1]
         return None if len(joined) > 1 or home.layout.table else joined[0][1] if joined else 1
@@ -232,7 +232,8 @@ class DeviceMesh:
     @overload
     def dim_rank(self, rank: int, dim: str) -> int: ...
     def dim_rank(self, rank: int | str, dim: str | None = None) -> int:
-        """The index of a rank in a dim: `mesh.dim_rank(5, "tp")`, or of the own rank: `mesh.dim_rank("tp")`."""
+        """The index of a rank in a dim: `mesh.dim_rank(5, "tp")`, or of the own rank:
+        `mesh.dim_rank("tp")`."""
         return self._dim_rank(*_rank_and_dim(rank, dim))
 
     def _dim_rank(self, rank: int | None, dim: str) -> int:
@@ -274,8 +275,8 @@ class DeviceMesh:
     def neighbour(
         self, rank: int | str, dim: str | None = None, by: int = 1, ring: bool = False
     ) -> int | None:
-        """The rank `by` steps further in a dim: the next pp stage, or the previous one with -1. None beyond the
-        ends, except in a `ring` (as of cp, or of pp with virtual stages)."""
+        """The rank `by` steps further in a dim: the next pp stage, or the previous one with -1. None beyond
+        the ends, except in a `ring` (as of cp, or of pp with virtual stages)."""
         number, name = _rank_and_dim(rank, dim)
         home, (digits,) = self._dims((name,))
         size, at, steps = size_of(digits), home.coordinate(number), whole(by)
@@ -350,7 +351,9 @@ class DeviceMesh:
             raise MeshError(f"there are the data ranks 0 to {self.data_size - 1}, not {data_rank!r}")
         last, fsdp = self.size("pp") - 1, self.size("fsdp")
         shares = range(number * self.ulysses_size, (number + 1) * self.ulysses_size)
-        if not self.layout.table:  # ranks rise along each dim: only the first of the next row of fsdp may be smaller than the first of all
+        # ranks rise along each dim: only the first of the next row of fsdp may be smaller than the first of
+        # all
+        if not self.layout.table:
             shares = range(shares.start, shares.stop, -shares.start % fsdp or self.ulysses_size)[:2]
         firsts = [self.rank({"pp": last, "dp": index // fsdp, "fsdp": index % fsdp}) for index in shares]
         return min(
@@ -438,7 +441,8 @@ class DeviceMesh:
             name for name in sizes if name in RESERVED or (name != dim and name in home.mesh_dim_names)
         ]:
             raise MeshError(
-                f"{wrong[0]!r} is {RESERVED.get(wrong[0], 'a dim of the mesh already')} and no name for a part of {dim}"
+                f"{wrong[0]!r} is {RESERVED.get(wrong[0], 'a dim of the mesh already')} and no name for "
+                f"a part of {dim}"
             )
         order = [name for other in home.mesh_dim_names for name in (sizes if other == dim else (other,))]
         rest, *inner = parts
@@ -563,7 +567,8 @@ class DeviceMesh:
                 (group for group in self.process_groups(dim) if list(group) != sorted(group)), ()
             ):
                 raise MeshError(
-                    f"torch numbers the ranks of a process group as they rise, and along {dim} here they are {shown(fallen)}"
+                    f"torch numbers the ranks of a process group as they rise, and along {dim} here they "
+                    f"are {shown(fallen)}"
                 )
         ranks = torch.tensor(self.as_array())
         return (kind or TorchDeviceMesh)(self.device_type, ranks, mesh_dim_names=self.mesh_dim_names)
@@ -633,12 +638,15 @@ class DeviceMesh:
                 else ""
             )
             return f"there is no dim {strange[0]!r}, there are {', '.join(self.mesh_dim_names)}{also}"
-        return f"{' and '.join(names)} are not dims of one view of the mesh, so they cannot be asked for together"
+        return (
+            f"{' and '.join(names)} are not dims of one view of the mesh, so they cannot be asked for "
+            "together"
+        )
 
     @property
     def own_rank(self) -> int | None:
-        """The rank as which this mesh was asked for by `at`, and of a component's `self.mesh`; of a mesh of one
-        rank this one. None where the mesh has no rank of its own."""
+        """The rank as which this mesh was asked for by `at`, and of a component's `self.mesh`; of a mesh of
+        one rank this one. None where the mesh has no rank of its own."""
         return self._first if self.here is None and self.world_size == 1 else self.here
 
     def _indices(self, rank: int | None) -> list[int]:
@@ -654,7 +662,8 @@ class DeviceMesh:
         first, count = self._first, self.world_size
         if (flat := join(self.layout.dims)) in (((count, 1),), ()) and not self.layout.table:
             return f"the ranks {first} to {first + count - 1}"
-        return f"the ranks {shown([self.layout.at(self.layout.start + offset(flat, index)) for index in range(min(count, SHOWN + 1))])}"
+        offsets = [offset(flat, index) for index in range(min(count, SHOWN + 1))]
+        return f"the ranks {shown([self.layout.at(self.layout.start + each) for each in offsets])}"
 
 
 def _rank_and_dim(rank: int | str, dim: str | None) -> tuple[int | None, str]:

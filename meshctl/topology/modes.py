@@ -5,8 +5,8 @@
 A mode is one object with two halves. The half for meshes says which ranks take part; it answers for one rank
 or one producer at a time, so that no list of the world is made. The half for batches says which samples each
 share holds, or how parts join. Rules and pictures query a mode's properties and never compare its name. A new
-mode is one entry in `DISPATCH`, `COLLECT` or `EXECUTE`, or an object in a user's module that a decorator names
-(`@endpoint(dispatch="mymodes:INTERLEAVED")`).
+mode is one entry in `DISPATCH`, `COLLECT` or `EXECUTE`, or an object in a user's module that a decorator
+names (`@endpoint(dispatch="mymodes:INTERLEAVED")`).
 
 A `Route` is what the plan stores: from a stage's value to a parameter of the stage that takes it. Which
 samples move between which ranks is derived, by every rank alone and with the same result, from the route, the
@@ -113,7 +113,8 @@ class DispatchMode:
 
     @property
     def is_even(self) -> bool:
-        """Whether shares are contiguous and equal in counts, unless options balance them or send them home."""
+        """Whether shares are contiguous and equal in counts, unless options balance them or send them
+        home."""
         return self.partition is partition
 
     @property
@@ -375,8 +376,8 @@ def _parts_of(mode: DispatchMode, mesh: DeviceMesh, execute: ExecuteMode, produc
 
 @dataclass(frozen=True)
 class Route:
-    """From a stage's value to a parameter of the stage that takes it. A weight route goes from a sync stage to
-    itself."""
+    """From a stage's value to a parameter of the stage that takes it. A weight route goes from a sync stage
+    to itself."""
 
     name: str
     """`SOURCE -> TARGET`, with `.PARAMETER` where the target has several inputs."""

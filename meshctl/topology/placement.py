@@ -187,8 +187,8 @@ class GroupPlacement:
 
     @cached_property
     def _ranks_on_first_node(self) -> list[int]:
-        """By run, where nodes are in order: the ranks of earlier runs on its first node, the only node that it
-        can share with them."""
+        """By run, where nodes are in order: the ranks of earlier runs on its first node, the only node that
+        it can share with them."""
         counts = [0]
         for one, other in pairwise(self.runs):
             on_last_node = one.each + (counts[-1] if one.nodes == 1 else 0)
@@ -283,8 +283,8 @@ def _boundaries(runs: tuple[NodeRun, ...]) -> Iterator[_Boundaries]:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Ranks fall into blocks of size x stride. The group of corner b of a block, b < stride, has the offsets b,
-    b + stride, ... in the block.
+    """Ranks fall into blocks of size x stride. The group of corner b of a block, b < stride, has the offsets
+    b, b + stride, ... in the block.
 
     A boundary at offset o of a block splits the groups of the corners o - reach to o - 1, where reach is
     (size - 1) x stride.

@@ -31,8 +31,8 @@ MAX_PROPOSALS = 2
 MAX_PATHS = 4
 """How many partial layouts with the same remainder the search for the nearest layouts keeps."""
 MAX_PATHS_WITH_NEEDS = 64
-"""The same limit where a layout must satisfy more than the number of ranks: needs, or carved sizes in a world of
-few divisors."""
+"""The same limit where a layout must satisfy more than the number of ranks: needs, or carved sizes in a world
+of few divisors."""
 FEW_DIVISORS = 64
 
 Dims = dict[str, int]
@@ -97,7 +97,8 @@ class Settled:
 
 
 def whole(value: Any) -> int | None:
-    """Returns an integer (also one of numpy or torch) as Python's own; None for other values and for booleans."""
+    """Returns an integer (also one of numpy or torch) as Python's own; None for other values and for
+    booleans."""
     if isinstance(value, bool):
         return None
     try:
@@ -114,8 +115,8 @@ def settle(
 ) -> Settled:
     """Checks sizes and infers the missing ones.
 
-    `said` maps keys of sizes to a number or "auto"; None counts as left out. `needs` restricts the proposals; it
-    is not checked.
+    `said` maps keys of sizes to a number or "auto"; None counts as left out. `needs` restricts the proposals;
+    it is not checked.
     """
     given = {size: value for size, value in said.items() if value is not None}
     if misfits := tuple(_wrong_numbers(given, world_size, sequence_parallel)):
@@ -155,8 +156,8 @@ def divisors(number: int) -> list[int]:
 def nearest(
     sizes: Mapping[str, int], inferred: str | None, world: int, needs: Needs = NO_NEEDS
 ) -> list[Dims]:
-    """Returns complete layouts of `world` ranks, those with the smallest changes first. If possible they satisfy
-    all rules and needs."""
+    """Returns complete layouts of `world` ranks, those with the smallest changes first. If possible they
+    satisfy all rules and needs."""
     if layouts := keeping(sizes, inferred, world, needs):
         return layouts
     layouts = _near(sizes, DIMS, inferred, world)
@@ -172,11 +173,11 @@ def keeping(sizes: Mapping[str, int], inferred: str | None, world: int, needs: N
 def _near(
     sizes: Mapping[str, int], family: Sequence[str], inferred: str | None, total: int, needs: Needs = NO_NEEDS
 ) -> list[Dims]:
-    """Returns sizes of a family of dims that multiply to `total`: those that change the fewest sizes first, and of
-    these the ones with the smallest changes.
+    """Returns sizes of a family of dims that multiply to `total`: those that change the fewest sizes first,
+    and of these the ones with the smallest changes.
 
-    The search goes dim by dim. Of all partial layouts with the same remainder it keeps the best few, so that it
-    is fast for all sizes.
+    The search goes dim by dim. Of all partial layouts with the same remainder it keeps the best few, so that
+    it is fast for all sizes.
     """
     dims, possible = [dim for dim in family if dim in sizes], divisors(total)
     has_carved = any(sizes.get(size, 1) > 1 for size in CARVED)
@@ -257,7 +258,8 @@ def _wrong_numbers(
 
 
 def _nearest_number(size: str, value: object, ranks: int) -> tuple[Proposal, ...]:
-    """Proposes a number in place of one that is not possible: a divisor of the ranks, where they are known."""
+    """Proposes a number in place of one that is not possible: a divisor of the ranks, where they are
+    known."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ()
     if isinstance(value, float) and not isfinite(value):

@@ -62,6 +62,7 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def bar(part: float, width: int) -> str:
-    """Returns a bar of `part` (0 to 1) of `width` columns, in half columns; a positive part has at least one."""
+    """Returns a bar of `part` (0 to 1) of `width` columns, in half columns; a positive part has at least
+    one."""
     halves = min(max(round(part * width * 2), 1 if part > 0 else 0), width * 2)
     return "━" * (halves // 2) + "╸" * (halves % 2)

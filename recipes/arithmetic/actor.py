@@ -1,5 +1,5 @@
-"""Learns from rewards by GRPO: a policy gradient whose advantages are relative to the mean reward of the answers
-to the same question."""
+"""Learns from rewards by GRPO: a policy gradient whose advantages are relative to the mean reward of the
+answers to the same question."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Actor(Learner):
     def __init__(
         self, lr: float = 3e-3, steps: int = 0, minibatch: int = 128, clip: float = 0.2, entropy: float = 0.1
     ) -> None:
-        """`minibatch` is the number of samples over all ranks. `entropy` weighs the entropy bonus; without it the
-        policy settles on wrong digits."""
+        """`minibatch` is the number of samples over all ranks. `entropy` weighs the entropy bonus; without it
+        the policy settles on wrong digits."""
         super().__init__(lr, steps)
         self.minibatch, self.clip, self.entropy = minibatch, clip, entropy
 

@@ -3,8 +3,8 @@
     total = samples on all data ranks
     learner.descend(sum of this rank's losses / total)
 
-In every layout gradients are summed over the data ranks, so all samples have the same weight even where shares
-are uneven.
+In every layout gradients are summed over the data ranks, so all samples have the same weight even where
+shares are uneven.
 
     fsdp alone      fully_shard over `fsdp`
     dp and fsdp     fully_shard over both (HSDP): replicas over `dp`, each sharded over `fsdp`

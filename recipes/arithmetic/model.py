@@ -83,8 +83,10 @@ def answered(
 ) -> tuple[Tensor, Tensor]:
     """Lets the model answer each question `times` times.
 
-    Returns questions with answers, int64 `[n * times, QUESTION_LENGTH + DIGITS]`, and the log-probability of each written
-    digit, `[n * times, DIGITS]`. The answers to a question are consecutive, and the question is processed once.
+    Returns questions with answers, int64 `[n * times, QUESTION_LENGTH + DIGITS]`, and the log-probability of
+    each written
+    digit, `[n * times, DIGITS]`. The answers to a question are consecutive, and the question is processed
+    once.
     """
     logits = model(questions)[:, -1].repeat_interleave(times, 0)
     tokens = questions.repeat_interleave(times, 0)

@@ -1,8 +1,8 @@
 """The word at the cursor of a shell's line, and candidates for it in the shell's terms.
 
-zsh and fish pass words without their quotes and replace the whole word by a candidate. bash passes the line as it is
-typed and replaces what follows the last of its word breaks, among which are `=`, `@` and `:`; so only that part is
-answered, quoted as bash needs it.
+zsh and fish pass words without their quotes and replace the whole word by a candidate. bash passes the line
+as it is typed and replaces what follows the last of its word breaks, among which are `=`, `@` and `:`; so
+only that part is answered, quoted as bash needs it.
 """
 
 from __future__ import annotations

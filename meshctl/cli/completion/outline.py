@@ -1,4 +1,5 @@
-"""The keys, names and values of a recipe, for shell completion: composed as `validate` does it, and not checked."""
+"""The keys, names and values of a recipe, for shell completion: composed as `validate` does it, and not
+checked."""
 
 from __future__ import annotations
 

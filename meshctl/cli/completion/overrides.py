@@ -1,4 +1,5 @@
-"""Candidates for an override: the keys of a recipe and those that the field table has, config groups, and values.
+"""Candidates for an override: the keys of a recipe and those that the field table has, config groups, and
+values.
 
 groups.train.       ranks=  device_type=  ...         one part of a key at a time; a mapping ends with a dot
 +groups.judge.      ranks=  ...                       keys that the recipe does not have

@@ -1,5 +1,5 @@
-"""`meshctl completion SHELL`: prints the completion script of a shell. Another shell is one file `meshctl.SHELL` in
-this folder."""
+"""`meshctl completion SHELL`: prints the completion script of a shell. Another shell is one file
+`meshctl.SHELL` in this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What options and arguments of the command line may be: callbacks that `cli/app.py` names beside each of them.
+"""What options and arguments of the command line may be: callbacks that `cli/app.py` names beside each of
+them.
 
 A callback gets the arguments of the command so far, in `ctx.args`, and the beginning of the word.
 """

@@ -66,8 +66,8 @@ class Student(Component):
 
     @endpoint(dispatch="slice_dp", collect="mean")
     def learn(self, batch: Batch) -> dict[str, float]:
-        """Makes one step on this rank's share. `agrees` is the fraction of samples for which both choose the same
-        class."""
+        """Makes one step on this rank's share. `agrees` is the fraction of samples for which both choose the
+        same class."""
         batch = batch.to(self.device)
         logits: Tensor = self.model(batch["x"])
         soft, softer = logits / self.temperature, batch["logits"] / self.temperature

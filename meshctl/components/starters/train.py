@@ -1,7 +1,7 @@
 """One model learns to tell two spirals apart: the components of the recipe beside this file.
 
-Put your data into `Points` and your model into `Trainer`. `setup` applies the recipe's `parallel` (dp, fsdp or
-both).
+Put your data into `Points` and your model into `Trainer`. `setup` applies the recipe's `parallel` (dp, fsdp
+or both).
 """
 
 from __future__ import annotations

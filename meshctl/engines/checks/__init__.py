@@ -4,7 +4,7 @@
     requirements.py    what a recipe requires of the machine
     probe.py           the child
 
-A topic is a module with a frozen dataclass `Facts`, a function `measure` that returns the facts as plain data, and
-a function `judge` that turns facts into findings and does nothing else. `judge` is therefore testable for machines
-that nobody here has. A new topic is a new module and one line in `runner.TOPICS`.
+A topic is a module with a frozen dataclass `Facts`, a function `measure` that returns the facts as plain
+data, and a function `judge` that turns facts into findings and does nothing else. `judge` is therefore
+testable for machines that nobody here has. A new topic is a new module and one line in `runner.TOPICS`.
 """

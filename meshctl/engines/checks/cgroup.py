@@ -1,4 +1,5 @@
-"""The limits of the container or session: those of this process's control group and of all groups above it."""
+"""The limits of the container or session: those of this process's control group and of all groups above
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The accelerators: what the machine has, what the driver reports, what the environment leaves, what torch sees."""
+"""The accelerators: what the machine has, what the driver reports, what the environment leaves, what torch
+sees."""
 
 from __future__ import annotations
 
@@ -124,7 +125,8 @@ def read_rows(rows: Sequence[Sequence[str]]) -> tuple[Device, ...]:
 
 
 def closed_file() -> str:
-    """Returns a device file that this user may not open; such files belong to the groups `video` and `render`."""
+    """Returns a device file that this user may not open; such files belong to the groups `video` and
+    `render`."""
     patterns = ("nvidia[0-9]*", "nvidiactl", "kfd", "davinci[0-9]*")
     files = [file for pattern in patterns for file in Path("/dev").glob(pattern)]
     return next((str(file) for file in files if not os.access(file, os.R_OK | os.W_OK)), "")
@@ -212,8 +214,8 @@ def _driver(facts: Facts, broken: State, expected: int) -> Finding:
 
 
 def _expected_devices(facts: Facts) -> int:
-    """Returns the number of devices that torch should see. The driver stops at the first unknown name, and shows
-    one of several MIG instances."""
+    """Returns the number of devices that torch should see. The driver stops at the first unknown name, and
+    shows one of several MIG instances."""
     count = facts.files["cuda"]
     if not facts.variable:
         return count
@@ -238,7 +240,8 @@ def _cuda_version(number: int) -> str:
 
 
 def _unsupported(seen: Mapping[str, Any]) -> str:
-    """Returns the first device for which torch has neither binary code nor PTX that the driver could translate."""
+    """Returns the first device for which torch has neither binary code nor PTX that the driver could
+    translate."""
     archs = [arch for arch in seen.get("archs", []) if arch.startswith(("sm_", "compute_"))]
     binaries = [capability(arch) for arch in archs if arch.startswith("sm_")]
     ptx = [capability(arch) for arch in archs if arch.startswith("compute_")]

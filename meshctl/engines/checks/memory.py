@@ -1,5 +1,5 @@
-"""Memory and how processes share it: the machine's and the container's memory, /dev/shm, memfd, and files passed
-over unix sockets."""
+"""Memory and how processes share it: the machine's and the container's memory, /dev/shm, memfd, and files
+passed over unix sockets."""
 
 from __future__ import annotations
 

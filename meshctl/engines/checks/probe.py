@@ -4,8 +4,8 @@
     ...                                   # other probes run meanwhile
     answer = probe.answer()               # the value of the function as plain data, or an error
 
-The child is a fresh interpreter in a process group of its own, which is killed at the end and dies with its parent.
-Its standard output is discarded: the answer has a pipe of its own.
+The child is a fresh interpreter in a process group of its own, which is killed at the end and dies with its
+parent. Its standard output is discarded: the answer has a pipe of its own.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ UNKNOWN = "try again; `meshctl doctor` starts a child for each topic, which did 
 @dataclass(frozen=True)
 class Topic:
     facts: Callable[..., Any]
-    """The dataclass of facts. `measure`, in the module of the topic's name, returns its fields as plain data."""
+    """The dataclass of facts. `measure`, in the module of the topic's name, returns its fields as plain
+    data."""
     judge: Callable[[Any, Requirements], Iterator[Finding]]
     seconds: float
     """The time limit of `measure`."""

@@ -10,7 +10,8 @@ from typing import Any
 
 
 def build() -> dict[str, Any]:
-    """Imports torch and returns facts about its build. Returns the key `error` alone where the import fails."""
+    """Imports torch and returns facts about its build. Returns the key `error` alone where the import
+    fails."""
     begin = time.monotonic()
     try:
         import torch

@@ -1,5 +1,5 @@
-"""The installation: Python and the libraries against the ranges that meshctl requires, meshctl's own files, and
-files of the user that hide modules."""
+"""The installation: Python and the libraries against the ranges that meshctl requires, meshctl's own files,
+and files of the user that hide modules."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ def _build(torch: Mapping[str, Any]) -> str:
 
 
 def is_in_range(version: str, required: str) -> bool:
-    """Whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are assumed to hold.
+    """Whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are assumed to
+    hold.
 
     A pre-release such as `2.4.0rc1` counts as its release.
     """

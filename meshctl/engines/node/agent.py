@@ -215,8 +215,8 @@ class GroupAgent(SimpleElasticAgent):
                     )
 
     def _was_stopped(self, code: int) -> bool:
-        """Whether this agent has caused an end. A signal that it did not send has another sender: the peers of
-        a killed worker may be reaped before it."""
+        """Whether this agent has caused an end. A signal that it did not send has another sender: the peers
+        of a killed worker may be reaped before it."""
         return bool(self._sent) and (code >= 0 or -code in self._sent)
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:

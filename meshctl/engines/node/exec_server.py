@@ -1,5 +1,5 @@
-"""A fork server of another interpreter, for a group that names one. The node process starts it by exec and keeps
-it over attempts; agents, which are forked by the node process, keep the interpreter of the latter.
+"""A fork server of another interpreter, for a group that names one. The node process starts it by exec and
+keeps it over attempts; agents, which are forked by the node process, keep the interpreter of the latter.
 
     node process --exec--> fork server --fork--> worker
           |                    |

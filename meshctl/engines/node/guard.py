@@ -43,7 +43,8 @@ def adopt_orphans() -> None:
 
 
 def die_with(parent: int, by: signal.Signals) -> None:
-    """Lets the kernel send `by` to this process when its parent dies; sends it at once if the parent is dead."""
+    """Lets the kernel send `by` to this process when its parent dies; sends it at once if the parent is
+    dead."""
     _prctl(_SET_PDEATHSIG, int(by))
     if os.getppid() != parent:
         os.kill(os.getpid(), by)
@@ -90,8 +91,8 @@ def _children_by_parent() -> list[int]:
 
 
 def kill_children(spare: Collection[int] = ()) -> None:
-    """Kills every child but those in `spare`, then the orphans that come to this process by it, until there is
-    none.
+    """Kills every child but those in `spare`, then the orphans that come to this process by it, until there
+    is none.
 
     It gives up after the grace: a process that hangs in the kernel, or that belongs to another user, cannot
     be killed and must not block this one.

@@ -1,6 +1,7 @@
 """The node process: one per node of the plan, the parent of everything that runs there. It outlives attempts.
 
-    head  <--- connection ---  node process (`meshctl-fork`): one `select` loop, no thread, torch imported once
+    head  <--- connection ---  node process (`meshctl-fork`): one `select` loop, no thread, torch imported
+                               once
                                  agent per group, made anew for each attempt
                                  worker ...          forked for the agents, see `forkserver`
                                  fork server ...     one for each other interpreter, kept over attempts

@@ -29,7 +29,8 @@ def preload(plan: Plan, path: Sequence[str]) -> None:
 
 
 def named(plan: Plan, path: Sequence[str]) -> set[str]:
-    """Returns the modules of torch that the components' files import, directly or by way of other local files."""
+    """Returns the modules of torch that the components' files import, directly or by way of other local
+    files."""
     found: set[str] = {CHECKPOINTS} if plan.components and plan.run.checkpoint else set()
     waiting, seen = {component.target.rpartition(".")[0] for component in plan.components}, set()
     while waiting:

@@ -103,7 +103,8 @@ class PlannedRendezvous(RendezvousHandler):
             if time.monotonic() > end:
                 names = ", ".join(map(str, missing))
                 raise RendezvousTimeoutError(
-                    f"group {self._meeting.group}: no agent of node {names} within {JOIN_S:.0f} s at {self._meeting.head}"
+                    f"group {self._meeting.group}: no agent of node {names} within {JOIN_S:.0f} s at "
+                    f"{self._meeting.head}"
                 )
             time.sleep(0.02)
 

@@ -52,7 +52,8 @@ def device_list(device_type: str, environ: Mapping[str, str], rocm: bool = False
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Parses a list as the drivers do: up to the first entry that is no name; empty where a name is repeated."""
+    """Parses a list as the drivers do: up to the first entry that is no name; empty where a name is
+    repeated."""
     names: list[str] = []
     for name in map(str.strip, text.split(",")):
         if not re.match(r"\d|GPU-|MIG-", name):
@@ -62,10 +63,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def visible_names(plan: Plan, worker: Worker, left: DeviceList | None) -> list[str]:
-    """Returns the hardware names of the devices that a worker sees. Raises `CannotStart` where some are not left.
+    """Returns the hardware names of the devices that a worker sees. Raises `CannotStart` where some are not
+    left.
 
-    A components' worker sees its own, numbered from 0. A program's worker sees those of its whole group on the
-    node, as under torchrun, so that `LOCAL_RANK` selects the right one.
+    A components' worker sees its own, numbered from 0. A program's worker sees those of its whole group on
+    the node, as under torchrun, so that `LOCAL_RANK` selects the right one.
     """
     group = plan.group(worker.group)
     names = hardware_names(group, numbers_on_node(plan, group, worker.node), left)
@@ -80,12 +82,16 @@ def numbers_on_node(plan: Plan, group: Group, node: int) -> list[int]:
 
 
 def hardware_names(group: Group, wanted: Sequence[int], left: DeviceList | None) -> list[str]:
-    """Returns the hardware names of a group's devices on this node. Raises `CannotStart` where some are not left."""
+    """Returns the hardware names of a group's devices on this node. Raises `CannotStart` where some are not
+    left."""
     if group.visible_devices:
         names = list(group.visible_devices[: len(wanted)])
         if left is not None and (strange := [name for name in names if not _has(left.names, name)]):
             has = ", ".join(left.names) or "none"
-            message = f"group {group.name} is to see {', '.join(names)} (its visible_devices), and {left.variable} leaves {has}"
+            message = (
+                f"group {group.name} is to see {', '.join(names)} (its visible_devices), and {left.variable} "
+                f"leaves {has}"
+            )
             raise CannotStart(
                 f"{message}: {', '.join(strange)} {'is' if len(strange) == 1 else 'are'} not there"
             )

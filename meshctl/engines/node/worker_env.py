@@ -135,7 +135,10 @@ def missing(start: Start, group: Group) -> str:
     if shutil.which(python := interpreter_of(start, program)) is None:
         return f"the interpreter {python} of group {group.name} does not exist"
     if not program.argv[0].startswith("-") and script_of(start, program) is None:
-        return f"the program {program.argv[0]} of group {group.name} is in none of {', '.join(_folders(start, program))}"
+        return (
+            f"the program {program.argv[0]} of group {group.name} is in none of "
+            f"{', '.join(_folders(start, program))}"
+        )
     return ""
 
 

@@ -1,4 +1,5 @@
-"""One attempt at a run: its directory made or continued, and locked, so that nobody else launches it meanwhile.
+"""One attempt at a run: its directory made or continued, and locked, so that nobody else launches it
+meanwhile.
 
 A run directory is a recipe that continues. The next attempt goes on from `checkpoints/latest` in the same
 directory: its events are appended, and rows of `metrics.jsonl` after the checkpoint are removed, so that each
@@ -59,7 +60,8 @@ def begin(plan: Plan, composed: str, path: Sequence[str], resume: RunDir | None)
 
 
 def attached(plan: Plan, run: RunDir) -> Attempt:
-    """Returns the attempt that a launcher has begun and that holds its lock, for a supervisor inside a job."""
+    """Returns the attempt that a launcher has begun and that holds its lock, for a supervisor inside a
+    job."""
     return _reading(plan, run, run.read_start(), -1)
 
 

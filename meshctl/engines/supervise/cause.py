@@ -1,4 +1,5 @@
-"""The first cause of a failed run: of everything that went wrong, over all groups, the one thing that began it.
+"""The first cause of a failed run: of everything that went wrong, over all groups, the one thing that began
+it.
 
 When one worker dies, its peers fail a moment later, often louder. So a worker's own fault (an exception, a
 death by a signal) comes before an exit code alone or an abort, by which NCCL ends its process when it loses a
@@ -49,7 +50,8 @@ READ_ONLY = " (a received batch is read-only: clone() what is changed)"
 """Hint for a SIGSEGV. Received memory belongs to its producer, so a write to it ends the component."""
 
 _LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote (process|peer) (exited|closed)"
+    r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote (process|peer) "
+    r"(exited|closed)"
     r"|peer (is gone|has gone|closed)|DistNetworkError|ncclRemoteError|heartbeat|Timed out waiting",
     re.IGNORECASE,
 )

@@ -1,5 +1,5 @@
-"""The head follows one attempt: it reads the events, folds metrics, publishes checkpoints, ends the attempt, and
-finds the first cause of a failure.
+"""The head follows one attempt: it reads the events, folds metrics, publishes checkpoints, ends the attempt,
+and finds the first cause of a failure.
 
     outcome = Head(session, attempt).follow()          # the exit code, and the first cause if there is one
 

@@ -1,4 +1,5 @@
-"""The supervisor owns a run: the store, the connections to the node processes, the attempts and the observers.
+"""The supervisor owns a run: the store, the connections to the node processes, the attempts and the
+observers.
 
     supervisor = Supervisor(job, engine, signals)
     outcome = supervisor.run(attempt, observers)

@@ -4,8 +4,8 @@
     Change("components", "actor", "changed", (Fact("layout", "fsdp 4", "fsdp 2 x tp 2"), Fact("size", 1, 2,
     dim="tp"), ...))
 
-Things with the same name are compared, in the facts that a picture shows. Arguments, seed and checkpoints differ in the
-digests only.
+Things with the same name are compared, in the facts that a picture shows. Arguments, seed and checkpoints
+differ in the digests only.
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def _yes_or_no(text: bool) -> str:
 
 
 def _stages(topology: Topology, other: Topology) -> dict[str, tuple[PlacedStage, int]]:
-    """Returns the stages with their positions among the common ones, so that a new stage does not move the others."""
+    """Returns the stages with their positions among the common ones, so that a new stage does not move the
+    others."""
     both = {stage.name for stage in topology.stages} & {stage.name for stage in other.stages}
     order = {
         name: number

@@ -1,8 +1,10 @@
-"""One rank of a plan, as data: its location, coordinates, peers, samples, and the ranks it exchanges batches with.
+"""One rank of a plan, as data: its location, coordinates, peers, samples, and the ranks it exchanges batches
+with.
 
-Everything is arithmetic on strides and even splits, and long lists contain only their first items and the last: the
-answer for one rank of 100,000 costs as much as for one of eight. Samples are known for a batch of known size that is
-split evenly. Samples with one `group_id` stay together, which may move the boundaries of a part by less than a group.
+Everything is arithmetic on strides and even splits, and long lists contain only their first items and the
+last: the answer for one rank of 100,000 costs as much as for one of eight. Samples are known for a batch of
+known size that is split evenly. Samples with one `group_id` stay together, which may move the boundaries of a
+part by less than a group.
 """
 
 from __future__ import annotations
@@ -95,8 +97,8 @@ class RankStage:
     called: bool = True
     """Whether the method is called on this rank."""
     share: int | None = None
-    """The share of the batch that the rank consumes, or produces in a source; None if it has none, or a part of one
-    producer's."""
+    """The share of the batch that the rank consumes, or produces in a source; None if it has none, or a part
+    of one producer's."""
     shares: int = 0
     total: int = 0
     """Samples in the batch; 0 if unknown."""
@@ -318,7 +320,8 @@ def _by_user(mode: str) -> str:
 
 
 def _lead(plan: Plan, stage: Stage) -> Route | None:
-    """Returns the route that determines the order and shares of all inputs: the first that carries samples."""
+    """Returns the route that determines the order and shares of all inputs: the first that carries
+    samples."""
     routes = {(route.source, route.parameter): route for route in plan.routes if route.target == stage.name}
     inputs = (routes[name, given.parameter] for given in stage.inputs for name in given.stages)
     return next((route for route in inputs if carries_samples(plan, route)), None)
@@ -394,7 +397,8 @@ def _end(plan: Plan, route: Route, is_producer: bool, rank: int, portions: Seque
 
 
 def _whole(plan: Plan, route: Route, is_producer: bool, rank: int, note: str) -> RankRoute:
-    """Returns one end of a route whose exchanges only the run decides: one exchange with all ranks of the other end."""
+    """Returns one end of a route whose exchanges only the run decides: one exchange with all ranks of the
+    other end."""
     producer, consumer = ends_of(plan, route)
     other = consumer if is_producer else producer
     end = _end(plan, route, is_producer, rank, [(Ranks.run(range(other.mesh.world_size)), None)])
@@ -443,8 +447,8 @@ def _with_unknown_samples(plan: Plan, route: Route, flow: EvenFlow, end: RankRou
 
 
 def _over(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> Over:
-    """Returns the distance from a rank to ranks of a group. Where nodes rise with the ranks, the listed ones are
-    enough."""
+    """Returns the distance from a rank to ranks of a group. Where nodes rise with the ranks, the listed ones
+    are enough."""
     if (group, ranks.count, ranks.first) == (other, 1, (rank,)):
         return "process"
     nodes = {plan.node_of(other, each) for each in (*ranks.first, ranks.last)}

@@ -148,7 +148,8 @@ Zoom = ComponentZoom | DimZoom | NodeZoom | RankZoom
 
 
 def select(plan: Plan, topology: Topology, selection: Selection) -> Zoom | None:
-    """Returns the selected part, or None for the whole plan. Raises `ZoomError` if the part does not exist."""
+    """Returns the selected part, or None for the whole plan. Raises `ZoomError` if the part does not
+    exist."""
     if selection.rank:
         return of_rank(plan, topology, *selection.rank, selection.samples)
     if selection.node is not None:

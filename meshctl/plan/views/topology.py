@@ -1,7 +1,8 @@
 """The content of a picture of a plan, as data: the same for text, JSON and every drawing.
 
-It depends on the plan alone, and its size does not grow with the number of devices: equal nodes are one `NodeKind`,
-neighboring ranks with equal nodes are one `NodeRun`, and process groups are a count, a size and a stride.
+It depends on the plan alone, and its size does not grow with the number of devices: equal nodes are one
+`NodeKind`, neighboring ranks with equal nodes are one `NodeRun`, and process groups are a count, a size and a
+stride.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Reach = Literal["inside", "some", "all"]
 """Whether all process groups of a dim are inside a node, or some or all of them span nodes."""
 
 Over = Literal["process", "node", "nodes", "device", "devices"]
-"""The distance between producers and consumers: the same process, one node, several nodes, and the last two for tensors
-that move between devices without passing CPU memory."""
+"""The distance between producers and consumers: the same process, one node, several nodes, and the last two
+for tensors that move between devices without passing CPU memory."""
 
 
 class ZoomError(ValueError):
@@ -234,7 +235,8 @@ def _letters() -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Held:
-    """The devices [start, stop) of a group on each node of a run of nodes; on cpu, `stop` is a number of processes."""
+    """The devices [start, stop) of a group on each node of a run of nodes; on cpu, `stop` is a number of
+    processes."""
 
     group: str
     device_type: str
@@ -372,7 +374,8 @@ def layout_of(mesh: DeviceMesh) -> str:
 
 
 def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Returns the dims with a size above 1, outermost first, then those of the views that refactor the mesh."""
+    """Returns the dims with a size above 1, outermost first, then those of the views that refactor the
+    mesh."""
     views = [dim for dim in ("ulysses",) if mesh.size(dim) > 1]
     if mesh.ep_size * mesh.etp_size > 1:
         views += [dim for dim in VIEWS["expert"] if mesh.size(dim) > 1]
@@ -404,8 +407,8 @@ def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
 
 
 def carries_samples(plan: Plan, route: Route) -> bool:
-    """Whether a route moves samples: `flatten` joins batches, and a `first` value is a batch if the recipe gives its
-    number of samples."""
+    """Whether a route moves samples: `flatten` joins batches, and a `first` value is a batch if the recipe
+    gives its number of samples."""
     collect = COLLECT.get(route.collect)
     if collect is None or route.kind != "data":
         return False
@@ -413,7 +416,8 @@ def carries_samples(plan: Plan, route: Route) -> bool:
 
 
 def user_mode(plan: Plan, route: Route) -> str:
-    """Returns the first mode of a route that a user supplies, `module:NAME`; empty if all modes are built in."""
+    """Returns the first mode of a route that a user supplies, `module:NAME`; empty if all modes are built
+    in."""
     source, target = plan.stage(route.source), plan.stage(route.target)
     names = (route.collect, source.execute, route.dispatch.mode, target.execute)
     return next(filter(is_user_mode, names), "")
@@ -484,7 +488,8 @@ def _stays(plan: Plan, route: Route, producer: Component, consumer: Component) -
     cut = part_count(consumer.mesh, flow.execute, flow.mode, flow.producers)
     if not flow.producers == cut == workers or dispatch.balance or dispatch.home:
         return False
-    # The index of a producer depends on at most two dims here, dp and fsdp, in one order or the other. If rank 1 has
+    # The index of a producer depends on at most two dims here, dp and fsdp, in one order or the other. If
+    # rank 1 has
     # the same index at both ends, all ranks have.
     received = 1 if flow.execute.is_per_producer else flow.share_of(1)
     return flow.producer_set.index_of(producer.mesh, 1) == received

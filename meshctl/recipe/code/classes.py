@@ -1,4 +1,5 @@
-"""Component classes, read as text: what a `_target_` names, with its endpoints, its constructor and what it declares.
+"""Component classes, read as text: what a `_target_` names, with its endpoints, its constructor and what it
+declares.
 
     code = Code((recipe's folder, cwd), sys.path)
     found = code.find("arithmetic.Sampler")     -> Class, or NotFound, NoClass or Unread
@@ -187,8 +188,8 @@ class Code(Sources):
     def _line(
         self, module: Module, node: ast.ClassDef, depth: int, seen: set[ast.ClassDef]
     ) -> Iterator[tuple[Module, ast.ClassDef] | str]:
-        """Yields the class and its bases, nearest first and each once; a base that leaves what can be read is a
-        dotted path."""
+        """Yields the class and its bases, nearest first and each once; a base that leaves what can be read is
+        a dotted path."""
         if node in seen:
             return
         seen.add(node)

@@ -1,7 +1,8 @@
 """A model's `config.json`: the sizes that a layout must fit, each with its place in the file.
 
-Only local files are read; nothing is fetched from a hub. JSON is read as YAML, so that the limits of recipes hold
-and each number has a line and a column. A size that is missing, or no number, is not known and not reported.
+Only local files are read; nothing is fetched from a hub. JSON is read as YAML, so that the limits of recipes
+hold and each number has a line and a column. A size that is missing, or no number, is not known and not
+reported.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ LATENT = "kv_lora_rank"
 """The key of models with latent keys and values, which have no kv heads to divide."""
 FILE = "config.json"
 SURROGATE, SAME_WIDTH = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"), rb"\\u003f"
-"""A surrogate escape, which JSON allows and YAML does not, and a replacement of the same width. No text of the file
-is used."""
+"""A surrogate escape, which JSON allows and YAML does not, and a replacement of the same width. No text of
+the file is used."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ def _unread(name: str, found: Diagnostic) -> str:
 
 
 def _sizes(tree: Node) -> Iterator[tuple[str, tuple[int, Span]]]:
-    """Yields the sizes that are positive integers. A model with several kinds of input has those of its language
-    model in a mapping of its own."""
+    """Yields the sizes that are positive integers. A model with several kinds of input has those of its
+    language model in a mapping of its own."""
     inner = [node for key in INNER if (node := tree.get(key)) is not None and node.is_mapping]
     places = [*inner[:1], tree]
     for size, names in NAMES.items():

@@ -1,5 +1,5 @@
-"""Modes that a decorator names as objects, read as text: `dispatch="mymodes:INTERLEAVED"`, or an imported object
-by its name, `dispatch=INTERLEAVED`.
+"""Modes that a decorator names as objects, read as text: `dispatch="mymodes:INTERLEAVED"`, or an imported
+object by its name, `dispatch=INTERLEAVED`.
 
     INTERLEAVED = DispatchMode(partition=interleaved)        in mymodes.py, at module level
 """
@@ -13,7 +13,8 @@ from meshctl.recipe.code.modules import Module, Sources, dotted_name
 MODE_CLASSES = {"dispatch": "DispatchMode", "collect": "CollectMode", "execute": "ExecuteMode"}
 """Parameter of the `endpoint` decorator -> the class of its modes."""
 EXAMPLES = {
-    "dispatch": "NAME = DispatchMode(partition=cut), where def cut(table, parts, options) returns parts of table",
+    "dispatch": "NAME = DispatchMode(partition=cut), where def cut(table, parts, options) returns parts of "
+    "table",
     "collect": "NAME = CollectMode(join=merge), where def merge(parts) gets [(value, weight), ...]",
     "execute": "NAME = ExecuteMode(only=RankSet.only(pick)), where def pick(mesh) returns a rank",
 }

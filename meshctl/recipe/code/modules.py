@@ -1,8 +1,8 @@
 """Python source found on the import path and parsed, and names followed through it; nothing is imported.
 
 `importlib.util.find_spec("a.b")` would import `a`, so the folders are walked here. A name is followed through
-imports, star imports, assignments (`Base = other.Actor`), package `__init__` files and re-exported modules until
-it reaches its definition or leaves what can be read.
+imports, star imports, assignments (`Base = other.Actor`), package `__init__` files and re-exported modules
+until it reaches its definition or leaves what can be read.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ class Sources:
 
 
 def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields the statements that run when a module or a class is made. The handlers of a `try` come before its
-    body, so that of two bindings the intended one is the last."""
+    """Yields the statements that run when a module or a class is made. The handlers of a `try` come before
+    its body, so that of two bindings the intended one is the last."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.Try):

@@ -66,7 +66,8 @@ class ConfigStore:
         return name != "" and bool(self.options(name))
 
     def options(self, group: str) -> list[str]:
-        """Returns the names of a group's configs; those of the group "" are at the top of the search folders."""
+        """Returns the names of a group's configs; those of the group "" are at the top of the search
+        folders."""
         if group not in self._options:
             self._options[group] = list_options(self.folders, group)
         return self._options[group]
@@ -75,7 +76,8 @@ class ConfigStore:
         return list_groups(self.folders)
 
     def display_name(self, file: Path) -> str:
-        """Returns the path as the user would name it: relative where the file is below the working directory."""
+        """Returns the path as the user would name it: relative where the file is below the working
+        directory."""
         absolute = self.cwd / file
         return str(absolute.relative_to(self.cwd)) if absolute.is_relative_to(self.cwd) else str(file)
 

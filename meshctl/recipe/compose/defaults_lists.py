@@ -1,7 +1,7 @@
 """Checks every entry of a defaults list, and every config that an override chooses.
 
-Hydra stops at the first wrong entry and cannot name its line. So each entry is checked here before Hydra reads
-the list; a wrong entry becomes a diagnostic and is left out.
+Hydra stops at the first wrong entry and cannot name its line. So each entry is checked here before Hydra
+reads the list; a wrong entry becomes a diagnostic and is left out.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class _Open:
 def exceeded_limit(loader: Any) -> tuple[str, Any] | None:
     """Returns which limit a text exceeds and the mark where it does, or None if the text can be built.
 
-    The parser's events are counted, and an alias counts as much as its anchor holds, so an alias bomb costs no
-    more than its first values. Raises yaml's errors.
+    The parser's events are counted, and an alias counts as much as its anchor holds, so an alias bomb costs
+    no more than its first values. Raises yaml's errors.
     """
     count = 0
     open = list[_Open]()
@@ -105,7 +105,11 @@ TRANSLATIONS: Mapping[str, str] = {
     "did not find expected node content": "a value is missing, or must be quoted",
     "found character that cannot start any token": "no value can start with this character, quote it",
     "found unexpected end of stream": "a quote is not closed",
-    "found unknown escape character": "there is no such escape in double quotes: write \\\\ for a backslash, or use single quotes",
+    "found unknown escape character": "there is no such escape in double quotes: write \\\\ for a "
+    "backslash, or "
+    "use "
+    "single "
+    "quotes",
 }
 """The parser's words -> ours."""
 

@@ -18,8 +18,8 @@ NOT_GROUPS = ("", "defaults", "name", "seed")
 
 
 def config_folders(home: Path, path: Sequence[str]) -> list[Path]:
-    """Returns the search folders of a recipe in the folder `home`. `path` has the import folders of a run; the
-    first one is the folder of the recipe that the run was made from."""
+    """Returns the search folders of a recipe in the folder `home`. `path` has the import folders of a run;
+    the first one is the folder of the recipe that the run was made from."""
     own = [home, *(Path(folder) for folder in path[:1])]
     return [*(folder / "conf" for folder in own), *own, shipped()]
 

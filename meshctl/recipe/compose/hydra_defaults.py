@@ -1,8 +1,8 @@
 """Resolves defaults lists with Hydra: which configs are merged, in which order, mounted where.
 
-Hydra sees `DefaultsLists` and nothing else: there is no plugin scan, no search path that a recipe can set, and
-nothing that a recipe names is imported. Hydra is loaded only where a recipe includes something. All uses of
-Hydra's private names are in this file.
+Hydra sees `DefaultsLists` and nothing else: there is no plugin scan, no search path that a recipe can set,
+and nothing that a recipe names is imported. Hydra is loaded only where a recipe includes something. All uses
+of Hydra's private names are in this file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class DefaultsEntry:
 
 
 def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: str) -> list[DefaultsEntry]:
-    """Returns the configs that the defaults lists beginning at config `name` include, in the order of merging.
+    """Returns the configs that the defaults lists beginning at config `name` include, in the order of
+    merging.
 
     A choice for which no defaults list has a place is reported and left out. `file` is blamed for errors that
     Hydra reports without a place.

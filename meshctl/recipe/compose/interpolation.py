@@ -55,8 +55,8 @@ class TooMuch(InvalidInterpolation):
 def resolve(
     root: Node, environ: Mapping[str, str] = os.environ, decode: Callable[[str], Any] = str
 ) -> tuple[Node, list[Diagnostic]]:
-    """Returns the tree without interpolations, except those of the environment in `args` and `env`, and what is
-    wrong with them. `decode` reads a YAML scalar."""
+    """Returns the tree without interpolations, except those of the environment in `args` and `env`, and what
+    is wrong with them. `decode` reads a YAML scalar."""
     resolver = _Resolver(_Evaluator(root, environ, decode))
     return resolver.resolve(root, ()), resolver.found
 
@@ -129,13 +129,14 @@ def _is_interpolated(node: Node) -> bool:
 
 
 def _is_kept(path: Path) -> bool:
-    """Returns whether the environment of a value is left to the worker, or for `vars` to the values that refer
-    to it."""
+    """Returns whether the environment of a value is left to the worker, or for `vars` to the values that
+    refer to it."""
     return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
 
 
 def _lost(root: Node, target: Path) -> tuple[int, list[str]]:
-    """Returns the index of the first key of `target` that does not exist, and the keys that do in its place."""
+    """Returns the index of the first key of `target` that does not exist, and the keys that do in its
+    place."""
     depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
     parent = root.at(target[:depth])
     return depth, [key for key, _ in parent.items()] if parent else []
@@ -170,7 +171,8 @@ class _Evaluator:
     reads: int = 0
 
     def read(self, node: Node, path: Path, keep: bool) -> Node:
-        """Returns the node with every interpolation in it evaluated; `keep` leaves the environment as it is."""
+        """Returns the node with every interpolation in it evaluated; `keep` leaves the environment as it
+        is."""
         self.reads += 1
         if self.reads > MAX_READS:
             raise TooMuch("the interpolations unfold to more than a recipe can need")

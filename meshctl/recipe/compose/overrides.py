@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 MAX_OVERRIDES = 200
 LAYOUT = "layout"
-"""The config group of layouts. A layout is the one value of a component's `parallel`: given whole, it replaces
-the one before it."""
+"""The config group of layouts. A layout is the one value of a component's `parallel`: given whole, it
+replaces the one before it."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ class InvalidInterpolation(Exception):
 
 
 def references(text: str, path: Path) -> Iterator[tuple[str, Path | None]]:
-    """Yields what the value at `path` refers to, from left to right, as (text, key path). The path is None for
-    the environment and for what is invalid."""
+    """Yields what the value at `path` refers to, from left to right, as (text, key path). The path is None
+    for the environment and for what is invalid."""
     try:
         inner = [part for part, is_inner in split(text) if is_inner]
     except InvalidInterpolation:

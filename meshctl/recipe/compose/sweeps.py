@@ -1,6 +1,7 @@
 """Expands Hydra's sweeps, overrides with several values, into the jobs of a multirun.
 
-    key=1,2    key=choice(a,b)    key=range(1,4)    group@package=glob(*)    each tag, sort and shuffle of these
+    key=1,2    key=choice(a,b)    key=range(1,4)    group@package=glob(*)    each tag, sort and shuffle of
+                                                                             these
 
 The grammar is Hydra's own. Jobs are the product of all sweeps, in Hydra's order: the last one varies fastest.
 """

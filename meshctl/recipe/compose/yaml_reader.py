@@ -102,7 +102,8 @@ def scalar(written: str) -> Any:
 
 @cache
 def scalar_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Returns OmegaConf's rules for the type of a scalar, by its first character: 1e3 is a float, a date is text.
+    """Returns OmegaConf's rules for the type of a scalar, by its first character: 1e3 is a float, a date is
+    text.
 
     They are written out here, since OmegaConf's loader takes longer to import than a recipe to read.
     """
@@ -274,8 +275,8 @@ class _Builder:
         return (Fix(Span(self.text.name, mark.line + 1, start + 1, len(was)), was, ""),)
 
     def pair_text(self, key: Any, value: Any) -> str:
-        """Returns the text of a key and its value if it is whole on one line and means the same wherever it is
-        written: without anchors, aliases and tags."""
+        """Returns the text of a key and its value if it is whole on one line and means the same wherever it
+        is written: without anchors, aliases and tags."""
         line, stop = self.text.lines[key.start_mark.line], value.end_mark.column
         colon = line[key.end_mark.column : value.start_mark.column]
         written = line[value.start_mark.column : stop]

@@ -48,7 +48,8 @@ class Node:
     target: Span | None = None
     """The span of the value that it refers to."""
     made: str = ""
-    """Why it exists although no text gives it, such as "the file's name"; its span is where it would be written."""
+    """Why it exists although no text gives it, such as "the file's name"; its span is where it would be
+    written."""
 
     @property
     def is_mapping(self) -> bool:
@@ -153,8 +154,8 @@ def nested(path: Path, node: Node) -> Node:
 
 
 def put(root: Node, path: Path, node: Node) -> Node:
-    """Returns the tree with `node` at `path`, as a replacement of the old value unless that has been merged into
-    it. Missing mappings on the way are created."""
+    """Returns the tree with `node` at `path`, as a replacement of the old value unless that has been merged
+    into it. Missing mappings on the way are created."""
     if not path:
         return replace(node if node.span == root.span else over(node, root), key=root.key or node.key)
     first, rest = path[0], path[1:]

@@ -1,8 +1,8 @@
-"""MC513 to MC519, MC524 and MC527: what stages call, compared with the source of the called class: its endpoints,
-their decorators and parameters.
+"""MC513 to MC519, MC524 and MC527: what stages call, compared with the source of the called class: its
+endpoints, their decorators and parameters.
 
-What an endpoint takes and returns is known as far as its annotations are simple: `Batch`, numbers, the `range` of
-a source.
+What an endpoint takes and returns is known as far as its annotations are simple: `Batch`, numbers, the
+`range` of a source.
 """
 
 from __future__ import annotations
@@ -240,7 +240,8 @@ def _reduces_batches(facts: Facts, stage: Stage) -> bool:
 
 
 def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
-    """`collect` can join what the endpoint returns: batches are not averaged, numbers are not concatenated."""
+    """`collect` can join what the endpoint returns: batches are not averaged, numbers are not
+    concatenated."""
     for call in _calls(facts):
         stage, returned, collect = call.stage, call.signature.gives, _collect_mode(facts, call.stage)
         if returned is None or collect is None or not facts.is_valid("pipeline", stage.name):

@@ -46,7 +46,10 @@ def _where_to_look(facts: Facts, target: str) -> str:
     if _is_component_class(facts.code, owner):
         return f"did you mean `{owner}`?"
     if not _is_encodable(target, encoding):
-        return f"names of files are {encoding} here, which has not all its letters: set PYTHONUTF8=1, for the run too"
+        return (
+            f"names of files are {encoding} here, which has not all its letters: set PYTHONUTF8=1, for the "
+            "run too"
+        )
     return f"looked in {listed(facts.code.own)}, and among what is installed"
 
 

@@ -1,5 +1,5 @@
-"""MC320 and MC42x: what is correct and costs more than necessary. Warnings: devices that no group uses, and process
-groups that span nodes."""
+"""MC320 and MC42x: what is correct and costs more than necessary. Warnings: devices that no group uses, and
+process groups that span nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from meshctl.topology.sizes import divisors
 MAX_SHOWN = 3
 """How many places or groups are listed."""
 WITHIN_LAYERS = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
-"""Dims whose process groups communicate within every layer, so that they belong inside a node, with their codes."""
+"""Dims whose process groups communicate within every layer, so that they belong inside a node, with their
+codes."""
 
 
 # Idle devices
@@ -215,8 +216,8 @@ def _how_to_stay(
 
 
 def _smaller(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Sequence[str]]]:
-    """Yields smaller sizes of a dim, the largest first, each in the order of the mesh and in the standard order.
-    Etp lies inside ep, so that both shrink."""
+    """Yields smaller sizes of a dim, the largest first, each in the order of the mesh and in the standard
+    order. Etp lies inside ep, so that both shrink."""
     sizes = [{dim: size} for size in divisors(mesh.size(dim))]
     if dim == "ep" and mesh.etp_size > 1:
         sizes = [{**some, "etp": etp} for some in sizes for etp in divisors(mesh.etp_size)]
@@ -238,8 +239,8 @@ def _stays_if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool
 
 
 def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]) -> DeviceMesh | None:
-    """Returns the mesh with these smaller sizes and a larger dp, or fsdp where there is no dp; None where that is
-    no mesh."""
+    """Returns the mesh with these smaller sizes and a larger dp, or fsdp where there is no dp; None where
+    that is no mesh."""
     rest = "fsdp" if mesh.size("fsdp") > 1 and mesh.size("dp") == 1 else "dp"
     factor = prod(mesh.size(dim) // size for dim, size in sizes.items() if dim in DIMS)
     try:

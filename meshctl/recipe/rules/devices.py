@@ -1,7 +1,8 @@
 """MC303 to MC321: the devices that groups get, their names, and the cluster that has them.
 
-`visible_devices` names the hardware of a node. Without it a device is called by its number on the node, unless
-the environment of the launcher narrows and renumbers the devices; so a conflict with such a group is a warning.
+`visible_devices` names the hardware of a node. Without it a device is called by its number on the node,
+unless the environment of the launcher narrows and renumbers the devices; so a conflict with such a group is a
+warning.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ SET_BY_MESHCTL = {
     "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-"""By device type: the variables with which meshctl assigns devices to workers; the group's `env` would override
-them."""
+"""By device type: the variables with which meshctl assigns devices to workers; the group's `env` would
+override them."""
 
 
 # Counts
@@ -269,8 +270,8 @@ class NamedGroup:
     names: tuple[NodeNames, ...]
 
     def common(self, other: NamedGroup) -> tuple[int, str] | None:
-        """Returns (node, name) of a device that both groups see although their numbers differ and neither shares
-        devices with the other."""
+        """Returns (node, name) of a device that both groups see although their numbers differ and neither
+        shares devices with the other."""
         one, two = self.group, other.group
         if one.device_type != two.device_type or self.host == other.host:
             return None

@@ -1,5 +1,5 @@
-"""What rules know: the recipe, where each value was written, which values are already reported as wrong, the source
-of the components' classes, and what follows from these.
+"""What rules know: the recipe, where each value was written, which values are already reported as wrong, the
+source of the components' classes, and what follows from these.
 
 Every look-up that several rules share stands here and is made once.
 """
@@ -106,8 +106,8 @@ class Facts:
         return allocate(groups, self.recipe.cluster) if is_consistent and self.is_valid("cluster") else None
 
     def devices_beyond_visible(self, group: DeviceGroup) -> int:
-        """Returns the number of devices that a group uses on one node where `visible_devices` names fewer, else
-        0."""
+        """Returns the number of devices that a group uses on one node where `visible_devices` names fewer,
+        else 0."""
         if self.allocation is None or not group.visible_devices:
             return 0
         devices = self.allocation.devices[group.name]

@@ -92,8 +92,8 @@ def _split_peers(facts: Facts, stage: Stage) -> tuple[int, int] | None:
 
 
 def _ranks_to_check(mesh: DeviceMesh, execute: ExecuteMode, producers: int) -> Iterator[int]:
-    """Yields a rank of each of the first data ranks, and the first and the last worker of the first producers. In
-    a large mesh, peers are split at the border between the workers of two producers."""
+    """Yields a rank of each of the first data ranks, and the first and the last worker of the first
+    producers. In a large mesh, peers are split at the border between the workers of two producers."""
     for data_rank in range(min(mesh.data_size if producers else 0, MAX_CHECKED)):
         yield mesh.representative(data_rank)
     for producer in range(min(producers, MAX_CHECKED)):

@@ -128,8 +128,8 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
 
 
 def _first_moved(mode: DispatchMode, mesh: DeviceMesh, home: DeviceMesh, ranks: int) -> int | None:
-    """Returns the first data rank whose samples would reach workers that did not make them. Meshes that differ do
-    so within the first data ranks."""
+    """Returns the first data rank whose samples would reach workers that did not make them. Meshes that
+    differ do so within the first data ranks."""
     for data_rank in range(min(ranks, MAX_DATA_RANKS)):
         if mode.share_of(mesh, home.representative(data_rank)) != data_rank:
             return data_rank

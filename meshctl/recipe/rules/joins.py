@@ -69,7 +69,8 @@ def _is_batch(facts: Facts, name: str) -> bool:
 
 
 def _is_whole_of_cut(facts: Facts, stage: Stage, lead: Input, given: Input) -> bool:
-    """Whether an input reaches all ranks whole while the lead input is divided; these need no common samples."""
+    """Whether an input reaches all ranks whole while the lead input is divided; these need no common
+    samples."""
     modes = [DISPATCH[facts.dispatch(stage, one).mode] for one in (lead, given)]
     return modes[0].cuts_samples and not modes[1].cuts_samples
 

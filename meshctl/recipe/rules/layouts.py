@@ -22,8 +22,8 @@ UNLIMITED = 1 << 40
 
 
 def sequence_parts(layout: Mapping[str, int], sequence_parallel: bool) -> int:
-    """Returns into how many equal parts a sequence is split. Each cp rank has two parts, so that all ranks have
-    the same work under a causal mask."""
+    """Returns into how many equal parts a sequence is split. Each cp rank has two parts, so that all ranks
+    have the same work under a causal mask."""
     cp, tp = layout.get("cp", 1), layout.get("tp", 1) if sequence_parallel else 1
     return (2 * cp if cp > 1 else 1) * layout.get("ulysses", 1) * tp
 

@@ -1,4 +1,5 @@
-"""MC4xx: the sizes of a component, compared with the workers of its group and with the layouts of its class."""
+"""MC4xx: the sizes of a component, compared with the workers of its group and with the layouts of its
+class."""
 
 from __future__ import annotations
 
@@ -112,8 +113,8 @@ def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit
 
 
 def _fixes(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> tuple[Fix, ...]:
-    """Returns the edits to the nearest layout, where every other one changes more sizes. Where the ranks stand in
-    another file, nothing tells which of both to change."""
+    """Returns the edits to the nearest layout, where every other one changes more sizes. Where the ranks
+    stand in another file, nothing tells which of both to change."""
     if misfit.rule not in ("product", "ulysses", "experts") or not misfit.fits:
         return ()
     given, numbers = dict(sizes.given), {key: size for key, size in sizes.given if isinstance(size, int)}

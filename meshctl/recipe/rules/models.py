@@ -30,7 +30,10 @@ def config_is_readable(facts: Facts) -> Iterator[Diagnostic]:
         for path, file in facts.model_files(name):
             if file.wrong:
                 span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
-                help = "nothing is fetched: name a config.json, or its folder, beside the recipe, or say the numbers: {num_heads: 32}"
+                help = (
+                    "nothing is fetched: name a config.json, or its folder, beside the recipe, or say the "
+                    "numbers: {num_heads: 32}"
+                )
                 yield Diagnostic("MC430", file.wrong, span, (file.at,) if file.at else (), help)
 
 

@@ -24,7 +24,10 @@ def sources_state_samples(facts: Facts) -> Iterator[Diagnostic]:
     for name, stage in facts.recipe.pipeline.items():
         if stage.is_source and not stage.samples and stage.component and facts.is_valid("pipeline", name):
             message = f"stage `{name}` is a source (it takes nothing): it must say `samples`"
-            help = "how many samples it gives a step, over all ranks: samples: 64; or `in:` the stage that it takes"
+            help = (
+                "how many samples it gives a step, over all ranks: samples: 64; or `in:` the stage that it "
+                "takes"
+            )
             yield Diagnostic("MC540", message, facts.key("pipeline", name), help=help, missing=True)
 
 

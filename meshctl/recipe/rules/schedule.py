@@ -1,7 +1,7 @@
 """MC544 to MC549 and MC554 to MC557: in which steps a stage runs, and what ends the run.
 
-A stage runs in steps n, 2n, ... (`every`) or at a time (`when`), and only where every stage runs whose value it
-takes. So it may run less often than the recipe states, or never.
+A stage runs in steps n, 2n, ... (`every`) or at a time (`when`), and only where every stage runs whose value
+it takes. So it may run less often than the recipe states, or never.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """MC541 to MC543: how many samples there are, and into how many shares they are divided.
 
-Counts are known where stages state `samples`. Samples that are made from others, k for each, belong to a group,
-and groups stay whole.
+Counts are known where stages state `samples`. Samples that are made from others, k for each, belong to a
+group, and groups stay whole.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def every_share_has_samples(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _shares(facts: Facts, source: Stage, consumers: Sequence[Stage]) -> Iterator[tuple[str, int]]:
-    """Yields the components that must get samples of a stage, each with its number of shares. The producers of a
-    source divide the numbers of its samples."""
+    """Yields the components that must get samples of a stage, each with its number of shares. The producers
+    of a source divide the numbers of its samples."""
     producers = facts.producers(source)
     if source.is_source and producers and not source.dispatch.allow_empty:
         yield source.component, producers
@@ -95,8 +95,8 @@ def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
-    """Returns the number of groups of a stage's samples; 0 where there are none, or it is not known. The result
-    is entered into `known` for all stages on the way."""
+    """Returns the number of groups of a stage's samples; 0 where there are none, or it is not known. The
+    result is entered into `known` for all stages on the way."""
     groups, passed = 0, dict[str, None]()
     while stage.name not in passed:
         if stage.name in known:
@@ -115,7 +115,8 @@ def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
 
 
 def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
-    """Every data rank has a sample for each of its pipeline stages; otherwise some stages wait in every step."""
+    """Every data rank has a sample for each of its pipeline stages; otherwise some stages wait in every
+    step."""
     for stage in facts.known_calls:
         mesh, source, name = facts.meshes.get(stage.component), facts.lead_stage(stage), stage.component
         if mesh is None or source is None or mesh.size("pp") == 1:

@@ -2,14 +2,14 @@
 
 A column is a tensor, a `Ragged` (rows of different lengths, never padded for transport) or a list of plain
 data. A batch is never changed in place. Every method returns a new batch that shares memory where it can. A
-batch that an endpoint receives is borrowed and valid until the call ends. An endpoint that keeps it for longer
-calls `clone()`.
+batch that an endpoint receives is borrowed and valid until the call ends. An endpoint that keeps it for
+longer calls `clone()`.
 
 Ids are rows of an int64 tensor `[n, depth]`, and a sample keeps its id from loader to loss. Each sample of a
-source has one number, counted since the run began. Samples that are made from sample 17 append their index, so
-`repeat(8)` turns (17,) into (17, 0) ... (17, 7), whose group is (17,). Samples are ordered by id. Names that
-begin with `@` are marks: columns that the runtime attaches to samples (the weight version that produced them,
-their home) and that are hidden from endpoints.
+source has one number, counted since the run began. Samples that are made from sample 17 append their index,
+so `repeat(8)` turns (17,) into (17, 0) ... (17, 7), whose group is (17,). Samples are ordered by id. Names
+that begin with `@` are marks: columns that the runtime attaches to samples (the weight version that produced
+them, their home) and that are hidden from endpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from meshctl.topology.samples import Grid
 
 
 class BatchError(ValueError):
-    """The columns do not form a batch, or ids cannot be assigned to its rows. The runtime adds stage and step."""
+    """The columns do not form a batch, or ids cannot be assigned to its rows. The runtime adds stage and
+    step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +146,8 @@ class Batch:
 
     @property
     def most(self) -> int:
-        """The number of samples of the largest share among the data ranks; by default the length of this batch."""
+        """The number of samples of the largest share among the data ranks; by default the length of this
+        batch."""
         return self._length if self._most is None else self._most
 
     @most.setter
@@ -280,7 +282,8 @@ class Batch:
         return self.take([index for index, kept in enumerate(keep) if kept])
 
     def repeat(self, times: int) -> Batch:
-        """Returns each sample `times` times in succession, with the ids of its children. Each sample becomes a group."""
+        """Returns each sample `times` times in succession, with the ids of its children. Each sample becomes
+        a group."""
         ids = children(self.ids, times)
         rows = [index for index in range(len(self)) for _ in range(times)]
         columns = {name: _take(column, rows) for name, column in self._columns.items()}
@@ -324,8 +327,8 @@ class Batch:
         """Returns the entries of a TensorDict as columns that share its memory. The first dim of its
         `batch_size` is the sample dim.
 
-        Names of nested entries are joined by `.`. A jagged nested tensor becomes a `Ragged`, and NonTensorData
-        a list. Raises `BatchError` where the entries are not columns.
+        Names of nested entries are joined by `.`. A jagged nested tensor becomes a `Ragged`, and
+        NonTensorData a list. Raises `BatchError` where the entries are not columns.
         """
         try:
             entries, notes = tensordict.read(td, (DEPTH, MOST))
@@ -348,7 +351,8 @@ class Batch:
         """Returns a TensorDict of `batch_size` `[n]` that shares this batch's memory. It is the inverse of
         `from_tensordict`.
 
-        Ids and marks become entries whose names begin with `@`, so they survive selecting, slicing and sorting.
+        Ids and marks become entries whose names begin with `@`, so they survive selecting, slicing and
+        sorting.
         """
         entries: dict[str, tensordict.Entry] = {
             name: (column.values, column.offsets) if isinstance(column, Ragged) else column
@@ -407,9 +411,11 @@ def children(ids: Tensor, times: int) -> Tensor:
 
 
 def identify(result: Batch, given: Batch | None) -> Batch:
-    """Returns the result of an endpoint with ids and marks: its own where it has them, else those of its input.
+    """Returns the result of an endpoint with ids and marks: its own where it has them, else those of its
+    input.
 
-    Raises `BatchError` where a result without ids has neither one row nor k rows for each sample of the input.
+    Raises `BatchError` where a result without ids has neither one row nor k rows for each sample of the
+    input.
     """
     if given is None:
         return result

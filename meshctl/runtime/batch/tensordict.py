@@ -1,9 +1,9 @@
 """Conversion between a TensorDict of the library `tensordict` and plain columns.
 
-The library is optional; only `write` imports it. Names of entries in nested TensorDicts are joined by `.`, and
-names with dots become nested TensorDicts again. A jagged nested tensor is a pair (values, offsets), and data
-other than tensors is a list with an item for each sample. Notes are integers about all samples together. They
-are entries of their own, so that they exist in a TensorDict without samples, too. Nothing is pickled.
+The library is optional; only `write` imports it. Names of entries in nested TensorDicts are joined by `.`,
+and names with dots become nested TensorDicts again. A jagged nested tensor is a pair (values, offsets), and
+data other than tensors is a list with an item for each sample. Notes are integers about all samples together.
+They are entries of their own, so that they exist in a TensorDict without samples, too. Nothing is pickled.
 `batch.py` converts the columns to batches.
 """
 

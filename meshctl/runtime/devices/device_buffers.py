@@ -1,5 +1,5 @@
-"""Tensors on a worker's device, as they travel out of band: in blocks that the other workers of the node read,
-or by transfers to their devices.
+"""Tensors on a worker's device, as they travel out of band: in blocks that the other workers of the node
+read, or by transfers to their devices.
 
     lease       copies the tensors into a block, where a receiver reads this device's memory
     encode      what one receiver is sent: the block, and its handle where the receiver does not know it; or
@@ -47,7 +47,8 @@ class DeviceBuffers:
         """Pieces of peers, by job rank and block."""
 
     def accepts(self, to: Sequence[int], tensor: Tensor) -> bool:
-        """Whether a tensor is on this device and can reach the devices of all receivers without host memory."""
+        """Whether a tensor is on this device and can reach the devices of all receivers without host
+        memory."""
         if not tensor.nbytes or tensor.is_meta or not self._memory.holds(tensor):
             return False
         return all(

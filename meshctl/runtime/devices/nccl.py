@@ -7,20 +7,20 @@ node's devices are strangers.
     done()                     == tensors ==>      on_received(tensors)
 
 Headers and the turns travel on the workers' connections, so both ends post a transfer when both are ready for
-it, and no kernel waits for a peer that computes. A sender lets its device finish what it wrote before it sends the
-header, and never waits for more.
+it, and no kernel waits for a peer that computes. A sender lets its device finish what it wrote before it
+sends the header, and never waits for more.
 
 There is one communicator for each ordered pair of places. NCCL runs what is posted on a communicator one
-after another; if two senders shared one with their two receivers, ends that post in different orders would wait
-in a circle. On a pair's own communicator the order is that of the headers. It is made by hand on the
+after another; if two senders shared one with their two receivers, ends that post in different orders would
+wait in a circle. On a pair's own communicator the order is that of the headers. It is made by hand on the
 launcher's store, by whoever posts the first transfer of the pair, since that waits for the other end. For the
 same reason each end has a thread: what waits for one peer waits for no other.
 
 Nor may a device have many communicators at work, says NCCL's manual, unless all ranks use them in one order.
-So a worker sends one message at a time, and receives one: its "clear to send" says that it is the sender's turn. A
-receiver that waits thus waits for a sender that has at most others to serve who have all said "clear to send" to it, and
-wait for nobody else: there is no circle. A communicator is made at the first transfer of its pair, in the
-turn of that; making it may wait for all that the device does just then.
+So a worker sends one message at a time, and receives one: its "clear to send" says that it is the sender's
+turn. A receiver that waits thus waits for a sender that has at most others to serve who have all said "clear
+to send" to it, and wait for nobody else: there is no circle. A communicator is made at the first transfer of
+its pair, in the turn of that; making it may wait for all that the device does just then.
 
 `PairTransfers` knows nothing of CUDA: it works on `Streams` and on a `Join`, and so over gloo and the CPU's
 memory as well.
@@ -105,7 +105,8 @@ class PairTransfers:
     def __init__(
         self, job_rank: int, streams: Streams, join: Connect, on_broken: Callable[[int, Exception], None]
     ) -> None:
-        """`broke` is called with a place from which nothing more can come, or to which nothing more can go."""
+        """`broke` is called with a place from which nothing more can come, or to which nothing more can
+        go."""
         self._job_rank, self._streams, self._connect, self._on_broken = job_rank, streams, join, on_broken
         self._senders: dict[int, _Sender] = {}
         self._receivers: dict[int, _Receiver] = {}
@@ -209,7 +210,8 @@ class _PairEnd(Generic[Message]):
         raise NotImplementedError
 
     def leave(self) -> None:
-        """After `leaving` was set. All ends at once, each abort on a thread: it may wait for another end's."""
+        """After `leaving` was set. All ends at once, each abort on a thread: it may wait for another
+        end's."""
         self._messages.put(None)
         self._aborting.start()
 

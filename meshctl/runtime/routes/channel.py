@@ -161,7 +161,8 @@ class Channel:
         if isinstance(value, Batch) and (self._collect.is_batch or self._collect.is_first):
             if (home := self.route.dispatch.home) and MARK + "home." + home not in value:
                 raise RouteError(
-                    f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no home there"
+                    f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no "
+                    "home there"
                 )
             alone = len(self._producers) == 1
             return describe(value, self.route.dispatch, alone=alone, is_mappable=self._transport.is_mappable)

@@ -1,4 +1,5 @@
-"""What all routes have in common: their two sides, their tags, and the protocol by which the loop drives them.
+"""What all routes have in common: their two sides, their tags, and the protocol by which the loop drives
+them.
 
     open(step)              the sides agree on what travels, before the first step and after a resume
     send(value, step)       every producer rank, in each step in which the source stage runs
@@ -23,7 +24,8 @@ from meshctl.topology.modes import Route
 
 VALUES, TABLES, REALIGN, SHARED_WRITE, FORWARD = range(5)
 """The tags of a route, counted from its first: values; rows exchanged within a side; samples moved between
-consumers (and the layouts of weights); buffers that several producers write; frames forwarded within a node."""
+consumers (and the layouts of weights); buffers that several producers write; frames forwarded within a
+node."""
 TAGS_PER_ROUTE = 5
 SHARED_WRITE_MIN_BYTES = 1 << 16
 """Minimum size of a part for its producers to write into one shared frame. Smaller parts are sent separately

@@ -41,13 +41,15 @@ def _reduced(parts: Parts, route: Route, reduce: Callable[[Parts], Any]) -> Any:
         }
     if not all(isinstance(value, (bool, int, float, Tensor)) for value, _ in parts):
         raise RouteError(
-            f"`{route.source}` gave a {type(first).__name__}, and collect: {route.collect} is for numbers, tensors and mappings of them"
+            f"`{route.source}` gave a {type(first).__name__}, and collect: {route.collect} is for "
+            "numbers, tensors and mappings of them"
         )
     shapes = dict.fromkeys(tuple(value.shape) if isinstance(value, Tensor) else () for value, _ in parts)
     if len(shapes) > 1:
         listed = " and ".join(str(list(shape)) for shape in shapes)
         raise RouteError(
-            f"`{route.source}` gave tensors of the shapes {listed} on its ranks, and collect: {route.collect} is for those of one shape"
+            f"`{route.source}` gave tensors of the shapes {listed} on its ranks, and collect: "
+            f"{route.collect} is for those of one shape"
         )
     return reduce(parts)
 

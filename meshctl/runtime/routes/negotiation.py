@@ -114,12 +114,14 @@ def _parameters(
             first = found.setdefault(name, parameter)
             if first != parameter:
                 raise RouteError(
-                    f"`{name}` is {list(first.shape)} of {first.dtype} on one giver, {shape} of {parameter.dtype} on another"
+                    f"`{name}` is {list(first.shape)} of {first.dtype} on one giver, {shape} of "
+                    f"{parameter.dtype} on another"
                 )
     for row in requested:
         for name, (shape, *_) in row.items():
             if name in found and list(found[name].shape) != shape:
                 raise RouteError(
-                    f"`{name}` has the shape {shape} where it is loaded and {list(found[name].shape)} where it comes from"
+                    f"`{name}` has the shape {shape} where it is loaded and {list(found[name].shape)} "
+                    "where it comes from"
                 )
     return found

@@ -47,8 +47,9 @@ from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
 
 DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
-    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
 """The names of safetensors; a column of another dtype is kept in `rest`."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -221,5 +221,6 @@ def _check_fit(target: Tensor, source: Tensor, spans: Spans) -> None:
     )
     if target.dtype != source.dtype or target.shape[1:] != source.shape[1:] or not is_inside:
         raise FrameError(
-            f"no room for rows of {source.dtype} {list(source.shape[1:])} in {target.dtype} {list(target.shape)}"
+            f"no room for rows of {source.dtype} {list(source.shape[1:])} in {target.dtype} "
+            f"{list(target.shape)}"
         )

@@ -157,7 +157,8 @@ class SyncPlan:
             shape = list(self.parameters[name].shape)
             if len(shard.start) != len(shape):
                 raise RouteError(
-                    f"`{name}` has {len(shard.start)} dims where it is loaded and the shape {shape} where it comes from"
+                    f"`{name}` has {len(shard.start)} dims where it is loaded and the shape {shape} "
+                    "where it comes from"
                 )
         return {name: requested[name] for name in self.parameters if name in requested}
 

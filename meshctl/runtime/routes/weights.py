@@ -417,7 +417,8 @@ class WeightChannel:
             if message.step != step:
                 who = self._transport.name_of(job_rank)
                 raise RouteError(
-                    f"`{self.route.name}`: weights of step {message.step} came from {who} where those of step {step} were due"
+                    f"`{self.route.name}`: weights of step {message.step} came from {who} where those of "
+                    f"step {step} were due"
                 )
             return message
 
@@ -447,7 +448,8 @@ class WeightChannel:
             if checksum(part.view_of(tensor, shard)) != expected:
                 who = self._transport.name_of(job_rank)
                 raise RouteError(
-                    f"`{self.route.name}`: `{item.name}` from {who} is not what it gave: its checksum is another one"
+                    f"`{self.route.name}`: `{item.name}` from {who} is not what it gave: its checksum is "
+                    "another one"
                 )
 
     def _buffers_held(self, held: BuffersHeld) -> RouteError:

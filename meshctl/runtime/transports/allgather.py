@@ -1,4 +1,5 @@
-"""An all-gather of rows over any transport, in a number of rounds that grows with the logarithm of the ranks."""
+"""An all-gather of rows over any transport, in a number of rounds that grows with the logarithm of the
+ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The data plane of one worker: slots, credits and waiting, over transports of which each has a file or folder.
+"""The data plane of one worker: slots, credits and waiting, over transports of which each has a file or
+folder.
 
 A frame (uint8 `[n]`) travels from one job rank to others under a tag. A tag is a number that both ends know;
 frames of one tag between two job ranks arrive in order. `lease` returns memory for a frame as soon as every
@@ -132,7 +133,8 @@ class DataPlane:
     # Memory
 
     def alloc(self, nbytes: int) -> Tensor:
-        """Returns uninitialized uint8 `[nbytes]`. Receivers that can read it in place get it without a copy."""
+        """Returns uninitialized uint8 `[nbytes]`. Receivers that can read it in place get it without a
+        copy."""
         found = (memory for each in self._transports if (memory := each.alloc(nbytes)) is not None)
         memory = next(found, None)
         return torch.empty(nbytes, dtype=torch.uint8) if memory is None else memory
@@ -163,8 +165,8 @@ class DataPlane:
         writers: Sequence[int] = (),
         writer_tag: int = -1,
     ) -> Lease:
-        """Returns memory for a frame to some job ranks, all of one transport. Waits for a slot of each, and of
-        each job rank in `writers`, which are invited to write to it under `writer_tag`. Raises `PeerLost`,
+        """Returns memory for a frame to some job ranks, all of one transport. Waits for a slot of each, and
+        of each job rank in `writers`, which are invited to write to it under `writer_tag`. Raises `PeerLost`,
         `StepCancelled`, `BuffersHeld` and `OutOfMemory`."""
         self._take_slots([(other, tag) for other in to] + [(other, writer_tag) for other in writers])
         return self._transport_of(to).lease(to, tag, nbytes, out_of_band)
@@ -229,13 +231,15 @@ class DataPlane:
     # Receiving
 
     def receive(self, source: int, tag: int) -> Delivery:
-        """Returns the next delivery of a tag, its frame as uint8 `[n]`. Raises `PeerLost`, `StepCancelled`."""
+        """Returns the next delivery of a tag, its frame as uint8 `[n]`. Raises `PeerLost`,
+        `StepCancelled`."""
         delivery = self._next(source, tag)
         delivery.frame = tensor_of(delivery.frame)
         return delivery
 
     def receive_value(self, source: int, tag: int) -> Any:
-        """Returns the next value of a tag. Raises `PeerLost`, also for a malformed frame, and `StepCancelled`."""
+        """Returns the next value of a tag. Raises `PeerLost`, also for a malformed frame, and
+        `StepCancelled`."""
         return self.decode(self._next(source, tag), source)
 
     def decode(self, delivery: Delivery, source: int) -> Any:
@@ -272,9 +276,9 @@ class DataPlane:
         clear_to_send: Callable[[], None] = lambda: None,
         generation: int | None = None,
     ) -> None:
-        """Queues a received frame; called on any thread. An out-of-band tensor that a transfer brings is given
-        as its number of bytes, and `clear_to_send` tells its sender to begin. A frame of another `generation`
-        than the source's current one is dropped."""
+        """Queues a received frame; called on any thread. An out-of-band tensor that a transfer brings is
+        given as its number of bytes, and `clear_to_send` tells its sender to begin. A frame of another
+        `generation` than the source's current one is dropped."""
         with self._lock:
             if generation is not None and generation != self.generation_of(source):
                 return
@@ -285,7 +289,8 @@ class DataPlane:
             self._notify()
 
     def on_credit(self, source: int, tag: int, generation: int | None = None) -> None:
-        """Counts a slot that a receiver has returned; called on any thread. `generation` as in `on_message`."""
+        """Counts a slot that a receiver has returned; called on any thread. `generation` as in
+        `on_message`."""
         with self._lock:
             if generation is not None and generation != self.generation_of(source):
                 return
@@ -376,8 +381,8 @@ class DataPlane:
     # Losses
 
     def check(self, peer: int, tag: int) -> None:
-        """Raises `PeerLost` where the peer, or somebody in its group, is lost. This job rank's own number asks
-        for a loss of any group."""
+        """Raises `PeerLost` where the peer, or somebody in its group, is lost. This job rank's own number
+        asks for a loss of any group."""
         losses = self._losses
         if losses:
             group = self.context.group_of(peer)
@@ -442,8 +447,8 @@ class DataPlane:
         return self._generations.get(self.context.group_of(job_rank), 0)
 
     def reopen(self, group: str, generation: int) -> None:
-        """Prepares for the next processes of a peer group: clears its loss, drops its connections and all that
-        its former processes sent, and refuses their generation. The transports then `connect` anew."""
+        """Prepares for the next processes of a peer group: clears its loss, drops its connections and all
+        that its former processes sent, and refuses their generation. The transports then `connect` anew."""
         if generation <= self._generations.get(group, 0):
             raise ValueError(f"generation {generation} of `{group}` is not newer than the current one")
         members = [rank for rank in self._transport_to if rank != self.job_rank and self._is_in(rank, group)]

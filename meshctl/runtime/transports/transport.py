@@ -1,7 +1,8 @@
 """What a transport is: one way to carry frames to some job ranks.
 
 A transport owns the memory of its frames (`lease`, `alloc`), sends messages (`post`), and calls
-`DataPlane.on_message` for each message that it receives. `DataPlane` does the rest: slots, credits and waiting.
+`DataPlane.on_message` for each message that it receives. `DataPlane` does the rest: slots, credits and
+waiting.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Delivery:
     """False while a transfer from another device still brings some of the tensors."""
 
     def value(self, device: torch.device | None = None) -> Any:
-        """Returns the decoded value; tensors that were on a device are put on `device`. Raises `FrameError`."""
+        """Returns the decoded value; tensors that were on a device are put on `device`. Raises
+        `FrameError`."""
         return unpack(self.frame, self.out_of_band, device)
 
 
@@ -78,8 +80,8 @@ class Transport:
         return None
 
     def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
-        """Whether a tensor can travel out of band to the job ranks. `is_final`: nobody writes to the tensor any
-        more, so receivers may read it in place."""
+        """Whether a tensor can travel out of band to the job ranks. `is_final`: nobody writes to the tensor
+        any more, so receivers may read it in place."""
         return False
 
     def is_mappable(self, tensor: Tensor) -> bool:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # this package contains every report, and reports need none o
 def for_terminal(
     plan: Plan, run: RunDir, stream: TextIO, environ: Mapping[str, str] = os.environ
 ) -> Observer:
-    """Returns the dashboard where the stream is a terminal that can move its cursor, otherwise plain output. Both
-    respect NO_COLOR."""
+    """Returns the dashboard where the stream is a terminal that can move its cursor, otherwise plain output.
+    Both respect NO_COLOR."""
     from meshctl.view.live.logs import GroupLogs
 
     logs = GroupLogs(plan, run, from_end=_is_continued(run))

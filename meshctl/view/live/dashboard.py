@@ -1,4 +1,5 @@
-"""The picture of a run on a terminal: steps, metrics, groups with their stages, and routes, drawn eight times a second.
+"""The picture of a run on a terminal: steps, metrics, groups with their stages, and routes, drawn eight times
+a second.
 
     grpo-arithmetic  step 57/200 ━━━━━━━━━━━━━━━━━━━━━━━  0:12  6.8 steps/s  21.0 s left
 
@@ -11,9 +12,9 @@
     route               a step    total
     batch -> rollouts   1.2 kB   240 kB
 
-Before its first step, a group shows the newest line that its workers have logged. `on_event` and `on_row` only count, and a
-thread of rich draws the counts, so nothing waits for the terminal. The last picture stays because no alternate screen is
-used. A low terminal shows less.
+Before its first step, a group shows the newest line that its workers have logged. `on_event` and `on_row`
+only count, and a thread of rich draws the counts, so nothing waits for the terminal. The last picture stays
+because no alternate screen is used. A low terminal shows less.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ def notice_after(event: Event, notice: str) -> str:
 
 
 class Picture:
-    """The state of a run, drawn for the width and height of the console: the first of several pictures that fits."""
+    """The state of a run, drawn for the width and height of the console: the first of several pictures that
+    fits."""
 
     def __init__(self, *choices: list[RenderableType]) -> None:
         self._choices = choices
@@ -270,8 +272,8 @@ def routes(state: RunState) -> Table:
 
 
 def headed(*titles: str) -> Table:
-    """Returns a table without lines. `>` before a title aligns its column to the right; a column without a title
-    holds drawings."""
+    """Returns a table without lines. `>` before a title aligns its column to the right; a column without a
+    title holds drawings."""
     table = grid(show_header=True)
     for title in titles:
         table.add_column(

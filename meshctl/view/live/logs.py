@@ -1,7 +1,7 @@
 """The newest lines of the log files `logs/GROUP/RANK.log`, for the screen before the first step.
 
-The files are only read, by polling, and each call reads a bounded amount: whatever workers print, the run is not
-affected.
+The files are only read, by polling, and each call reads a bounded amount: whatever workers print, the run is
+not affected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class LogTail:
         self._offset = self._size() if from_end else 0
 
     def new_lines(self) -> list[str]:
-        """Returns the complete lines written since the last call, without escape sequences and empty lines."""
+        """Returns the complete lines written since the last call, without escape sequences and empty
+        lines."""
         size = self._size()
         start = max(self._offset, size - MAX_READ_BYTES)
         if size <= self._offset:

@@ -3,8 +3,8 @@
     rollout:0: loading 1.2 GB of weights
     step 57/200  12.4 s  exam.reward 0.61  metrics.loss 0.07
 
-Before the first step, the lines that rank 0 of each group logs; then one line a step, or one a second where steps are
-faster. The last step always has its line.
+Before the first step, the lines that rank 0 of each group logs; then one line a step, or one a second where
+steps are faster. The last step always has its line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The state of a run: a fold over events and metrics, drawn by the dashboard and the summary.
 
-It depends on neither the clock nor a terminal, so a run that goes on and a run read back from disk look the same.
+It depends on neither the clock nor a terminal, so a run that goes on and a run read back from disk look the
+same.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class GroupState:
 
     @property
     def waits(self) -> float:
-        """Recent seconds of a worker's step outside of its stages: waiting for other workers and moving batches."""
+        """Recent seconds of a worker's step outside of its stages: waiting for other workers and moving
+        batches."""
         return max(0.0, self.step.recent - sum(timing.recent for timing in self.stages.values()))
 
     @property
@@ -164,15 +166,16 @@ class RunState:
                 self.histories.setdefault(name, History()).add(value)
 
     def shown(self) -> Iterator[tuple[str, History]]:
-        """Yields the metrics that the recipe lists, or else the first `MAX_SHOWN`, as far as they have values."""
+        """Yields the metrics that the recipe lists, or else the first `MAX_SHOWN`, as far as they have
+        values."""
         for name in self.plan.run.show or list(self.histories)[:MAX_SHOWN]:
             if name in self.histories:
                 yield name, self.histories[name]
 
     @property
     def steps_per_second(self) -> float:
-        """Measured between the first and the last row, so that the start of the run does not count; 0 with fewer than
-        two rows."""
+        """Measured between the first and the last row, so that the start of the run does not count; 0 with
+        fewer than two rows."""
         if not self.first or not self.last or self.last[1] <= self.first[1]:
             return 0.0
         return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])

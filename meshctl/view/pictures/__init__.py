@@ -1,6 +1,7 @@
 """The formats of a picture of a plan: one module for each.
 
-    draw(topology)           every format: the whole plan; text has further arguments for width, color and lines
+    draw(topology)           every format: the whole plan; text has further arguments for width, color and
+                             lines
     draw(zoom, topology)     one part of a plan
     draw(difference)         the difference of two plans
 
@@ -33,8 +34,8 @@ OVER: Mapping[str, str] = {
     "device": "cuda ipc",
     "devices": "nccl",
 }
-"""The transport of a route, by its distance. Between nodes, samples are sent once to each node and shared in memory there.
-The last two are for tensors on devices; tensors on the CPU use shared memory and tcp."""
+"""The transport of a route, by its distance. Between nodes, samples are sent once to each node and shared in
+memory there. The last two are for tensors on devices; tensors on the CPU use shared memory and tcp."""
 
 FORMATS: Mapping[str, Format] = {
     "text": Format((".txt",), "text.picture", zoom="text.zoom", difference="text.diff"),

@@ -1,7 +1,7 @@
 """The colors of the SVG, the page and the Mermaid flowchart, by meaning, for light and dark themes.
 
-Text has a contrast of at least 4.5 : 1 to its background, and a line with a meaning 3 : 1. Components cycle through
-eight hues, so their letters, and never the color alone, tell them apart.
+Text has a contrast of at least 4.5 : 1 to its background, and a line with a meaning 3 : 1. Components cycle
+through eight hues, so their letters, and never the color alone, tell them apart.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The topology as a page: one file that loads nothing, with the data of the JSON format and a script that derives the
-rest.
+"""The topology as a page: one file that loads nothing, with the data of the JSON format and a script that
+derives the rest.
 
     page.html    the frame          page.css     the style
     mesh.js      the arithmetic     page.js      the behavior, with map.js, pipeline.js and worker.js
 
-The size of the page grows with components and not with devices. Its policy forbids the network, and all styles and scripts
-except these, by their hashes. Names from recipes are data, and are escaped in text.
+The size of the page grows with components and not with devices. Its policy forbids the network, and all
+styles and scripts except these, by their hashes. Names from recipes are data, and are escaped in text.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@
       end
       s0 -->|"4 → 2<br>flatten, slice_dp<br>8.19 MB, tcp"| s1
 
-A subgraph is a device group, a box is a stage, and an arrow is a route with the numbers of producer and consumer ranks and
-the transport; a dotted one moves weights. Components that no stage calls, and programs, are boxes without arrows. Ids are
-numbers, and names are quoted with special characters as codes, so no name can be taken for a keyword of Mermaid.
+A subgraph is a device group, a box is a stage, and an arrow is a route with the numbers of producer and
+consumer ranks and the transport; a dotted one moves weights. Components that no stage calls, and programs,
+are boxes without arrows. Ids are numbers, and names are quoted with special characters as codes, so no name
+can be taken for a keyword of Mermaid.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def _lines(topology: Topology) -> Iterator[str]:
     ]
     yield "flowchart TB"
     yield f"  accTitle: {_words(topology.name)}, plan {topology.digest}"
-    yield f"  accDescr: {len(topology.groups)} device groups, {len(topology.stages)} stages, {len(topology.routes)} routes"
+    yield (
+        f"  accDescr: {len(topology.groups)} device groups, {len(topology.stages)} stages, "
+        f"{len(topology.routes)} routes"
+    )
     for group in groups:
         yield f"  subgraph {ids[group.name]}[{_quoted(_about(group))}]"
         yield from _boxes(topology, group, ids[group.name], stages)
@@ -101,12 +105,14 @@ def _boxes(
         yield f"    c_{id}[{_quoted(f'and {len(idle) - MAX_UNUSED} more components')}]"
     if not members:
         letter = Marks(topology).group_letter(group.name)
-        yield f"    p_{id}[{_quoted(f'{letter.text} {_name(group.program)}')}]:::h{letter.style.removeprefix('C')}"
+        text = _quoted(f"{letter.text} {_name(group.program)}")
+        yield f"    p_{id}[{text}]:::h{letter.style.removeprefix('C')}"
 
 
 def _box(id: str, lines: list[str], number: int, component: PlacedComponent) -> str:
     about = lines or [_name(component.name)]
-    return f"    {id}[{_quoted([f'{component.letter} {about[0]}', *about[1:], component.layout])}]:::h{number % len(HUES)}"
+    text = _quoted([f"{component.letter} {about[0]}", *about[1:], component.layout])
+    return f"    {id}[{text}]:::h{number % len(HUES)}"
 
 
 def _flows(

@@ -1,7 +1,7 @@
 """The text picture as one SVG file, for a README, a ticket or a slide.
 
-The file is complete in itself: it follows the light or dark theme of its viewer and needs no particular font. Each
-piece of text has a fixed position and length, so columns and boxes stay aligned in any monospaced font.
+The file is complete in itself: it follows the light or dark theme of its viewer and needs no particular font.
+Each piece of text has a fixed position and length, so columns and boxes stay aligned in any monospaced font.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 RULES = """\
 text { font: 14px "DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", ui-monospace, monospace; fill: {ink} }
 .bold { font-weight: 700 } .faint { fill: {muted} } .warning { fill: {warn}; font-weight: 700 } .page { fill: {page} }
-"""
+"""  # noqa: E501
 
 
 def draw(topology: Topology) -> str:
@@ -37,8 +37,9 @@ def draw(topology: Topology) -> str:
     dark = _style(lambda name: tokens()[name].dark)
     body = "\n".join(part for number, each in enumerate(drawn) for part in _markup(each, number))
     facts = "".join(part.text for part in drawn[0])
+    attributes = f'{size} viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="t d"'
     return f"""\
-<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="t d">
+<svg xmlns="http://www.w3.org/2000/svg" {attributes}>
 <title id="t">{escaped(topology.name)}</title>
 <desc id="d">{escaped(f"Placement, groups and pipeline of {facts}")}</desc>
 <style>
@@ -57,7 +58,8 @@ def escaped(text: str) -> str:
 
 
 def _style(color: Callable[[str], str]) -> str:
-    """Returns the style rules with the colors of one theme; `C0` is the letter of a component, `c0` its name."""
+    """Returns the style rules with the colors of one theme; `C0` is the letter of a component, `c0` its
+    name."""
     hues = "".join(
         f".c{n}, .C{n} {{ fill: {{h{n % len(HUES)}-ink}} }} .C{n} {{ font-weight: 700 }} "
         f".T{n} {{ fill: {{h{n % len(HUES)}-tint}} }}\n"

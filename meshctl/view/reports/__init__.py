@@ -1,7 +1,7 @@
 """The formats of a `Report`: one module for each, with `draw(findings)`.
 
-A new format is a module with `draw` and a line in `FORMATS`. Every format contains all diagnostics in the same order,
-except that `text` stops after `MAX_SHOWN`.
+A new format is a module with `draw` and a line in `FORMATS`. Every format contains all diagnostics in the
+same order, except that `text` stops after `MAX_SHOWN`.
 """
 
 from __future__ import annotations

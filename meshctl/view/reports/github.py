@@ -3,7 +3,8 @@
     ::error file=grpo.yaml,line=19,col=16,endColumn=17,title=MC410::`tp_size` 3 does not fit the 8 ranks of
     group `train`
 
-A log line that begins like this is a command, so text from a recipe is escaped, and the summary must not look like one.
+A log line that begins like this is a command, so text from a recipe is escaped, and the summary must not look
+like one.
 """
 
 from __future__ import annotations

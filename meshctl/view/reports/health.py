@@ -1,4 +1,5 @@
-"""The checks of `doctor` as a table: a line for each check, wrapped to the width, and the remedy below a problem.
+"""The checks of `doctor` as a table: a line for each check, wrapped to the width, and the remedy below a
+problem.
 
 network
   ok       loopback      127.0.0.1 answers
@@ -36,7 +37,8 @@ def _rows(check: Check, names: int, width: int, color: bool) -> Iterator[str]:
     room = max(MIN_WIDTH, width - before)
     lines = _wrapped(check.found, room) or [""]
     mark = f"\x1b[{COLORS[check.state]}m{check.state}\x1b[0m" if color else check.state
-    yield f"{INDENT}{mark}{' ' * (state - len(check.state) + GAP)}{check.name:{names + GAP}}{lines[0]}".rstrip()
+    gap = " " * (state - len(check.state) + GAP)
+    yield f"{INDENT}{mark}{gap}{check.name:{names + GAP}}{lines[0]}".rstrip()
     yield from (" " * before + line for line in lines[1:])
     for number, line in enumerate(_wrapped(check.remedy, room - 3)):
         yield " " * before + ("   " if number else "-> ") + line

@@ -1,4 +1,5 @@
-"""A report as JSON, for programs. `version` changes if a key is removed or changes its meaning; keys may be added.
+"""A report as JSON, for programs. `version` changes if a key is removed or changes its meaning; keys may be
+added.
 
     {"version": 1, "meshctl": "0.1.0", "exit_code": 1, "recipes": [
       {"recipe": "grpo.yaml", "exit_code": 1, "errors": 1, "warnings": 0, "notes": 0, "fixable": 0, "summary":
@@ -9,8 +10,8 @@
           6", "text": the line},
           "seconds": [more of them], "fixes": [{"file", "line", "column", "end_column", "was", "text"}]}]}]}
 
-Lines and columns begin with 1 and count characters; `end_column` is exclusive. The file `override 2` is the second override
-of the command line. The `fixes` of a diagnostic belong together.
+Lines and columns begin with 1 and count characters; `end_column` is exclusive. The file `override 2` is the
+second override of the command line. The `fixes` of a diagnostic belong together.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ replaced or resolves to.
                                             (is 7, override 1:1:11)
     run.grace = 30                          default
 
-Key paths are never cut, so that they can be copied into an override. Values and file names that are too long for a
-line are; `--format json` has all of them.
+Key paths are never cut, so that they can be copied into an override. Values and file names that are too long
+for a line are; `--format json` has all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _left(origin: Origin) -> str:
 
 
 def _lines(left: str, origin: Origin, column: int, width: int) -> Iterator[str]:
-    """Yields the lines of one origin. A half that is too long takes room of the other, or a line of its own."""
+    """Yields the lines of one origin. A half that is too long takes room of the other, or a line of its
+    own."""
     room = width - column
     place, *notes = [_place(origin, room), *_notes(origin, room)]
     if cells(left) > column - GAP and cells(left) + GAP + cells(place) > width:

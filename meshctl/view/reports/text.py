@@ -1,4 +1,5 @@
-"""A report as text: the smallest wrong piece with carets, what it contradicts with dashes, and the nearest correction.
+"""A report as text: the smallest wrong piece with carets, what it contradicts with dashes, and the nearest
+correction.
 
     error[MC410]: `tp_size` 3 does not fit the 8 ranks of group `train`
       --> recipe.yaml:19:16
@@ -8,8 +9,9 @@
        |
        = help: nearest that fit: dp 4 x tp 2; dp 2 x tp 4
 
-Columns are counted in characters and drawn in cells of a terminal: a tab has 4, a wide letter 2, an accent 0. Control
-characters become `?`, so that a recipe cannot control the terminal. Long lines are cut around the span.
+Columns are counted in characters and drawn in cells of a terminal: a tab has 4, a wide letter 2, an accent 0.
+Control characters become `?`, so that a recipe cannot control the terminal. Long lines are cut around the
+span.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ Paint = Callable[[str, str], str]
 
 
 def draw(findings: Findings) -> str:
-    """Returns the diagnostics and summary of each recipe, and a line about all of them if there are several."""
+    """Returns the diagnostics and summary of each recipe, and a line about all of them if there are
+    several."""
     parts: list[str] = []
     for one in findings.checked:
         if one.report.diagnostics:
@@ -70,7 +73,10 @@ def _diagnostic(found: Diagnostic, lines: Lines, paint: Paint) -> Iterator[str]:
     yield f"{paint(f'{found.severity}[{found.code}]', found.severity)}: {shown(found.message)}"
     for span in spans:
         first = span is found.primary
-        yield f"{' ' * gutter}{paint('-->' if first else ':::', 'frame')} {shown(span.file)}:{span.line}:{span.column}"
+        yield (
+            f"{' ' * gutter}{paint('-->' if first else ':::', 'frame')} "
+            f"{shown(span.file)}:{span.line}:{span.column}"
+        )
         if span.line <= len(lines.get(span.file, ())):
             yield bar
             yield from _excerpt(span, lines[span.file][span.line - 1], "^" if first else "-", gutter, paint)

@@ -116,7 +116,8 @@ class Arena:
         self._last_number = 0
 
     def take(self, use: Hashable, nbytes: int, holders: Iterable[Hashable]) -> Block:
-        """Returns a free block of at least `nbytes`, the one that was used last; makes one where none is free."""
+        """Returns a free block of at least `nbytes`, the one that was used last; makes one where none is
+        free."""
         with self._lock:
             self._settle()
             free = self._free[use]
@@ -236,7 +237,8 @@ def _job_rank_of(holder: Hashable) -> Hashable:
 
 
 class Pages:
-    """Pages of a file, mapped until this object dies. Python's `mmap` would keep a descriptor open for each."""
+    """Pages of a file, mapped until this object dies. Python's `mmap` would keep a descriptor open for
+    each."""
 
     def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
         """Raises `OSError`."""

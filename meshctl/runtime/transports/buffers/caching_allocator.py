@@ -1,4 +1,5 @@
-"""Warm host memory: fresh pages are many times slower, so the memory of one frame is used for the next one."""
+"""Warm host memory: fresh pages are many times slower, so the memory of one frame is used for the next
+one."""
 
 from __future__ import annotations
 

@@ -138,7 +138,8 @@ class Frame:
                 plain: Any = next(kind for kind in (str, int, float, list, dict) if isinstance(value, kind))
                 return plain(value)
         raise FrameError(
-            f"a {type(value).__name__} cannot be sent: say it in plain data (numbers, text, lists, dicts) and tensors"
+            f"a {type(value).__name__} cannot be sent: say it in plain data (numbers, text, lists, "
+            "dicts) and tensors"
         )
 
     @staticmethod
@@ -322,7 +323,8 @@ class _Reader:
         dtype, nbytes = self._checked(kind, number, shape)
         if number >= len(self._beside) or self._beside[number].nbytes != nbytes:
             raise FrameError(
-                f"a tensor of {nbytes} bytes beside the frame, as number {number}, where {len(self._beside)} came"
+                f"a tensor of {nbytes} bytes beside the frame, as number {number}, where "
+                f"{len(self._beside)} came"
             )
         return self._beside[number].view(dtype).view(shape)
 

@@ -31,7 +31,8 @@ _Spans = tuple[tuple[Mapped, int, int], ...]
 
 
 def fits_pages(offset: int, nbytes: int, is_last: bool) -> bool:
-    """Whether bytes at an offset (or address) can be mapped behind others. Nothing comes after the last ones."""
+    """Whether bytes at an offset (or address) can be mapped behind others. Nothing comes after the last
+    ones."""
     return nbytes > 0 and not offset % PAGE and (is_last or not nbytes % PAGE)
 
 

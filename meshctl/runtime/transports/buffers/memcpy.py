@@ -16,8 +16,8 @@ MEMMOVE_MAX = 1 << 20
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the bytes of a tensor are its values, in order, in host memory. Some tensors have no bytes, such
-    as a DTensor."""
+    """Whether the bytes of a tensor are its values, in order, in host memory. Some tensors have no bytes,
+    such as a DTensor."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
     if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():

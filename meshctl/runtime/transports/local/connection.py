@@ -54,7 +54,8 @@ class Connection:
         """Whether this process has opened it."""
         sock.setblocking(False)
         self.backlog: deque[tuple[bytes, Sequence[int]]] = deque()
-        """Messages, with files to pass, that the socket has not taken yet. The files belong to the backlog."""
+        """Messages, with files to pass, that the socket has not taken yet. The files belong to the
+        backlog."""
         self.has_left = False
         """Whether the peer has said goodbye."""
         self.out_of_band: list[Tensor | int] = []
@@ -96,8 +97,8 @@ class SendQueue:
         self._flush()
 
     def transmit(self, connection: Connection, message: bytes, files: Sequence[int]) -> bool:
-        """Returns False where the socket is full. Otherwise the message is sent, or nobody is there to receive
-        it, and the files are closed."""
+        """Returns False where the socket is full. Otherwise the message is sent, or nobody is there to
+        receive it, and the files are closed."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         try:
             connection.sock.sendmsg([message], ancillary)

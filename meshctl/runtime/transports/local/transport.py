@@ -7,9 +7,9 @@ a message ahead of its frame says where it is, and tensors of several producers 
 (`mapped_concat`). The file of a block is passed once. Sockets have abstract names that the kernel chooses and
 check the peer's uid; the first message has the run's token and the generations of both ends.
 
-The waiting thread reads all sockets. What a socket does not take at once is sent by a thread (`SendQueue`), so
-nobody waits for a receiver's program. A peer is lost when its connection ends without a goodbye, or when its
-process ends.
+The waiting thread reads all sockets. What a socket does not take at once is sent by a thread (`SendQueue`),
+so nobody waits for a receiver's program. A peer is lost when its connection ends without a goodbye, or when
+its process ends.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class LocalTransport(Transport):
         memory: DeviceMemory | None = None,
         access: PeerAccess | None = None,
     ) -> None:
-        """`token` is the run's; a connection without it is refused. Tensors of a device travel in its `memory`
-        where `access` says that peers can read it."""
+        """`token` is the run's; a connection without it is refused. Tensors of a device travel in its
+        `memory` where `access` says that peers can read it."""
         self._data_plane, self._token = data_plane, token.encode()
         self._job_rank = data_plane.job_rank
         self._generation = data_plane.generation_of(self._job_rank)

@@ -1,5 +1,5 @@
-"""Messages on one TCP connection: a head (kind, generation, tag, bytes), then the bytes, which are sent from and
-received into the memory where they stay.
+"""Messages on one TCP connection: a head (kind, generation, tag, bytes), then the bytes, which are sent from
+and received into the memory where they stay.
 
 A `Connection` never waits: what its socket does not take is its backlog, and it reads what has arrived.
 """

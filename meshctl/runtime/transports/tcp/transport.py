@@ -339,7 +339,8 @@ class TcpTransport(Transport):
             self._addresses.pop(peer, None)
 
     def _check_silence(self) -> None:
-        """Finds nodes that vanished while something was in flight to them; the kernel itself probes idle ones."""
+        """Finds nodes that vanished while something was in flight to them; the kernel itself probes idle
+        ones."""
         for connection in self._connections:
             if not connection.has_left and connection.sock.fileno() >= 0 and is_silent(connection.sock):
                 self._on_end(connection, _silent())
@@ -415,8 +416,8 @@ def is_silent(sock: socket.socket) -> bool:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Returns this host's own IP address on the way to another; loopback where that is a loopback name of this
-    host."""
+    """Returns this host's own IP address on the way to another; loopback where that is a loopback name of
+    this host."""
     found: Iterable[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]]
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)  # type: ignore[assignment]
     family, kind, _, _, address = next(iter(found))

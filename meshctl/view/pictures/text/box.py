@@ -45,8 +45,8 @@ def boxed(rows: Sequence[Row], starts: Sequence[int], borders: bool = True) -> l
 
 
 def starts_of(rows: Sequence[Row], gaps: Sequence[int]) -> list[int]:
-    """Returns the first column of each block, its border included, and the end of the last one. The blocks of all rows are
-    aligned."""
+    """Returns the first column of each block, its border included, and the end of the last one. The blocks of
+    all rows are aligned."""
     starts, start = list[int](), 0
     for gap, blocks in zip(gaps, zip(*rows, strict=True), strict=True):
         starts.append(start + gap)

@@ -5,8 +5,8 @@
     nodes 0-2, 5     │ AB   AB   AB   AB │ DE   DE   DE   DE │ │ C   C │
                      └───────────────────┴───────────────────┘ └───────┘
 
-A device has the same column in every row. If the devices of a node do not fit into a line, equal neighbors become one cell:
-AB x 32.
+A device has the same column in every row. If the devices of a node do not fit into a line, equal neighbors
+become one cell: AB x 32.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _parts(kind: NodeKind, marks: Marks, device_type: str) -> Iterator[Part]:
 
 
 def placement(topology: Topology, marks: Marks, width: int, borders: bool = True) -> list[Line]:
-    """Returns the placement: device by device if it fits, otherwise with equal neighbors as one cell; the device types side
-    by side if they fit."""
+    """Returns the placement: device by device if it fits, otherwise with equal neighbors as one cell; the
+    device types side by side if they fit."""
     whole = tables(topology, marks, together=True)
     separate = tables(topology, marks, together=False) if whole and len(whole[0].types) > 1 else []
     for draw in (_full, _folded):
@@ -175,8 +175,8 @@ def _full(table: Table, width: int, borders: bool) -> list[Line]:
 
 
 def _gaps(table: Table) -> list[int]:
-    """Returns the columns before each type. The name of the first type is above the labels, that of the CPU above its
-    processes, and others are before their numbers."""
+    """Returns the columns before each type. The name of the first type is above the labels, that of the CPU
+    above its processes, and others are before their numbers."""
     return [
         0 if place == 0 else GAP if each == "cpu" else GAP + len(each)
         for place, each in enumerate(table.types)

@@ -1,4 +1,5 @@
-"""Fits a picture into a number of lines: of each section, the most detailed level is chosen that fits together."""
+"""Fits a picture into a number of lines: of each section, the most detailed level is chosen that fits
+together."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Section:
 def fitted(head: Line, sections: Sequence[Section], foot: Sequence[Line], lines: int) -> list[Line]:
     """Returns head, sections and foot in at most `lines` lines.
 
-    Of all combinations of levels that fit, the one with the least cost is chosen. If not even the shortest levels fit,
-    the sections share the lines evenly, and short sections leave theirs to the others.
+    Of all combinations of levels that fit, the one with the least cost is chosen. If not even the shortest
+    levels fit, the sections share the lines evenly, and short sections leave theirs to the others.
     """
     room = lines - 1 - len(sections)
     drawn = Drawn(sections, room)
@@ -84,7 +85,8 @@ def _cut(sections: Sequence[Section], drawn: Drawn, room: int) -> list[Sequence[
 
 
 class Drawn(dict[tuple[int, int], Sequence[Line]]):
-    """(section, level) -> its lines, drawn on first use. A level that cannot fit is not drawn and has empty lines."""
+    """(section, level) -> its lines, drawn on first use. A level that cannot fit is not drawn and has empty
+    lines."""
 
     def __init__(self, sections: Sequence[Section], room: int) -> None:
         self._sections, self._room = sections, room

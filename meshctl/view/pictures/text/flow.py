@@ -53,7 +53,8 @@ class Pipeline:
     topology: Topology
     marks: Marks
     only: tuple[Flow, ...] | None = None
-    """The routes to draw, with the stages at their ends; None for all. Calls still name all of their inputs."""
+    """The routes to draw, with the stages at their ends; None for all. Calls still name all of their
+    inputs."""
     also: tuple[PlacedStage, ...] = ()
     """Further stages to draw."""
 
@@ -257,8 +258,8 @@ TRANSFER = (Column(), Column(), Column(spare=2), Column(right=True), Column(spar
 
 
 def _routes(pipeline: Pipeline, routes: Sequence[Flow], width: int, wraps: bool) -> dict[str, list[Line]]:
-    """Returns the lines of each route: its producer and numbers of ranks, aligned, then its transfer in columns; in words
-    if the columns do not fit."""
+    """Returns the lines of each route: its producer and numbers of ranks, aligned, then its transfer in
+    columns; in words if the columns do not fit."""
     ranks = [pipeline.ranks(route) for route in routes]
     most = max(width // 2, MIN_NAME + 2 + max(map(width_of, ranks), default=0))
     rows = list(zip(map(pipeline.source, routes), ranks, strict=True))

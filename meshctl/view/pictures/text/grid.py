@@ -6,8 +6,8 @@
      1   0 │      8   9  10  11  node 1  tp    4 x 4       1  0 1 2 3  inside
          1 │     12  13  14  15  node 1
 
-The innermost dim runs to the right, the others downwards. Where there is not enough room, the first and last ranks are
-kept.
+The innermost dim runs to the right, the others downwards. Where there is not enough room, the first and last
+ranks are kept.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def spread(total: int, most: int) -> list[int | None]:
 
 
 def grid(mesh: DeviceMesh, nodes: NodeOf | None, width: int, most: int) -> list[Line]:
-    """Returns a heading and at most `most` rows; empty if not even the first and the last column fit. `nodes` adds the
-    nodes of each row."""
+    """Returns a heading and at most `most` rows; empty if not even the first and the last column fit. `nodes`
+    adds the nodes of each row."""
     dims = [dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1]
     if not dims:
         return []
@@ -97,7 +97,8 @@ class Row:
 
 
 def _columns(total: int, room: int, wide: int) -> list[int | None]:
-    """Returns all columns, or the first ones, a gap and the last; empty if the first and the last do not fit."""
+    """Returns all columns, or the first ones, a gap and the last; empty if the first and the last do not
+    fit."""
     if total * wide <= room:
         return list(range(total))
     shown = (room - GAP_COLUMNS) // wide
@@ -124,7 +125,8 @@ def _row(mesh: DeviceMesh, down: Sequence[tuple[str, int]], across: str, number:
 
 
 def _indices(down: Sequence[tuple[str, int]], rows: Sequence[Row | None]) -> list[Line]:
-    """Returns the heading and the labels of the rows: an index where it changes, and a broken bar where rows are missing."""
+    """Returns the heading and the labels of the rows: an index where it changes, and a broken bar where rows
+    are missing."""
     wide = [max(len(dim), len(str(size - 1))) for dim, size in down]
     made, bars = [[dim for dim, _ in down]], [" │ "]
     number, before = 0, tuple[int, ...]()

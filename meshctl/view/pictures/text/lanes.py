@@ -85,7 +85,8 @@ def _free(lanes: Sequence[int | None], start: int) -> int:
 def _joints(
     lanes: Sequence[int | None], inputs: Sequence[int], new: int | None, ends: Sequence[bool]
 ) -> list[str]:
-    """Returns the row of a stage, two columns for each lane: the joint, and the line to the name of the stage."""
+    """Returns the row of a stage, two columns for each lane: the joint, and the line to the name of the
+    stage."""
     first = min([*inputs, *([] if new is None else [new])], default=len(lanes))
     made = list[str]()
     for lane, producer in enumerate(lanes):

@@ -78,7 +78,8 @@ class Marks:
         return line(self._programs[group]) if group in self._programs else self.of_components(names)
 
     def of_components(self, names: Sequence[str]) -> Line:
-        """Returns AB, A-D, A-D G, AA-AD: runs of four and more are shortened, and names of several letters are separated."""
+        """Returns AB, A-D, A-D G, AA-AD: runs of four and more are shortened, and names of several letters
+        are separated."""
         runs: list[list[str]] = []
         for name in names:
             if runs and self._numbers[name] == self._numbers[runs[-1][-1]] + 1:

@@ -7,8 +7,8 @@
     pipeline     the stages in run order, and their routes
     warnings     of the checks
 
-The number of lines is bounded for jobs of any size: each section has levels of detail, and the most detailed levels that
-fit together are chosen. Nothing is wider than the width.
+The number of lines is bounded for jobs of any size: each section has levels of detail, and the most detailed
+levels that fit together are chosen. Nothing is wider than the width.
 """
 
 from __future__ import annotations

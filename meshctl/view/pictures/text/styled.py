@@ -1,10 +1,11 @@
 """Lines of styled text, measured in the columns of a terminal, for the text picture and its zooms.
 
     line("  ", ink("A", "c0"), " prompts")        a line is a tuple of inks; text in it is plain
-    columns([row, ...], [Column(), ...], width)   aligned rows of lines; wide text is cut in the middle: with…name
+    columns([row, ...], [Column(), ...], width)   aligned rows of lines; wide text is cut in the middle:
+                                                  with…name
 
-Styles are words that become escape codes at the very end. rich is not used because it takes 0.05 s to import. As in the
-reports, control characters become `?`, and wide letters count as two columns.
+Styles are words that become escape codes at the very end. rich is not used because it takes 0.05 s to import.
+As in the reports, control characters become `?`, and wide letters count as two columns.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from unicodedata import category
 from meshctl.view.reports.text import cells, shown
 
 PALETTE = (32, 166, 28, 163, 30, 160, 99, 100)
-"""Blue, amber, green, pink, teal, red, violet, olive of the 256 colors, with a contrast of at least 3.6 to white and to
-black."""
+"""Blue, amber, green, pink, teal, red, violet, olive of the 256 colors, with a contrast of at least 3.6 to
+white and to black."""
 CODES = {
     "bold": "1",
     "faint": "2",
@@ -94,7 +95,8 @@ def width_of(text: str | Line) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Returns the text in at most `width` columns. Its middle is removed, because names differ at both ends."""
+    """Returns the text in at most `width` columns. Its middle is removed, because names differ at both
+    ends."""
     text = visible(text)
     if width_of(text) <= width:
         return text
@@ -136,7 +138,8 @@ def clip(text: Line, width: int) -> Line:
 
 
 def fit(text: Line, width: int) -> Line:
-    """Returns the line in at most `width` columns: the middle of its longest part is removed, then its end."""
+    """Returns the line in at most `width` columns: the middle of its longest part is removed, then its
+    end."""
     excess = width_of(text) - width
     if excess <= 0:
         return text

@@ -51,7 +51,10 @@ MAX_RANKS_IN_A_ROW = 4
 """Longer runs of ranks are written by their ends."""
 GROUP_NAME = 24
 """Columns of the name of a group, at most."""
-UNCOUNTED = "some of: the recipe does not give the number of samples; --samples N shows who takes part in a batch of N"
+UNCOUNTED = (
+    "some of: the recipe does not give the number of samples; --samples N shows who takes part in a batch "
+    "of N"
+)
 PEERS = (Column(), Column(right=True), Column(least=12, words=True), Column(spare=1))
 STAGES = (Column(least=8), Column(), Column(), Column(least=10))
 ROUTES = (Column(least=12), Column(least=12, words=True), Column(least=8), Column())
@@ -332,7 +335,8 @@ def _noted(sheet: Sheet, drawn: Sequence[Line], notes: Sequence[str]) -> list[Li
 
 
 def _routes(sheet: Sheet, routes: Sequence[RankRoute]) -> list[Line]:
-    """Returns the exchanges, with their distances in a column, or in the notes where the column does not fit."""
+    """Returns the exchanges, with their distances in a column, or in the notes where the column does not
+    fit."""
     blocks = [list(_exchanges(route)) for route in routes]
     rows = [row for block in blocks for row in block]
     fits = wants(rows, ROUTES) <= sheet.width
