@@ -195,7 +195,7 @@ def run(end: End, folder: Path, steps: int) -> None:
     component._context = RankContext(placed.name, placed.mesh, end.rank)
     journal = Journal(folder / f"{end.group}-{end.rank}.jsonl", end.group, end.rank)
     context = LoopContext(
-        end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal.say
+        end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal.write
     )
     loop = Loop(context)
     end.driver.answer(0)

@@ -145,7 +145,7 @@ def run(ready: Launchable, attempt: Attempt, engine: Engine) -> int:
         outcome = outcome_of(engine, job, attempt, signals, observers)
     try:
         print(summary(plan, run), end="", flush=True)
-        tell(outcome)
+        print_cause(outcome)
     except OSError:  # nobody reads it
         silence(sys.stdout)
     return outcome.code
@@ -171,7 +171,7 @@ def outcome_of(
     return Supervisor(engine, signals).run(job, attempt, all_observers)
 
 
-def tell(outcome: Outcome) -> None:
+def print_cause(outcome: Outcome) -> None:
     """Prints the first cause with its traceback and its log."""
     if cause := outcome.cause:
         print(f"error: {cause.line}", file=sys.stderr)

@@ -67,13 +67,13 @@ def narrow_to_group(ready: Launchable, options: Options) -> tuple[Launchable, li
             f"the recordings begin at step {start + 1}, and the run has {counted(plan.run.steps, 'step')}"
         )
     placed = replace(left.plan, run=replace(left.plan.run, steps=steps)) if recorded else left.plan
-    said = Start(
+    facts = Start(
         ready.path,
         only=options.only,
         replay={name: str(one.path) for name, one in recorded.items()},
         after=start,
     )
-    return replace(ready, plan=placed, resume=None, start=said), list(
+    return replace(ready, plan=placed, resume=None, start=facts), list(
         _notes(plan, options.only, left.skipped)
     )
 
@@ -122,12 +122,12 @@ def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Ro
 def _unknown_route(plan: Plan, group: str, name: str, taken: Sequence[Route]) -> str:
     options = [word for route in taken for word in (route.name, route.source)]
     known = any(name in (route.name, route.source) for route in plan.routes)
-    said = f"`{name}` comes from no other group" if known else f"there is no route `{name}`"
+    problem = f"`{name}` comes from no other group" if known else f"there is no route `{name}`"
     help = (
         did_you_mean("" if known else name, dict.fromkeys(options))
         or f"group `{group}` takes nothing from others"
     )
-    return f"{said}; {help}"
+    return f"{problem}; {help}"
 
 
 def _recording_of(folder: Path, route: Route) -> Recorded:
@@ -164,7 +164,7 @@ def _steps(plan: Plan, recorded: Mapping[str, Recorded]) -> tuple[int, int]:
     for name, one in recorded.items():
         if not steps[name]:
             raise CannotStart(
-                f"the recording of `{name}` in {one.path} has no step that all speakers have written"
+                f"the recording of `{name}` in {one.path} has no step that all producers have written"
             )
         _compare(plan, name, one, steps[name][0])
     found = covered(plan, steps)
@@ -189,8 +189,10 @@ def _compare(plan: Plan, name: str, recorded: Recorded, step: int) -> None:
     file = recorded.files(step)[0]
     collect = _header_of(file).get("collect")
     if collect != route.collect:
-        said = f"`{route.source}` was recorded with collect: {collect}, and the recipe says {route.collect}"
-        raise CannotStart(f"`{name}` cannot be replayed from {recorded.path}: {said}")
+        problem = (
+            f"`{route.source}` was recorded with collect: {collect}, and the recipe says {route.collect}"
+        )
+        raise CannotStart(f"`{name}` cannot be replayed from {recorded.path}: {problem}")
 
 
 def _header_of(file: Path) -> dict[str, str]:

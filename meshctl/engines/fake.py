@@ -209,9 +209,9 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         journal = Journal(self.job.run.journal(f"agent-{self.job.group}-{self.job.rank}"), self.job.group)
         rank, pid = self.job.rank, os.getpid()
-        journal.say("started", rank=rank, pid=pid)
+        journal.write("started", rank=rank, pid=pid)
         code = self._main(self.job)
-        journal.say("exited", rank=rank, pid=pid, code=code, stopped=self._was_stopped)
+        journal.write("exited", rank=rank, pid=pid, code=code, stopped=self._was_stopped)
         journal.close()
         self.code = code
 

@@ -44,7 +44,7 @@ def suggest_location(key: str, section: Section, path: Path, node: Node, root: N
         for other in SECTIONS:
             is_elsewhere = other not in (section, INPUT) and word not in path[-1:]
             if is_elsewhere and word in other.by_key:
-                return _belongs(key, word, other, path, root)
+                return _location(key, word, other, path, root)
     return ""
 
 
@@ -66,7 +66,7 @@ def _named(key: str, item: Node | None, root: Node) -> str:
     return ""
 
 
-def _belongs(key: str, word: str, section: Section, path: Path, root: Node) -> str:
+def _location(key: str, word: str, section: Section, path: Path, root: Node) -> str:
     """Returns `it is called ranks here, and belongs under groups.train`."""
     called = "it " if key == word else f"it is called `{word}` here, and "
     if section is RECIPE:

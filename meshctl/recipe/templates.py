@@ -122,10 +122,10 @@ def stem_of(name: str) -> str:
     stem = re.sub(r"\.ya?ml$", "", name)
     if re.fullmatch(r"\w[\w.-]*", stem) and len(stem.encode()) <= 100:
         return stem
-    said = name if name.isprintable() else ascii(name)
+    shown = name if name.isprintable() else ascii(name)
     near = re.sub(r"[^\w.-]+", "-", stem).strip("-.")[:40]
     raise WrongChoice(
-        f"`{said[:60]}` cannot name a run: use letters, digits, `-`, `_` and `.`"
+        f"`{shown[:60]}` cannot name a run: use letters, digits, `-`, `_` and `.`"
         + (f", like `{near}`" if near else "")
     )
 

@@ -56,7 +56,7 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._group, self._rank = group, rank
 
-    def say(
+    def write(
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
     ) -> None:
         """Appends an `Event`."""

@@ -69,10 +69,10 @@ class Proposer:
         """Asks every worker which step it has begun, or announces the last step where a stream has ended. It
         does not wait."""
         if asked.ended is not None:
-            self._tell("ended", asked.ended - 1)
+            self._decide("ended", asked.ended - 1)
         elif not self._proposed and self._last is None:
             self._proposed = True
-            self._say("stop", 0)
+            self._announce("stop", 0)
 
     def poll(self) -> int | None:
         """Returns the agreed last step, or None before there is one. It does not wait."""
@@ -81,21 +81,21 @@ class Proposer:
             and self._last is None
             and self._store.check([f"begun/{place}" for place in self._places])
         ):
-            self._tell(
+            self._decide(
                 "last", 1 + max((int(self._store.get(f"begun/{place}")) for place in self._places), default=0)
             )
         return self._last
 
     def close(self) -> None:
         """Ends the workers' listener threads, whose processes may live on."""
-        self._say("over", 0)
+        self._announce("over", 0)
 
-    def _tell(self, what: str, last: int) -> None:
+    def _decide(self, what: str, last: int) -> None:
         if self._last is None or last < self._last:
             self._last = last
-            self._say(what, last)
+            self._announce(what, last)
 
-    def _say(self, what: str, step: int) -> None:
+    def _announce(self, what: str, step: int) -> None:
         self._store.set(f"word/{self._words}", json.dumps([what, step]))
         self._words += 1
 

@@ -34,7 +34,7 @@ from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
 from meshctl.runtime.schedule import Schedule
 from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.sources import Sources
-from meshctl.runtime.step_report import Say, StepReport, scalars
+from meshctl.runtime.step_report import StepReport, WriteEvent, scalars
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import OutOfMemory, StepCancelled
@@ -62,8 +62,8 @@ class LoopContext:
     components: Mapping[str, Component]
     """Those of this worker's group, set up."""
     transport: DataPlane
-    ending: StopAgreement
-    say: Say
+    agreement: StopAgreement
+    write_event: WriteEvent
     save: CheckpointHook = lambda step, given: None
     recorder: Recorder | None = None
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
@@ -108,8 +108,8 @@ class Loop:
     def __init__(self, context: LoopContext) -> None:
         self.at: tuple[str, int] = ("", 0)
         """The stage and the step that are being run: where a fault is."""
-        self._context, self._plan, self._say = context, context.plan, context.say
-        self._ending = context.ending
+        self._context, self._plan, self._write_event = context, context.plan, context.write_event
+        self._agreement = context.agreement
         self._stages = [stage for stage in self._plan.stages if context.hosts(stage)]
         self._schedule = Schedule(self._plan)
         self._sources = Sources(self._plan, context.components)
@@ -132,7 +132,7 @@ class Loop:
         """The stages that run in this step, on any worker: a value is sent to those only."""
         self._ended = ""
         """The source whose stream has ended in this step, unannounced."""
-        context.transport.cancel_when(lambda: self._ending.dropped(self.at[1]))
+        context.transport.cancel_when(lambda: self._agreement.dropped(self.at[1]))
 
     # The run
 
@@ -150,22 +150,22 @@ class Loop:
         self._sources.begin(start, given)
         self._is_open_ended = self._agree_on_length()
         self._open(start)
-        last = self._ending.last
-        self._say("ready", step=start, last=last if last < ENDLESS else None)
+        last = self._agreement.last
+        self._write_event("ready", step=start, last=last if last < ENDLESS else None)
         step = self._run_steps(start)
         if self._is_open_ended:
-            step = self._ending.agree(step)
+            step = self._agreement.agree(step)
             self._close(step)
         if self._context.recorder:
             self._context.recorder.forget(step)
-        self._ending.leave()
+        self._agreement.leave()
         return step
 
     def _agree_on_length(self) -> bool:
         """Agrees with all workers on the planned last step, and returns whether a stream has no length."""
         own = [] if self._context.rank else self._stages
         names = self._sources.bounding
-        known = self._ending.plan(self._plan.run.steps, self._sources.last_steps(own), names)
+        known = self._agreement.plan(self._plan.run.steps, self._sources.last_steps(own), names)
         if self._plan.run.epochs and all(count is None for count in known):
             raise StageError(
                 f"run.epochs needs a source that knows its length, and none of {', '.join(names)} has a "
@@ -188,11 +188,11 @@ class Loop:
         """Runs the steps after `start` and returns the last one that was completed."""
         step = start
         try:
-            while not self._ended and self._ending.begin(step + 1):
+            while not self._ended and self._agreement.begin(step + 1):
                 self._run_step(step + 1)
                 step += not self._ended
         except StepCancelled:
-            return self._ending.last
+            return self._agreement.last
         return step
 
     def _close(self, last: int) -> None:
@@ -207,7 +207,7 @@ class Loop:
             for stage in self._stages:
                 if stage.name in self._running:
                     self._run_stage(stage, last)
-            self._report.send(self._say, last, self._ends)
+            self._report.send(self._write_event, last, self._ends)
         if self._plan.run.checkpoint and self._saved < last:
             self._save(last)
 
@@ -219,7 +219,7 @@ class Loop:
             {end.route.source for end in self._replayed if end.due(step)} if self._replayed else NOTHING
         )
         now = self._schedule.at(
-            step, self._ending.announced, is_open_ended=self._is_open_ended, replayed=replayed
+            step, self._agreement.announced, is_open_ended=self._is_open_ended, replayed=replayed
         )
         running = self._running = now.stages
         for stage in self._stages:
@@ -232,7 +232,7 @@ class Loop:
             return
         if now.is_saved:
             self._save(step)
-        self._report.send(self._say, step, self._ends)
+        self._report.send(self._write_event, step, self._ends)
 
     def _run_stage(self, stage: Stage, step: int) -> None:
         self.at = (stage.name, step)
@@ -330,7 +330,7 @@ class Loop:
         elif not context.outputs or any(ends):
             self._ended = self._ended or context.stage.name
             if context.is_source and context.producer == 0:
-                self._ending.ask(f"the data of `{context.stage.name}` ended", ended=step)
+                self._agreement.ask(f"the data of `{context.stage.name}` ended", ended=step)
 
     def _log(self, stage: Stage, is_counted: bool, values: Mapping[str, float], weight: float) -> None:
         """`self.log` of a component: counted once per data rank."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from meshctl.runtime.routes.end import RouteEnd
 
-Say = Callable[..., Any]
-"""Appends an event: `Journal.say`."""
+WriteEvent = Callable[..., Any]
+"""Appends an event: `Journal.write`."""
 
 
 class StepReport:
@@ -29,7 +29,7 @@ class StepReport:
         if values:
             self._metrics.append({"stage": stage, "values": values, "weight": weight, "collect": collect})
 
-    def send(self, say: Say, step: int, ends: Iterable[RouteEnd]) -> None:
+    def send(self, write_event: WriteEvent, step: int, ends: Iterable[RouteEnd]) -> None:
         """Reports the step, with the bytes that each route has sent."""
         routes = {}
         for end in ends:
@@ -37,8 +37,8 @@ class StepReport:
                 routes[end.route.name], end.bytes_sent = end.bytes_sent, 0
         seconds = time.perf_counter() - self._begin
         for metric in self._metrics:
-            say("metric", step=step, **metric)
-        say("step", step=step, seconds=seconds, stages=self.stages, waits=self.waits, routes=routes)
+            write_event("metric", step=step, **metric)
+        write_event("step", step=step, seconds=seconds, stages=self.stages, waits=self.waits, routes=routes)
 
 
 def scalars(value: Any, name: str = "") -> dict[str, float]:

@@ -129,7 +129,7 @@ class Worker:
             components,
             data_plane,
             agreement,
-            self._journal.say,
+            self._journal.write,
             save,
             recorder,
             recorded,
@@ -140,7 +140,7 @@ class Worker:
         self._doing = "close"
         for component in components.values():
             component.close()
-        self._journal.say("done", step=last)
+        self._journal.write("done", step=last)
         data_plane.close()
         dist.destroy_process_group()
 
@@ -207,7 +207,7 @@ class Worker:
                 checkpoint.save(folder, name, component.state_dict())
             if not self._env.rank:
                 checkpoint.save_position(folder, self._env.group, {name: produced[name] for name in sources})
-            self._journal.say("saved", step=step, seconds=time.perf_counter() - begin)
+            self._journal.write("saved", step=step, seconds=time.perf_counter() - begin)
 
         return save
 
@@ -221,7 +221,7 @@ class Worker:
         doing = "" if stage else self._doing
         lost = error.job_rank if isinstance(error, PeerLost) else None
         peer: dict[str, Any] = {"peer": self._plan.at_place(lost)} if self._plan and lost is not None else {}
-        self._journal.say(
+        self._journal.write(
             "fault",
             step=step,
             stage=stage,

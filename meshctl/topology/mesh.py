@@ -83,8 +83,8 @@ class DeviceMesh:
             raise MeshError(f"a shape is a size for each dim, (2, 4), not {self.shape!r}")
         if len(self.shape) != len(names):
             raise MeshError(f"{len(self.shape)} sizes {self.shape} for {len(names)} dims {', '.join(names)}")
-        said = self.device_type.lower() if isinstance(self.device_type, str) else ""
-        if (device_type := DEVICE_ALIASES.get(said, said)) not in DEVICE_TYPES:
+        written = self.device_type.lower() if isinstance(self.device_type, str) else ""
+        if (device_type := DEVICE_ALIASES.get(written, written)) not in DEVICE_TYPES:
             raise MeshError(
                 f"there is no device type {self.device_type!r}, there are {', '.join(DEVICE_TYPES)}"
             )
@@ -128,11 +128,11 @@ class DeviceMesh:
     ) -> DeviceMesh:
         """The mesh of these sizes, its dims in `order`, outermost first.
 
-        Where `world_size` is known, one size said "auto", or else a `dp_size` left out, is inferred;
+        Where `world_size` is known, one size "auto", or else a `dp_size` left out, is inferred;
         `ep_fsdp_size` always is. Raises `MeshError` with the rule that is broken and the nearest sizes that
         keep it.
         """
-        said = {
+        stated = {
             "pp_size": pp_size,
             "dp_size": dp_size,
             "fsdp_size": fsdp_size,
@@ -145,7 +145,7 @@ class DeviceMesh:
             "vpp_size": vpp_size,
         }
         order = _order(order)
-        settled = settle(said, world_size, sequence_parallel)
+        settled = settle(stated, world_size, sequence_parallel)
         if settled.misfits:
             raise MeshError(settled.misfits[0].text)
         held = settled.sizes
@@ -435,8 +435,8 @@ class DeviceMesh:
             )
         parts = {name: _size(f"the size of {name}", size) for name, size in sizes.items()}
         if not parts or prod(parts.values()) != size_of(digits):
-            said = " x ".join(f"{name} {size}" for name, size in parts.items()) or "no part"
-            raise MeshError(f"{said} is not the {size_of(digits)} of {dim}")
+            product = " x ".join(f"{name} {size}" for name, size in parts.items()) or "no part"
+            raise MeshError(f"{product} is not the {size_of(digits)} of {dim}")
         if wrong := [
             name for name in sizes if name in RESERVED or (name != dim and name in home.mesh_dim_names)
         ]:
@@ -510,7 +510,7 @@ class DeviceMesh:
     def _regrouped(
         self, names: tuple[str, ...], digits: Sequence[Dim], old: tuple[str, ...], table: tuple[int, ...] = ()
     ) -> DeviceMesh:
-        """The same ranks without the dims `old`, and without what was said about these."""
+        """The same ranks without the dims `old`, and without the facts about these."""
         return replace(
             self,
             mesh_dim_names=names,

@@ -108,17 +108,17 @@ def whole(value: Any) -> int | None:
 
 
 def settle(
-    said: Mapping[str, object],
+    stated: Mapping[str, object],
     world_size: object = None,
     sequence_parallel: object = False,
     needs: Needs = NO_NEEDS,
 ) -> Settled:
     """Checks sizes and infers the missing ones.
 
-    `said` maps keys of sizes to a number or "auto"; None counts as left out. `needs` restricts the proposals;
+    `stated` maps keys of sizes to a number or "auto"; None is left out. `needs` restricts the proposals;
     it is not checked.
     """
-    given = {size: value for size, value in said.items() if value is not None}
+    given = {size: value for size, value in stated.items() if value is not None}
     if misfits := tuple(_wrong_numbers(given, world_size, sequence_parallel)):
         return Settled(misfits=misfits)
     world = whole(world_size)

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 import meshctl.engines.node.node_process as _node_process  # imported before any fork, as the command does
-from meshctl.cli.launch import tell
+from meshctl.cli.launch import print_cause
 from meshctl.engines.engine import Job
 from meshctl.engines.local import LocalEngine, LocalHandle
 from meshctl.engines.supervise.attempt import RunHeld, begin
@@ -80,33 +80,33 @@ def worker(environ: Mapping[str, str]) -> int:
     if "children" in mode:
         for own_session in (False, True):
             subprocess.Popen(["sleep", "1000"], start_new_session=own_session)
-    journal.say("ready", threads=torch.get_num_threads(), pid=os.getpid(), parent=os.getppid())
+    journal.write("ready", threads=torch.get_num_threads(), pid=os.getpid(), parent=os.getppid())
     print(f"{group}:{rank} is ready", flush=True)
     step = 1
     while ending.begin(step):
         try:
             dist.all_reduce(torch.ones(1))
         except RuntimeError as error:
-            journal.say("fault", step=step, stage="sum", error=f"{error}", traceback="", lost=True)
+            journal.write("fault", step=step, stage="sum", error=f"{error}", traceback="", lost=True)
             while chosen and "stubborn" in mode:
                 time.sleep(0.1)
             return 1
         if chosen and step == 2:
             misbehave(mode, journal)
         run.checkpoint(step).mkdir(parents=True, exist_ok=True)
-        journal.say("saved", step=step)
-        journal.say("step", step=step, seconds=0.0, stages={}, routes={})
+        journal.write("saved", step=step)
+        journal.write("step", step=step, seconds=0.0, stages={}, routes={})
         time.sleep(0.01)
         step += 1
     ending.leave()
-    journal.say("done", step=ending.last)
+    journal.write("done", step=ending.last)
     dist.destroy_process_group()
     return 0
 
 
 def misbehave(mode: list[str], journal: Journal) -> None:
     if "raise" in mode:
-        journal.say(
+        journal.write(
             "fault", step=2, stage="sum", error="ValueError: boom", traceback="Traceback: boom", lost=False
         )
         sys.exit(1)
@@ -148,7 +148,7 @@ def launch(request: Mapping[str, Any]) -> int:
         engine = ByHand() if request.get("by_hand") else LocalEngine()
         supervisor = Supervisor(engine, signals, should_restart)
         outcome = supervisor.run(job, attempt, lambda: [tracker_named("jsonl", attempt.run)])
-    tell(outcome)
+    print_cause(outcome)
     return outcome.code
 
 

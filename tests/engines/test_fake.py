@@ -53,18 +53,18 @@ class Recording:
 def steps(worker: FakeWorker) -> int:
     """Three steps, each with a checkpoint."""
     journal = worker.journal()
-    journal.say("ready")
+    journal.write("ready")
     for step in (1, 2, 3):
         worker.run.checkpoint(step).mkdir(parents=True, exist_ok=True)
-        journal.say("metric", step=step, stage="sum", values={"x": step})
-        journal.say("saved", step=step)
-        journal.say("step", step=step, seconds=0.0)
-    journal.say("done", step=3)
+        journal.write("metric", step=step, stage="sum", values={"x": step})
+        journal.write("saved", step=step)
+        journal.write("step", step=step, seconds=0.0)
+    journal.write("done", step=3)
     return 0
 
 
 def until_stopped(worker: FakeWorker) -> int:
-    worker.journal().say("ready")
+    worker.journal().write("ready")
     worker.stop.wait(60)
     return 143
 
@@ -131,7 +131,7 @@ def test_the_first_cause_is_found(two_nodes: Plan, tmp_path: Path) -> None:
     def worker(job: FakeWorker) -> int:
         if (job.group, job.rank) != ("two", 1):
             return until_stopped(job)
-        job.journal().say("fault", step=2, stage="sum", error="ValueError: boom")
+        job.journal().write("fault", step=2, stage="sum", error="ValueError: boom")
         return 1
 
     outcome, seen = run(FakeEngine(worker), two_nodes, tmp_path)

@@ -126,7 +126,7 @@ class Recorded:
                 journals[who] = Journal(
                     run.journal(f"{event.group or 'launcher'}-{event.rank}"), event.group, event.rank
                 )
-            journals[who].say(event.name, step=event.step, stage=event.stage, **event.value)
+            journals[who].write(event.name, step=event.step, stage=event.stage, **event.value)
             for line in folding.add(event):
                 rows.append(as_json(line))
         write_whole(run.metrics, "".join(rows))

@@ -203,10 +203,10 @@ class GroupAgent(SimpleElasticAgent):
             match report:
                 case Started(key, pid):
                     self._pids[key] = pid
-                    self._journal.say("started", rank=self._job.members[key].rank, pid=pid)
+                    self._journal.write("started", rank=self._job.members[key].rank, pid=pid)
                 case Ended(key, pid, code):
                     self._codes[key] = code
-                    self._journal.say(
+                    self._journal.write(
                         "exited",
                         rank=self._job.members[key].rank,
                         pid=pid,
@@ -238,7 +238,7 @@ def run_agent(job: AgentJob, server: Client) -> int:
     except (DistError, RendezvousError, ServerGone, CannotStart) as error:
         logging.getLogger(__name__).exception("agent of group %s on node %s", job.group, job.node)
         print(f"error: {error}", file=sys.stderr)
-        journal.say("fault", error=f"{error}", traceback="", lost=isinstance(error, ServerGone))
+        journal.write("fault", error=f"{error}", traceback="", lost=isinstance(error, ServerGone))
         return 1
     finally:
         server.close()

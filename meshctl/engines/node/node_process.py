@@ -71,7 +71,7 @@ class NodeProcess:
         self._attempt: _Attempt | None = None
         self._code = OK
         self._is_leaving = False
-        self._heard = self._beat = time.monotonic()
+        self._last_seen = self._beat = time.monotonic()
 
     def run(self) -> int:
         """Returns the exit code: 0 when all agents have ended well and the head has said that the run is
@@ -105,17 +105,17 @@ class NodeProcess:
         was itself stopped meanwhile starts to wait anew."""
         now = time.monotonic()
         if now - before > 2 * BEAT_S:
-            self._heard = now
+            self._last_seen = now
         if now - self._beat >= BEAT_S:
             self._beat = now
             self._connection.send({"type": "beat"})
-        if self._lease_s and now - self._heard > self._lease_s:
+        if self._lease_s and now - self._last_seen > self._lease_s:
             self._connection.close()
 
     def _receive(self) -> None:
         try:
             for message in self._connection.receive():
-                self._heard = time.monotonic()
+                self._last_seen = time.monotonic()
                 self._obey(message)
         except (ProtocolError, LookupError, TypeError, ValueError) as error:
             print(f"error: the head sends what this node process cannot read: {error}", file=sys.stderr)

@@ -161,12 +161,12 @@ class Head:
             return
         priority = Priority.OWN if exited.code < 0 else Priority.ECHO
         error = f"{exited.what}: {name_of(exited.code)}"
-        self._session.journal.say("fault", error=error, traceback="", lost=priority is Priority.ECHO)
+        self._session.journal.write("fault", error=error, traceback="", lost=priority is Priority.ECHO)
         self._causes.record(error, priority, now, exited.log)
 
     def _on_lost(self, reason: str, now: float) -> None:
         if not self._phase:
-            self._session.journal.say("fault", error=reason, traceback="", lost=True)
+            self._session.journal.write("fault", error=reason, traceback="", lost=True)
             self._causes.record(reason, Priority.LOST, now)
 
     def _note(self, event: Event) -> None:
@@ -247,7 +247,7 @@ class Head:
 
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers see it with all others, when the events are next read."""
-        self._session.journal.say(name, step=step, **value)
+        self._session.journal.write(name, step=step, **value)
 
 
 def wait(files: Iterable[int], seconds: float) -> None:

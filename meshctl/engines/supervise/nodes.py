@@ -68,7 +68,7 @@ class _Node:
     """Groups whose agents run."""
     is_ended: bool = True
     """Whether nothing of the attempt is left on the node."""
-    heard: float = 0.0
+    last_seen: float = 0.0
 
 
 class Nodes:
@@ -158,7 +158,7 @@ class Nodes:
         reports: list[Report] = []
         for number, node in self._nodes.items():
             if was_stopped:  # the head itself was: no node is to blame
-                node.heard = self._began = now
+                node.last_seen = self._began = now
             reports += self._poll_node(number, node, now)
         self._send_beats(now)
         return reports
@@ -196,7 +196,7 @@ class Nodes:
             connection.send({"type": "leave"})
             connection.close()
             return
-        node.connection, node.heard, node.is_lost = connection, now, False
+        node.connection, node.last_seen, node.is_lost = connection, now, False
         if not node.is_ended:
             connection.send(self._attempt)
 
@@ -213,14 +213,14 @@ class Nodes:
         reports: list[Report] = []
         try:
             for message in node.connection.receive():
-                node.heard = now
+                node.last_seen = now
                 reports += self._hear(number, node, message)
         except (ProtocolError, LookupError, TypeError, ValueError) as error:
             return [*reports, *self._lose(number, node, f"node {number} sends what cannot be read: {error}")]
         node.connection.flush()
         if node.connection.is_closed:
             return [*reports, *self._lose(number, node, f"the connection to node {number} is lost")]
-        if self._lease_s and now - node.heard > self._lease_s:
+        if self._lease_s and now - node.last_seen > self._lease_s:
             return self._lose(number, node, f"node {number} has not answered for {self._lease_s:.0f} s")
         return reports
 

@@ -84,7 +84,7 @@ class Supervisor:
                 self._signals,
             )
             outcome = self._attempts(session, attempt, handle)
-            journal.say("over", code=outcome.code, reason=outcome.reason)
+            journal.write("over", code=outcome.code, reason=outcome.reason)
         finally:
             views.on_end(outcome.code, outcome.reason)
             nodes.leave()

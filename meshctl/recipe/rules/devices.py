@@ -155,7 +155,7 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     assert allocation is not None
     cluster, each = allocation.cluster, recipe.cluster.devices_of(kind)
     total, nodes = counted(cluster.total(kind), "device"), counted(cluster.nodes, "node")
-    said = (
+    word = (
         f"{nodes} x {each} = {total}" if isinstance(each, int) else f"{counted(len(each), 'node')}: {total}"
     )
     key = ("devices_per_node", kind) if kind in recipe.cluster.named else ("devices_per_node",)
@@ -167,7 +167,7 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     who = f"all groups on {kind}" if _has_several_types(facts) else "all groups"
     left_out = "it" if len(key) > 1 else "`cluster`"
     help = f"{who} together need {needed}: say {enough}, or leave {left_out} out"
-    return facts.cluster_value(*key).with_word(said), help
+    return facts.cluster_value(*key).with_word(word), help
 
 
 def one_mps_device_per_node(facts: Facts) -> Iterator[Diagnostic]:

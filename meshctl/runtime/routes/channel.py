@@ -245,8 +245,8 @@ class Channel:
         leader = self.consumers.leaders[part]
         readers = [self._consumer.job_rank(rank) for rank in self.consumers.ranks[part]]
         if leader != self._me:
-            lent = self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE)
-            self._fill(tensor_of(lent.frame), value, ranges)
+            delivery = self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE)
+            self._fill(tensor_of(delivery.frame), value, ranges)
             self._transport.send(readers, self._tag + VALUES, Frame(content))
             return
         ragged = [name for name, (kind, *_) in schema.items() if kind == "ragged"]

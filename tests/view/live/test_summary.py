@@ -50,10 +50,10 @@ def test_of_a_run_that_never_began(recorded: Recorded, run: RunDir) -> None:
 def test_the_second_attempt_has_the_last_word(recorded: Recorded, run: RunDir) -> None:
     recorded.write(run)
     journal = Journal(run.journal("launcher-None"))
-    journal.say("launched", attempt=1)
-    journal.say("resumed", step=12)
+    journal.write("launched", attempt=1)
+    journal.write("resumed", step=12)
     assert "without a word" in summary(recorded.plan, run)
-    journal.say("over", code=0, reason="")
+    journal.write("over", code=0, reason="")
     journal.close()
     assert summary(recorded.plan, run).startswith("arithmetic: done after 12 steps")
 
@@ -62,8 +62,8 @@ def test_of_a_program(run: RunDir) -> None:
     program = Group("ddp", "cpu", 2, 0, program=Program(("train.py",)))
     plan = replace(make_plan(), groups=(program,), components=(), stages=(), routes=())
     journal = Journal(run.journal("launcher"))
-    journal.say("launched", attempt=0)
-    journal.say("over", code=0, reason="")
+    journal.write("launched", attempt=0)
+    journal.write("over", code=0, reason="")
     journal.close()
     text = summary(plan, run)
     assert (

@@ -64,7 +64,7 @@ class Frame:
         self._stays = out_of_band
         self._tensors: list[tuple[Tensor, int]] = []
         self._known: dict[int, tuple[Tensor, msgpack.ExtType]] = {}
-        """What was said of a tensor, by its identity, which is its own as long as it is kept here."""
+        """The packed form of a tensor by its `id`. The tensor is kept, so that its `id` is not used again."""
         self._size = self._depth = 0
         header = self._packed(value)
         self._head = _PREFIX.pack(MAGIC, len(header)) + header
@@ -107,7 +107,7 @@ class Frame:
         if self._depth > _DEPTH:
             raise FrameError(f"a value that cannot be sent: more than {_DEPTH} tuples lie in one another")
         try:
-            data: bytes = msgpack.packb(value, default=self._said, strict_types=True)
+            data: bytes = msgpack.packb(value, default=self._to_ext, strict_types=True)
         except FrameError:
             raise
         except (ValueError, OverflowError, RecursionError) as error:
@@ -115,12 +115,12 @@ class Frame:
         self._depth -= 1
         return data
 
-    def _said(self, value: Any) -> Any:
+    def _to_ext(self, value: Any) -> Any:
         """What msgpack does not know."""
         match value:
             case Tensor():
                 if id(value) not in self._known:
-                    self._known[id(value)] = value, self._said_of(value.detach())
+                    self._known[id(value)] = value, self._tensor_ext(value.detach())
                 return self._known[id(value)][1]
             case Ragged():
                 return msgpack.ExtType(_RAGGED, self._packed([value.values, value.offsets]))
@@ -153,7 +153,7 @@ class Frame:
         sized = column.numel() >= len(ids) if isinstance(column, Tensor) else column is not None
         return [ids.start, *ids.shape] if sized else batch.ids
 
-    def _said_of(self, tensor: Tensor) -> msgpack.ExtType:
+    def _tensor_ext(self, tensor: Tensor) -> msgpack.ExtType:
         if why := not_sent(tensor):
             raise FrameError(why)
         out_of_band = len(self.out_of_band) < MAX_OUT_OF_BAND and self._stays(tensor)
@@ -240,7 +240,13 @@ class _Reader:
         out_of_band: Sequence[Tensor],
         device: torch.device | None,
     ) -> None:
-        self._frame, self._size, self._start, self._beside, self._depth = frame, size, start, out_of_band, 0
+        self._frame, self._size, self._start, self._out_of_band, self._depth = (
+            frame,
+            size,
+            start,
+            out_of_band,
+            0,
+        )
         self._device = device
         self._memory: bytearray | None = None
         """Of a frame that is bytes, once one of its tensors is read."""
@@ -253,7 +259,7 @@ class _Reader:
         if self._depth > _DEPTH:
             raise FrameError(f"a malformed header: more than {_DEPTH} values lie in one another")
         try:
-            value = msgpack.unpackb(header, ext_hook=self._heard, strict_map_key=False)
+            value = msgpack.unpackb(header, ext_hook=self._unpacked, strict_map_key=False)
         except FrameError:
             raise
         except (
@@ -270,7 +276,7 @@ class _Reader:
         self._depth -= 1
         return value
 
-    def _heard(self, kind: int, data: bytes) -> Any:
+    def _unpacked(self, kind: int, data: bytes) -> Any:
         if kind == _LONG:
             return int.from_bytes(data, "big", signed=True)
         inner = self.value(data)
@@ -286,13 +292,13 @@ class _Reader:
             return self._batch(*inner)
         raise FrameError(f"an unknown kind {kind}")
 
-    def _view(self, *said: int) -> Tensor:
+    def _view(self, *fields: int) -> Tensor:
         try:
-            found = self._seen_at.get(said)
+            found = self._seen_at.get(fields)
         except TypeError:
-            raise FrameError(f"a tensor of {short(said)}") from None
+            raise FrameError(f"a tensor of {short(fields)}") from None
         if found is None:
-            found = self._seen_at[said] = self._put(said[0], self._viewed(*said))
+            found = self._seen_at[fields] = self._put(fields[0], self._viewed(*fields))
         return found
 
     def _put(self, kind: int, tensor: Tensor) -> Tensor:
@@ -321,12 +327,12 @@ class _Reader:
 
     def _seen(self, kind: int, number: int, *shape: int) -> Tensor:
         dtype, nbytes = self._checked(kind, number, shape)
-        if number >= len(self._beside) or self._beside[number].nbytes != nbytes:
+        if number >= len(self._out_of_band) or self._out_of_band[number].nbytes != nbytes:
             raise FrameError(
                 f"a tensor of {nbytes} bytes beside the frame, as number {number}, where "
-                f"{len(self._beside)} came"
+                f"{len(self._out_of_band)} came"
             )
-        return self._beside[number].view(dtype).view(shape)
+        return self._out_of_band[number].view(dtype).view(shape)
 
     def _batch(self, columns: dict[str, Any], ids: Any, group_depth: int, most: int | None) -> Batch:
         for name, column in columns.items():
@@ -352,7 +358,7 @@ class _Reader:
         if len(ids) < 2 or {*map(type, ids)} != {int} or min(ids[1:]) < 1:
             raise FrameError("a batch whose ids are no numbers")
         if not -(1 << 63) <= ids[0] < (1 << 63) - ids[1] or prod(ids[1:]) > self._size + sum(
-            tensor.nbytes for tensor in self._beside
+            tensor.nbytes for tensor in self._out_of_band
         ):
             raise FrameError(f"a batch of the ids {short(ids)} in a frame of {self._size} bytes")
         return Grid(ids[0], tuple(ids[1:]))

@@ -1,0 +1,94 @@
+"""One word per thing: identifiers that the terms of `docs/glossary.md` replaced do not come back."""
+
+from __future__ import annotations
+
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from tests.paths import PACKAGE, ROOT
+
+REPLACED = {
+    "giver": "producer",
+    "givers": "producers",
+    "taker": "consumer",
+    "takers": "consumers",
+    "speaker": "producer",
+    "speakers": "producers",
+    "speaking": "producers",
+    "hearer": "consumer",
+    "hearers": "consumers",
+    "hearing": "consumers",
+    "heard": "received, last_seen",
+    "heard_by": "producers_of",
+    "teller": "leader",
+    "tellers": "leaders",
+    "voices": "producer_ranks",
+    "say": "write, send, announce",
+    "said": "header, stated, shown, problem",
+    "tell": "report, announce, send",
+    "told": "env, sent, announced",
+    "lend": "lease",
+    "lent": "leased",
+    "lending": "buffer_pool",
+    "loan": "lease",
+    "loans": "leases",
+    "beside": "out_of_band",
+    "shelf": "config_store",
+    "mounted": "hydra_defaults",
+    "belongs": "misplaced",
+    "home_of": "suggest_location",
+    "outline_of": "partition_key",
+    "tally_of": "run_state",
+    "aside": "parallel_start",
+    "handed_back": "deserialize",
+    "by_libc": "use_memmove",
+    "reach_all": "connect_all",
+    "wayerror": "ConnectError",
+    "below_us": "user_frames",
+    "strips": "mapped_concat",
+    "seat": "RankLocation, StageContext",
+    "crossing": "GroupPair",
+    "lying": "BufferRef",
+    "second_hop": "realign",
+}
+"""Replaced identifier in lower case and without leading underscores -> the words that replace it."""
+
+
+def identifiers(path: Path) -> dict[str, int]:
+    """Returns the identifiers of a file, each with its last line. Strings, and so keys of JSON, are none."""
+    with tokenize.open(path) as file:
+        tokens = list(tokenize.generate_tokens(file.readline))
+    return {token.string: token.start[0] for token in tokens if token.type == tokenize.NAME}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_no_replaced_identifier(path: Path) -> None:
+    found = [
+        f"{path}:{line}: `{name}` is now {REPLACED[name.lstrip('_').lower()]}"
+        for name, line in identifiers(path).items()
+        if name.lstrip("_").lower() in REPLACED
+    ]
+    assert not found
+
+
+def test_identifiers_are_names_and_not_strings(tmp_path: Path) -> None:
+    file = tmp_path / "code.py"
+    file.write_text('_teller = {"giver": 1}  # a taker\nx.speakers\n')
+    assert identifiers(file) == {"_teller": 1, "x": 2, "speakers": 2}
+
+
+def test_the_glossary_defines_each_noun_once() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    nouns = [
+        noun.strip()
+        for row in re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
+        for noun in row.split(",")
+        if noun.strip() not in ("noun", "---")
+    ]
+    assert len(nouns) > 40
+    assert not {noun for noun in nouns if nouns.count(noun) > 1}
