@@ -2,8 +2,8 @@
 
     python benchmarks/collect_ranks.py [--rounds 20]
 
-A new mesh each time, so that nothing is remembered; the speakers of a route are asked for too, which are the
-same ranks.
+Each round makes a new mesh, so that nothing is cached. The producer ranks of a route, which are the same
+ranks, are measured as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT
 
 GOAL = 5.0
-"""Milliseconds."""
+"""In milliseconds."""
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     print(f"{'dp 4096 x tp 8 x pp 16':<24} {'milliseconds':>12} {'goal':>6}")
     cases = {
         "collect_ranks": DeviceMesh.collect_ranks,
-        "speakers": lambda mesh: COLLECT["flatten"].producers.ranks(mesh),
+        "producer_ranks": lambda mesh: COLLECT["flatten"].producers.ranks(mesh),
     }
     took = {
         name: statistics.median(milliseconds(find) for _ in range(rounds)) for name, find in cases.items()
@@ -40,10 +40,11 @@ def main() -> None:
 
 
 def milliseconds(find: Callable[[DeviceMesh], tuple[int, ...]]) -> float:
+    """Returns the time of one question to a new mesh, in milliseconds."""
     begin = time.perf_counter()
-    found = find(DeviceMesh.from_sizes(dp_size=4096, tp_size=8, pp_size=16))
+    ranks = find(DeviceMesh.from_sizes(dp_size=4096, tp_size=8, pp_size=16))
     took = time.perf_counter() - begin
-    assert len(found) == 4096 and found[1] - found[0] == 8
+    assert len(ranks) == 4096 and ranks[1] - ranks[0] == 8
     return took * 1e3
 
 

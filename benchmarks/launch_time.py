@@ -1,10 +1,10 @@
-"""From the command to the first pipeline step, against two bare torchruns side by side doing one all-reduce.
+"""The time from the command to the first pipeline step, against two concurrent torchruns with one all-reduce.
 
     python benchmarks/launch_time.py [--rounds 5]
 
-Both start two groups of n CPU workers, alternately. torchrun's time ends when the last of its 2 n workers has
-done its all-reduce; meshctl's when the last of its 2 n workers has ended step 1: a batch made in one group,
-moved to the other, and an all-reduce there.
+Both start two groups of n CPU workers, alternately. The time of torchrun ends when the last of its 2 n
+workers has finished its all-reduce. The time of meshctl ends when the last of its 2 n workers has finished
+step 1, in which one group makes a batch and the other receives it and runs an all-reduce.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 GOALS = {4: 0.4, 2: 0.6}
-"""By workers per group."""
+"""Workers per group -> the largest ratio of the times."""
 
 COMPONENTS = """
 import torch
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def torchrun(workers: int) -> float:
-    """Seconds until the last worker of both has done its all-reduce."""
+    """Returns the seconds until the last worker of both groups has finished its all-reduce."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
@@ -118,7 +118,7 @@ def torchrun(workers: int) -> float:
 
 
 def meshctl(workers: int) -> float:
-    """Seconds until the last worker has ended step 1."""
+    """Returns the seconds until the last worker has finished step 1."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "parts.py").write_text(COMPONENTS)

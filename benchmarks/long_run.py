@@ -27,7 +27,7 @@ from meshctl.runtime.batch.batch import Batch, Column, Ragged
 GOAL = 1.02
 PIECES = 40
 MOST = 1 << 20
-"""Bytes of the largest batch of all speakers together."""
+"""Bytes of the largest batch of all producers together."""
 WIDTH = 2
 """Workers of each group."""
 
@@ -67,7 +67,8 @@ def begin(end: End) -> Step:
 
 
 class Sizes:
-    """A speaker's batches: its half of the samples, of sizes that all speakers draw alike."""
+    """Yields a producer's batches: its half of the samples, with sizes from a random generator that all
+    producers share."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -1,11 +1,11 @@
-"""What a picture of 100,000 devices costs, against one of 8; and what one question about one rank of
-1,000,000 costs.
+"""The cost of a picture of 100,000 devices, against one of 8, and of one query about one rank of 1,000,000.
 
     python benchmarks/topology_scale.py [--rounds 9]
 
-Whole processes, `show-topology` of the same recipe in two sizes, alternately: three groups, on the large one
-with meshes of five dims. The questions are asked of ranks all over the mesh; a time is the mean of a thousand
-in a row, the best of five. A list of ranks costs by its length, so dims of more than 256 are not listed.
+A picture is a process of `show-topology`. The recipe has three groups, in two sizes that are measured
+alternately; the meshes of the large one have five dims. Queries are about ranks all over the mesh. A time is
+the mean of a thousand queries, the best of five such means. The cost of a list of ranks grows with its
+length, so dims of more than 256 ranks are not listed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pathlib import Path
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
 from meshctl.topology.flows import EvenFlow
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT
+from meshctl.topology.modes import COLLECT, EXECUTE
 
 CPU_GOAL, MEMORY_GOAL = 1.5, 1.2
-QUESTION_GOAL = 50.0
-"""Microseconds."""
-ASKED = 1000
-LISTED = 256
-SLOWEST = 12
-"""So many are shown."""
+QUERY_GOAL_US = 50.0
+QUERIES = 1000
+"""Queries of one mean."""
+MAX_LISTED_RANKS = 256
+MAX_SHOWN = 12
+"""The slowest queries that are shown."""
 
 COMPONENTS = """
 from meshctl import Batch, Component, endpoint
@@ -117,13 +117,13 @@ def main() -> None:
         for format in ("json", "text"):
             pairs = [(shown(folder, "small", format), shown(folder, "large", format)) for _ in range(rounds)]
             cases += [case for case in compared(format, pairs) if case["goal"]]
-    print(f"\n{'a question about one of 1,000,000 ranks':<48} {'microseconds':>12} {'goal':>6}")
-    times = sorted(((asked(question), name) for name, question in questions()), reverse=True)
-    for took, name in times[:SLOWEST]:
-        print(f"{name:<48} {took:>12.1f} {QUESTION_GOAL:>6}")
-    print(f"and {len(times) - SLOWEST} that are quicker")
+    print(f"\n{'a query about one of 1,000,000 ranks':<48} {'microseconds':>12} {'goal':>6}")
+    times = sorted(((microseconds(query), name) for name, query in queries()), reverse=True)
+    for duration, name in times[:MAX_SHOWN]:
+        print(f"{name:<48} {duration:>12.1f} {QUERY_GOAL_US:>6}")
+    print(f"and {len(times) - MAX_SHOWN} faster ones")
     cases.append(
-        {"what": f"microseconds of {times[0][1]}", "value": round(times[0][0], 1), "goal": QUESTION_GOAL}
+        {"what": f"microseconds of {times[0][1]}", "value": round(times[0][0], 1), "goal": QUERY_GOAL_US}
     )
     worst, *others = sorted(cases, key=lambda case: case["value"] / case["goal"], reverse=True)
     print(
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def shown(folder: Path, recipe: str, format: str) -> tuple[float, float, int]:
-    """Seconds of CPU, peak MiB and bytes of the picture."""
+    """Returns the CPU seconds, the peak MiB and the bytes of a picture."""
     command = [
         str(Path(sys.executable).with_name("meshctl")),
         "show-topology",
@@ -168,8 +168,8 @@ def compared(
         yield {"what": f"{what} of {format}", "value": round(ratio, 3), "goal": goal}
 
 
-def questions() -> Iterator[tuple[str, Callable[[int], object]]]:
-    """All that is asked of one rank; dims of usual sizes."""
+def queries() -> Iterator[tuple[str, Callable[[int], object]]]:
+    """Yields the queries about one rank by name, on a mesh with dims of usual sizes."""
     mesh = DeviceMesh.from_sizes(
         pp_size=10,
         dp_size=50,
@@ -191,7 +191,7 @@ def questions() -> Iterator[tuple[str, Callable[[int], object]]]:
     yield "in", mesh.__contains__
     for dim in dims:
         yield f"dim_rank {dim}", lambda rank, dim=dim: mesh.dim_rank(rank, dim)
-        if mesh.size(dim) <= LISTED:
+        if mesh.size(dim) <= MAX_LISTED_RANKS:
             yield f"ranks_along {dim} ({mesh.size(dim)})", lambda rank, dim=dim: mesh.ranks_along(dim, rank)
         yield f"neighbour {dim}", lambda rank, dim=dim: mesh.neighbour(rank, dim, ring=True)
         yield f"is_last {dim}", lambda rank, dim=dim: mesh.is_last(rank, dim)
@@ -214,24 +214,24 @@ def questions() -> Iterator[tuple[str, Callable[[int], object]]]:
     )
     for collect in COLLECT:
         yield (
-            f"which speaker, collect {collect}",
-            lambda rank, collect=collect: COLLECT[collect].speakers.number(mesh, rank),
+            f"producer number, collect {collect}",
+            lambda rank, collect=collect: COLLECT[collect].producers.index_of(mesh, rank),
         )
     for execute in ("all", "peer"):
-        links = EvenFlow(mesh, mesh, 1 << 20, execute=execute)
-        yield f"whom it hears, execute {execute}", links.hears
-        yield f"which samples, execute {execute}", links.span_of
+        links = EvenFlow(mesh, mesh, 1 << 20, execute=EXECUTE[execute])
+        yield f"producers of a rank, execute {execute}", links.producers_of
+        yield f"samples of a rank, execute {execute}", links.span_of
 
 
-def asked(question: Callable[[int], object]) -> float:
-    """Microseconds."""
-    ranks = [number * 7919 % 1_000_000 for number in range(ASKED)]
+def microseconds(query: Callable[[int], object]) -> float:
+    """Returns the time of one query in microseconds."""
+    ranks = [number * 7919 % 1_000_000 for number in range(QUERIES)]
     best = float("inf")
     for _ in range(5):
         begin = time.perf_counter()
         for rank in ranks:
-            question(rank)
-        best = min(best, (time.perf_counter() - begin) / ASKED)
+            query(rank)
+        best = min(best, (time.perf_counter() - begin) / QUERIES)
     return best * 1e6
 
 

@@ -1,10 +1,10 @@
-"""What it costs to check a recipe, in CPU time of whole cold processes.
+"""The CPU time of commands that check a recipe, each in a cold process.
 
     python benchmarks/validate_time.py [--rounds 9]
 
-The first table is ratios, the two commands of a row run alternately; the second is seconds. The compared
-recipe is the one of `make demo`; the broken one is the same with twenty mistakes; the large one has 500
-components in some 5,000 lines.
+The first table has ratios; the two commands of a row run alternately. The second table has seconds. The
+compared recipe is that of `make demo`. The broken recipe is the same with twenty mistakes, and the large one
+has 500 components in about 5,000 lines.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Case:
     what: str
     command: tuple[str, ...]
     against: tuple[str, ...]
-    """Empty for one that is measured in seconds."""
+    """The command to compare with; empty for a case that is measured in seconds."""
     goal: float
 
 
@@ -103,22 +103,23 @@ def cases(folder: Path) -> list[Case]:
 
 
 def measured(case: Case, rounds: int) -> dict[str, object]:
-    """The median, of ratios taken pair by pair where there is something to compare with."""
+    """Returns the median of the seconds, or of the ratios of pairs of runs where there is a command to
+    compare with."""
     cpu(case.command)  # fills the caches of bytecode and files
-    mine, theirs = [], []
+    ours, theirs = [], []
     for _ in range(rounds):
-        mine.append(cpu(case.command))
+        ours.append(cpu(case.command))
         theirs.append(cpu(case.against) if case.against else 1.0)
-    value = statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
-    seconds = f"{statistics.median(mine):.3f} s" + (
-        f" / {statistics.median(theirs):.3f} s" if case.against else ""
-    )
+    value = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+    seconds = f"{statistics.median(ours):.3f} s"
+    if case.against:
+        seconds += f" / {statistics.median(theirs):.3f} s"
     print(f"{case.what:<40} {seconds:>18} {value:>7.2f}   goal {case.goal:g}", flush=True)
     return {"what": case.what, "value": round(value, 3), "goal": case.goal}
 
 
 def cpu(command: Sequence[str]) -> float:
-    """Seconds of user and system time, of the process and its children."""
+    """Returns the seconds of user and system time of a process and its children."""
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GITHUB_"))
     }
@@ -133,7 +134,7 @@ def cpu(command: Sequence[str]) -> float:
 
 
 def broken(folder: Path) -> Path:
-    """The demo's recipe with all mistakes at once, each where a user would make it."""
+    """Writes the recipe of the demo with all mistakes at once, each at a plausible place."""
     import yaml
 
     (folder / "arithmetic").symlink_to(QUICKSTART.parent / "arithmetic")
@@ -149,7 +150,7 @@ def broken(folder: Path) -> Path:
 
 
 def large(folder: Path) -> Path:
-    """A recipe of the demo's classes; ten lines a component and its stage."""
+    """Writes a recipe of the demo's classes, with ten lines for each component and its stage."""
     parts = ["groups:\n  train: {ranks: 8, device_type: cpu}\ncomponents:\n"]
     for number in range(COMPONENTS):
         parts.append(
@@ -165,7 +166,7 @@ def large(folder: Path) -> Path:
 
 
 def bomb(folder: Path) -> Path:
-    """Ten levels of nine aliases each, filled up with comments to one MiB."""
+    """Writes ten levels of nine YAML aliases each, padded with comments to one MiB."""
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     text = "\n".join(levels) + "\n"

@@ -1,20 +1,20 @@
-"""How fast a trainer's weights get to those who sample with them, in another layout, and how much memory that
-takes.
+"""The time and memory of a weight sync from a trainer to samplers with another layout.
 
     python benchmarks/weight_sync.py [--rounds 7] [--mib 1024]
 
-A model of 1 GiB (bfloat16: 8 layers, an embedding and a head) between two groups of real processes on one
-node, driven from here: a command goes out, and the time is that until all have answered. Contenders take
-turns; the first rounds are dropped, and a ratio is the median of the ratios of the rounds. All memory is
-warm, and everything that arrives is checked once before any time is taken.
+A model of 1 GiB (bfloat16: 8 layers, an embedding and a head) is sent between two groups of processes on one
+node. This process drives them: the time of a round is from its command until all workers have answered. The
+contenders alternate, and the first rounds are not counted. A ratio is the median of the ratios of the rounds.
+All memory is warm, and every received value is checked once before the measurement.
 
-    once    takers read both ends of each parameter, against one memcpy of the model: within a node its bytes
+    once    consumers read both ends of each parameter, against one memcpy of the model: within a node its
+            bytes
             must move once
-    load    takers copy each parameter to one of their own, against one memcpy of all that they load
+    load    consumers copy each parameter to one of their own, against one memcpy of everything that they load
 
-`extra` is what all processes together hold more after the rounds than before the first sync (PSS, so that
-shared pages count once), in buckets for each set of takers that want the same. Memory is used again and not
-given back, so that is the peak.
+`extra` is the growth of the memory of all processes from before the first sync to after the rounds (PSS, so
+that shared pages count once), in buckets for each set of consumers with the same shards. Memory is reused and
+not released, so this is the peak.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ from meshctl.topology.modes import Route
 
 MIB = 1 << 20
 HIDDEN, INNER, VOCABULARY, LAYERS = 2048, 5632, 32000, 8
-DROPPED = 2
-"""Rounds."""
-LEAST, MOST = 0.5, 2.0
-"""The goals: of memcpy, and buckets."""
+WARMUP_ROUNDS = 2
+MIN_MEMCPY_RATIO, MAX_EXTRA_BUCKETS = 0.5, 2.0
 COLUMNS, ROWS, REPLICATED = 0, 1, None
-"""Which dim of a parameter tp cuts."""
+"""The dim of a parameter that tp shards."""
 
 
 @dataclass(frozen=True)
@@ -58,28 +56,28 @@ class Case:
     """Two layouts of the same model."""
 
     name: str
-    giver: DeviceMesh
-    taker: DeviceMesh
+    producer: DeviceMesh
+    consumer: DeviceMesh
 
     @property
     def sets(self) -> int:
-        """How many takers want something of their own."""
-        return self.taker.size("tp")
+        """The number of sets of consumers with different shards."""
+        return self.consumer.size("tp")
 
     @property
     def copies(self) -> int:
-        """How often all takers together load the model."""
-        return self.taker.size("dp")
+        """The number of copies of the model that all consumers load together."""
+        return self.consumer.size("dp")
 
     @property
     def plan(self) -> Plan:
         groups = (
-            Group("one", "cpu", self.giver.world_size, 0),
-            Group("two", "cpu", self.taker.world_size, self.giver.world_size),
+            Group("one", "cpu", self.producer.world_size, 0),
+            Group("two", "cpu", self.consumer.world_size, self.producer.world_size),
         )
         components = (
-            Component("actor", "x.Actor", "one", self.giver),
-            Component("sampler", "x.Sampler", "two", self.taker),
+            Component("actor", "x.Actor", "one", self.producer),
+            Component("sampler", "x.Sampler", "two", self.consumer),
         )
         stages = (Stage("publish", "sync", "actor", "weights", to="sampler", to_method="load_weights"),)
         route = Route("publish", "publish", "publish", kind="weights")
@@ -97,8 +95,8 @@ CASES = (
 
 
 def model(mib: int) -> Iterator[tuple[str, tuple[int, ...], int | None]]:
-    """(name, shape, the dim that tp cuts) of each parameter; a part of the layers where that is not the whole
-    GiB."""
+    """Yields the name, the shape and the dim that tp shards of each parameter. A model below 1 GiB has fewer
+    layers."""
     rows = VOCABULARY * mib // 1024
     yield "embedding", (rows, HIDDEN), COLUMNS
     for layer in range(max(1, LAYERS * mib // 1024)):
@@ -111,7 +109,7 @@ def model(mib: int) -> Iterator[tuple[str, tuple[int, ...], int | None]]:
 
 
 class Shard:
-    """A parameter as a DTensor holds it, without its process group."""
+    """A shard of a parameter, with the interface of a DTensor but without a process group."""
 
     def __init__(self, shape: tuple[int, ...], box: Part, local: Tensor) -> None:
         self.shape, self.dtype, self.ndim = shape, local.dtype, len(shape)
@@ -126,9 +124,9 @@ class Shard:
 
 
 def weights(mesh: DeviceMesh, rank: int, mib: int, *, fill: bool) -> dict[str, Any]:
-    """A rank's shards: cut by tp, and then their rows by fsdp; without `fill` only their shapes. Each element
-    tells where it is."""
-    held = {}
+    """Returns the shards of a rank, split by tp and then, along dim 0, by fsdp. Without `fill` they have no
+    memory. The value of an element follows from its position."""
+    shards = {}
     for number, (name, shape, dim) in enumerate(model(mib)):
         ranges = [range(size) for size in shape]
         if dim is not None:
@@ -136,15 +134,16 @@ def weights(mesh: DeviceMesh, rank: int, mib: int, *, fill: bool) -> dict[str, A
         rows = even_split(len(ranges[0]), mesh.size("fsdp"), mesh.dim_rank(rank, "fsdp"))
         ranges[0] = ranges[0][rows.start : rows.stop]
         box = Part(tuple(part.start for part in ranges), tuple(map(len, ranges)))
-        held[name] = Shard(
+        shards[name] = Shard(
             shape,
             box,
             expected(number, box) if fill else torch.empty((), dtype=torch.bfloat16).expand(box.size),
         )
-    return held
+    return shards
 
 
 def expected(number: int, box: Part) -> Tensor:
+    """Returns the values of a shard of a parameter."""
     grids = [
         torch.arange(start, start + size, dtype=torch.int16)
         for start, size in zip(box.start, box.size, strict=True)
@@ -154,7 +153,7 @@ def expected(number: int, box: Part) -> Tensor:
 
 
 def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
-    """A step over the product's own channel."""
+    """Returns a step of a worker that sends or receives weights over a `WeightChannel`."""
     transport = connect_all(end.plan, end.place, end.connect())
     own, step = (
         weights(
@@ -169,13 +168,13 @@ def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
     channel = WeightChannel(end.context(transport), *ends)
     channel.open(0)
 
-    def give() -> int:
+    def send() -> int:
         nonlocal step
         step, channel.bytes_sent = step + 1, 0
         channel.send(own, step)
         return channel.bytes_sent
 
-    def take() -> None:
+    def receive() -> None:
         nonlocal step
         step += 1
         channel.send(None, step)
@@ -189,13 +188,13 @@ def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
             else:
                 tensor.view(-1)[0].item(), tensor.view(-1)[-1].item()
         if step == 1:
-            ctypes.CDLL(None).malloc_trim(0)  # what the check took is not the sync's
+            ctypes.CDLL(None).malloc_trim(0)  # the memory of the check is not part of the sync
 
-    return give if end.gives else take
+    return send if end.gives else receive
 
 
-def held_by(world: World) -> int:
-    """The memory that a world's processes hold: of shared pages each its share."""
+def pss_bytes(world: World) -> int:
+    """Returns the PSS of all processes of a world, in bytes."""
     return sum(
         int(line.split()[1]) << 10
         for pid in world.pids
@@ -205,7 +204,7 @@ def held_by(world: World) -> int:
 
 
 def memcpy(nbytes: int, end: End) -> Step:
-    """By the first worker; the others only answer."""
+    """Returns a step in which the first worker copies memory and the others do nothing."""
     if end.place:
         return lambda: None
     source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in "12")
@@ -217,19 +216,20 @@ def memcpy(nbytes: int, end: End) -> Step:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was measured of a case."""
+class Measured:
+    """The measurements of a case."""
 
     times: Mapping[str, Sequence[float]]
     """Contender -> seconds of each round."""
     extra: Mapping[str, int]
-    """Contender -> bytes."""
+    """Contender -> bytes of additional memory."""
     sent: int
+    """Bytes that one sync sent."""
     nbytes: int
-    """Of the model."""
+    """Bytes of the model."""
 
 
-def measured(case: Case, mib: int, rounds: int) -> Found:
+def measured(case: Case, mib: int, rounds: int) -> Measured:
     nbytes = sum(2 * Part((0,) * len(shape), shape).count for _, shape, _ in model(mib))
     begins = {
         "once": partial(sync, case, mib, False),
@@ -242,20 +242,20 @@ def measured(case: Case, mib: int, rounds: int) -> Found:
         worlds = {name: World(case.plan, begin) for name, begin in begins.items()}
         for world in worlds.values():
             stack.callback(world.close)
-        before = {name: held_by(world) for name, world in worlds.items()}
-        for number in range(DROPPED + rounds):
+        before = {name: pss_bytes(world) for name, world in worlds.items()}
+        for number in range(WARMUP_ROUNDS + rounds):
             for name, world in worlds.items():
                 seconds, _, given = world.steps()
-                times[name] += [seconds] * (number >= DROPPED)
+                times[name] += [seconds] * (number >= WARMUP_ROUNDS)
                 if name == "once":
-                    sent = sum(given[: case.giver.world_size])
-        return Found(
-            times, {name: held_by(world) - before[name] for name, world in worlds.items()}, sent, nbytes
+                    sent = sum(given[: case.producer.world_size])
+        return Measured(
+            times, {name: pss_bytes(world) - before[name] for name, world in worlds.items()}, sent, nbytes
         )
 
 
-def compared(case: Case, found: Found) -> list[dict[str, Any]]:
-    """What is measured of a case, and whether it is as promised."""
+def compared(case: Case, found: Measured) -> list[dict[str, Any]]:
+    """Prints the measurements of a case and returns them with their goals."""
     print(f"{case.name}: sent {found.sent / found.nbytes:.3f} of the model")
     cases = []
     for name, times in (("once", 1), ("load", case.copies)):
@@ -276,7 +276,7 @@ def compared(case: Case, found: Found) -> list[dict[str, Any]]:
             {
                 "case": f"{case.name}, {name}",
                 "value": round(ratio, 3),
-                "goal": LEAST,
+                "goal": MIN_MEMCPY_RATIO,
                 "ms": [round(ours, 1), round(theirs, 1)],
             }
         )
@@ -284,7 +284,7 @@ def compared(case: Case, found: Found) -> list[dict[str, Any]]:
             {
                 "case": f"{case.name}, {name}, extra buckets",
                 "value": round(buckets, 3),
-                "goal": MOST,
+                "goal": MAX_EXTRA_BUCKETS,
                 "most": True,
             }
         )
@@ -292,7 +292,7 @@ def compared(case: Case, found: Found) -> list[dict[str, Any]]:
 
 
 def margin(case: Mapping[str, Any]) -> float:
-    """1 and more where it is as promised."""
+    """Returns how far a case is within its goal; below 1 it misses it."""
     ratio: float = case["value"] / case["goal"]
     return 1 / max(ratio, 1e-9) if case.get("most") else ratio
 

@@ -1,10 +1,10 @@
-"""Memory per further CPU worker, against a bare torchrun worker.
+"""The memory of each additional CPU worker, against that of a torchrun worker.
 
     python benchmarks/worker_memory.py [--rounds 3]
 
-PSS (a page that k processes share counts 1/k for each) of everything that a run consists of, with two workers
-and with six; a quarter of the difference is what one further worker costs. All workers have joined a gloo
-world and done an all-reduce.
+The memory is the PSS (a page that k processes share counts 1/k for each) of all processes of a run, with two
+workers and with six. A quarter of the difference is the cost of one worker. All workers have joined a gloo
+world and finished an all-reduce.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 GOAL = 0.3
-FEW, MANY = 2, 6
+FEWER_WORKERS, MORE_WORKERS = 2, 6
+"""Workers of the two runs that are compared."""
 
 COMPONENTS = """
 import time
@@ -75,7 +76,7 @@ def main() -> None:
         "--nproc-per-node={workers}",
         "script.py",
     ]
-    pairs = [(further(torchrun), further(launch)) for _ in range(rounds)]
+    pairs = [(additional(torchrun), additional(launch)) for _ in range(rounds)]
     theirs, ours = (statistics.median(sizes) for sizes in zip(*pairs, strict=True))
     ratio = statistics.median(mine / bare for bare, mine in pairs)
     print(f"{'torchrun':>10} {'meshctl':>10} {'ratio':>7} {'goal':>6}")
@@ -83,13 +84,14 @@ def main() -> None:
     print(json.dumps({"name": "worker_memory", "value": round(ratio, 3), "goal": GOAL, "ok": ratio <= GOAL}))
 
 
-def further(command: Sequence[str]) -> float:
-    """MiB for one more worker."""
-    return (total(command, MANY) - total(command, FEW)) / (MANY - FEW)
+def additional(command: Sequence[str]) -> float:
+    """Returns the MiB of one additional worker."""
+    difference = total(command, MORE_WORKERS) - total(command, FEWER_WORKERS)
+    return difference / (MORE_WORKERS - FEWER_WORKERS)
 
 
 def total(command: Sequence[str], workers: int) -> float:
-    """MiB of a run with so many workers."""
+    """Returns the MiB of a run with this number of workers."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "parts.py").write_text(COMPONENTS)
@@ -101,8 +103,8 @@ def total(command: Sequence[str], workers: int) -> float:
                 if run.poll() is not None:
                     sys.exit(f"{' '.join(argv)} ended with {run.returncode}")
                 time.sleep(0.05)
-            time.sleep(0.5)  # until everybody is asleep
-            processes = family(run.pid)
+            time.sleep(0.5)  # until all workers sleep
+            processes = descendants(run.pid)
             found = sum(map(pss, processes))
             for pid in processes:
                 os.kill(pid, signal.SIGKILL)
@@ -110,13 +112,13 @@ def total(command: Sequence[str], workers: int) -> float:
 
 
 def pss(pid: int) -> float:
-    """In MiB."""
+    """Returns the PSS of a process in MiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+def descendants(pid: int) -> list[int]:
+    """Returns a process and all its descendants."""
     found = [pid]
     for member in found:
         for task in Path(f"/proc/{member}/task").iterdir():
