@@ -19,6 +19,7 @@ from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message, 
 
 _MAX_BYTES = HEAD.size + INLINE_MAX
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FILES)
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _PEER_HAS_ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of a send where the peer has ended or this process has closed the socket."""
 
@@ -72,7 +73,7 @@ class Connection:
         data, ancillary, flags, _ = self.sock.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         files = _files_in(ancillary) if ancillary else ()
         try:
-            if flags & socket.MSG_CTRUNC and len(files) < MAX_FILES:
+            if flags & _TRUNCATED and len(files) < MAX_FILES:
                 raise TooManyFiles
             return decode(data, files) if data else None
         except BaseException:
@@ -93,15 +94,18 @@ class SendQueue:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def push(self, connection: Connection, message: bytes, files: Sequence[int] = ()) -> None:
-        self._queue.append((connection, message, [os.dup(file) for file in files]))
+        self._queue.append((connection, message, [os.dup(file) for file in files] if files else ()))
         self._flush()
 
     def transmit(self, connection: Connection, message: bytes, files: Sequence[int]) -> bool:
         """Returns False where the socket is full. Otherwise the message is sent, or nobody is there to
         receive it, and the files are closed."""
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         try:
-            connection.sock.sendmsg([message], ancillary)
+            if files:
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
+                connection.sock.sendmsg([message], ancillary)
+            else:
+                connection.sock.send(message)
         except BlockingIOError:
             return False
         except OSError as error:
