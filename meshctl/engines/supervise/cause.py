@@ -38,8 +38,8 @@ class Priority(IntEnum):
 WAIT_S: Mapping[Priority, float] = {
     Priority.OWN: 0.1,
     Priority.CODE: 0.3,
-    Priority.LOST: 1.0,
-    Priority.ECHO: 1.0,
+    Priority.LOST: 2.0,
+    Priority.ECHO: 2.0,
 }
 """Seconds in which a fault of higher priority may still arrive."""
 

@@ -104,8 +104,8 @@ def test_an_end_after_the_last_step_is_no_cause(tmp_path: Path) -> None:
 
 
 def test_who_knows_better_is_waited_for(tmp_path: Path) -> None:
-    assert verdict(tmp_path, (1, LOST), at=1.9) is None
-    assert verdict(tmp_path, (1, LOST), at=2.1) is not None
+    assert verdict(tmp_path, (1, LOST), at=2.9) is None
+    assert verdict(tmp_path, (1, LOST), at=3.1) is not None
     assert verdict(tmp_path, (1, LOST), (1.2, exited(1, 3)), at=1.25) is None
     assert verdict(tmp_path, (1, LOST), (1.2, RAISED), at=1.25) is not None
 
