@@ -107,7 +107,7 @@ def test_the_dashboard_shows_it_until_a_group_has_run_a_step(run: RunDir, pinned
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_dashboard_shows_the_whole_path_to_follow(width: int) -> None:
     state = RunState(make_plan())
-    hint = "follow a rank: tail -f /home/somebody/work/runs/name/20261122-161855/logs/GROUP/RANK.log"
+    hint = "follow a rank: tail -f /home/somebody/jobs/runs/name/20261122-161855/logs/GROUP/RANK.log"
     lines = drawn(
         Picture.of(state, 4.25, "", newest_logs(state, {"train": (0, "x" * 99)}, hint)), width
     ).splitlines()
