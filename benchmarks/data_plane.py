@@ -104,7 +104,7 @@ SMALL_GOALS = (
     Goal("gloo / even", "even", ("gloo",), 1.0),
     Goal("gloo / in place", "in place", ("gloo",), 1.0),
 )
-"""Of batches below `GOALS_FROM`, where latency counts."""
+"""Goals for batches below `GOALS_FROM`, where latency counts."""
 REPLICAS_GOALS = (Goal("gloo, four replicas / in place", "in place", ("gloo",), 10),)
 
 
