@@ -114,7 +114,7 @@ def _parameters(
             first = found.setdefault(name, parameter)
             if first != parameter:
                 raise RouteError(
-                    f"`{name}` is {list(first.shape)} of {first.dtype} on one giver, {shape} of "
+                    f"`{name}` is {list(first.shape)} of {first.dtype} on one producer, {shape} of "
                     f"{parameter.dtype} on another"
                 )
     for row in requested:

@@ -153,7 +153,7 @@ class SyncPlan:
             return {name: each.whole for name, each in self.parameters.items()}
         for name, shard in requested.items():
             if name not in self.parameters:
-                raise RouteError(f"the givers hold no weights called `{name}`")
+                raise RouteError(f"the producers hold no weights called `{name}`")
             shape = list(self.parameters[name].shape)
             if len(shard.start) != len(shape):
                 raise RouteError(
@@ -206,7 +206,7 @@ def _check_covered(name: str, wanted: Shard, held: Mapping[Shard, object]) -> No
     found = sum(part.count for shard in held if (part := shard.intersection(wanted)))
     if found != wanted.count:
         how = "more than one part of some elements" if found > wanted.count else "only a part"
-        raise RouteError(f"the givers hold {how} of `{name}`")
+        raise RouteError(f"the producers hold {how} of `{name}`")
 
 
 def _consumers_by_shard(
