@@ -5,13 +5,15 @@ When one worker dies, its peers fail a moment later, often louder. So a worker's
 death by a signal) comes before an exit code alone or an abort, by which NCCL ends its process when it loses a
 peer, and that before the reported loss of a peer. The loss of a peer that has itself lost a peer comes last.
 Among equals the first that was received counts. Where only faults of lower priority are known, the worker
-that knows more may still be about to report, and gets a moment.
+that knows more may still be about to report, and gets a number of looks at the events. Looks and not seconds
+count: on a machine so busy that the head itself stands still, the report may have been there all the time.
 
-    causes.add(event) for each event, then causes.settled(now) until it returns a `Cause`
+    causes.add(event) for each event of a look, causes.end_look(now), then causes.settled: a `Cause` or None
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -35,13 +37,17 @@ class Priority(IntEnum):
     """An agent that ended because a worker had."""
 
 
-WAIT_S: Mapping[Priority, float] = {
-    Priority.OWN: 0.1,
-    Priority.CODE: 0.3,
-    Priority.LOST: 2.0,
-    Priority.ECHO: 2.0,
+LOOK_S = 0.03
+"""Seconds between two looks of the head at the events. Looks that follow faster, because something woke the
+head, count as one."""
+
+WAIT_LOOKS: Mapping[Priority, int] = {
+    Priority.OWN: 3,
+    Priority.CODE: 10,
+    Priority.LOST: 33,
+    Priority.ECHO: 33,
 }
-"""Seconds in which a fault of higher priority may still arrive."""
+"""Looks, begun after a fault was received, in which one of higher priority may still arrive."""
 
 ATTEMPT = "==== meshctl: attempt "
 """Prefix of the line that separates attempts in a log; what stands before it belongs to another attempt."""
@@ -75,8 +81,8 @@ class Cause:
     """The activity outside of a stage, e.g. "setup of `actor`"."""
     traceback: str = ""
     log: str = ""
-    received: float = 0.0
-    """When the head received it. Clocks of several hosts cannot tell what was first."""
+    look: int = 0
+    """The look in which the head received it. Clocks of several hosts cannot tell what was first."""
     time: float = 0.0
     """When it was reported; orders what was received together."""
     peer: tuple[str, int] | None = None
@@ -115,12 +121,13 @@ class Causes:
         self._done: set[Who] = set()
         self._reported: set[Who] = set()
         self._steps: dict[Who, int] = {}
-        self._exits: list[tuple[Event, float]] = []
-        self._pending: list[tuple[Event, float]] = []
-        """Exits of the reading before."""
+        self._exits: list[Event] = []
+        self._pending: list[tuple[Event, int]] = []
+        """Exits of the look before, and its number."""
+        self._look, self._look_began = 0, -math.inf
         self._are_services_released = False
 
-    def add(self, event: Event, now: float) -> None:
+    def add(self, event: Event) -> None:
         who = (event.group, event.rank)
         match event.name:
             case "step":
@@ -129,44 +136,47 @@ class Causes:
                 self._done.add(who)
             case "fault" if event.group:
                 self._reported.add(who)
-                self._found.append(self._fault(event, now))
+                self._found.append(self._fault(event))
             case "exited" if not event.value.get("stopped"):
-                self._exits.append((event, now))
+                self._exits.append(event)
 
-    def record(self, error: str, priority: Priority, now: float, log: str = "") -> None:
+    def record(self, error: str, priority: Priority, log: str = "") -> None:
         """Adds a fault that the head itself has seen, e.g. the death of an agent."""
-        self._found.append(Cause(priority, error, log=log, received=now))
+        self._found.append(Cause(priority, error, log=log, look=self._look))
 
     def release_services(self) -> None:
         """From now on a service may end: all other groups have."""
         self._are_services_released = True
 
-    def classify_exits(self) -> None:
-        """Decides which exits are faults. To be called after each reading of the events: it classifies the
-        exits of the reading before, so that the last events of each worker are known by then."""
-        for event, received in self._pending:
-            if cause := self._exit(event, received):
+    def end_look(self, now: float) -> None:
+        """Ends a look at the events, begun at `now` in seconds. Decides which exits of the look before are
+        faults: the last events of their workers are known by now."""
+        for event, look in self._pending:
+            if cause := self._exit(event, look):
                 self._found.append(cause)
-        self._pending, self._exits = self._exits, []
+        self._pending, self._exits = [(event, self._look) for event in self._exits], []
+        if now >= self._look_began + LOOK_S:
+            self._look, self._look_began = self._look + 1, now
 
-    def settled(self, now: float) -> Cause | None:
-        """Returns the first cause, once nothing of higher priority is to be expected."""
+    @property
+    def settled(self) -> Cause | None:
+        """The first cause, once nothing of higher priority is to be expected."""
         best = self.best
-        if best is None:
+        if best is None or self._pending:
             return None
-        first = min(cause.received for cause in self._found)
-        return best if now >= first + WAIT_S[best.priority] else None
+        first = min(cause.look for cause in self._found)
+        return best if self._look > first + WAIT_LOOKS[best.priority] else None
 
     @property
     def best(self) -> Cause | None:
         victims = {(cause.group, cause.rank) for cause in self._found if cause.peer}
         return min(
             self._found,
-            key=lambda cause: (cause.priority, cause.peer in victims, cause.received, cause.time),
+            key=lambda cause: (cause.priority, cause.peer in victims, cause.look, cause.time),
             default=None,
         )
 
-    def _fault(self, event: Event, now: float) -> Cause:
+    def _fault(self, event: Event) -> Cause:
         value, peer = event.value, event.value.get("peer")
         return Cause(
             Priority.LOST if value.get("lost") else Priority.OWN,
@@ -178,12 +188,12 @@ class Causes:
             doing=str(value.get("doing", "")),
             traceback=str(value.get("traceback", "")),
             log=self._log(event),
-            received=now,
+            look=self._look,
             time=event.time,
             peer=(peer[0], peer[1]) if peer else None,
         )
 
-    def _exit(self, event: Event, received: float) -> Cause | None:
+    def _exit(self, event: Event, look: int) -> Cause | None:
         who, code, log = (event.group, event.rank), int(event.value["code"]), self._log(event)
         if self._is_expected(who, code):
             return None
@@ -196,7 +206,7 @@ class Causes:
             event.rank,
             traceback=text,
             log=log,
-            received=received,
+            look=look,
             time=event.time,
         )
 

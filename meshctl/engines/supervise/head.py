@@ -35,15 +35,13 @@ from typing import Any
 from meshctl.engines.engine import STOP_KEY, Exited, Handle, Job, groups_on, nodes_of
 from meshctl.engines.node.guard import GRACE_S, name_of
 from meshctl.engines.supervise.attempt import Attempt
-from meshctl.engines.supervise.cause import Cause, Causes, Priority
+from meshctl.engines.supervise.cause import LOOK_S, Cause, Causes, Priority
 from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
 from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import Proposer, StopRequest, Store
 
-POLL_S = 0.03
-"""Seconds between two looks at the events, unless something wakes the head earlier."""
 FAILED = 5
 
 
@@ -112,7 +110,7 @@ class Head:
             self._end_in_order()
             self._end_services()
             self._end_by_force()
-            wait([*self._session.handle.files(), *self._nodes.files()], POLL_S)
+            wait([*self._session.handle.files(), *self._nodes.files()], LOOK_S)
         self._look()
         self._look()  # exits that came with the last look are classified by the next
         return self._outcome()
@@ -131,43 +129,43 @@ class Head:
 
     def _look(self) -> None:
         now = time.monotonic()
-        self._look_at_processes(now)
+        self._look_at_processes()
         for event in sorted(self._attempt.follower.new(), key=lambda event: event.time):
             self._session.observers.on_event(event)
-            self._causes.add(event, now)
+            self._causes.add(event)
             self._note(event)
             for row in self._attempt.fold.add(event):
                 self._session.observers.on_row(row)
-        self._causes.classify_exits()
+        self._causes.end_look(now)
 
-    def _look_at_processes(self, now: float) -> None:
+    def _look_at_processes(self) -> None:
         for exited in self._session.handle.poll():
-            self._on_exit(exited, now)
+            self._on_exit(exited)
             if exited.node is not None:
                 self._nodes.drop(exited.node)
         for report in self._nodes.poll():
             match report:
                 case AgentExited(node, group, code):
                     log = str(self._attempt.run.log(group, f"agent-{node}"))
-                    self._on_exit(Exited(f"the agent of {group}", code, log, group=group), now)
+                    self._on_exit(Exited(f"the agent of {group}", code, log, group=group))
                 case ServerExited(_, python, code):
-                    self._on_exit(Exited(f"the fork server of {python}", code), now)
+                    self._on_exit(Exited(f"the fork server of {python}", code))
                 case NodeLost(_, reason):
-                    self._on_lost(reason, now)
+                    self._on_lost(reason)
 
-    def _on_exit(self, exited: Exited, now: float) -> None:
+    def _on_exit(self, exited: Exited) -> None:
         was_released = self._is_released and exited.group in self._services
         if self._phase or was_released or (exited.code == 0 and exited.group):
             return
         priority = Priority.OWN if exited.code < 0 else Priority.ECHO
         error = f"{exited.what}: {name_of(exited.code)}"
         self._session.journal.write("fault", error=error, traceback="", lost=priority is Priority.ECHO)
-        self._causes.record(error, priority, now, exited.log)
+        self._causes.record(error, priority, exited.log)
 
-    def _on_lost(self, reason: str, now: float) -> None:
+    def _on_lost(self, reason: str) -> None:
         if not self._phase:
             self._session.journal.write("fault", error=reason, traceback="", lost=True)
-            self._causes.record(reason, Priority.LOST, now)
+            self._causes.record(reason, Priority.LOST)
 
     def _note(self, event: Event) -> None:
         if event.name == "ready":
@@ -219,7 +217,7 @@ class Head:
 
     def _end_by_force(self) -> None:
         now = time.monotonic()
-        if self._cause is None and not self._phase and (cause := self._causes.settled(now)):
+        if self._cause is None and not self._phase and (cause := self._causes.settled):
             self._cause = cause
             self._write("stopping", reason=cause.line)
             self._deadline = now

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.engines.supervise.cause import ATTEMPT, READ_ONLY, Cause, Causes, Priority, last_words
+from meshctl.engines.supervise.cause import ATTEMPT, LOOK_S, READ_ONLY, Cause, Causes, Priority, last_words
 from meshctl.run.events import Event
 
 RAISED = Event(
@@ -35,30 +35,34 @@ def exited(rank: int, code: int, stopped: bool = False, group: str = "train") ->
     return Event("exited", group, rank, value={"pid": 1, "code": code, "stopped": stopped})
 
 
-def verdict(tmp_path: Path, *heard: tuple[float, Event], log: str = "", at: float = 100.0) -> Cause | None:
-    """What is settled at a time, of events that were heard at theirs."""
+def head(path: Path) -> Causes:
+    return Causes(frozenset({"train", "rollout"}), lambda group, rank: path)
+
+
+def verdict(tmp_path: Path, *heard: tuple[int, Event], log: str = "", look: int = 100) -> Cause | None:
+    """Returns what is settled after a look, of events that were heard in theirs."""
     path = tmp_path / "log"
     path.write_text(log)
-    causes = Causes(frozenset({"train", "rollout"}), lambda group, rank: path)
-    for now, event in heard:
-        causes.add(event, now)
-        causes.classify_exits()
-        causes.classify_exits()  # after the next reading
-    return causes.settled(at)
+    causes = head(path)
+    for number in range(look + 1):
+        for event in [event for when, event in heard if when == number]:
+            causes.add(event)
+        causes.end_look(float(number))
+    return causes.settled
 
 
 @pytest.mark.parametrize(
     ("heard", "line"),
     [
-        ([(1, LOST), (1.5, RAISED)], "train:1 failed in stage metrics, step 3: ValueError: boom"),
+        ([(1, LOST), (30, RAISED)], "train:1 failed in stage metrics, step 3: ValueError: boom"),
         (
-            [(1, LOST), (1.9, exited(1, -9))],
+            [(1, LOST), (30, exited(1, -9))],
             "train:1 failed: killed by SIGKILL, which is often the kernel's when memory runs out",
         ),
-        ([(1, exited(0, 3)), (1.1, exited(1, -11))], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
-        ([(1, exited(0, -6)), (1.1, exited(1, -11))], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
-        ([(1, exited(1, -11)), (1.1, RAISED)], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
-        ([(1, RAISED), (1.1, exited(1, 1))], "train:1 failed in stage metrics, step 3: ValueError: boom"),
+        ([(1, exited(0, 3)), (2, exited(1, -11))], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
+        ([(1, exited(0, -6)), (2, exited(1, -11))], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
+        ([(1, exited(1, -11)), (2, RAISED)], f"train:1 failed: killed by SIGSEGV{READ_ONLY}"),
+        ([(1, RAISED), (2, exited(1, 1))], "train:1 failed in stage metrics, step 3: ValueError: boom"),
         (
             [(1, Event("step", "train", 1, 7)), (2, exited(1, -11))],
             f"train:1 failed: killed by SIGSEGV after step 7{READ_ONLY}",
@@ -69,24 +73,24 @@ def verdict(tmp_path: Path, *heard: tuple[float, Event], log: str = "", at: floa
         ([(1, exited(1, 7))], "train:1 failed: exit code 7"),
         ([(1, LOST)], "rollout:0 failed in stage batch, step 3: a peer is gone"),
         (
-            [(1, lost("c", 0, "b", 1)), (1.5, lost("b", 1, "a", 0))],
+            [(1, lost("c", 0, "b", 1)), (30, lost("b", 1, "a", 0))],
             "b:1 failed in stage batch, step 3: a:0 is gone",
         ),
         (
-            [(1, lost("c", 0, "b", 1)), (1.5, lost("b", 0, "a", 0))],
+            [(1, lost("c", 0, "b", 1)), (30, lost("b", 0, "a", 0))],
             "c:0 failed in stage batch, step 3: b:1 is gone",
         ),
         (
-            [(1, lost("b", 0, "a", 0)), (1.5, lost("a", 0, "b", 0))],
+            [(1, lost("b", 0, "a", 0)), (30, lost("a", 0, "b", 0))],
             "b:0 failed in stage batch, step 3: a:0 is gone",
         ),
         (
-            [(1, lost("b", 0, "a", 0)), (1.9, RAISED)],
+            [(1, lost("b", 0, "a", 0)), (33, RAISED)],
             "train:1 failed in stage metrics, step 3: ValueError: boom",
         ),
     ],
 )
-def test_the_first_cause(tmp_path: Path, heard: list[tuple[float, Event]], line: str) -> None:
+def test_the_first_cause(tmp_path: Path, heard: list[tuple[int, Event]], line: str) -> None:
     cause = verdict(tmp_path, *heard)
     assert cause is not None
     assert cause.line == line
@@ -104,10 +108,45 @@ def test_an_end_after_the_last_step_is_no_cause(tmp_path: Path) -> None:
 
 
 def test_who_knows_better_is_waited_for(tmp_path: Path) -> None:
-    assert verdict(tmp_path, (1, LOST), at=2.9) is None
-    assert verdict(tmp_path, (1, LOST), at=3.1) is not None
-    assert verdict(tmp_path, (1, LOST), (1.2, exited(1, 3)), at=1.25) is None
-    assert verdict(tmp_path, (1, LOST), (1.2, RAISED), at=1.25) is not None
+    assert verdict(tmp_path, (1, LOST), look=33) is None
+    assert verdict(tmp_path, (1, LOST), look=34) is not None
+    assert verdict(tmp_path, (1, LOST), (8, exited(1, 3)), look=10) is None
+    assert verdict(tmp_path, (1, LOST), (8, exited(1, 3)), look=11) is not None
+    assert verdict(tmp_path, (1, LOST), (8, RAISED), look=8) is not None
+
+
+def test_a_head_that_stood_still_reads_what_arrived_meanwhile(tmp_path: Path) -> None:
+    """Everything stands still for a minute after the victim's report. The exit of the worker that vanished is
+    read in the next look, and is decided in the one after that."""
+    causes = head(tmp_path / "log")
+    causes.add(LOST)
+    causes.end_look(0.0)
+    causes.add(exited(1, 0))
+    causes.end_look(60.0)
+    assert causes.settled is None
+    for number in range(3):
+        causes.end_look(61.0 + number)
+    assert causes.settled is not None
+    assert causes.settled.line == "train:1 failed: ended before the run was over, with exit code 0"
+
+
+def test_an_exit_that_is_not_yet_classified_is_waited_for(tmp_path: Path) -> None:
+    causes = head(tmp_path / "log")
+    causes.add(LOST)
+    for number in range(40):
+        if number == 33:
+            causes.add(exited(1, 0))
+        causes.end_look(float(number))
+        assert causes.settled is None or causes.settled.group == "train"
+    assert causes.settled is not None
+
+
+def test_looks_that_something_wakes_early_count_as_one(tmp_path: Path) -> None:
+    causes = head(tmp_path / "log")
+    causes.add(LOST)
+    for number in range(1000):
+        causes.end_look(number * LOOK_S / 1000)
+    assert causes.settled is None
 
 
 def test_faults_heard_together_go_by_their_own_time(tmp_path: Path) -> None:
@@ -163,9 +202,10 @@ def test_an_earlier_attempts_last_words_are_not_quoted(tmp_path: Path) -> None:
 
 def test_an_exit_is_classified_after_the_next_reading(tmp_path: Path) -> None:
     """The file with the last event of a worker may be read after that with its exit."""
-    causes = Causes(frozenset({"train"}), lambda group, rank: tmp_path / "log")
-    causes.add(exited(0, 0), 1)
-    causes.classify_exits()
-    causes.add(Event("done", "train", 0), 2)
-    causes.classify_exits()
-    assert causes.settled(100.0) is None
+    causes = head(tmp_path / "log")
+    causes.add(exited(0, 0))
+    causes.end_look(1)
+    causes.add(Event("done", "train", 0))
+    for now in range(2, 102):
+        causes.end_look(now)
+    assert causes.settled is None
