@@ -23,8 +23,8 @@ from meshctl.plan.model import Plan
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.runtime.transports.transport import Lease
+from tests.runtime.memory import MemoryDataPlane
 
 RANKS = (4, 16, 64)
 GOAL = 1.05

@@ -18,7 +18,6 @@ from meshctl.cli.launch import outcome_of
 from meshctl.engines import connection, engine
 from meshctl.engines.connection import Connection, join
 from meshctl.engines.engine import CannotStart, Job, engine_named
-from meshctl.engines.fake import FakeEngine, FakeHandle, FakeWorker
 from meshctl.engines.local import LocalEngine
 from meshctl.engines.supervise.attempt import begin
 from meshctl.engines.supervise.head import Outcome
@@ -28,6 +27,7 @@ from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Cluster, Plan, Program
 from meshctl.run.events import Event
 from meshctl.trackers.jsonl import JsonLines
+from tests.engines.fake import FakeEngine, FakeHandle, FakeWorker
 
 
 class Recording:

@@ -24,9 +24,9 @@ from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.yaml_reader import dump
 from meshctl.recipe.load import load
-from meshctl.runtime import in_process
 from meshctl.runtime.instantiate import make
 from meshctl.view.reports.text import text
+from tests.runtime import in_process
 
 HERE = Path(__file__).parent / "launched"
 STEPS = 2

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from meshctl.runtime import in_process
 from meshctl.runtime.batch.batch import Batch, BatchError
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes import weights
 from meshctl.topology.modes import Dispatch
+from tests.runtime import in_process
 from tests.runtime.pipelines import Echo, Source, made, pipelines
 from tests.runtime.plans import Checkpoint, Input, call, plan, sync
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.yaml_reader import dump
 from meshctl.recipe.load import Loaded, load
-from meshctl.runtime import in_process
 from meshctl.runtime.instantiate import make
 from tests.paths import LAUNCHED as HERE
+from tests.runtime import in_process
 
 FIRST = {"call": "maker.fill", "in": "batch"}
 LAYOUTS: list[dict[str, Any]] = [

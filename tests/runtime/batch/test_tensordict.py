@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshctl.runtime import in_process
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from tests.paths import ROOT
+from tests.runtime import in_process
 from tests.runtime.pipelines import Echo
 from tests.runtime.plans import call, plan
 

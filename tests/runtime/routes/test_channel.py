@@ -22,10 +22,10 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import DISPATCH, EXECUTE, Dispatch, Route
 from meshctl.topology.samples import Id, RouteError, SampleTable
+from tests.runtime.memory import MemoryDataPlane
 from tests.runtime.routes.test_rows import DTYPES, alike
 from tests.topology.meshes import parts_for, samples_by_rank
 

@@ -17,9 +17,9 @@ from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import Received, RouteContext, RouteEnd, RouteSide
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
+from tests.runtime.memory import MemoryDataPlane
 
 ONE = DeviceMesh.from_sizes(dp_size=1)
 

@@ -30,10 +30,10 @@ from meshctl.runtime.routes.header import (
 from meshctl.runtime.routes.step import Partition, StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.samples import Grid, RouteError, Run
+from tests.runtime.memory import MemoryDataPlane
 from tests.topology.meshes import parts_for
 
 BATCH = Batch(

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from meshctl.plan.model import Plan
 from meshctl.plan.subset import covered, incoming, only
 from meshctl.run.directory import Recorded, RunDir
-from meshctl.runtime import in_process
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.component import endpoint
 from meshctl.runtime.errors import StageError
@@ -25,6 +24,7 @@ from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.record import DTYPES, Recorder, read, write
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.topology.modes import Dispatch
+from tests.runtime import in_process
 from tests.runtime.pipelines import Echo, Source, pipelines
 from tests.runtime.plans import Input, call, plan, sync
 

@@ -22,11 +22,11 @@ from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.runtime.transports.transport import Lease
 from meshctl.topology.mesh import DeviceMesh, even_split
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
+from tests.runtime.memory import MemoryDataPlane
 
 SHAPES = {
     "embedding": (7, 5),

@@ -10,7 +10,7 @@ import torch
 from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost, StepCancelled
-from meshctl.runtime.transports.memory import MemoryDataPlane
+from tests.runtime.memory import MemoryDataPlane
 
 
 def pair(slots: int = 2) -> tuple[MemoryDataPlane, MemoryDataPlane]:

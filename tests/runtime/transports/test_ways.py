@@ -235,7 +235,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[in
 def test_every_job_ends_with_all_samples_where_they_should_be(
     told: dict[str, dict[int, list[Any]]], way: str, number: int
 ) -> None:
-    from meshctl.runtime import in_process
+    from tests.runtime import in_process
 
     job = JOBS[number]
     mine = {

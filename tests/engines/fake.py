@@ -20,6 +20,9 @@ from typing import Any, Literal
 
 from meshctl.engines.connection import Connection, Message, join
 from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands, groups_on, nodes_of
+from meshctl.engines.supervise.attempt import attached
+from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
@@ -223,8 +226,6 @@ class FakeJob(threading.Thread):
 
     def __init__(self, engine: FakeEngine, job: Job) -> None:
         super().__init__(name="job", daemon=True)
-        from meshctl.engines.supervise.signals import Signals
-
         self._engine, self._job = engine, job
         self._signals = Signals()
         self._done, done = socket.socketpair()
@@ -232,9 +233,6 @@ class FakeJob(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        from meshctl.engines.supervise.attempt import attached
-        from meshctl.engines.supervise.supervisor import Supervisor
-
         job, attempt = replace(self._job, keep=()), attached(self._job.plan, self._job.run)
         supervisor = Supervisor(self._engine, self._signals)
         supervisor.run(job, attempt, lambda: self._engine.observers(job.run), environ={})

@@ -1,4 +1,4 @@
-"""Frames between threads of one process, for tests and notebooks, with the same slots as every transport."""
+"""Frames between threads of one process, with the same slots as every transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a whole plan in the threads of one process, for tests and notebooks.
+"""Runs a whole plan in the threads of one process.
 
 The loop is the same as in processes. Frames stay in memory, and torch.distributed is not used. Threads share
 torch's random generators, so random numbers are not reproducible here.
@@ -26,8 +26,8 @@ from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.memory import MemoryDataPlane
 from meshctl.runtime.world import ranks_by_node
+from tests.runtime.memory import MemoryDataPlane
 
 Make = Callable[[str, int], Component]
 """Component name and rank -> the component; `setup()` is called on it."""
