@@ -66,7 +66,7 @@ class Dashboard:
         self._notice, self._closed = "starting", False
         self._lock = threading.Lock()
         self._live = Live(
-            get_renderable=self._picture,
+            get_renderable=self.picture,
             console=Console(file=stream),
             refresh_per_second=REFRESH_HZ,
             vertical_overflow="crop",
@@ -74,7 +74,8 @@ class Dashboard:
         self._live.start(refresh=True)
 
     def on_attempt(self, number: int, step: int | None) -> None:
-        pass  # the events of the launcher report the same
+        with self._lock:
+            self._notice = f"continues after step {step}" if step is not None else "starting"
 
     def on_event(self, event: Event) -> None:
         with self._lock:
@@ -97,7 +98,7 @@ class Dashboard:
             self._live.stop()
             self._live.console.print()
 
-    def _picture(self) -> RenderableType:
+    def picture(self) -> RenderableType:
         with self._lock:
             elapsed = self._clock() - self._began
             if self._closed:
@@ -119,8 +120,6 @@ def notice_after(event: Event, notice: str) -> str:
     match event.name:
         case "ready" if notice == "starting":
             return ""
-        case "resumed":
-            return f"continues after step {event.step}" if event.step is not None else "continues"
         case "stopping":
             reason = event.value.get("reason", "")
             return f"stopping: {reason}" if reason else "stopping"

@@ -49,20 +49,18 @@ class PlainOutput:
             threading.Thread(target=self._follow_logs, name="logs", daemon=True).start()
 
     def on_attempt(self, number: int, step: int | None) -> None:
-        pass  # the events of the launcher report the same
+        groups, workers = count(len(self._plan.groups), "group"), count(self._plan.places, "worker")
+        self._print(f"{self._plan.name}: {groups}, {workers}, in {self._run.path}")
+        if self._logs:
+            self._print(self._logs.hint)
+        if step is not None:
+            self._print(f"continues after step {step}")
 
     def on_event(self, event: Event) -> None:
         self._state.on_event(event)
         match event.name:
-            case "launched":
-                groups, workers = count(len(self._plan.groups), "group"), count(self._plan.places, "worker")
-                self._print(f"{self._plan.name}: {groups}, {workers}, in {self._run.path}")
-                if self._logs:
-                    self._print(self._logs.hint)
             case "started" | "ready":
                 self._print_running(event.group)
-            case "resumed":
-                self._print(f"continues after step {event.step}" if event.step is not None else "continues")
             case "checkpoint":
                 self._print(f"checkpoint of step {event.step}: {event.value.get('path', '')}".rstrip(": "))
             case "stopping":

@@ -87,6 +87,16 @@ def test_the_notice_is_what_the_launcher_last_said() -> None:
     assert notices == ["starting", "", "checkpoint of step 3", "checkpoint of step 3", "stopping: Ctrl-C"]
 
 
+def test_a_picture_of_a_run_that_continues_says_from_where() -> None:
+    stream = Terminal()
+    view = Dashboard(make_plan(), stream, clock=lambda: 0.0)
+    view.on_attempt(1, 40)
+    picture = io.StringIO()
+    Console(file=picture, width=80, height=40).print(view.picture())
+    view.on_end(0, "")
+    assert "continues after step 40" in picture.getvalue()
+
+
 def test_live_on_a_terminal_leaves_the_last_picture_and_the_cursor(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

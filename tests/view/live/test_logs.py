@@ -153,6 +153,6 @@ def test_plain_output_leaves_tracebacks_of_components_to_the_launcher(run: RunDi
 def test_plain_output_says_how_to_follow_a_rank(run: RunDir) -> None:
     stream = io.StringIO()
     view = PlainOutput(make_plan(), run, stream, GroupLogs(make_plan(), run))
-    view.on_event(Event("launched"))
+    view.on_attempt(0, None)
     view.on_end(0, "")
     assert f"follow a rank: tail -f '{run.path}/logs/GROUP/RANK.log'" in stream.getvalue()

@@ -15,6 +15,7 @@ def test_a_run_at_most_a_line_a_second_and_the_last_step_always(
 ) -> None:
     stream = io.StringIO()
     view = PlainOutput(recorded.plan, run, stream)
+    view.on_attempt(0, None)
     recorded.feed(view)
     view.on_end(0, "")
     view.on_end(0, "")
@@ -42,10 +43,11 @@ def test_a_line_that_comes_again_with_more_is_printed_with_all(run: RunDir) -> N
 def test_what_the_launcher_says(run: RunDir) -> None:
     stream = io.StringIO()
     view = PlainOutput(replace(make_plan(), name="x"), run, stream)
-    view.on_event(Event("resumed", step=40))
+    view.on_attempt(1, 40)
     view.on_event(Event("stopping", value={"reason": "interrupted"}))
     view.on_event(Event("checkpoint", step=41))
     assert stream.getvalue().splitlines() == [
+        f"x: 2 groups, 4 workers, in {run.path}",
         "continues after step 40",
         "stopping: interrupted",
         "checkpoint of step 41",
