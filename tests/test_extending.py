@@ -51,10 +51,10 @@ class Taker(Component):
 """
 LAUNCH = """
 import sys
-from meshctl.cli.launch import launch
+from meshctl.cli.launch import Options, launch
 from meshctl.engines.engine import ENGINES
 ENGINES["exec"] = "extension:ExecEngine"
-sys.exit(launch("recipe.yaml", [], False, engine_name="exec"))
+sys.exit(launch("recipe.yaml", [], Options(engine="exec")))
 """
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -28,24 +28,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def option(help: str, complete: Any = None, *names: str, metavar: str | None = None) -> Any:
+    """Returns an option. `complete` is a callback of `completion/sources.py`; without `names` the option is
+    called as its parameter."""
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete)
+
+
+def argument(metavar: str, help: str, complete: Any) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False, autocompletion=complete)
+
+
 Recipe = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A recipe, - for standard input, or a run's directory.",
-        show_default=False,
-        autocompletion=sources.recipe,
-    ),
+    str, argument("RECIPE", "A recipe, - for standard input, or a run's directory.", sources.recipe)
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Hydra's overrides.",
-        show_default=False,
-        autocompletion=sources.overrides,
-    ),
-]
+Overrides = Annotated[list[str] | None, argument("[KEY=VALUE]...", "Hydra's overrides.", sources.overrides)]
+DataFormat = Annotated[str, option("text or json.", sources.words("text", "json"), "--format", "-f")]
 
 
 def say_version(asked: bool) -> None:
@@ -68,51 +66,20 @@ def meshctl(
 
 @app.command()
 def init(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[NAME]",
-            help="NAME.yaml, in a folder if it says one.",
-            show_default=False,
-            autocompletion=sources.files,
-        ),
-    ] = "",
-    kind: Annotated[
-        str,
-        typer.Option(
-            help="train, grpo, distill or script.", show_default=False, autocompletion=sources.kinds
-        ),
-    ] = "",
+    name: Annotated[str, argument("[NAME]", "NAME.yaml, in a folder if it says one.", sources.files)] = "",
+    kind: Annotated[str, option("train, grpo, distill or script.", sources.kinds)] = "",
     device: Annotated[
-        str,
-        typer.Option(
-            help="cpu, cuda, npu or mps; what this machine has.",
-            show_default=False,
-            autocompletion=sources.device_types,
-        ),
+        str, option("cpu, cuda, npu or mps; what this machine has.", sources.device_types)
     ] = "",
     ranks: Annotated[
-        int | None, typer.Option(metavar="N", help="Devices, or on cpu processes, of all groups together.")
+        int | None, option("Devices, or on cpu processes, of all groups together.", metavar="N")
     ] = None,
-    layout: Annotated[
-        str,
-        typer.Option(
-            help="fsdp, dp or hsdp: of the group that trains.",
-            show_default=False,
-            autocompletion=sources.layouts,
-        ),
-    ] = "",
+    layout: Annotated[str, option("fsdp, dp or hsdp: of the group that trains.", sources.layouts)] = "",
     script: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Your own, written for torchrun.",
-            show_default=False,
-            autocompletion=sources.python_files,
-        ),
+        str, option("Your own, written for torchrun.", sources.python_files, metavar="FILE")
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    yes: Annotated[bool, option("Ask nothing.", None, "--yes", "-y")] = False,
+    force: Annotated[bool, option("Write over files that are there.", None, "--force")] = False,
 ) -> None:
     """Writes a recipe that runs, and its classes. On a terminal it asks what it should be."""
     from meshctl.cli.init import Options, init
@@ -124,33 +91,22 @@ def init(
 def validate(
     recipes: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RECIPE... [KEY=VALUE]...",
-            help="Recipes, - for standard input; Hydra's overrides, for all of them.",
-            autocompletion=sources.recipes_and_overrides,
+        argument(
+            "RECIPE... [KEY=VALUE]...",
+            "Recipes, - for standard input; Hydra's overrides, for all of them.",
+            sources.recipes_and_overrides,
         ),
     ],
     format: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            "-f",
-            help="text, concise, json, github or sarif.",
-            show_default=False,
-            autocompletion=sources.report_formats,
-        ),
+        str, option("text, concise, json, github or sarif.", sources.report_formats, "--format", "-f")
     ] = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+    strict: Annotated[bool, option("Warnings fail too.", None, "--strict")] = False,
     fix: Annotated[
-        bool, typer.Option("--fix", help="First change what has one safe answer, and say what.")
+        bool, option("First change what has one safe answer, and say what.", None, "--fix")
     ] = False,
     color: Annotated[
         str,
-        typer.Option(
-            metavar="WHEN",
-            help="auto, always or never.",
-            autocompletion=sources.words("auto", "always", "never"),
-        ),
+        option("auto, always or never.", sources.words("auto", "always", "never"), metavar="WHEN"),
     ] = "auto",
 ) -> None:
     """Says every mistake of recipes at once. Starts nothing, and imports nothing that they name."""
@@ -164,13 +120,10 @@ def config(
     recipe: Recipe,
     overrides: Overrides = None,
     origins: Annotated[
-        bool, typer.Option("--origins", help="Where each value was written, and what it replaced.")
+        bool, option("Where each value was written, and what it replaced.", None, "--origins")
     ] = False,
     format: Annotated[
-        str,
-        typer.Option(
-            "--format", "-f", help="text (YAML) or json.", autocompletion=sources.words("text", "json")
-        ),
+        str, option("text (YAML) or json.", sources.words("text", "json"), "--format", "-f")
     ] = "text",
 ) -> None:
     """Prints a recipe as it is composed, without its secrets."""
@@ -185,54 +138,40 @@ def show_topology(
     overrides: Overrides = None,
     format: Annotated[
         str,
-        typer.Option(
+        option(
+            "text, json, mermaid, svg or html; text, or what FILE says.",
+            sources.picture_formats,
             "--format",
             "-f",
-            help="text, json, mermaid, svg or html; text, or what FILE says.",
-            autocompletion=sources.picture_formats,
         ),
     ] = "",
-    out: Annotated[
-        str,
-        typer.Option("--out", "-o", metavar="FILE", help="Write it to a file.", autocompletion=sources.files),
-    ] = "",
+    out: Annotated[str, option("Write it to a file.", sources.files, "--out", "-o", metavar="FILE")] = "",
     component: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="One component: its process groups, stages and routes.",
-            autocompletion=sources.components,
-        ),
+        option("One component: its process groups, stages and routes.", sources.components, metavar="NAME"),
     ] = "",
     dim: Annotated[
         str,
-        typer.Option(
-            metavar="DIM",
-            help="The process groups along a dim, of all components or of one.",
-            autocompletion=sources.dims,
-        ),
+        option("The process groups along a dim, of all components or of one.", sources.dims, metavar="DIM"),
     ] = "",
-    node: Annotated[
-        int | None, typer.Option(metavar="N", help="One node: its devices and processes.")
-    ] = None,
+    node: Annotated[int | None, option("One node: its devices and processes.", metavar="N")] = None,
     rank: Annotated[
         str,
-        typer.Option(
+        option(
+            "One rank: its coordinates, peers and samples, and whom it talks to.",
+            sources.ranks,
             metavar="GROUP:N",
-            help="One rank: its coordinates, peers and samples, and whom it talks to.",
-            autocompletion=sources.ranks,
         ),
     ] = "",
     samples: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Of a batch of so many, where the recipe says no `samples`."),
+        int | None, option("Of a batch of so many, where the recipe says no `samples`.", metavar="N")
     ] = None,
     diff: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "What changes to a recipe, overrides, or both in quotes.",
+            sources.recipes_and_overrides,
             metavar="OTHER",
-            help="What changes to a recipe, overrides, or both in quotes.",
-            autocompletion=sources.recipes_and_overrides,
         ),
     ] = None,
 ) -> None:
@@ -248,56 +187,37 @@ def launch(
     recipe: Recipe,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be started, and start nothing.")
+        bool, option("Say what would be started, and start nothing.", None, "--dry-run")
     ] = False,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GROUP", help="Run this group alone.", show_default=False, autocompletion=sources.groups
-        ),
-    ] = None,
+    only: Annotated[str | None, option("Run this group alone.", sources.groups, metavar="GROUP")] = None,
     replay: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "With --only: where a run has recorded what the group takes.",
+            sources.recordings,
             metavar="ROUTE=DIR",
-            help="With --only: where a run has recorded what the group takes.",
-            show_default=False,
-            autocompletion=sources.recordings,
         ),
     ] = None,
     multirun: Annotated[
-        bool, typer.Option("--multirun", "-m", help="Run every combination of key=1,2 one after another.")
+        bool, option("Run every combination of key=1,2 one after another.", None, "--multirun", "-m")
     ] = False,
 ) -> None:
     """Runs a recipe, or goes on from a run's checkpoint."""
-    from meshctl.cli.replay import Options
+    from meshctl.cli.launch import Options, launch
 
-    options = Options(only, replay or ())
+    options = Options(dry_run, only, replay or ())
     if multirun:
         from meshctl.cli.multirun import multirun as launch_all
 
-        raise typer.Exit(launch_all(recipe, overrides or [], dry_run, options))
-    from meshctl.cli.launch import launch
-
-    raise typer.Exit(launch(recipe, overrides or [], dry_run, options))
+        raise typer.Exit(launch_all(recipe, overrides or [], options))
+    raise typer.Exit(launch(recipe, overrides or [], options))
 
 
 @app.command()
 def doctor(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="[RECIPE]",
-            help="Whether this one would start here.",
-            show_default=False,
-            autocompletion=sources.recipe,
-        ),
-    ] = "",
+    recipe: Annotated[str, argument("[RECIPE]", "Whether this one would start here.", sources.recipe)] = "",
     overrides: Overrides = None,
-    format: Annotated[
-        str,
-        typer.Option("--format", "-f", help="text or json.", autocompletion=sources.words("text", "json")),
-    ] = "text",
+    format: DataFormat = "text",
 ) -> None:
     """Says what this machine lacks, and what to do about it."""
     from meshctl.cli.doctor import doctor
@@ -307,15 +227,7 @@ def doctor(
 
 @app.command()
 def explain(
-    code: Annotated[
-        str,
-        typer.Argument(
-            metavar="[CODE]",
-            help="MC410; MC4 for all about meshes.",
-            show_default=False,
-            autocompletion=sources.codes,
-        ),
-    ] = "",
+    code: Annotated[str, argument("[CODE]", "MC410; MC4 for all about meshes.", sources.codes)] = "",
 ) -> None:
     """Says why a code is reported, with an example. Without one, lists all codes."""
     from meshctl.cli.explain import explain
@@ -326,14 +238,7 @@ def explain(
 @app.command()
 def schema(
     out: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write it to a file, or into a folder.",
-            autocompletion=sources.files,
-        ),
+        str, option("Write it to a file, or into a folder.", sources.files, "--out", "-o", metavar="FILE")
     ] = "",
 ) -> None:
     """The JSON Schema of recipes, for editors."""
@@ -344,15 +249,7 @@ def schema(
 
 @app.command()
 def completion(
-    shell: Annotated[
-        str,
-        typer.Argument(
-            metavar="[SHELL]",
-            help="bash, zsh or fish; what SHELL says.",
-            show_default=False,
-            autocompletion=sources.shells,
-        ),
-    ] = "",
+    shell: Annotated[str, argument("[SHELL]", "bash, zsh or fish; what SHELL says.", sources.shells)] = "",
 ) -> None:
     """Prints the script by which a shell completes. It knows commands, recipes and overrides."""
     from meshctl.cli.completion.shells import script
@@ -362,10 +259,10 @@ def completion(
 
 @app.command()
 def agent(
-    plan: Annotated[Path, typer.Option(help="RUN/plan.json", autocompletion=sources.files)],
-    node: Annotated[int, typer.Option(help="The node of the cluster that this is.")],
-    head: Annotated[str, typer.Option(help="HOST:PORT at which the supervisor of the run listens.")],
-    group: Annotated[str, typer.Option(help="The only group of the node to run. Left out: all.")] = "",
+    plan: Annotated[Path, option("RUN/plan.json", sources.files)],
+    node: Annotated[int, option("The node of the cluster that this is.")],
+    head: Annotated[str, option("HOST:PORT at which the supervisor of the run listens.")],
+    group: Annotated[str, option("The only group of the node to run. Left out: all.")] = "",
 ) -> None:
     """Runs the workers of one node. Every engine starts this."""
     from meshctl.cli.agent import agent

@@ -7,14 +7,14 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.cli.output import silence, why, write
 from meshctl.cli.parallel_start import run_in_fork
-from meshctl.cli.replay import Misused, Options, narrow_to_group, refuse_alone
+from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import USAGE, draw
 from meshctl.diagnostics import RecipeError, Report
@@ -32,23 +32,30 @@ from meshctl.trackers import tracker_named
 REFUSED = 4
 
 
+@dataclass(frozen=True)
+class Options:
+    """The options of the command."""
+
+    dry_run: bool = False
+    only: str | None = None
+    replay: Sequence[str] = ()
+    engine: str = DEFAULT_ENGINE
+
+
 def launch(
     recipe: str,
     overrides: list[str],
-    dry_run: bool,
     options: Options = Options(),
     on_begin: Callable[[RunDir], None] | None = None,
-    engine_name: str = DEFAULT_ENGINE,
 ) -> int:
     """Returns the exit code. `on_begin` is called with the run directory before anything is started."""
-    if dry_run:
-        code, ready = prepare(recipe, overrides, options, engine_name)
+    if options.dry_run:
+        code, ready = prepare(recipe, overrides, options)
         if ready:
-            write(f"{dry(ready, engine_name)}\n", sys.stdout)
+            write(f"{dry(ready, options.engine)}\n", sys.stdout)
         return code
-    ready = deserialize(
-        run_in_fork(lambda: serialize(*prepare(recipe, overrides, options, engine_name)), import_torch)
-    )
+    prepared = run_in_fork(lambda: serialize(*prepare(recipe, overrides, options)), import_torch)
+    ready = deserialize(prepared)
     steps, saved = ready.plan.run.steps, ready.resume.saved() if ready.resume else 0
     if ready.resume and 0 < steps <= saved:
         print(
@@ -68,21 +75,19 @@ def launch(
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}")
     if on_begin:
         on_begin(attempt.run)
-    return run(ready, attempt, engine_named(engine_name))
+    return run(ready, attempt, engine_named(options.engine))
 
 
-def prepare(
-    recipe: str, overrides: list[str], options: Options = Options(), engine_name: str = DEFAULT_ENGINE
-) -> tuple[int, Launchable | None]:
+def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, Launchable | None]:
     """Loads, checks and resolves a recipe, asks the engine for what is missing, and reports what is wrong."""
     notes = list[str]()
     try:
         name, held = resolve_source(recipe)
         ready = plan_of(name, overrides, held)
-        if options:
-            ready, notes = narrow_to_group(ready, options)
+        if options.only is not None or options.replay:
+            ready, notes = narrow_to_group(ready, options.only, options.replay)
         refuse_alone(ready)
-        engine_named(engine_name).preflight(ready.plan, Start(ready.path))
+        engine_named(options.engine).preflight(ready.plan, Start(ready.path))
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
         return 1 if isinstance(error, RecipeError) else 3, None
@@ -181,7 +186,7 @@ def print_cause(outcome: Outcome) -> None:
             print(f"log: {cause.log}", file=sys.stderr)
 
 
-def dry(ready: Launchable, engine_name: str = DEFAULT_ENGINE) -> str:
+def dry(ready: Launchable, engine_name: str) -> str:
     """Returns what would be written and started."""
     engine, plan = engine_named(engine_name), ready.plan
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")

@@ -23,7 +23,6 @@ from meshctl.cli import launch
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import write
 from meshctl.cli.parallel_start import run_and_exit
-from meshctl.cli.replay import Options
 from meshctl.cli.validate import USAGE
 from meshctl.engines.node.forkserver import flush
 from meshctl.engines.node.guard import die_with, name_of
@@ -70,7 +69,7 @@ class Result:
         return {name: value for name, value in last.items() if "." in name}
 
 
-def multirun(recipe: str, overrides: Sequence[str], dry_run: bool, options: Options = Options()) -> int:
+def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> int:
     """Runs all jobs and returns the worst exit code."""
     if is_dir(Path(recipe)):
         return _misused(f"{recipe} is a folder; -m starts new runs: name a recipe")
@@ -83,9 +82,9 @@ def multirun(recipe: str, overrides: Sequence[str], dry_run: bool, options: Opti
     codes, ready = _checked(recipe, data, jobs, options)
     if any(codes):
         return max(codes)
-    if dry_run:
+    if options.dry_run:
         for index, one in enumerate(ready):
-            write(f"{_title(jobs, index)}\n{launch.dry(one)}\n\n", sys.stdout)
+            write(f"{_title(jobs, index)}\n{launch.dry(one, options.engine)}\n\n", sys.stdout)
         return 0
     runner = _Runner(recipe, data, jobs, options)
     results = runner.run()
@@ -117,7 +116,7 @@ class _Captured(io.StringIO):
 
 
 def _checked(
-    recipe: str, data: bytes, jobs: Sequence[Job], options: Options
+    recipe: str, data: bytes, jobs: Sequence[Job], options: launch.Options
 ) -> tuple[list[int], list[Launchable]]:
     """Checks all jobs. Returns an exit code for each, and the jobs that can be launched."""
     codes, ready = list[int](), list[Launchable]()
@@ -155,7 +154,7 @@ class _Runner:
     data: bytes
     """The recipe's text, where it comes from standard input."""
     jobs: Sequence[Job]
-    options: Options
+    options: launch.Options
     child: int = 0
     """The process of the current job; 0 between jobs."""
     stopped_code: int = 0
@@ -213,7 +212,7 @@ class _Runner:
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             overrides = [*job.overrides]
-            call = partial(launch.launch, self.recipe, overrides, False, self.options, announce)
+            call = partial(launch.launch, self.recipe, overrides, self.options, announce)
             code: int = _with_stdin(self.data, call)
             return code
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from meshctl.cli.load import Launchable
@@ -32,33 +32,22 @@ class Misused(Exception):
     """The options contradict each other or the recipe. Exit code 2."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    only: str | None = None
-    replay: Sequence[str] = ()
-
-    def __bool__(self) -> bool:
-        return self.only is not None or bool(self.replay)
-
-
-def narrow_to_group(ready: Launchable, options: Options) -> tuple[Launchable, list[str]]:
+def narrow_to_group(
+    ready: Launchable, group: str | None, replay: Sequence[str]
+) -> tuple[Launchable, list[str]]:
     """Returns the recipe with one group left, as a new run, and notes for the user. Raises `Misused` and
     `CannotStart`."""
     plan = ready.plan
-    if options.only is None:
+    if group is None:
         raise Misused("--replay needs --only GROUP, the group that is to run")
-    if options.only not in (names := [group.name for group in plan.groups]):
-        raise Misused(f"there is no group `{options.only}`; {did_you_mean(options.only, names)}")
-    folders = _folders(plan, options.only, options.replay)
-    left = only(plan, options.only, folders)
+    if group not in (names := [group.name for group in plan.groups]):
+        raise Misused(f"there is no group `{group}`; {did_you_mean(group, names)}")
+    folders = _folders(plan, group, replay)
+    left = only(plan, group, folders)
     if left.missing:
         lacking = listed(route.name for route in left.missing)
         each = "it" if len(left.missing) == 1 else "each"
-        raise Misused(
-            f"group `{options.only}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}"
-        )
+        raise Misused(f"group `{group}` takes {lacking} from other groups: say --replay ROUTE=DIR for {each}")
     recorded = {name: _recording_of(folder, route) for name, (route, folder) in folders.items()}
     start, last = _steps(plan, recorded)
     steps = min(last, plan.run.steps or last)
@@ -69,13 +58,11 @@ def narrow_to_group(ready: Launchable, options: Options) -> tuple[Launchable, li
     placed = replace(left.plan, run=replace(left.plan.run, steps=steps)) if recorded else left.plan
     facts = Start(
         ready.path,
-        only=options.only,
+        only=group,
         replay={name: str(one.path) for name, one in recorded.items()},
         after=start,
     )
-    return replace(ready, plan=placed, resume=None, start=facts), list(
-        _notes(plan, options.only, left.skipped)
-    )
+    return replace(ready, plan=placed, resume=None, start=facts), list(_notes(plan, group, left.skipped))
 
 
 def refuse_alone(ready: Launchable) -> None:

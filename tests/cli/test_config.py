@@ -15,6 +15,7 @@ import pytest
 
 from meshctl.cli.config import config
 from meshctl.cli.crash import bug
+from meshctl.cli.launch import Options as LaunchOptions
 from meshctl.cli.launch import launch
 from meshctl.cli.load import plan_of
 from meshctl.cli.show_topology import Options as Drawn
@@ -225,7 +226,7 @@ def test_no_command_shows_a_secret(
         assert show("recipe.yaml", overrides, Drawn(format)) == code
     show("recipe.yaml", overrides, Drawn(rank="script:0"))
     show("recipe.yaml", overrides, Drawn(diff=f"vars.x.token={MARK} groups.train.ranks=4"))
-    assert launch("recipe.yaml", overrides, dry_run=True) == code
+    assert launch("recipe.yaml", overrides, LaunchOptions(dry_run=True)) == code
     validate([f"+vars.token={MARK}"], Options())
     out, err = capsys.readouterr()
     assert len(out) > 10_000 and MARK not in out
