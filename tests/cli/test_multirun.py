@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 
 from meshctl.cli.hydra_flags import answer
+from meshctl.cli.launch import Options
+from meshctl.cli.multirun import multirun
+from meshctl.engines.engine import ENGINES, CannotStart
+from meshctl.engines.local import LocalEngine
+from meshctl.plan.model import Plan
+from meshctl.run.directory import Start
 from tests.cli.test_launch import folder, meshctl, started, steps  # noqa: F401
 
 MOOD = "components.taker.args.mood"
@@ -122,3 +128,19 @@ def test_a_flag_of_hydra_exits_with_2_and_one_line(folder: Path) -> None:  # noq
     assert (done.returncode, done.stdout) == (2, "")
     same = "meshctl config recipe.yaml components.taker.args.token=<redacted>"
     assert done.stderr == f"error: `--cfg` is a flag of Hydra; the same is: {same}\n"
+
+
+class Refusing(LocalEngine):
+    def preflight(self, plan: Plan, start: Start) -> None:
+        raise CannotStart("the engine refuses")
+
+
+def test_all_jobs_run_on_the_engine_that_is_asked_for(
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(ENGINES, "refusing", f"{__name__}:Refusing")
+    assert multirun("recipe.yaml", ["seed=1,2"], Options(engine="refusing")) == 4
+    assert "error: the engine refuses" in capsys.readouterr().err
