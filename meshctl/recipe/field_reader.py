@@ -1,6 +1,6 @@
 """Reads single values of a recipe by the types of their fields, and reports what is wrong.
 
-    reader = FieldReader(root)
+    reader = FieldReader()
     values = reader.section(node, ("groups", "train"), GROUP)     {"ranks": 4, "device_type": "cuda", ...}
 
 A wrong value is reported once and then replaced by the value of a key that is left out.
@@ -17,11 +17,9 @@ from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe import field_types as types
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path
 from meshctl.recipe.field_types import MAX_COUNT
-from meshctl.recipe.fields import PLANNED, Field, Section
-from meshctl.recipe.fixes import as_whole, keys_meant, quoted, renamed, rewritten
-from meshctl.recipe.misplaced import help_without_alternative, suggest_location
-from meshctl.recipe.suggestions import called, nearest_key
-from meshctl.text.english import MAX_LETTERS, did_you_mean, listed
+from meshctl.recipe.fields import Field, Section
+from meshctl.recipe.fixes import as_whole, quoted, renamed, rewritten
+from meshctl.text.english import MAX_LETTERS, did_you_mean
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES
 
 MAX_QUOTED = 60
@@ -32,8 +30,6 @@ Read = Callable[["FieldReader", Node, Path, Any], Any]
 
 @dataclass
 class FieldReader:
-    root: Node
-    """The whole recipe."""
     found: list[Diagnostic] = field(default_factory=list)
     wrong: set[Path] = field(default_factory=set)
     """Key paths that a diagnostic is about."""
@@ -90,9 +86,8 @@ class FieldReader:
     def section(
         self, node: Node, path: Path, section: Section, without: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """Returns the value of every key of a section, also of those that are left out, and reports unknown
-        and missing keys. Keys in `without` are not read."""
-        self.check_keys(node, path, section)
+        """Returns the value of every key of a section, also of those that are left out, and reports missing
+        keys; `structure.py` has reported unknown ones. Keys in `without` are not read."""
         return {
             field.key: self.value(node, path, field, section)
             for field in section.fields
@@ -103,7 +98,7 @@ class FieldReader:
         node = parent.get(field.key)
         if node is None:
             if field.required:
-                self.missing(parent, (*path, field.key), field, section)
+                self.missing(parent, (*path, field.key), field)
             return field.value_if_absent
         value = self.read(node, (*path, field.key), field.type)
         return field.value_if_absent if value is None else value
@@ -112,30 +107,9 @@ class FieldReader:
         """Returns the value of a node by its type; None for a wrong one, which is reported."""
         return self.readers[type(type_)](self, node, path, type_)
 
-    def check_keys(self, node: Node, path: Path, section: Section) -> None:
-        """Reports the keys of a mapping that the section does not have."""
-        known = section.keys
-        meant = keys_meant(node, known)
-        for key, item in node.items():
-            if key in known:
-                continue
-            span, here = item.key or item.span, (*path, key)
-            if purpose := PLANNED.get((path[0] if path else "", key)):
-                self.report(here, "MC104", f"`{key}` ({purpose}) is not supported yet", span)
-                continue
-            location = "" if called(key, known) else suggest_location(key, section, path, node, self.root)
-            near = "" if location else nearest_key(key, known)
-            help = location or (f"did you mean `{near}`?" if near else help_without_alternative(section))
-            help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
-            message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
-            fixes = meant.get(key, ()) if near else ()
-            self.report(here, "MC101", message, span, help=help, fixes=fixes)
-
-    def missing(self, node: Node, path: Path, field: Field, section: Section) -> None:
-        """Reports a required key, unless an unknown key was meant to be it."""
-        unknown = [key for key, _ in node.items() if key not in section.by_key]
-        if any(nearest_key(key, section.keys) == field.key for key in unknown):
-            self.wrong.add(path)
+    def missing(self, node: Node, path: Path, field: Field) -> None:
+        """Reports a required key, unless an unknown key may be meant to be it."""
+        if path in self.wrong:
             return
         message = field.required.format(name=path[-2])
         self.report(path, "MC103", message, node.key or node.span, help=field.required_help, missing=True)

@@ -93,13 +93,16 @@ def load(
     # Imported on use: to refuse what is no recipe takes none of the rules.
     from meshctl.recipe.code.classes import Code
     from meshctl.recipe.rules import Facts, check
+    from meshctl.recipe.structure import correct
 
     tree = _completed(composed.tree, file.stem, detect or detected)
-    resolved, unresolved = interpolation.resolve(tree, environment, yaml_reader.scalar)
-    result = read(resolved, file.stem)
+    structure = correct(composed.tree)
+    meant = _completed(structure.tree, file.stem, detect or detected)
+    resolved, unresolved = interpolation.resolve(meant, environment, yaml_reader.scalar)
+    result = read(resolved, file.stem, structure.wrong)
     facts = Facts(result, Spans(resolved), Code(folders, sys.path))
     secrets = secrets_of(tree, composed.sources, environment)
-    found = [*unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
+    found = [*structure.found, *unresolved, *result.found, *check(facts), *warnings(tree, secrets)]
     report = replace(report, sources=(*report.sources, *facts.sources)).plus(_known(composed.found, found))
     report = redact_report(_in_order(keep_safe(report, composed.tree)), secrets)
     return Loaded(

@@ -1,15 +1,18 @@
-"""Help for a key that stands in the wrong section: `tp_size` of a component belongs to its `parallel`,
-`trainer.steps` to `run`.
+"""Where a key that stands in the wrong section belongs: `tp_size` of a component goes under its `parallel`,
+`trainer.steps` under `run`.
 
-The help names the place as exactly as the recipe allows: `it belongs under components.actor.parallel`.
+The help names the place as exactly as the recipe allows: `it goes under components.actor.parallel`.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
+from meshctl.recipe import field_types as types
 from meshctl.recipe.compose.yaml_tree import Node, Path
 from meshctl.recipe.fields import (
+    CALL,
     CHECKPOINT,
     CLUSTER,
     COMPONENT,
@@ -18,10 +21,12 @@ from meshctl.recipe.fields import (
     INPUT,
     MODEL,
     PARALLEL,
+    PROGRAM_KEYS,
     RECIPE,
     RUN,
     SECTIONS,
     STAGE,
+    SYNC,
     Section,
 )
 from meshctl.recipe.suggestions import meanings
@@ -31,69 +36,131 @@ SIGNS = {"components": ("_target_",), "pipeline": ("call", "sync"), "groups": ("
 """Keys by which a mapping is recognized as a component, a stage or a group."""
 INVISIBLE = re.compile("[\u00a0\u00ad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]")
 """Characters that look like a space, or like nothing."""
+MAX_PLACES = 100
+"""Number of groups, components or stages up to which a key's place is looked for among them."""
 
 
-def suggest_location(key: str, section: Section, path: Path, node: Node, root: Node) -> str:
-    """Returns help for a key that the mapping `node` at `path`, a `section`, does not have; empty if the key
+@dataclass(frozen=True)
+class Location:
+    """Where a key belongs."""
+
+    help: str
+    path: Path = ()
+    """The key path that was meant; empty where several may be."""
+    candidates: tuple[Path, ...] = ()
+    """The key paths that may be meant where several may be."""
+    is_named_item: bool = False
+    """Whether the value is a group, a component or a stage."""
+
+
+def kind_of(item: Node | None) -> str:
+    """Returns `groups`, `components` or `pipeline` for a mapping that is plainly one of theirs, else an empty
+    text."""
+    if item is None or not item.is_mapping:
+        return ""
+    signs = {top: any(item.get(sign) is not None for sign in signs) for top, signs in SIGNS.items()}
+    kinds = [top for top, has_sign in signs.items() if has_sign]
+    return kinds[0] if len(kinds) == 1 else ""
+
+
+def invisible_character(key: str) -> str:
+    """Returns help for a key with a character in it that does not show; empty if it has none."""
+    odd = INVISIBLE.search(key)
+    return f"it has the character U+{ord(odd[0]):04X} in it, which does not show: remove it" if odd else ""
+
+
+def location_of(key: str, section: Section, path: Path, item: Node, root: Node) -> Location | None:
+    """Returns where a key belongs that the mapping at `path`, a `section`, does not have; None if the key
     belongs nowhere."""
-    if odd := INVISIBLE.search(key):
-        return f"it has the character U+{ord(odd[0]):04X} in it, which does not show: remove it"
-    if not path and (help := _named(key, node.get(key), root)):
-        return help
+    if found := _named(key, item, path, root):
+        return found
     for word in (key, *meanings(key, with_related=path in ((), ("run",)))):
         for other in SECTIONS:
             is_elsewhere = other not in (section, INPUT) and word not in path[-1:]
-            if is_elsewhere and word in other.by_key:
-                return _location(key, word, other, path, root)
-    return ""
+            if is_elsewhere and word in other.by_key and _fits(item, other.by_key[word].type):
+                found = _location(key, word, other, path, root)
+                if found.path or found.candidates or other not in (GROUP, COMPONENT):
+                    return found
+    return None
+
+
+def _fits(item: Node, type_: types.Type) -> bool:
+    """Returns whether a value can be one of a type that takes mappings only."""
+    is_mapping_only = isinstance(type_, types.Named) or (
+        isinstance(type_, types.Nested) and not type_.shorthand
+    )
+    is_value = item.value is None or isinstance(item.value, (str, bool))
+    return not (is_mapping_only and is_value)
 
 
 def help_without_alternative(section: Section) -> str:
     """Returns help for a key that is near to no other."""
     if section is COMPONENT:
-        return "what the constructor takes belongs into `args`"
-    return "values said once belong under `vars`" if section is RECIPE else ""
+        return "the arguments of the constructor go under `args`"
+    return "values that are used several times go under `vars`" if section is RECIPE else ""
 
 
-def _named(key: str, item: Node | None, root: Node) -> str:
-    """Returns help for a group, a component or a stage at the top of a recipe."""
-    for top, signs in SIGNS.items():
-        if item is not None and item.is_mapping and any(item.get(sign) is not None for sign in signs):
-            return f"it looks like {NAMED[top].title}: it belongs under `{top}`"
-    for top, section in NAMED.items():
-        if root.at((top, key)) is not None:
-            return f"`{key}` is {section.title}: what is said of it belongs under `{top}.{key}`"
-    return ""
+def _named(key: str, item: Node, path: Path, root: Node) -> Location | None:
+    """Returns the place of a group, a component or a stage that stands in another section."""
+    if top := kind_of(item):
+        beside = f", beside `{path[1]}`" if len(path) > 1 and path[0] == top else ""
+        indent = f": indent it less{beside}" if path else ""
+        return Location(
+            f"it looks like {NAMED[top].title}, which goes under `{top}`{indent}",
+            (top, key),
+            is_named_item=True,
+        )
+    if not path:
+        for top, section in NAMED.items():
+            if root.at((top, key)) is not None:
+                return Location(f"`{key}` is {section.title}: its keys go under `{top}.{key}`")
+    return None
 
 
-def _location(key: str, word: str, section: Section, path: Path, root: Node) -> str:
-    """Returns `it is called ranks here, and belongs under groups.train`."""
+def _location(key: str, word: str, section: Section, path: Path, root: Node) -> Location:
+    """Returns `it is called ranks here, and goes under groups.train`."""
     called = "it " if key == word else f"it is called `{word}` here, and "
     if section is RECIPE:
-        return f"{called}stands at the top of a recipe"
+        return Location(f"{called}goes at the top of the recipe", (word,))
     places = _places(section, path, root)
+    if section is GROUP and word in PROGRAM_KEYS:
+        places = [place for place in places if root.at((*place, "program")) is not None]
+    field = section.by_key[word]
+    if len(places) > 1 and field.required:
+        places = [place for place in places if root.at((*place, word)) is None] or places
     if len(places) == 1:
-        return f"{called}belongs under `{places[0]}`"
-    return f"{called}is a key of {section.title}"
+        return Location(f"{called}goes under `{'.'.join(places[0])}`", (*places[0], word))
+    return Location(f"{called}is a key of {section.title}", (), tuple((*place, word) for place in places))
 
 
-def _places(section: Section, path: Path, root: Node) -> list[str]:
+def _places(section: Section, path: Path, root: Node) -> list[Path]:
     """Returns the mappings that may be meant: those of the component at `path`, or else all."""
     here = path[1] if len(path) > 1 else ""
     in_component = path[:1] == ("components",)
     if section in (RUN, CHECKPOINT, CLUSTER):
-        return [section.title.strip("`")]
+        return [tuple(section.title.strip("`").split("."))]
     if section in (PARALLEL, MODEL):
         names = [here] if in_component else _names(root, "components")
-        return [f"components.{name}.{section.name}" for name in names]
+        return [("components", name, section.name) for name in names]
     if section is COMPONENT:
-        return [f"components.{name}" for name in _names(root, "components")]
+        names = [here] if in_component and len(path) > 2 else _names(root, "components")
+        return [("components", name) for name in names]
     if section is GROUP:
         own = root.at(("components", here, "group")) if in_component else None
-        return [f"groups.{name}" for name in _names(root, "groups") if own is None or name == own.value]
-    return [f"pipeline.{here}.dispatch"] if section is DISPATCH and path[:1] == ("pipeline",) else []
+        return [("groups", name) for name in _names(root, "groups") if own is None or name == own.value]
+    if section in (CALL, SYNC, STAGE):
+        return [("pipeline", name) for name in _names(root, "pipeline") if _lacks_key(root, name)]
+    return [("pipeline", here, "dispatch")] if section is DISPATCH and path[:1] == ("pipeline",) else []
+
+
+def _lacks_key(root: Node, stage: str) -> bool:
+    """Returns whether a stage does not say what it does, or is a source without `samples`."""
+    has = {key for key in ("call", "sync", "in", "samples") if root.at(("pipeline", stage, key)) is not None}
+    return not has & {"call", "sync"} or has == {"call"}
 
 
 def _names(root: Node, top: str) -> list[str]:
+    """Returns the names at the top of a recipe, unless there are too many to look at for each wrong key."""
     node = root.get(top)
-    return [name for name, _ in node.items()] if node is not None else []
+    names = [name for name, _ in node.items()] if node is not None else []
+    return names if len(names) <= MAX_PLACES else []

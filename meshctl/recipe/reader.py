@@ -9,7 +9,7 @@ of `rules/`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -60,9 +60,10 @@ class Read:
         return path not in self._above_wrong and self.is_known(*path)
 
 
-def read(root: Node, stem: str) -> Read:
-    """Returns the recipe of a tree; `stem` is its name if the tree has none."""
-    reader = _RecipeReader(root, readers=TYPE_READERS)
+def read(root: Node, stem: str, wrong: Iterable[Path] = ()) -> Read:
+    """Returns the recipe of a tree; `stem` is its name if the tree has none. `wrong` are the key paths that
+    diagnostics are about already."""
+    reader = _RecipeReader(wrong=set(wrong), readers=TYPE_READERS)
     recipe = reader.recipe(root, stem)
     return Read(recipe, tuple(reader.found), frozenset(reader.wrong))
 
@@ -153,14 +154,15 @@ class _RecipeReader(FieldReader):
             return self.call(name, node, path)
         elif sync is not None:
             return self.sync(name, node, path)
-        elif any(key not in STAGE.by_key for key, _ in node.items()):
-            self.check_keys(node, path, STAGE)
-            self.wrong.add(path)
-        else:
+        elif not self.has_wrong_key(path):
             help = "`call: COMPONENT.METHOD`, or `sync: COMPONENT, to: COMPONENT`"
             message = f"stage `{name}` must say what it does"
             self.report(path, "MC103", message, node.key or node.span, help=help, missing=True)
         return model.Stage(name, kind="")
+
+    def has_wrong_key(self, path: Path) -> bool:
+        """Returns whether a key of a mapping, or the mapping itself, was reported."""
+        return any(bad[: len(path)] == path for bad in self.wrong)
 
     def call(self, name: str, node: Node, path: Path) -> model.Stage:
         values = self.section(node, path, CALL)

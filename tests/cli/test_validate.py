@@ -388,8 +388,8 @@ def test_fix_writes_what_is_certain_and_says_it(folder: Path, capfd: pytest.Capt
     assert err.splitlines() == [
         "fixed r.yaml:3:18: `rank` -> `ranks`",
         "fixed r.yaml:4:7: `max_steps` -> `steps`",
+        "fixed r.yaml:4:18: `1e3` -> `1000`",
         "fixed r.yaml:3:25: `4.0` -> `4`",
-        "fixed r.yaml:4:14: `1e3` -> `1000`",
     ]
     assert recipe.stat().st_mode & 0o777 == 0o640
     assert {path.name for path in folder.iterdir()} == {"arithmetic.py", "base_of_all.yaml", "r.yaml"}

@@ -26,6 +26,7 @@ from meshctl.recipe.fields import (
     Section,
 )
 from meshctl.recipe.key_paths import field_at, section_at
+from meshctl.recipe.structure import correct
 from meshctl.recipe.suggestions import ALIASES, RELATED, nearest_key
 
 HERE = Span("recipe.yaml", 1, 1)
@@ -71,9 +72,7 @@ def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) 
     assert field_at(path, TREE) == field
     assert schema.section_schema(section)["properties"][field.key]["description"] == field.doc
     assert field.doc and len(field.doc) <= 220
-    values = FieldReader(TREE, readers=reader.TYPE_READERS).section(
-        Node({}, HERE), PATHS[section.name], section
-    )
+    values = FieldReader(readers=reader.TYPE_READERS).section(Node({}, HERE), PATHS[section.name], section)
     assert values[field.key] == field.value_if_absent
     if field is not RECIPE.by_key["defaults"]:
         proposed = {one.text: one.description for one in overrides(Outline(TREE), "++" + ".".join(path))}
@@ -96,15 +95,13 @@ def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     nested = Field("run", field_types.Nested(section), "")
     monkeypatch.setitem(RECIPE.by_key, "run", nested)
     monkeypatch.setitem(ALIASES, "rest", "cool_down")
-    own = FieldReader(TREE)
+    own = FieldReader()
     assert own.section(of_plain({}, HERE), ("run",), section)["cool_down"] == 2.5
     assert own.section(of_plain({"cool_down": 4}, HERE), ("run",), section)["cool_down"] == 4.0
-    own.section(of_plain({"cool_down": -1, "rest": 1}, HERE), ("run",), section)
-    assert [found.message for found in own.found] == [
-        "`run` has no key `rest`",
-        "`cool_down` must be a number from 0, it is -1",
-    ]
-    assert own.found[0].help == "did you mean `cool_down`?"
+    own.section(of_plain({"cool_down": -1}, HERE), ("run",), section)
+    assert [found.message for found in own.found] == ["`cool_down` must be a number from 0, it is -1"]
+    (unknown,) = correct(of_plain({"run": {"cool_down": 1, "rest": 1}}, HERE)).found
+    assert (unknown.message, unknown.help) == ("`run` has no key `rest`", "did you mean `cool_down`?")
     described = schema.section_schema(section)["properties"]["cool_down"]
     assert (described["description"], described["default"]) == ("Seconds of rest between steps.", 2.5)
     assert [

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from meshctl.recipe.compose.yaml_tree import MISSING, Node, of_plain, plain
 from meshctl.recipe.fields import SECTIONS
 from meshctl.recipe.reader import Read, read
 from meshctl.recipe.schema import layouts, schema
+from meshctl.recipe.structure import correct
 from meshctl.recipe.templates import KINDS, Choice, files
 from meshctl.topology.cluster import DEVICE_TYPES
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE
@@ -51,7 +53,13 @@ def flagged(data: Any) -> set[tuple[str, ...]]:
 
 
 def said(data: Any) -> Read:
-    return read(of_plain(data, Span("recipe.yaml", 1, 1)), "recipe")
+    return read_corrected(of_plain(data, Span("recipe.yaml", 1, 1)))
+
+
+def read_corrected(tree: Node) -> Read:
+    structure = correct(tree)
+    result = read(structure.tree, "recipe", structure.wrong)
+    return replace(result, found=(*structure.found, *result.found))
 
 
 def test_it_is_a_schema() -> None:
@@ -118,7 +126,7 @@ def test_wrong_recipes_are_flagged_where_the_reader_finds_them(path: Path) -> No
     tree = compose(path, [], GOLDEN, config_folders(GOLDEN, [])).tree
     if "${" in str(plain(tree)):
         return  # the reader sees no interpolation
-    seen, wrong = flagged(plain(tree)), read(tree, "recipe").wrong
+    seen, wrong = flagged(plain(tree)), read_corrected(tree).wrong
     near = {
         (one, other)
         for one in seen

@@ -31,7 +31,7 @@ def marked(override: str) -> str:
         ("seed= x", "x"),
         ("~pipeline.batsh", "pipeline.batsh"),
         ("components.actor.parallel={tp_size: 3}", "3"),
-        ("components.actor.parallel={fsdp_size: 2, tp_sizes: 3}", "tp_sizes"),
+        ("components.actor.parallel={fsdp_size: 2, tp_sizes: 2}", "tp_sizes"),
         ("components.sampler.parallel.dp_sizes=2", "dp_sizes"),
         ("run.stepz=3", "stepz"),
         ("run.checkpoint.evry=3", "evry"),

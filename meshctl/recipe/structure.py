@@ -1,0 +1,294 @@
+"""Puts the keys of a recipe where they were meant to be, before the recipe is read.
+
+    sizes: {tp_sise: 2}                    a key that is misspelt, or another system's
+    steps: 3 beside `run:`                 a key of another section
+    sampler: ... inside `actor: ...`       a group, a component or a stage in the wrong place
+    groups: [train: {...}]                 a list in place of a mapping, or keys that are not indented
+
+Each of these mistakes is reported once, and the tree is changed as the report proposes. So the reader and
+the rules see the recipe that was meant, and one mistake does not cause reports of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe import field_types as types
+from meshctl.recipe.compose.yaml_tree import Node, Path, merge, put
+from meshctl.recipe.fields import CALL, PLANNED, RECIPE, STAGE, SYNC, Section
+from meshctl.recipe.fixes import keys_meant
+from meshctl.recipe.misplaced import (
+    NAMED,
+    Location,
+    help_without_alternative,
+    invisible_character,
+    kind_of,
+    location_of,
+)
+from meshctl.recipe.suggestions import called, nearest_key
+from meshctl.text.english import MAX_LETTERS, listed
+
+MAPPINGS = (types.Nested, types.Named, types.PlainData, types.FreeMapping, types.Environment)
+"""Types whose values are mappings, or may be."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A recipe whose keys are all where they were meant to be."""
+
+    tree: Node
+    found: tuple[Diagnostic, ...]
+    wrong: frozenset[Path]
+    """Key paths that a diagnostic is about: unknown keys, and the keys that may have been meant by them."""
+
+
+def correct(root: Node) -> Structure:
+    """Returns the recipe that was meant, with what is wrong in the one that is written."""
+    walk = _Walk(root)
+    tree = walk.section(root, (), RECIPE)
+    for path, node in walk.moves:
+        there = tree.at(path)
+        if _can_hold(tree, path):
+            tree = put(tree, path, node if there is None else merge(there, node))
+    return Structure(tree, tuple(walk.found), frozenset(walk.wrong))
+
+
+def _can_hold(tree: Node, path: Path) -> bool:
+    """Returns whether every value on the way to a path is a mapping, or does not exist."""
+    above = (tree.at(path[:length]) for length in range(len(path)))
+    return all(node is None or node.is_mapping for node in above)
+
+
+@dataclass
+class _Walk:
+    root: Node
+    found: list[Diagnostic] = field(default_factory=list)
+    wrong: set[Path] = field(default_factory=set)
+    misplaced: set[Path] = field(default_factory=set)
+    """Places of groups, components and stages that stand elsewhere: those inside them are not reported."""
+    empty: set[str] = field(default_factory=set)
+    """Names of groups, components or stages without a value, whose keys stand beside them."""
+    moves: list[tuple[Path, Node]] = field(default_factory=list)
+    """Values that belong to another place, with that place."""
+
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        help: str = "",
+        fixes: tuple[Fix, ...] = (),
+        missing: bool = False,
+    ) -> None:
+        self.found.append(Diagnostic(code, message, span, (), help, fixes=fixes, missing=missing))
+
+    # Sections
+
+    def section(self, node: Node, path: Path, section: Section) -> Node:
+        """Returns a section with its keys in place."""
+        if not node.is_mapping:
+            return node
+        meant = keys_meant(node, section.keys)
+        items: dict[str, Node] = {}
+        children: dict[str, dict[str, Node]] = {}
+        for key, item in node.items():
+            here = (*path, key)
+            if key in section.by_key and not _is_named_item(item, section.by_key[key].type):
+                items[key] = self.value(item, here, section.by_key[key].type)
+            elif above := _empty_above(item, node, section):
+                children.setdefault(above, {})[key] = item
+            else:
+                self.unknown(key, item, path, section, node, meant, items)
+        for key, some in children.items():
+            here = (*path, key)
+            items[key] = self.value(self.adopted(node.value[key], here, some), here, section.by_key[key].type)
+        return replace(node, value=self.with_required(items, path, section))
+
+    def adopted(self, parent: Node, path: Path, items: dict[str, Node]) -> Node:
+        """Returns a mapping with the keys below it, which are not indented."""
+        self.misplaced |= {(*path, name) for name in items if path[-1] in NAMED}
+        message = f"`{path[-1]}` must be a mapping, found nothing"
+        self.report("MC102", message, parent.span, "indent the keys below it")
+        return replace(parent, value=items)
+
+    def with_required(self, items: dict[str, Node], path: Path, section: Section) -> dict[str, Node]:
+        """Returns the items with the required keys that stand one level too deep."""
+        for required in section.fields:
+            if not required.required or required.key in items:
+                continue
+            for key, child in items.items():
+                inner = child.get(required.key) if child.is_mapping else None
+                if inner is None or inner.is_mapping or not isinstance(section.by_key[key].type, MAPPINGS):
+                    continue
+                message = f"`{required.key}` is a key of {section.title}, not of its `{key}`"
+                place = ".".join(path)
+                help = f"it goes under `{place}`, beside `{key}`"
+                self.report("MC101", message, inner.key or inner.span, help)
+                rest = {name: item for name, item in child.items() if name != required.key}
+                items = {**items, key: replace(child, value=rest), required.key: inner}
+                break
+        return items
+
+    def value(self, node: Node, path: Path, type_: types.Type) -> Node:
+        match type_:
+            case types.Named():
+                return self.named(node, path, type_.section)
+            case types.Nested() | types.Script():
+                return self.section(node, path, type_.section)
+            case types.Inputs() if node.is_mapping and node.get("from") is None:
+                items = {key: self.section(item, (*path, key), type_.section) for key, item in node.items()}
+                return replace(node, value=items)
+        return node
+
+    # Unknown keys
+
+    def unknown(
+        self,
+        key: str,
+        item: Node,
+        path: Path,
+        section: Section,
+        node: Node,
+        meant: Mapping[str, tuple[Fix, ...]],
+        items: dict[str, Node],
+    ) -> None:
+        """Reports a key that a section does not have, and puts its value where it was meant to be."""
+        span, here = item.key or item.span, (*path, key)
+        if purpose := PLANNED.get((path[0] if path else "", key)):
+            self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span)
+            self.wrong.add(here)
+            return
+        known = section.keys
+        location = None if called(key, known) else location_of(key, section, path, item, self.root)
+        near = "" if location else nearest_key(key, known)
+        help = location.help if location else f"did you mean `{near}`?" if near else ""
+        help = invisible_character(key) or help or help_without_alternative(section)
+        help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
+        message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
+        fixes = meant.get(key, ()) if near else ()
+        self.wrong.add(here)
+        if not (path in self.misplaced and location and location.is_named_item):
+            self.report("MC101", message, span, help, fixes)
+        if location and location.path and (location.is_named_item or self.root.at(location.path) is None):
+            self.misplaced |= {location.path} if location.is_named_item else set()
+            self.moves.append((location.path, self.moved(item, location)))
+        elif near and near not in items and node.get(near) is None:
+            items[near] = self.value(item, (*path, near), section.by_key[near].type)
+            if not fixes:
+                self.wrong.add((*path, near))
+        elif location:
+            self.wrong |= {place for place in location.candidates if self.root.at(place) is None}
+
+    def moved(self, item: Node, location: Location) -> Node:
+        top, name = location.path[0], location.path[-1]
+        return self.named_item(name, item, top) if location.is_named_item else item
+
+    # Groups, components and stages
+
+    def named(self, node: Node, path: Path, section: Section) -> Node:
+        """Returns the groups, components or stages, each with its keys in place."""
+        if node.is_list and (items := dict(_entries(node))):
+            message = f"`{path[-1]}` must be a mapping, found a list"
+            first = next(iter(items))
+            help = f"write `{first}:` without the `-`, and the others likewise"
+            self.report("MC102", message, node.span, help)
+            node = replace(node, value=items)
+        if not node.is_mapping:
+            return node
+        found: dict[str, Node] = {}
+        self.empty = set()
+        for name, item in node.items():
+            other = kind_of(item)
+            if other not in ("", path[-1]):
+                self.misplaced.add((other, name))
+                self.moves.append(((other, name), self.named_item(name, item, other)))
+                message = f"`{name}` is {NAMED[other].title}, not {section.title}"
+                self.report("MC101", message, item.key or item.span, f"it goes under `{other}`")
+            elif _is_stray(name, item, section):
+                self.stray(name, item, path, section, found)
+            else:
+                found[name] = item
+        return replace(
+            node, value={name: self.named_item(name, item, path[-1]) for name, item in found.items()}
+        )
+
+    def stray(self, key: str, item: Node, path: Path, section: Section, found: dict[str, Node]) -> None:
+        """Puts a key that stands in the place of a name into the group, component or stage that lacks it."""
+        last = next(reversed(found), "")
+        if last in self.empty:
+            found[last] = replace(found[last], value={**found[last].value, key: item})
+            return
+        if last and found[last].value is None:
+            self.empty.add(last)
+            found[last] = self.adopted(found[last], (*path, last), {key: item})
+            return
+        lacking = [name for name, other in found.items() if other.is_mapping and other.get(key) is None]
+        owner = last if last in lacking else lacking[0] if len(lacking) == 1 else ""
+        if section.by_key[key].required and len(lacking) == 1:
+            owner = lacking[0]
+        place = f"`{'.'.join((*path, owner))}`" if owner else section.title
+        message = f"`{key}` is a key of {section.title}, it is not the name of one"
+        self.report(
+            "MC101", message, item.key or item.span, f"it goes under {place}: indent it as the keys there"
+        )
+        if owner:
+            found[owner] = replace(found[owner], value={**found[owner].value, key: item})
+        else:
+            self.wrong |= {(*path, name, key) for name in lacking}
+
+    def named_item(self, name: str, item: Node, top: str) -> Node:
+        section = NAMED[top]
+        if top == "pipeline":
+            section = _stage_section(item)
+        return self.section(item, (top, name), section)
+
+
+def _stage_section(item: Node) -> Section:
+    """Returns the section of a stage; that of all stages where it has both `call` and `sync`, or neither."""
+    is_call, is_sync = item.get("call") is not None, item.get("sync") is not None
+    if is_call == is_sync:
+        return STAGE
+    return CALL if is_call else SYNC
+
+
+def _is_stray(key: str, item: Node, section: Section) -> bool:
+    """Returns whether a key in the place of a name is one of the section's keys."""
+    first = next((inner for inner, _ in item.items()), "")
+    is_name = item.value is None or kind_of(item) != "" or first in section.by_key
+    return key in section.by_key and not is_name
+
+
+def _empty_above(item: Node, node: Node, section: Section) -> str:
+    """Returns the key of the empty mapping that a key stands directly below, in the same column."""
+    span = item.key
+    if span is None:
+        return ""
+    known = [(other.key, key) for key in section.keys if (other := node.get(key)) and other.key]
+    above = [(other, key) for other, key in known if (other.file, other.column) == (span.file, span.column)]
+    _, key = max(((other, key) for other, key in above if other.line < span.line), default=(span, ""))
+    is_empty = key != "" and node.value[key].value is None and isinstance(section.by_key[key].type, MAPPINGS)
+    return key if is_empty else ""
+
+
+def _is_named_item(item: Node, type_: types.Type) -> bool:
+    """Returns whether the value of a key with a section is a group, a component or a stage."""
+    if not isinstance(type_, types.Nested) or not kind_of(item):
+        return False
+    return not any(key in type_.section.by_key for key, _ in item.items())
+
+
+def _entries(node: Node) -> Iterator[tuple[str, Node]]:
+    """Yields the names and values of a list of mappings: `- train: {...}`, `- name: train`."""
+    for entry in node.value:
+        items = dict(entry.items())
+        if len(items) == 1:
+            yield from items.items()
+        elif items:
+            first, value = next(iter(items.items()))
+            rest = {key: item for key, item in items.items() if key != first}
+            if value.value is None:
+                yield first, replace(entry, value=rest, key=value.key)
+            elif first == "name" and isinstance(value.value, str):
+                yield value.value, replace(entry, value=rest, key=value.span)
