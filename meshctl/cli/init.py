@@ -96,8 +96,8 @@ def refuse(reason: str) -> int:
 
 def machine() -> Machine:
     """Returns the devices of this machine, without loading torch or calling a driver."""
-    from meshctl.engines.local import DEVICES as FILES
-    from meshctl.engines.local import count_devices, is_rocm
+    from meshctl.engines.checks.device_files import DEVICES as FILES
+    from meshctl.engines.checks.device_files import count_devices, is_rocm
     from meshctl.engines.node.visible_devices import device_list
     from meshctl.recipe.load import detected
 

@@ -31,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a recipe for cpu and one for cuda, on a machine that has nothing wrong and no
     device."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("meshctl.engines.local.ROOT", tmp_path)
+    monkeypatch.setattr("meshctl.engines.checks.device_files.ROOT", tmp_path)
     assert init("fine", Options("grpo", "cpu")) == 0 and init("far", Options("train", "cuda", 2)) == 0
     return tmp_path
 

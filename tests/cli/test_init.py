@@ -180,7 +180,7 @@ def test_what_is_usual_is_what_the_machine_has(here: Path, monkeypatch: pytest.M
 
 def test_machine_counts_what_the_environment_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr("meshctl.engines.local.ROOT", tmp_path)
+    monkeypatch.setattr("meshctl.engines.checks.device_files.ROOT", tmp_path)
     monkeypatch.setattr("meshctl.recipe.load.detected", lambda: "cuda")
     (tmp_path / "dev").mkdir()
     for number in range(4):

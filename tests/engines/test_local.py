@@ -12,9 +12,10 @@ import pytest
 import torch
 from processes import plan_of
 
-from meshctl.engines import local
+from meshctl.engines.checks import device_files
+from meshctl.engines.checks.device_files import count_devices, is_rocm
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.local import LocalEngine, count_devices, is_rocm
+from meshctl.engines.local import LocalEngine
 from meshctl.plan.model import Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir, Start
 
@@ -52,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (tmp_path / "dev" / name).touch()
     for name in LISTS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(local, "ROOT", tmp_path)
+    monkeypatch.setattr(device_files, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -127,7 +128,7 @@ def test_a_machine_without_devices(machine: Path, monkeypatch: pytest.MonkeyPatc
 def test_gpus_of_rocm_are_counted_among_its_processors(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "is_rocm", lambda: True)
+    monkeypatch.setattr(device_files, "is_rocm", lambda: True)
     for number, text in enumerate(("0", "0", "41234", "5678")):
         folder = machine / "sys/class/kfd/kfd/topology/nodes" / str(number)
         folder.mkdir(parents=True)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.diagnostics.health import STATES, State
-from meshctl.engines import local
-from meshctl.engines.checks import torch_build
+from meshctl.engines.checks import device_files, torch_build
 from meshctl.engines.checks.probe import Probe
 from meshctl.engines.checks.requirements import GIB, Finding, Requirements, amount, ok, warning
 from meshctl.engines.node.visible_devices import device_list
@@ -78,8 +77,9 @@ class Facts:
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:
-    is_rocm = local.is_rocm()
-    files = {kind: count for kind in local.DEVICES if (count := local.count_devices(kind, is_rocm))}
+    is_rocm = device_files.is_rocm()
+    counts = {kind: device_files.count_devices(kind, is_rocm) for kind in device_files.DEVICES}
+    files = {kind: count for kind, count in counts.items() if count}
     smi = Probe("meshctl.engines.checks.devices:nvidia_smi", [], SMI_S) if files.get("cuda") else None
     driver = Probe("meshctl.engines.checks.torch_build:devices", [], DRIVER_S)
     try:

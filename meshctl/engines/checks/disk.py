@@ -15,10 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.engines.checks.probe import Probe, in_one_line
-from meshctl.engines.checks.requirements import GIB, MIB, Finding, Requirements, amount, failure, ok, warning
+from meshctl.engines.checks.requirements import (
+    GIB,
+    MIB,
+    Bounds,
+    Finding,
+    Requirements,
+    amount,
+    failure,
+    ok,
+    warning,
+)
 
 SECONDS, CLEAN_S = 20.0, 5.0
-MIN_FREE_BYTES, MIN_FREE_BYTES_TO_START = 5 * GIB, 100 * MIB
+FREE_BYTES = Bounds(5 * GIB, 100 * MIB)
 MIN_FREE_FILES = 10_000
 MAX_FLUSH_S, MAX_CLOCK_SKEW_S = 1.0, 2.0
 NETWORKS = (
@@ -188,13 +198,9 @@ def _space(facts: Facts) -> Finding:
     name, where = "run directory", f"{facts.folder}" + (f" ({facts.kind})" if facts.kind else "")
     found = f"{where}: {amount(facts.free)} free of {amount(facts.total)}"
     remedy = f"delete old runs, keep fewer checkpoints (run.checkpoint.keep), or {ELSEWHERE}"
-    if facts.free < MIN_FREE_BYTES_TO_START:
-        return failure(name, found, remedy)
-    if facts.free < MIN_FREE_BYTES:
-        return warning(name, found, remedy)
-    if 0 <= facts.free_files < MIN_FREE_FILES:
+    if facts.free >= FREE_BYTES.enough and 0 <= facts.free_files < MIN_FREE_FILES:
         return warning(name, f"{where}: only {facts.free_files:,} more files fit", remedy)
-    return ok(name, found)
+    return FREE_BYTES.judge(name, facts.free, found, remedy)
 
 
 def _operations(facts: Facts) -> Finding:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshctl.engines.checks import cgroup
-from meshctl.engines.checks.requirements import GIB, Finding, Requirements, amount, failure, ok, warning
+from meshctl.engines.checks.requirements import (
+    GIB,
+    Bounds,
+    Finding,
+    Requirements,
+    amount,
+    failure,
+    ok,
+    warning,
+)
 
 NO_LIMIT = resource.RLIM_INFINITY
-MIN_FILES, FILES_PER_WORKER, MIN_FILES_TO_START = 1024, 16, 128
+FILES, FILES_PER_WORKER = Bounds(1024, 128), 16
 """The launcher and the fork server hold a few open files for each worker."""
-MIN_TASKS, TASKS_PER_WORKER, MIN_TASKS_TO_START = 512, 48, 64
+TASKS, TASKS_PER_WORKER = Bounds(512, 64), 48
 """Processes and threads: gloo, NCCL, autograd and a DataLoader have some of their own in each worker."""
-MIN_ADDRESS_BYTES, MIN_ADDRESS_BYTES_TO_START = 64 * GIB, 4 * GIB
+ADDRESS_BYTES = Bounds(64 * GIB, 4 * GIB)
 
 
 @dataclass(frozen=True)
@@ -69,56 +79,53 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     yield _files(facts, requirements.workers)
     yield _tasks(facts, requirements.workers)
     yield _locked(facts)
-    if facts.address_bytes != NO_LIMIT and facts.address_bytes < MIN_ADDRESS_BYTES:
+    if facts.address_bytes != NO_LIMIT and facts.address_bytes < ADDRESS_BYTES.enough:
         found = f"{amount(facts.address_bytes)} a process (ulimit -v); torch maps more than it uses"
-        report = failure if facts.address_bytes < MIN_ADDRESS_BYTES_TO_START else warning
-        yield report("address space", found, "ulimit -v unlimited")
+        yield ADDRESS_BYTES.judge("address space", facts.address_bytes, found, "ulimit -v unlimited")
     yield _cpus(facts, requirements.workers)
     yield _threads(facts, requirements.workers)
+
+
+def _unbounded(limit: int) -> float:
+    return math.inf if limit == NO_LIMIT else limit
 
 
 def number(limit: int) -> str:
     return "no limit" if limit == NO_LIMIT else f"{limit:,}"
 
 
-def _need(workers: int, per_worker: int, minimum: int) -> tuple[int, str]:
-    """Returns a number that a run needs, and the reason why less is too little."""
-    if per_worker * workers > minimum:
-        return per_worker * workers, f"{workers} workers may need {per_worker * workers:,}"
-    return minimum, "little for a run"
+def _need(workers: int, per_worker: int, bounds: Bounds) -> tuple[Bounds, str]:
+    """Returns the bounds for a number of workers, and the reason why less is too little."""
+    if (needed := per_worker * workers) > bounds.enough:
+        return replace(bounds, enough=needed), f": {workers} workers may need {needed:,}"
+    return bounds, ": little for a run"
 
 
 def _files(facts: Facts, workers: int) -> Finding:
     soft, hard = facts.files
-    needed, reason = _need(workers, FILES_PER_WORKER, MIN_FILES)
+    bounds, reason = _need(workers, FILES_PER_WORKER, FILES)
     found = f"{number(soft)} a process" + (f", may be raised to {number(hard)}" if hard != soft else "")
-    if soft == NO_LIMIT or soft >= needed:
-        return ok("open files", found)
     remedy = "raise nofile in /etc/security/limits.conf"
-    if hard == NO_LIMIT or hard >= needed:
-        remedy = f"ulimit -n {65536 if hard == NO_LIMIT else min(65536, hard)}"
-    return (failure if soft < MIN_FILES_TO_START else warning)("open files", f"{found}: {reason}", remedy)
+    if _unbounded(hard) >= bounds.enough:
+        remedy = f"ulimit -n {min(65536, _unbounded(hard)):.0f}"
+    return bounds.judge("open files", _unbounded(soft), found, remedy, reason)
 
 
 def _tasks(facts: Facts, workers: int) -> Finding:
     """Judges the processes and threads that this user, and this container, may still start."""
-    needed, reason = _need(workers, TASKS_PER_WORKER, MIN_TASKS)
-    of_user = NO_LIMIT if facts.is_root else facts.tasks
-    of_container = facts.pids - facts.pids_used if facts.pids else NO_LIMIT
-    raise_user = f"ulimit -u {4 * needed}, or raise nproc in /etc/security/limits.conf"
-    raise_container = (
-        "raise the limit of the container: docker run --pids-limit=-1, or TasksMax= of the session"
-    )
-    limits = (
-        (of_user, "of this user", raise_user),
-        (of_container, "left in this container or session", raise_container),
-    )
-    for left, whose, remedy in limits:
-        if left != NO_LIMIT and left < needed:
-            found = f"{max(0, left):,} processes and threads {whose}: {reason}"
-            return (failure if left < MIN_TASKS_TO_START else warning)("processes", found, remedy)
-    known = [left for left, _, _ in limits if left != NO_LIMIT]
-    return ok("processes", f"{min(known):,} and threads" if known else "no limit")
+    bounds, reason = _need(workers, TASKS_PER_WORKER, TASKS)
+    of_user = math.inf if facts.is_root else _unbounded(facts.tasks)
+    of_container = facts.pids - facts.pids_used if facts.pids else math.inf
+    if of_user < bounds.enough:
+        found = f"{of_user:,} processes and threads of this user"
+        remedy = f"ulimit -u {4 * bounds.enough}, or raise nproc in /etc/security/limits.conf"
+        return bounds.judge("processes", of_user, found, remedy, reason)
+    left = min(of_user, of_container)
+    if left >= bounds.enough:
+        return ok("processes", f"{left:,} and threads" if left < math.inf else "no limit")
+    found = f"{max(0, left):,} processes and threads left in this container or session"
+    remedy = "raise the limit of the container: docker run --pids-limit=-1, or TasksMax= of the session"
+    return bounds.judge("processes", left, found, remedy, reason)
 
 
 def _locked(facts: Facts) -> Finding:

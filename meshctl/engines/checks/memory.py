@@ -14,10 +14,18 @@ from typing import Any
 
 from meshctl.engines.checks import cgroup
 from meshctl.engines.checks.probe import in_one_line
-from meshctl.engines.checks.requirements import GIB, MIB, Finding, Requirements, amount, failure, ok, warning
+from meshctl.engines.checks.requirements import (
+    GIB,
+    MIB,
+    Bounds,
+    Finding,
+    Requirements,
+    amount,
+    warning,
+    works,
+)
 
-MIN_FREE_BYTES = 2 * GIB
-MIN_SHM_BYTES = 512 * MIB
+FREE_BYTES, SHM_BYTES = Bounds(2 * GIB), Bounds(512 * MIB)
 NEVER_OVERCOMMIT = 2
 
 
@@ -110,16 +118,10 @@ def socket_error() -> str:
 def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     yield _memory(facts)
     yield _shared_memory(facts)
-    if facts.memfd_error:
-        remedy = "Linux 3.17 or later has it; a sandbox may forbid memfd_create"
-        yield failure("memfd", facts.memfd_error, remedy)
-    else:
-        yield ok("memfd", "anonymous shared memory works")
-    if facts.socket_error:
-        remedy = "a sandbox may forbid AF_UNIX, SOCK_SEQPACKET or SCM_RIGHTS"
-        yield failure("unix sockets", facts.socket_error, remedy)
-    else:
-        yield ok("unix sockets", "packets and open files pass")
+    remedy = "Linux 3.17 or later has it; a sandbox may forbid memfd_create"
+    yield works("memfd", "anonymous shared memory works", facts.memfd_error, remedy)
+    remedy = "a sandbox may forbid AF_UNIX, SOCK_SEQPACKET or SCM_RIGHTS"
+    yield works("unix sockets", "packets and open files pass", facts.socket_error, remedy)
     if facts.overcommit == NEVER_OVERCOMMIT:
         found = "the kernel never overcommits memory: forks of a process that has torch loaded may fail"
         yield warning("overcommit", found, "sysctl -w vm.overcommit_memory=0")
@@ -130,11 +132,10 @@ def _memory(facts: Facts) -> Finding:
     total = f"the limit of {amount(facts.limit)}" if facts.limit else amount(facts.total)
     machine = f"; the machine has {amount(facts.total)}" if facts.limit else ""
     found = f"{amount(max(0, left))} free of {total}{machine}"
-    if left >= MIN_FREE_BYTES:
-        return ok("memory", found)
+    remedy = "end what uses it (ps aux --sort=-rss | head)"
     if facts.limit:
-        return warning("memory", found, "raise the limit of the container or session (memory.max)")
-    return warning("memory", found, "end what uses it (ps aux --sort=-rss | head)")
+        remedy = "raise the limit of the container or session (memory.max)"
+    return FREE_BYTES.judge("memory", left, found, remedy)
 
 
 def _shared_memory(facts: Facts) -> Finding:
@@ -143,8 +144,7 @@ def _shared_memory(facts: Facts) -> Finding:
         found = f"nothing can be written there: {facts.shm_error}; DataLoader and NCCL write there"
         return warning("/dev/shm", found, container)
     found = f"{amount(facts.shm_free)} free of {amount(facts.shm)}"
-    if facts.shm_free >= MIN_SHM_BYTES:
-        return ok("/dev/shm", found)
-    is_small = facts.shm < MIN_SHM_BYTES
+    is_small = facts.shm < SHM_BYTES.enough
     remedy = container if is_small else "delete what dead processes left there (ls -l /dev/shm)"
-    return warning("/dev/shm", f"{found}: little for the workers of a DataLoader and for NCCL", remedy)
+    why = ": little for the workers of a DataLoader and for NCCL"
+    return SHM_BYTES.judge("/dev/shm", facts.shm_free, found, remedy, why)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.engines.checks.probe import in_one_line
-from meshctl.engines.checks.requirements import Finding, Requirements, failure, ok, warning
+from meshctl.engines.checks.requirements import Bounds, Finding, Requirements, failure, ok
 from meshctl.engines.node.worker_env import LOOPBACK
 
 SECONDS = 15.0
 CONNECT_S = 5.0
-MIN_PORTS, MIN_PORTS_TO_START = 2000, 50
+PORTS = Bounds(2000, 50)
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,8 @@ def _ports(facts: Facts) -> Finding:
     first, last = facts.ports
     count = max(0, last - first + 1)
     free = max(0, count - facts.ports_used)
-    if free >= MIN_PORTS:
-        return ok("ports", f"about {free:,} of {count:,} are free")
-    found = f"about {free:,} of {count:,} are free ({first}-{last})"
+    found = f"about {free:,} of {count:,} are free"
     remedy = (
         "sysctl -w net.ipv4.ip_local_port_range='15000 64000', or end what holds so many connections (ss -s)"
     )
-    return (failure if free < MIN_PORTS_TO_START else warning)("ports", found, remedy)
+    return PORTS.judge("ports", free, found, remedy, f" ({first}-{last})")

@@ -33,6 +33,25 @@ def failure(name: str, found: str, remedy: str) -> Finding:
     return Finding(name, "failure", found, remedy)
 
 
+def works(name: str, found: str, error: str, remedy: str) -> Finding:
+    """Returns a failure where there is an error, otherwise what was found."""
+    return failure(name, error, remedy) if error else ok(name, found)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a quantity should be. Less than `enough` is a warning, less than `least` a failure."""
+
+    enough: float
+    least: float = 0
+
+    def judge(self, name: str, value: float, found: str, remedy: str, why: str = "") -> Finding:
+        """Returns the finding for a value. `why` is added where it is too little."""
+        if value >= self.enough:
+            return ok(name, found)
+        return (failure if value < self.least else warning)(name, found + why, remedy)
+
+
 @dataclass(frozen=True)
 class Requirements:
     runs: str = "runs"
