@@ -27,6 +27,8 @@ FORMAT = 2
 SPARSE = {"sparse": True}
 """Metadata of a field that is stored only where it differs from its default, so that plans without it keep
 their digest."""
+NOT_STORED = {"stored": False}
+"""Metadata of a field that is left out of the JSON."""
 
 
 @dataclass(frozen=True)

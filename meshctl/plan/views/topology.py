@@ -8,11 +8,11 @@ stride.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from meshctl.plan.model import SPARSE, Cluster, Component, Group, Plan, Stage
+from meshctl.plan.model import NOT_STORED, Cluster, Component, Group, Input, Plan, Stage
 from meshctl.text.redaction import command_line
 from meshctl.topology.cluster import DIRECT
 from meshctl.topology.flows import EvenFlow
@@ -21,7 +21,6 @@ from meshctl.topology.modes import (
     COLLECT,
     DISPATCH,
     EXECUTE,
-    Dispatch,
     Route,
     is_user_mode,
     part_count,
@@ -120,38 +119,17 @@ class PlacedComponent:
     """For each dim with a size above 1, outermost first, then for the dims of the views."""
 
 
-@dataclass(frozen=True)
-class PlacedStage:
-    name: str
-    kind: str
-    component: str
-    method: str
-    to: str
-    to_method: str
-    execute: str
-    collect: str
-    samples: int
-    sample_bytes: int
-    every: int
-    when: str
-    lag: int
+@dataclass(frozen=True, kw_only=True)
+class PlacedStage(Stage):
+    inputs: tuple[Input, ...] = field(default=(), metadata=NOT_STORED)
     after: int
     """Its position in the order in which workers run stages, from 1."""
-    checksum: bool = field(default=False, metadata=SPARSE)
 
 
-@dataclass(frozen=True)
-class Flow:
+@dataclass(frozen=True, kw_only=True)
+class Flow(Route):
     """A route with the numbers of its producer and consumer ranks."""
 
-    name: str
-    source: str
-    target: str
-    parameter: str
-    kind: Literal["data", "weights"]
-    collect: str
-    dispatch: Dispatch
-    slots: int
     producer: str
     """The component that sends."""
     consumer: str
@@ -198,9 +176,8 @@ class Topology:
 
 def topology(plan: Plan, warnings: Iterable[Warning] = ()) -> Topology:
     """Returns the content of a picture of a plan."""
-    letters = dict(zip((component.name for component in plan.components), _letters(), strict=False))
-    after = {stage.name: number for number, stage in enumerate(plan.stages, 1)}
     nodes = tuple(_node_kinds(plan))
+    components = enumerate(plan.components)
     return Topology(
         name=plan.name,
         digest=plan.digest,
@@ -209,25 +186,20 @@ def topology(plan: Plan, warnings: Iterable[Warning] = ()) -> Topology:
         idle=sum(_idle(kind) for kind in nodes),
         nodes=nodes,
         groups=tuple(_group(plan, group) for group in plan.groups),
-        components=tuple(
-            placed_component(plan, component, letters[component.name]) for component in plan.components
-        ),
-        stages=tuple(_stage(stage, after[stage.name]) for stage in plan.stages),
+        components=tuple(placed_component(plan, each, letters_of(number)) for number, each in components),
+        stages=tuple(PlacedStage(**vars(stage), after=after) for after, stage in enumerate(plan.stages, 1)),
         routes=tuple(_flow(plan, route) for route in plan.routes),
         warnings=tuple(warnings),
     )
 
 
-def _letters() -> Iterator[str]:
-    """A ... Z, AA ... AZ, BA ..."""
-    number = 0
-    while True:
-        number += 1
-        left, letters = number, ""
-        while left:
-            left, digit = divmod(left - 1, 26)
-            letters = chr(ord("A") + digit) + letters
-        yield letters
+def letters_of(number: int) -> str:
+    """Returns A ... Z, AA ... AZ, BA ... for 0 and the numbers after it."""
+    letters = ""
+    while number >= 0:
+        number, last = divmod(number, 26)
+        letters, number = chr(ord("A") + last) + letters, number - 1
+    return letters
 
 
 # Placement
@@ -393,11 +365,6 @@ def process_groups(mesh: DeviceMesh, dim: str, node_runs: tuple[NodeRun, ...]) -
 # The pipeline
 
 
-def _stage(stage: Stage, after: int) -> PlacedStage:
-    shared = {part.name: getattr(stage, part.name) for part in fields(PlacedStage) if part.name != "after"}
-    return PlacedStage(**shared, after=after)
-
-
 def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
     """Returns the producing and the consuming component of a route."""
     source, target = plan.stage(route.source), plan.stage(route.target)
@@ -453,15 +420,9 @@ def _flow(plan: Plan, route: Route) -> Flow:
             else consumers
         )
     samples = source.samples if carries_samples(plan, route) else 0
+    is_local = _stays(plan, route, producer, consumer)
     return Flow(
-        name=route.name,
-        source=route.source,
-        target=route.target,
-        parameter=route.parameter,
-        kind=route.kind,
-        collect=route.collect,
-        dispatch=route.dispatch,
-        slots=route.slots,
+        **vars(route),
         producer=producer.name,
         consumer=consumer.name,
         producers=producers,
@@ -469,9 +430,7 @@ def _flow(plan: Plan, route: Route) -> Flow:
         shares=parts,
         samples=samples,
         bytes=samples * source.sample_bytes,
-        over="process"
-        if _stays(plan, route, producer, consumer)
-        else _over(plan, producer.group, consumer.group),
+        over="process" if is_local else _over(plan, producer.group, consumer.group),
     )
 
 

@@ -30,13 +30,13 @@ text { font: 14px "DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", ui-mon
 def draw(topology: Topology) -> str:
     """Returns the whole picture as an SVG document."""
     drawn = pictured(topology, WIDTH, LINES)
-    width = COLUMN_PX * max(map(width_of, drawn)) + 2 * MARGIN_PX
+    width = COLUMN_PX * max(each.width for each in drawn) + 2 * MARGIN_PX
     height = LINE_PX * len(drawn) + 2 * MARGIN_PX
     size = f'width="{width:g}" height="{height:g}"'
     light = _style(lambda name: tokens()[name].light)
     dark = _style(lambda name: tokens()[name].dark)
     body = "\n".join(part for number, each in enumerate(drawn) for part in _markup(each, number))
-    facts = "".join(part.text for part in drawn[0])
+    facts = drawn[0].text
     attributes = f'{size} viewBox="0 0 {width:g} {height:g}" role="img" aria-labelledby="t d"'
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" {attributes}>

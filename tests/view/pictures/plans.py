@@ -241,7 +241,9 @@ def odd() -> Topology:
         ),
         components=tuple(replace(of, name=name(of.name), group=name(of.group), target=name(of.target)) for of in drawn.components),
         stages=tuple(
-            replace(of, name=name(of.name), component=name(of.component), to=name(of.to), method=name(of.method)) for of in drawn.stages
+            replace(of, name=name(of.name), component=name(of.component), to=name(of.to), method=name(of.method),
+                    inputs=tuple(replace(each, stages=tuple(map(name, each.stages)), parameter=name(each.parameter)) for each in of.inputs))
+            for of in drawn.stages
         ),
         routes=tuple(
             replace(of, name=name(of.name), source=name(of.source), target=name(of.target), producer=name(of.producer),
@@ -277,6 +279,9 @@ def many(number: int = 500) -> Topology:
     stages = again(
         drawn.stages,
         name=lambda of, n: of.name + n,
+        inputs=lambda of, n: tuple(
+            replace(each, stages=tuple(source + n for source in each.stages)) for each in of.inputs
+        ),
         component=lambda of, n: of.component + n,
         to=lambda of, n: of.to and of.to + n,
     )

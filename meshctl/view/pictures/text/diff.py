@@ -11,8 +11,9 @@ components
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import get_args
 
 from meshctl.plan.views.difference import Change, Difference, Fact, Subject, Value
 from meshctl.topology.mesh import DIMS
@@ -21,82 +22,44 @@ from meshctl.view.pictures import OVER
 from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.grid import REACHES
 from meshctl.view.pictures.text.picture import MIN_WIDTH
-from meshctl.view.pictures.text.styled import (
-    Ink,
-    Line,
-    clip,
-    fit,
-    ink,
-    joined,
-    line,
-    padded,
-    printed,
-    width_of,
-    wrapped,
-)
+from meshctl.view.pictures.text.styled import Line, ink, joined, printed, wrapped
 
-MARKS = {"added": "+", "removed": "-", "changed": "~"}
-HEADINGS: dict[Subject, str] = {
-    "job": "job",
-    "groups": "groups",
-    "components": "components",
-    "stages": "pipeline",
-    "routes": "routes",
-    "weights": "weights",
-    "warnings": "warnings",
-}
-NAME = 28
-"""Columns of a name, at most."""
+SIGNS = {"added": "+", "removed": "-", "changed": "~"}
+WORDS = {"changed": "changed", "added": "new", "removed": "gone"}
+MAX_NAME = 28
+"""Columns."""
 WITHOUT_NAME = ("call", "message", "layout", "device type", "place", "target", "program")
 """Facts whose values need no name."""
 
 
 def draw(difference: Difference, width: int = 80, color: bool = False, lines: int = 60) -> str:
     """Returns the text, with a newline at its end."""
-    return printed([clip(each, width) for each in pictured(difference, max(width, MIN_WIDTH), lines)], color)
+    return printed([each.clip(width) for each in pictured(difference, max(width, MIN_WIDTH), lines)], color)
 
 
 def pictured(difference: Difference, width: int, lines: int) -> list[Line]:
     sections = [
-        _section(heading, found, width)
-        for subject, heading in HEADINGS.items()
+        _section("pipeline" if subject == "stages" else subject, found, width)
+        for subject in get_args(Subject)
         if (found := difference.of(subject))
     ]
-    if not sections:
-        same = difference.digests[0] == difference.digests[1]
-        return [
-            line(
-                "no difference"
-                if same
-                else "no difference in the topology; arguments, seed or run settings differ"
-            )
-        ]
-    return fitted(title(difference, width), sections, (), lines)
+    if sections:
+        return fitted(title(difference, width), sections, (), lines)
+    if difference.digests[0] == difference.digests[1]:
+        return [Line("no difference")]
+    return [Line("no difference in the topology; arguments, seed or run settings differ")]
 
 
 def title(difference: Difference, width: int) -> Line:
     """Returns the names of the plans and the numbers of changes."""
-    names = (
-        difference.before
-        if difference.before == difference.after
-        else f"{difference.before} -> {difference.after}"
-    )
-    counts = {"changed": 0, "added": 0, "removed": 0}
-    for change in difference.changes:
-        counts[change.mark] += 1
-    words = {"changed": "changed", "added": "new", "removed": "gone"}
-    has_layout = line(
-        ink(names, "bold"),
-        "  ",
-        joined([line(f"{amount} {words[mark]}") for mark, amount in counts.items() if amount]),
-    )
-    digests = line(ink(f"plan {difference.digests[0][:8]} -> {difference.digests[1][:8]}", "faint"))
-    room = width - width_of(digests)
-    return (
-        line(padded(has_layout, room), digests)
-        if width_of(has_layout) + 2 <= room
-        else fit(has_layout, width)
-    )
+    names = " -> ".join(dict.fromkeys((difference.before, difference.after)))
+    marks = [change.mark for change in difference.changes]
+    counts = [Line(f"{marks.count(mark)} {word}") for mark, word in WORDS.items() if mark in marks]
+    text = Line(ink(names, "bold"), "  ", joined(counts))
+    before, after = difference.digests
+    digests = Line(ink(f"plan {before[:8]} -> {after[:8]}", "faint"))
+    room = width - digests.width
+    return Line(text.padded(room), digests) if text.width + 2 <= room else text.fit(width)
 
 
 def _section(heading: str, changes: Sequence[Change], width: int) -> Section:
@@ -109,50 +72,38 @@ def _section(heading: str, changes: Sequence[Change], width: int) -> Section:
 
 def _in_full(changes: Sequence[Change], width: int) -> list[Line]:
     """Returns each change with all of its facts."""
-    width_of_names = _name_width(changes)
     made: list[Line] = []
-    for change in changes:
-        head = _head(change, width_of_names)
-        room = width - width_of(head)
-        facts = wrapped(_ended(_facts(change), room), room, " ")
-        made.append(line(head, *facts[:1]))
-        made += [line(" " * width_of(head), each) for each in facts[1:]]
+    for change, head in zip(changes, _heads(changes), strict=True):
+        room = width - head.width
+        first, *rest = wrapped(list(_pieces(_facts(change), room)), room, " ") or [Line()]
+        made += [Line(head, first), *(Line(" " * head.width, each) for each in rest)]
     return made
 
 
 def _in_lines(changes: Sequence[Change], width: int) -> list[Line]:
-    width_of_names = _name_width(changes)
-    return [clip(line(_head(change, width_of_names), joined(_facts(change))), width) for change in changes]
+    heads = zip(changes, _heads(changes), strict=True)
+    return [Line(head, joined(_facts(change))).clip(width) for change, head in heads]
 
 
-def _name_width(changes: Sequence[Change]) -> int:
-    return min(NAME, max(width_of(change.name) for change in changes))
+def _heads(changes: Sequence[Change]) -> Iterator[Line]:
+    """Yields the sign and the name of each change."""
+    wide = min(MAX_NAME, max(Line(change.name).width for change in changes))
+    for change in changes:
+        style = "bold" if change.mark == "changed" else change.mark
+        name = Line(ink(change.name, "warning" if change.subject == "warnings" else style))
+        gap = "  " if wide else ""
+        yield Line("  ", ink(SIGNS[change.mark], change.mark), " ", name.fit(wide).padded(wide), gap)
 
 
-def _head(change: Change, width_of_names: int) -> Line:
-    style = "warning" if change.subject == "warnings" else "bold" if change.mark == "changed" else change.mark
-    name = line(ink(change.name, style))
-    return line(
-        "  ",
-        ink(MARKS[change.mark], change.mark),
-        " ",
-        padded(fit(name, width_of_names), width_of_names),
-        "  " if width_of_names else "",
-    )
-
-
-def _ended(facts: Sequence[Line], room: int) -> list[Line]:
-    """Returns the facts with commas at their ends; a long fact, or a single one, is split at any word."""
-    ended = [*((*fact[:-1], Ink(f"{fact[-1].text},", fact[-1].style)) for fact in facts[:-1]), *facts[-1:]]
-    return [
-        word
-        for fact in ended
-        for word in ([fact] if width_of(fact) <= room and len(facts) > 1 else _words(fact))
-    ]
-
-
-def _words(text: Line) -> list[Line]:
-    return [line(ink(word, part.style)) for part in text for word in part.text.split()]
+def _pieces(facts: Sequence[Line], room: int) -> Iterator[Line]:
+    """Yields the facts with commas after them; a long fact, or a single one, is split at any word."""
+    for number, fact in enumerate(facts, 1):
+        comma = "," if number < len(facts) else ""
+        if len(facts) > 1 and fact.width + len(comma) <= room:
+            yield Line(fact, comma)
+        else:
+            *words, last = fact.words()
+            yield from (*words, Line(last, comma))
 
 
 # Facts
@@ -160,18 +111,14 @@ def _words(text: Line) -> list[Line]:
 
 def _facts(change: Change) -> list[Line]:
     if change.mark == "changed":
-        has_layout = _has(change, "layout")
-        return [_changed(fact) for fact in change.facts if not (has_layout and _in_layout(fact))]
+        has_layout = any(fact.what == "layout" for fact in change.facts)
+        return [_changed(fact) for fact in change.facts if not (has_layout and _is_in_layout(fact))]
     values = [fact.before if change.mark == "removed" else fact.after for fact in change.facts]
-    return [line(_fact(fact.what, value)) for fact, value in zip(change.facts, values, strict=True)]
+    return [Line(_fact(fact.what, value)) for fact, value in zip(change.facts, values, strict=True)]
 
 
-def _in_layout(fact: Fact) -> bool:
+def _is_in_layout(fact: Fact) -> bool:
     return fact.what == "order of dims" or (fact.what == "size" and fact.dim in DIMS)
-
-
-def _has(change: Change, what: str) -> bool:
-    return any(fact.what == what for fact in change.facts)
 
 
 def _fact(what: str, value: Value) -> str:
@@ -179,32 +126,31 @@ def _fact(what: str, value: Value) -> str:
     text = shown(what, value)
     if what in WITHOUT_NAME:
         return text
-    return f"in {text}" if what == "group" else f"{text} ranks" if what == "ranks" else f"{what} {text}"
+    return {"group": f"in {text}", "ranks": f"{text} ranks"}.get(what, f"{what} {text}")
 
 
 def _changed(fact: Fact) -> Line:
     before, after = shown(fact.what, fact.before), shown(fact.what, fact.after)
-    if fact.what == "reach":
-        return line(
-            f"{fact.dim} groups ",
-            *([before, " -> "] if fact.before else []),
-            ink(after, "" if fact.after == "inside" else "warning"),
-        )
-    if fact.what == "ranks":
-        return line(f"{before} ranks become {after}")
-    label = "" if fact.what == "over" else f"{fact.dim or fact.what} "
-    return line(f"{label}{before} -> {after}")
+    match fact.what:
+        case "reach":
+            reach = ink(after, "" if fact.after == "inside" else "warning")
+            return Line(f"{fact.dim} groups ", f"{before} -> " if fact.before else "", reach)
+        case "ranks":
+            return Line(f"{before} ranks become {after}")
+        case "over":
+            return Line(f"{before} -> {after}")
+    return Line(f"{fact.dim or fact.what} {before} -> {after}")
 
 
 def shown(what: str, value: Value) -> str:
     if isinstance(value, tuple):
         return (" -> " if what == "ranks" else ", ").join(map(str, value))
-    if what == "reach":
-        return {**REACHES, "inside": "inside a node"}.get(str(value), "") + (
-            "" if value == "inside" else " nodes"
-        )
-    if what == "over":
-        return OVER.get(str(value), str(value))
-    if what in ("bytes a step", "bytes of a sample"):
-        return size(value) if isinstance(value, int) and value else "?"
+    match what:
+        case "reach":
+            nodes = " a node" if value == "inside" else " nodes"
+            return REACHES[str(value)] + nodes if value else ""
+        case "over":
+            return OVER.get(str(value), str(value))
+        case "bytes a step" | "bytes of a sample":
+            return size(value) if isinstance(value, int) and value else "?"
     return "none" if value in (None, "") else str(value)

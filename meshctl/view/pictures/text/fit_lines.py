@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
-from meshctl.view.pictures.text.styled import Line, ink, line
+from meshctl.view.pictures.text.styled import Line, ink
 
 NOT_SPACED_COST, NO_LEGEND_COST = 12, 6
 """Of a picture without empty lines between the sections, and of one without a legend."""
@@ -23,6 +24,10 @@ class Level:
     least: int = 0
     """A lower bound of its lines, so that a level that cannot fit need not be drawn."""
 
+    @cached_property
+    def lines(self) -> list[Line]:
+        return self.draw()
+
 
 @dataclass(frozen=True)
 class Section:
@@ -32,6 +37,16 @@ class Section:
     more: Callable[[int], str]
     """Returns the last line, given the number of lines that are left out."""
 
+    def level_for(self, room: int) -> Level:
+        """Returns the most detailed level that fits, or the shortest one."""
+        return next((level for level in self.levels if len(level.lines) <= room), self.levels[-1])
+
+    def shortened(self, lines: list[Line], room: int) -> list[Line]:
+        if len(lines) <= room:
+            return lines
+        kept = max(0, room - 1)
+        return [*lines[:kept], Line("  ", ink(self.more(len(lines) - kept), "faint"))][:room]
+
 
 def fitted(head: Line, sections: Sequence[Section], foot: Sequence[Line], lines: int) -> list[Line]:
     """Returns head, sections and foot in at most `lines` lines.
@@ -40,61 +55,24 @@ def fitted(head: Line, sections: Sequence[Section], foot: Sequence[Line], lines:
     levels fit, the sections share the lines evenly, and short sections leave theirs to the others.
     """
     room = lines - 1 - len(sections)
-    drawn = Drawn(sections, room)
-    choices = [range(len(section.levels)) for section in sections]
-    for spaced, footed, *levels in sorted(
-        product((1, 0), (1, 0), *choices), key=lambda choice: _cost(sections, choice)
-    ):
-        gaps = spaced * (len(sections) + footed * bool(foot))
-        if (
-            sum(len(drawn[place, level]) for place, level in enumerate(levels)) + gaps + len(foot) * footed
-            <= room
-        ):
-            bodies = [drawn[place, level] for place, level in enumerate(levels)]
-            return _joined(head, sections, bodies, foot if footed else (), bool(spaced))
-    return _joined(head, sections, _cut(sections, drawn, room), (), False)[:lines]
+    levels = product(*([each for each in section.levels if each.least <= room] for section in sections))
+    choices = product((True, False), (True, False), levels)
+    for is_spaced, has_foot, chosen in sorted(choices, key=_cost):
+        bodies = [level.lines for level in chosen]
+        foot_lines = foot if has_foot else ()
+        gaps = is_spaced * (len(sections) + bool(foot_lines))
+        if sum(map(len, bodies)) + gaps + len(foot_lines) <= room:
+            return _joined(head, sections, bodies, foot_lines, is_spaced)
+    bodies = [section.level_for(room // len(sections)).lines for section in sections]
+    each = zip(sections, bodies, shares(list(map(len, bodies)), room), strict=True)
+    bodies = [section.shortened(body, share) for section, body, share in each]
+    return _joined(head, sections, bodies, (), is_spaced=False)[:lines]
 
 
-def _cost(sections: Sequence[Section], choice: Sequence[int]) -> int:
-    spaced, footed, *levels = choice
-    return (
-        NOT_SPACED_COST * (1 - spaced)
-        + NO_LEGEND_COST * (1 - footed)
-        + sum(section.levels[level].cost for section, level in zip(sections, levels, strict=True))
-    )
-
-
-def _cut(sections: Sequence[Section], drawn: Drawn, room: int) -> list[Sequence[Line]]:
-    """Returns each section at the most detailed level that fits into its share, shortened if necessary."""
-    bodies = [
-        [drawn[place, level] for level in range(len(section.levels))]
-        for place, section in enumerate(sections)
-    ]
-    rooms = shares(
-        [len(each[-1]) if len(each[-1]) > room // len(sections) else len(each[0]) for each in bodies], room
-    )
-    chosen = [
-        next((body for body in each if len(body) <= most), each[-1])
-        for each, most in zip(bodies, rooms, strict=True)
-    ]
-    rooms = shares([len(body) for body in chosen], room)
-    return [
-        shortened(body, most, section.more)
-        for body, most, section in zip(chosen, rooms, sections, strict=True)
-    ]
-
-
-class Drawn(dict[tuple[int, int], Sequence[Line]]):
-    """(section, level) -> its lines, drawn on first use. A level that cannot fit is not drawn and has empty
-    lines."""
-
-    def __init__(self, sections: Sequence[Section], room: int) -> None:
-        self._sections, self._room = sections, room
-
-    def __missing__(self, key: tuple[int, int]) -> Sequence[Line]:
-        level = self._sections[key[0]].levels[key[1]]
-        self[key] = level.draw() if level.least <= self._room else [()] * level.least
-        return self[key]
+def _cost(choice: tuple[bool, bool, tuple[Level, ...]]) -> int:
+    is_spaced, has_foot, levels = choice
+    loss = NOT_SPACED_COST * (not is_spaced) + NO_LEGEND_COST * (not has_foot)
+    return loss + sum(level.cost for level in levels)
 
 
 def _joined(
@@ -102,12 +80,12 @@ def _joined(
     sections: Sequence[Section],
     bodies: Sequence[Sequence[Line]],
     foot: Sequence[Line],
-    spaced: bool,
+    is_spaced: bool,
 ) -> list[Line]:
-    gap = [line()] if spaced else []
+    gap = [Line()] if is_spaced else []
     made = [head]
     for section, body in zip(sections, bodies, strict=True):
-        made += [*gap, line(ink(section.heading, "bold")), *body]
+        made += [*gap, Line(ink(section.heading, "bold")), *body]
     return [*made, *(gap if foot else []), *foot]
 
 
@@ -118,10 +96,3 @@ def shares(wanted: Sequence[int], room: int) -> list[int]:
         rooms[index] = min(wanted[index], left // (len(wanted) - place))
         left -= rooms[index]
     return rooms
-
-
-def shortened(body: Sequence[Line], room: int, more: Callable[[int], str]) -> Sequence[Line]:
-    if len(body) <= room:
-        return body
-    kept = max(0, room - 1)
-    return [*body[:kept], line("  ", ink(more(len(body) - kept), "faint"))][:room]

@@ -20,7 +20,7 @@ from meshctl.plan.views.topology import ProcessGroups
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.placement import NodeRun
 from meshctl.view.formatting import count
-from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, ink, line, width_of
+from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Ink, Line, columns, ink
 
 REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
 """Whether the process groups of a dim are inside nodes or cross them."""
@@ -44,9 +44,9 @@ def spread(total: int, most: int) -> list[int | None]:
     """Returns 0 .. total - 1 if they fit, otherwise the first ones, None for a gap, and the last."""
     if total <= most:
         return list(range(total))
-    return (
-        [*range(most - 1), total - 1] if most <= MAX_ROWS_WITHOUT_GAP else [*range(most - 2), None, total - 1]
-    )
+    if most <= MAX_ROWS_WITHOUT_GAP:
+        return [*range(most - 1), total - 1]
+    return [*range(most - 2), None, total - 1]
 
 
 # The grid
@@ -63,21 +63,15 @@ def grid(mesh: DeviceMesh, nodes: NodeOf | None, width: int, most: int) -> list[
     index = _indices(down, rows)
     last = mesh.size(dims[-1]) - 1
     cell = len(str(max(last, *(row.rank(column) for row in rows if row for column in (0, last)))))
-    shown = _columns(last + 1, width - width_of(index[0]) - len(dims[-1]), cell + 2)
+    shown = _columns(last + 1, width - index[0].width - len(dims[-1]), cell + 2)
     if not shown:
         return []
-    heading = line(index[0], ink(dims[-1], "faint"), _cells(shown, str, cell, "faint"))
-    texts = [(lambda _: ELLIPSIS) if row is None else row.text for row in rows]
-    drawn = [
-        line(label, " " * len(dims[-1]), _cells(shown, each, cell))
-        for label, each in zip(index[1:], texts, strict=True)
-    ]
-    if nodes:
-        noted = [
-            line(text, row.where(nodes, last)) if row else text for text, row in zip(drawn, rows, strict=True)
-        ]
-        drawn = noted if max(map(width_of, noted)) <= width else drawn
-    return [heading, *drawn]
+    drawn, noted = list[Line](), list[Line]()
+    for label, row in zip(index[1:], rows, strict=True):
+        drawn.append(Line(label, " " * len(dims[-1]), _cells(shown, row.text if row else None, cell)))
+        noted.append(Line(drawn[-1], row.where(nodes, last) if row and nodes else ""))
+    heading = Line(index[0], dims[-1], _cells(shown, str, cell)).styled("faint")
+    return [heading, *(noted if max(row.width for row in noted) <= width else drawn)]
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class Row:
 
     def where(self, nodes: NodeOf, last: int) -> Line:
         ends = sorted({nodes(self.rank(column)) for column in (0, last)})
-        return line(ink(f"  node{'s' * (len(ends) > 1)} {'-'.join(map(str, ends))}", "faint"))
+        return Line(ink(f"  node{'s' * (len(ends) > 1)} {'-'.join(map(str, ends))}", "faint"))
 
 
 def _columns(total: int, room: int, wide: int) -> list[int | None]:
@@ -141,12 +135,14 @@ def _indices(down: Sequence[tuple[str, int]], rows: Sequence[Row | None]) -> lis
         bars.append(" ┆ " if row and before and row.number > number + 1 else " │ ")
         number, before = row.number if row else 0, at
     labels = ["  ".join(text.rjust(each) for text, each in zip(texts, wide, strict=True)) for texts in made]
-    return [line(ink(label + bar, "faint") if down else "") for label, bar in zip(labels, bars, strict=True)]
+    return [Line(ink(label + bar, "faint") if down else "") for label, bar in zip(labels, bars, strict=True)]
 
 
-def _cells(shown: Sequence[int | None], texts: Callable[[int], str], wide: int, style: str = "") -> Line:
-    cells = ["  " + (ELLIPSIS if column is None else texts(column).rjust(wide)) for column in shown]
-    return line(ink("".join(cells), style))
+def _cells(shown: Sequence[int | None], text: Callable[[int], str] | None, wide: int) -> str:
+    """Returns the texts of the columns, with an ellipsis for a gap; without `text`, all of them are one."""
+    cells = [ELLIPSIS if column is None or text is None else text(column) for column in shown]
+    widths = [1 if column is None else wide for column in shown]
+    return "".join("  " + cell.rjust(each) for cell, each in zip(cells, widths, strict=True))
 
 
 # Process groups
@@ -155,59 +151,40 @@ def _cells(shown: Sequence[int | None], texts: Callable[[int], str], wide: int, 
 def process_groups(found: Sequence[ProcessGroups], width: int) -> list[Line]:
     """Returns a table with a row for each dim, or a sentence for a single one."""
     if len(found) < 2:
-        sentences = [(sentence(groups), in_short(groups)) for groups in found]
-        return [full if width_of(full) <= width else short for full, short in sentences]
-    shape = (Column(), Column(right=True), Column(right=True), Column(least=5, words=True), Column())
-    heading = tuple(line(ink(word, "faint")) for word in ("dim", "groups", "stride", "first", "nodes"))
+        return [sentence(groups, width) for groups in found]
+    shape = (Column(), Column(right=True), Column(right=True), Column(5, shorten=Line.by_words), Column())
+    heading = [Line(ink(word, "faint")) for word in ("dim", "groups", "stride", "first", "nodes")]
     return columns([heading, *map(_facts, found)], shape, width)
 
 
-def _facts(groups: ProcessGroups) -> tuple[Line, ...]:
-    stride = "-" if groups.stride is None else str(groups.stride)
-    return (
-        line(ink(groups.dim, "bold")),
-        line(f"{groups.count} x {groups.size}"),
-        line(stride),
-        line(example(groups)),
-        reach(groups),
-    )
+def _facts(groups: ProcessGroups) -> list[Line]:
+    counts = Line(f"{groups.count} x {groups.size}")
+    stride = Line("-" if groups.stride is None else str(groups.stride))
+    return [Line(ink(groups.dim, "bold")), counts, stride, Line(example(groups)), Line(reach(groups))]
 
 
-def sentence(groups: ProcessGroups) -> Line:
-    """tp  2 groups of 4, stride 1, first 0 1 2 3, inside a node"""
-    words = [f"{count(groups.count, 'group')} of {groups.size}"]
-    words += [] if groups.stride is None else [f"stride {groups.stride}"]
-    words.append(("first " if groups.count > 1 else "") + example(groups))
-    return line(
-        ink(groups.dim, "bold"),
-        "  ",
-        ", ".join(words),
-        ", ",
-        reach(groups),
-        " a node" if groups.reach == "inside" else " nodes",
-    )
-
-
-def in_short(groups: ProcessGroups) -> Line:
-    """tp  2 x 4, stride 1, 0 1 2 3, inside"""
-    words = [
-        f"{groups.count} x {groups.size}",
-        *([] if groups.stride is None else [f"stride {groups.stride}"]),
-        example(groups),
-    ]
-    return line(ink(groups.dim, "bold"), "  ", ", ".join(words), ", ", reach(groups))
+def sentence(groups: ProcessGroups, width: int) -> Line:
+    """tp  2 groups of 4, stride 1, first 0 1 2 3, inside a node; or tp  2 x 4, stride 1, 0 1 2 3, inside"""
+    stride = "" if groups.stride is None else f", stride {groups.stride}"
+    first = "first " * (groups.count > 1) + example(groups)
+    nodes = " a node" if groups.reach == "inside" else " nodes"
+    counts = f"  {count(groups.count, 'group')} of {groups.size}{stride}, "
+    full = Line(ink(groups.dim, "bold"), counts, first, ", ", reach(groups), nodes)
+    counts = f"  {groups.count} x {groups.size}{stride}, "
+    short = Line(ink(groups.dim, "bold"), counts, example(groups), ", ", reach(groups))
+    return full if full.width <= width else short
 
 
 def example(groups: ProcessGroups) -> str:
-    """0 1 2 3; 0 8 … 504."""
+    """0 1 2 3; 0 8 … 504"""
     if groups.size <= 4:
         return " ".join(map(str, groups.example))
-    if groups.stride is not None:
-        first, second = groups.example[:2]
-        return f"{first} {second} {ELLIPSIS} {first + (groups.size - 1) * groups.stride}"
-    return " ".join(map(str, groups.example[:3])) + f" {ELLIPSIS}"
+    if groups.stride is None:
+        return " ".join(map(str, groups.example[:3])) + f" {ELLIPSIS}"
+    first, second = groups.example[:2]
+    return f"{first} {second} {ELLIPSIS} {first + (groups.size - 1) * groups.stride}"
 
 
-def reach(groups: ProcessGroups) -> Line:
+def reach(groups: ProcessGroups) -> Ink:
     is_slow = groups.reach != "inside" and groups.dim in DIMS_IN_EVERY_LAYER
-    return line(ink(REACHES[groups.reach], "warning" if is_slow else ""))
+    return ink(REACHES[groups.reach], "warning" if is_slow else "")

@@ -12,30 +12,18 @@ Components with equal meshes share a grid. There are several levels of detail, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 
-from meshctl.plan.views.topology import PlacedComponent, PlacedGroup, Topology
+from meshctl.plan.views.topology import PlacedComponent, PlacedGroup
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.formatting import count
-from meshctl.view.pictures.text.columns import nodes_label
 from meshctl.view.pictures.text.grid import NodeOf, grid, node_of, process_groups, reach
 from meshctl.view.pictures.text.letters import Marks
-from meshctl.view.pictures.text.styled import (
-    ELLIPSIS,
-    Column,
-    Line,
-    clip,
-    columns,
-    fit,
-    ink,
-    line,
-    padded,
-    width_of,
-    wrapped,
-)
+from meshctl.view.pictures.text.placement import nodes_label
+from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, ink, wrapped
 
 MANY_ROWS = 8
 """If so many rows are allowed, a complete grid below the table is preferred to a shortened one beside it."""
@@ -44,42 +32,75 @@ TABLE_GAP = 3
 DETAIL_INDENT = " " * 6
 TABLE = (Column(), Column(least=8, gap=1), Column(), Column(), Column(spare=1), Column(least=12, spare=2))
 """Letter, name, layout, frozen, data ranks, target."""
-Detail = Callable[[PlacedGroup, Sequence[PlacedComponent]], list[Line]]
-"""Draws the lines below the components that share a mesh."""
+Detail = Callable[[PlacedGroup, PlacedComponent], list[Line]]
+"""Draws the lines below the components that share a mesh, given one of them."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    topology: Topology
     marks: Marks
+    width: int
 
-    def facts(self, group: PlacedGroup) -> Line:
-        """Returns `4 workers on 4 cuda, nodes 0-1, visible devices 8,9`."""
-        words = [_workers(group), nodes_of(group)]
-        if group.visible_devices:
-            words.append(f"visible devices {','.join(group.visible_devices)}")
-        if group.colocate:
-            words.append(f"on the devices of {group.colocate}")
-        if group.program:
-            words.append(f"program {group.program}")
-        return line(", ".join(filter(None, words)))
+    # Levels of detail
 
-    def head(self, group: PlacedGroup, wide: int) -> Line:
-        letter = line(self.marks.group_letter(group.name), " ") if not group.components else ()
-        name = fit(line("  ", letter, ink(group.name, "bold")), wide)
-        return line(padded(name, wide), "  ", self.facts(group))
+    def with_meshes(self, rows: int) -> list[Line]:
+        """Returns all details, with grids of at most `rows` rows."""
+        return self._under(partial(self._mesh, rows))
 
-    def cells(self, component: PlacedComponent) -> tuple[Line, ...]:
-        return (
-            line("    ", self.marks.letter(component.name)),
-            line(self.marks.name(component.name)),
-            line(component.layout),
-            line("frozen") if component.frozen else (),
-            line(ink(count(component.data_size, "data rank"), "faint")),
-            line(ink(component.target, "faint")),
-        )
+    def in_short(self) -> list[Line]:
+        """Returns the groups and components, with the process groups in a line or two."""
+        return self._under(self._briefly)
 
-    def meshes(self, group: PlacedGroup) -> list[list[PlacedComponent]]:
+    def in_lines(self) -> list[Line]:
+        """Returns a line for each group and component."""
+        return self._under(lambda *_: [])
+
+    def components_alone(self) -> list[Line]:
+        """Returns a line for each component, and for each group without components."""
+        rows: list[Sequence[Line]] = []
+        for group in self.marks.topology.groups:
+            for name in group.components:
+                letter, own, *rest = self._cells(self.marks.components[name])
+                rows.append((letter, own, Line(group.name), *rest))
+            if not group.components:
+                letter, gap = Line("    ", self.marks.group_letter(group.name)), [Line()] * 3
+                program = Line(ink(f"program {group.program}" if group.program else "", "faint"))
+                rows.append((letter, Line(), Line(group.name), *gap, program))
+        return columns(rows, (*TABLE[:2], Column(least=8), *TABLE[2:]), self.width)
+
+    def _under(self, detail: Detail) -> list[Line]:
+        """Returns each group with its components below it, and the detail below those that share a mesh."""
+        meshes = {group.name: self._meshes(group) for group in self.marks.topology.groups}
+        ordered = [component for found in meshes.values() for same in found for component in same]
+        lines = columns([self._cells(each) for each in ordered], TABLE, self.width)
+        rows = {component.name: row for component, row in zip(ordered, lines, strict=True)}
+        heads = [self._name(group) for group in self.marks.topology.groups]
+        wide = min(max((head.width for head in heads), default=0), self.width // 3)
+        made: list[Line] = []
+        for group, head in zip(self.marks.topology.groups, heads, strict=True):
+            made.append(Line(head.fit(wide).padded(wide), "  ", facts(group)).clip(self.width))
+            for same in meshes[group.name]:
+                made += [rows[component.name] for component in same]
+                made += [Line(DETAIL_INDENT, each) for each in detail(group, same[0])]
+        return made
+
+    # Details
+
+    def _name(self, group: PlacedGroup) -> Line:
+        letter = Line(self.marks.group_letter(group.name), " ") if not group.components else ""
+        return Line("  ", letter, ink(group.name, "bold"))
+
+    def _cells(self, component: PlacedComponent) -> list[Line]:
+        return [
+            Line("    ", self.marks.letter(component.name)),
+            Line(self.marks.name(component.name)),
+            Line(component.layout),
+            Line("frozen" * component.frozen),
+            Line(ink(count(component.data_size, "data rank"), "faint")),
+            Line(ink(component.target, "faint")),
+        ]
+
+    def _meshes(self, group: PlacedGroup) -> list[list[PlacedComponent]]:
         """Returns the components, grouped by equal meshes."""
         found: dict[DeviceMesh, list[PlacedComponent]] = {}
         for name in group.components:
@@ -88,122 +109,59 @@ class Groups:
         return list(found.values())
 
     def nodes(self, group: PlacedGroup) -> NodeOf | None:
-        return partial(node_of, group.node_runs) if self.topology.cluster.nodes > 1 else None
+        """Returns the function from a rank to its node; None if there is one node."""
+        return partial(node_of, group.node_runs) if self.marks.topology.cluster.nodes > 1 else None
+
+    def _mesh(self, rows: int, group: PlacedGroup, component: PlacedComponent) -> list[Line]:
+        """Returns the grid and, beside or below it, the process groups. Meshes of one dim need no grid."""
+        width = self.width - len(DETAIL_INDENT)
+        table, mesh = process_groups(component.process_groups, width), component.mesh
+        if sum(size > 1 for size in mesh.shape) < 2:
+            return table
+        draw = partial(grid, mesh, self.nodes(group))
+        below = draw(width, rows) if rows else []
+        beside = draw(width - TABLE_GAP - max(row.width for row in table), max(rows, len(table) - 1))
+        prefers_below = rows >= MANY_ROWS and _is_shortened(beside) and not _is_shortened(below)
+        return side_by_side(beside, table) if beside and not prefers_below else below + table
+
+    def _briefly(self, group: PlacedGroup, component: PlacedComponent) -> list[Line]:
+        """fsdp 2 x 2 inside  tp 2 x 2 inside"""
+        words = [
+            Line(ink(each.dim, "bold"), f" {each.count} x {each.size} ", reach(each))
+            for each in component.process_groups
+        ]
+        return wrapped(words, self.width - len(DETAIL_INDENT))
+
+
+def facts(group: PlacedGroup) -> Line:
+    """Returns `4 workers on 4 cuda, nodes 0-1, visible devices 8,9`."""
+    words = [_workers(group)]
+    if group.node_runs:
+        words.append(nodes_label([(run.first_node, run.last_node + 1) for run in group.node_runs]))
+    if group.visible_devices:
+        words.append(f"visible devices {','.join(group.visible_devices)}")
+    if group.colocate:
+        words.append(f"on the devices of {group.colocate}")
+    if group.program:
+        words.append(f"program {group.program}")
+    return Line(", ".join(words))
 
 
 def _workers(group: PlacedGroup) -> str:
+    workers = count(group.workers, "worker")
     if group.device_type == "cpu":
-        return f"{count(group.workers, 'worker')} on cpu"
+        return f"{workers} on cpu"
     if group.gpus_per_worker > 1:
-        return f"{count(group.workers, 'worker')} of {group.gpus_per_worker} {group.device_type} each"
-    return f"{count(group.workers, 'worker')} on {group.devices} {group.device_type}"
-
-
-def nodes_of(group: PlacedGroup) -> str:
-    return (
-        nodes_label([(run.first_node, run.last_node + 1) for run in group.node_runs])
-        if group.node_runs
-        else ""
-    )
-
-
-# Levels of detail
-
-
-def with_meshes(groups: Groups, width: int, rows: int) -> list[Line]:
-    """Returns all details, with grids of at most `rows` rows."""
-    return _under(
-        groups,
-        width,
-        lambda group, members: _mesh(groups, group, members[0], width - len(DETAIL_INDENT), rows),
-    )
-
-
-def in_short(groups: Groups, width: int) -> list[Line]:
-    """Returns the groups and components, with the process groups in a line or two."""
-    return _under(
-        groups, width, lambda _, members: wrapped(list(_briefly(members[0])), width - len(DETAIL_INDENT))
-    )
-
-
-def in_lines(groups: Groups, width: int) -> list[Line]:
-    """Returns a line for each group and component."""
-    return _under(groups, width, lambda _, members: [])
-
-
-def components_alone(groups: Groups, width: int) -> list[Line]:
-    """Returns a line for each component, and for each group without components."""
-    rows = []
-    for group in groups.topology.groups:
-        for name in group.components:
-            letter, own, *rest = groups.cells(groups.marks.components[name])
-            rows.append((letter, own, line(group.name), *rest))
-        if not group.components:
-            facts = line(ink(f"program {group.program}" if group.program else "", "faint"))
-            rows.append(
-                (line("    ", groups.marks.group_letter(group.name)), (), line(group.name), (), (), (), facts)
-            )
-    return columns(rows, (*TABLE[:2], Column(least=8), *TABLE[2:]), width)
-
-
-def _under(groups: Groups, width: int, detail: Detail) -> list[Line]:
-    """Returns each group with its components below it, and the detail below those that share a mesh."""
-    wide = max(
-        (2 + width_of(group.name) + 2 * (not group.components) for group in groups.topology.groups), default=0
-    )
-    members = {group.name: groups.meshes(group) for group in groups.topology.groups}
-    ordered = [component for meshes in members.values() for mesh in meshes for component in mesh]
-    rows = dict(
-        zip(
-            (each.name for each in ordered),
-            columns([groups.cells(each) for each in ordered], TABLE, width),
-            strict=True,
-        )
-    )
-    made: list[Line] = []
-    for group in groups.topology.groups:
-        made.append(clip(groups.head(group, min(wide, width // 3)), width))
-        for mesh in members[group.name]:
-            made += [rows[component.name] for component in mesh]
-            made += [line(DETAIL_INDENT, each) for each in detail(group, mesh)]
-    return made
-
-
-def _mesh(
-    groups: Groups, group: PlacedGroup, component: PlacedComponent, width: int, rows: int
-) -> list[Line]:
-    """Returns the grid and, beside or below it, the process groups. Meshes of one dim need no grid."""
-    table = process_groups(component.process_groups, width)
-    if sum(size > 1 for size in component.mesh.shape) < 2:
-        return table
-    room, nodes, most = (
-        width - TABLE_GAP - max(map(width_of, table)),
-        groups.nodes(group),
-        max(rows, len(table) - 1),
-    )
-    below, narrow = (
-        grid(component.mesh, nodes, width, rows) if rows else [],
-        grid(component.mesh, nodes, room, most),
-    )
-    if narrow and not (rows >= MANY_ROWS and _is_shortened(narrow) and not _is_shortened(below)):
-        return side_by_side(narrow, table)
-    return below + table
+        return f"{workers} of {group.gpus_per_worker} {group.device_type} each"
+    return f"{workers} on {group.devices} {group.device_type}"
 
 
 def _is_shortened(drawn: Sequence[Line]) -> bool:
     """Whether columns of a grid are missing."""
-    return any(ELLIPSIS in part.text for part in drawn[0])
+    return any(ELLIPSIS in part.text for part in drawn[0]) if drawn else False
 
 
 def side_by_side(left: Sequence[Line], right: Sequence[Line]) -> list[Line]:
-    wide = max(map(width_of, left)) + TABLE_GAP
-    return [
-        line(padded(each, wide), other) if other else each
-        for each, other in zip_longest(left, right, fillvalue=())
-    ]
-
-
-def _briefly(component: PlacedComponent) -> Iterator[Line]:
-    """fsdp 2 x 2, inside a node"""
-    for groups in component.process_groups:
-        yield line(ink(groups.dim, "bold"), f" {groups.count} x {groups.size} ", reach(groups))
+    wide = max(each.width for each in left) + TABLE_GAP
+    pairs = zip_longest(left, right, fillvalue=Line())
+    return [Line(each.padded(wide), other) if other else each for each, other in pairs]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshctl.view.pictures.text.styled import Ink, Line, ink, line
+from meshctl.view.pictures.text.styled import Ink, Line, ink
 
 MAX_LANES = 6
 """Side by side. Pictures with more have none, and the names of the inputs must be enough."""
@@ -71,8 +71,8 @@ def _lanes(
     order: Sequence[str], stages: Sequence[Sequence[Ink]], below: Sequence[Sequence[Ink]], width: int
 ) -> Lanes:
     return Lanes(
-        {name: line(*_lead(each, width)) for name, each in zip(order, stages, strict=True)},
-        {name: line(*each, "  " * (width - len(each))) for name, each in zip(order, below, strict=True)},
+        {name: Line(*_lead(each, width)) for name, each in zip(order, stages, strict=True)},
+        {name: Line(*each, "  " * (width - len(each))) for name, each in zip(order, below, strict=True)},
         width * 2,
     )
 

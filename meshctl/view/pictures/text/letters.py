@@ -1,4 +1,4 @@
-"""The letter and color of each component in a picture, and the letters on a device.
+"""The letter and color of each component in a picture.
 
 The group of a program has no components, so it has a lowercase letter of its own.
 """
@@ -9,23 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshctl.plan.views.topology import PlacedComponent, PlacedGroup, Topology
-from meshctl.view.pictures.text.styled import PALETTE, Ink, Line, ink, line
+from meshctl.plan.views.topology import PlacedComponent, PlacedGroup, Topology, letters_of
+from meshctl.view.pictures.text.styled import PALETTE, Ink, Line, ink, joined
 
 IDLE = "·"
-
-
-def color_of(number: int) -> str:
-    return f"c{number % len(PALETTE)}"
-
-
-def letters_of(number: int) -> str:
-    """a, b, ... z, aa, ab, ..."""
-    text = ""
-    while number >= 0:
-        number, last = divmod(number, 26)
-        text, number = chr(ord("a") + last) + text, number - 1
-    return text
+MAX_LETTERS = 3
+"""Longer runs of letters are written by their ends: A-D."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +34,18 @@ class Marks:
         return {name: number for number, name in enumerate(self.components)}
 
     @cached_property
-    def _letters(self) -> dict[str, Ink]:
-        return {
-            component.name: ink(component.letter, color_of(number).upper())
-            for number, component in enumerate(self.topology.components)
-        }
-
-    @cached_property
     def _programs(self) -> dict[str, Ink]:
         """The letters of groups without components."""
         programs = [group.name for group in self.topology.groups if not group.components]
         first = len(self.topology.components)
         return {
-            name: ink(letters_of(number), color_of(first + number).upper())
-            for number, name in enumerate(programs)
+            name: _mark(letters_of(number).lower(), first + number) for number, name in enumerate(programs)
         }
 
     def letter(self, component: str) -> Ink:
-        return self._letters.get(component, Ink("?"))
+        if component not in self._numbers:
+            return Ink("?")
+        return _mark(self.components[component].letter, self._numbers[component])
 
     def name(self, component: str) -> Ink:
         """Returns the name of a component in its color."""
@@ -73,38 +56,32 @@ class Marks:
         return self._programs[group]
 
     def of_group(self, group: str) -> Line:
-        """Returns the letters of the components of a group, with long runs shortened: ABC, A-F, A-F H."""
+        """Returns the letters of a group: ABC, A-F, A-F H, AA AB."""
+        if group in self._programs:
+            return Line(self._programs[group])
         names = self.groups[group].components if group in self.groups else ()
-        return line(self._programs[group]) if group in self._programs else self.of_components(names)
+        runs = self._runs(names)
+        is_apart = any(len(self.letter(name).text) > 1 for name in names) or any(
+            len(run) > MAX_LETTERS for run in runs
+        )
+        words: list[Line] = []
+        for run in runs:
+            if len(run) > MAX_LETTERS:
+                words.append(Line(self.letter(run[0]), "-", self.letter(run[-1])))
+            else:
+                words += [Line(self.letter(name)) for name in run]
+        return joined(words, " " if is_apart else "")
 
-    def of_components(self, names: Sequence[str]) -> Line:
-        """Returns AB, A-D, A-D G, AA-AD: runs of four and more are shortened, and names of several letters
-        are separated."""
+    def _runs(self, names: Sequence[str]) -> list[list[str]]:
+        """Returns the components with those that have neighboring letters together."""
         runs: list[list[str]] = []
         for name in names:
             if runs and self._numbers[name] == self._numbers[runs[-1][-1]] + 1:
                 runs[-1].append(name)
             else:
                 runs.append([name])
-        apart = (
-            " "
-            if any(len(self.letter(name).text) > 1 for name in names) or any(len(run) > 3 for run in runs)
-            else ""
-        )
-        made: Line = ()
-        for run in runs:
-            if len(run) > 3:
-                made = line(made, apart if made else "", self.letter(run[0]), "-", self.letter(run[-1]))
-            else:
-                for name in run:
-                    made = line(made, apart if made else "", self.letter(name))
-        return made
+        return runs
 
-    def of_cell(self, groups: Sequence[str]) -> Line:
-        """Returns the letters of the groups on a device, with a + between colocated ones."""
-        if not groups:
-            return line(ink(IDLE, "faint"))
-        made: Line = ()
-        for group in groups:
-            made = line(made, "+" if made else "", self.of_group(group))
-        return made
+
+def _mark(letter: str, number: int) -> Ink:
+    return ink(letter, f"C{number % len(PALETTE)}")

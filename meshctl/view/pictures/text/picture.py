@@ -18,44 +18,28 @@ from functools import partial
 
 from meshctl.plan.views.topology import Topology, Warning
 from meshctl.view.formatting import count
-from meshctl.view.pictures.text import flow
-from meshctl.view.pictures.text.columns import placement
+from meshctl.view.pictures.text import pipeline, placement
 from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
-from meshctl.view.pictures.text.flow import Pipeline
-from meshctl.view.pictures.text.groups import Groups, components_alone, in_lines, in_short, with_meshes
+from meshctl.view.pictures.text.groups import Groups
 from meshctl.view.pictures.text.letters import IDLE, Marks
-from meshctl.view.pictures.text.styled import (
-    Line,
-    clip,
-    fit,
-    ink,
-    line,
-    padded,
-    printed,
-    styled,
-    width_of,
-    words_of,
-    wrapped,
-)
+from meshctl.view.pictures.text.pipeline import Pipeline
+from meshctl.view.pictures.text.styled import Line, ink, printed, words_of, wrapped
 
 MIN_WIDTH = 40
 """Columns; narrower pictures are drawn at this width and clipped."""
-
-
 GRID_ROWS_COST = {8: 0, 5: 6, 3: 10, 2: 14, 0: 34}
 """The maximum number of rows of a grid -> the cost of the level."""
 
 
 def draw(topology: Topology, width: int = 80, color: bool = False, lines: int = 60) -> str:
     """Returns the picture, with a newline at its end."""
-    return printed([clip(each, width) for each in pictured(topology, max(width, MIN_WIDTH), lines)], color)
+    return printed([each.clip(width) for each in pictured(topology, max(width, MIN_WIDTH), lines)], color)
 
 
 def pictured(topology: Topology, width: int, lines: int) -> list[Line]:
     marks = Marks(topology)
-    return fitted(
-        title(topology, width), list(_sections(topology, marks, width)), legend(topology, marks, width), lines
-    )
+    sections = list(_sections(topology, marks, width))
+    return fitted(title(topology, width), sections, legend(topology, marks, width), lines)
 
 
 def title(topology: Topology, width: int) -> Line:
@@ -64,55 +48,53 @@ def title(topology: Topology, width: int) -> Line:
     idle = f", {count(topology.idle, 'device')} idle" if topology.idle else ""
     workers, nodes = count(topology.workers, "worker"), count(topology.cluster.nodes, "node")
     full, short = (
-        line(ink(topology.name, "bold"), "  ", f"{workers}{also} on {nodes}{idle}") for also in (groups, "")
+        Line(ink(topology.name, "bold"), "  ", f"{workers}{also} on {nodes}{idle}") for also in (groups, "")
     )
-    digest = line(ink(f"plan {topology.digest}", "faint"))
-    room = width - width_of(digest)
-    if topology.digest and width_of(full) + 2 <= room:
-        return line(padded(full, room), digest)
-    return full if width_of(full) <= width else fit(short, width)
+    digest = Line(ink(f"plan {topology.digest}", "faint"))
+    room = width - digest.width
+    if topology.digest and full.width + 2 <= room:
+        return Line(full.padded(room), digest)
+    return full if full.width <= width else short.fit(width)
 
 
 def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]:
     if topology.nodes:
         yield _placement(topology, marks, width)
-    yield _groups(topology, marks, width)
+    yield _groups(topology, Groups(marks, width))
     if topology.stages:
-        yield _pipeline(topology, marks, width)
+        yield _pipeline(Pipeline(marks, topology.stages, topology.routes), width)
     if topology.warnings:
         yield _warnings(topology.warnings, width)
 
 
 def _placement(topology: Topology, marks: Marks, width: int) -> Section:
     levels = (
-        Level(0, partial(placement, topology, marks, width), 2 * len(topology.nodes)),
-        Level(30, partial(placement, topology, marks, width, borders=False)),
+        Level(0, partial(placement.in_boxes, topology, marks, width), 2 * len(topology.nodes)),
+        Level(30, partial(placement.in_lines, topology, marks, width)),
     )
     return Section(
         "placement", levels, lambda left: f"... and {count(left, 'more line')} of other nodes: --node N"
     )
 
 
-def _groups(topology: Topology, marks: Marks, width: int) -> Section:
-    groups, least = Groups(topology, marks), len(topology.groups) + len(topology.components)
+def _groups(topology: Topology, groups: Groups) -> Section:
+    least = len(topology.groups) + len(topology.components)
+    grids = (Level(cost, partial(groups.with_meshes, rows), least) for rows, cost in GRID_ROWS_COST.items())
     levels = (
-        *(
-            Level(cost, partial(with_meshes, groups, width, rows), least)
-            for rows, cost in GRID_ROWS_COST.items()
-        ),
-        Level(60, partial(in_short, groups, width), least),
-        Level(80, partial(in_lines, groups, width), least),
-        Level(100, partial(components_alone, groups, width)),
+        *grids,
+        Level(60, groups.in_short, least),
+        Level(80, groups.in_lines, least),
+        Level(100, groups.components_alone),
     )
     return Section("groups", levels, lambda left: f"... and {left} more: --component NAME")
 
 
-def _pipeline(topology: Topology, marks: Marks, width: int) -> Section:
-    pipeline, least = Pipeline(topology, marks), len(topology.stages) + len(topology.routes)
+def _pipeline(shown: Pipeline, width: int) -> Section:
+    least = len(shown.stages) + len(shown.routes)
     levels = (
-        Level(0, partial(flow.in_full, pipeline, width), least),
-        Level(26, partial(flow.in_full, pipeline, width, wraps=False), least),
-        Level(64, partial(flow.in_lines, pipeline, width)),
+        Level(0, partial(pipeline.in_full, shown, width), least),
+        Level(26, partial(pipeline.in_full, shown, width, wraps=False), least),
+        Level(64, partial(pipeline.in_lines, shown, width)),
     )
     return Section("pipeline", levels, lambda left: f"... and {count(left, 'more stage')}: --component NAME")
 
@@ -132,20 +114,17 @@ def _in_full(warnings: Sequence[Warning], width: int, helps: bool = True) -> lis
     made: list[Line] = []
     for warning in warnings:
         indent = len(warning.code) + 4
-        words = wrapped(
-            [*words_of(warning.message), *words_of(warning.where if helps else "", "faint")],
-            width - indent,
-            " ",
-        )
+        words = words_of(warning.message) + words_of(warning.where if helps else "", "faint")
+        texts = wrapped(words, width - indent, " ")
         if warning.help and helps:
-            words += wrapped(words_of(f"help: {warning.help}", "faint"), width - indent, " ")
-        made.append(line("  ", ink(warning.code, "warning"), "  ", *words[:1]))
-        made += [line(" " * indent, each) for each in words[1:]]
+            texts += wrapped(words_of(f"help: {warning.help}", "faint"), width - indent, " ")
+        made.append(Line("  ", ink(warning.code, "warning"), "  ", *texts[:1]))
+        made += [Line(" " * indent, each) for each in texts[1:]]
     return made
 
 
 def _briefly(warnings: Sequence[Warning]) -> list[Line]:
-    return [line("  ", ink(warning.code, "warning"), "  ", warning.message) for warning in warnings]
+    return [Line("  ", ink(warning.code, "warning"), "  ", warning.message) for warning in warnings]
 
 
 def _by_code(warnings: Sequence[Warning]) -> list[Line]:
@@ -153,11 +132,9 @@ def _by_code(warnings: Sequence[Warning]) -> list[Line]:
     found: dict[str, list[Warning]] = {}
     for warning in warnings:
         found.setdefault(warning.code, []).append(warning)
-    return [
-        line(each, f", and {len(same) - 1} more" if len(same) > 1 else "")
-        for same in found.values()
-        for each in _briefly(same[:1])
-    ]
+    firsts = _briefly([same[0] for same in found.values()])
+    others = [f", and {len(same) - 1} more" if len(same) > 1 else "" for same in found.values()]
+    return [Line(each, more) for each, more in zip(firsts, others, strict=True)]
 
 
 def legend(topology: Topology, marks: Marks, width: int) -> list[Line]:
@@ -166,7 +143,7 @@ def legend(topology: Topology, marks: Marks, width: int) -> list[Line]:
     if topology.idle:
         words.append(f"{IDLE} idle")
     if shared := next((group for group in topology.groups if len(group.components) > 1), None):
-        words.append(f"{''.join(part.text for part in marks.of_group(shared.name))} in one process")
+        words.append(f"{marks.of_group(shared.name).text} in one process")
     if any(group.gpus_per_worker > 1 for group in topology.groups):
         words.append("A ═══ one worker")
     if topology.routes:
@@ -174,6 +151,5 @@ def legend(topology: Topology, marks: Marks, width: int) -> list[Line]:
     if any(route.kind == "data" and route.shares != route.consumers for route in topology.routes):
         words.append("2 shares of each batch")
     return [
-        line("  ", styled(each, "faint"))
-        for each in wrapped([line(word) for word in words], width - 2, "   ")[:1]
+        Line("  ", each).styled("faint") for each in wrapped(list(map(Line, words)), width - 2, "   ")[:1]
     ]

@@ -1,8 +1,7 @@
 """Lines of styled text, measured in the columns of a terminal, for the text picture and its zooms.
 
-    line("  ", ink("A", "c0"), " prompts")        a line is a tuple of inks; text in it is plain
-    columns([row, ...], [Column(), ...], width)   aligned rows of lines; wide text is cut in the middle:
-                                                  with…name
+    Line("  ", ink("A", "c0"), " prompts")        a line of plain and of styled parts
+    columns([row, ...], [Column(), ...], width)   aligned rows of lines, with wide texts cut: with…name
 
 Styles are words that become escape codes at the very end. rich is not used because it takes 0.05 s to import.
 As in the reports, control characters become `?`, and wide letters count as two columns.
@@ -10,9 +9,8 @@ As in the reports, control characters become `?`, and wide letters count as two 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import NamedTuple
 from unicodedata import category
 
@@ -40,58 +38,124 @@ class Ink(NamedTuple):
     """A key of `CODES`; empty for plain text."""
 
 
-Line = tuple[Ink, ...]
-
-
 def ink(text: str, style: str = "") -> Ink:
     return Ink(visible(text), style)
 
 
 def visible(text: str) -> str:
     """Returns the text without characters that move the cursor or begin a line."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(each if each.isprintable() else _visible(each) for each in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _visible(each) for each in text)
 
 
 def _visible(character: str) -> str:
     return " " * cells(character) if category(character) == "Zs" else shown(character).replace(character, "?")
 
 
-def line(*parts: str | Ink | Line) -> Line:
-    made: list[Ink] = []
-    for part in parts:
-        if isinstance(part, str):
-            made.append(ink(part))
-        elif isinstance(part, Ink):
-            made.append(part)
-        else:
-            made += part
-    return tuple(part for part in made if part.text)
+class Line(tuple[Ink, ...]):
+    """One line of text, made of strings, inks and other lines."""
+
+    def __new__(cls, *parts: str | Ink | Line) -> Line:
+        made: list[Ink] = []
+        for part in parts:
+            if isinstance(part, Line):
+                made += part
+            else:
+                made.append(part if isinstance(part, Ink) else ink(part))
+        return super().__new__(cls, (part for part in made if part.text))
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self)
+
+    @property
+    def width(self) -> int:
+        return sum(width_of(part.text) for part in self)
+
+    def styled(self, style: str) -> Line:
+        """Returns the line with a style for all inks without one."""
+        return Line(*(part if part.style else Ink(part.text, style) for part in self))
+
+    def padded(self, width: int, right: bool = False) -> Line:
+        space = " " * max(0, width - self.width)
+        return Line(space, self) if right else Line(self, space)
+
+    def trimmed(self) -> Line:
+        """Returns the line without spaces at its end."""
+        parts = list(self)
+        while parts and not parts[-1].text.rstrip(" "):
+            parts.pop()
+        return Line(*parts[:-1], Ink(parts[-1].text.rstrip(" "), parts[-1].style)) if parts else Line()
+
+    def clip(self, width: int) -> Line:
+        """Returns the line cut at `width`, with an ellipsis if something is missing."""
+        if self.width <= width:
+            return self
+        made, left = list[Ink](), width - 1
+        for part in self:
+            fits = _first(part.text, left)
+            made.append(Ink(fits, part.style))
+            left -= width_of(fits)
+            if fits != part.text:
+                break
+        return Line(*made, ELLIPSIS[: max(0, width)])
+
+    def fit(self, width: int) -> Line:
+        """Returns the line in at most `width` columns: the middle of its longest part is removed, then its
+        end."""
+        excess = self.width - width
+        if excess <= 0:
+            return self
+        longest = max(range(len(self)), key=lambda index: width_of(self[index].text))
+        text, style = self[longest]
+        shorter = Ink(cut(text, max(3, width_of(text) - excess)), style)
+        return Line(*self[:longest], shorter, *self[longest + 1 :]).clip(width)
+
+    def by_words(self, width: int) -> Line:
+        """Returns as many words of the line as fit into `width` columns."""
+        if self.width <= width:
+            return self
+        words = [word for word in self.words() if word.text != ELLIPSIS]
+        for count in range(len(words) - 1, 0, -1):
+            short = joined([*words[:count], Line(ELLIPSIS)], " ")
+            if short.width <= width:
+                return short
+        return self.fit(width)
+
+    def words(self) -> list[Line]:
+        return [Line(ink(word, part.style)) for part in self for word in part.text.split()]
 
 
 def joined(parts: Iterable[Line], between: str = ", ") -> Line:
-    made: Line = ()
+    made = Line()
     for part in parts:
-        made = line(made, between, part) if made else part
+        made = Line(made, between, part) if made else part
     return made
 
 
-def styled(text: Line, style: str) -> Line:
-    """Returns the line with a style for all inks without one."""
-    return tuple(part if part.style else Ink(part.text, style) for part in text)
+def wrapped(words: Sequence[Line], width: int, between: str = "  ") -> list[Line]:
+    """Returns the words in lines of at most `width` columns."""
+    made: list[Line] = []
+    for word in words:
+        word = word.fit(width)
+        if made and made[-1].width + len(between) + word.width <= width:
+            made[-1] = Line(made[-1], between, word)
+        else:
+            made.append(word)
+    return made
 
 
-# Width
+def words_of(text: str, style: str = "") -> list[Line]:
+    return Line(ink(text, style)).words()
 
 
-def width_of(text: str | Line) -> int:
-    if isinstance(text, str):
-        text = visible(text)
-        return len(text) if text.isascii() else cells(text)
-    return sum(width_of(part.text) for part in text)
+# Plain text
+
+
+def width_of(text: str) -> int:
+    text = visible(text)
+    return len(text) if text.isascii() else cells(text)
 
 
 def cut(text: str, width: int) -> str:
@@ -123,67 +187,6 @@ def _last(text: str, width: int) -> str:
     return ""
 
 
-def clip(text: Line, width: int) -> Line:
-    """Returns the line cut at `width`, with an ellipsis if something is missing."""
-    if width_of(text) <= width:
-        return text
-    made, left = list[Ink](), width - 1
-    for part in text:
-        fits = _first(part.text, left)
-        made.append(Ink(fits, part.style))
-        left -= width_of(fits)
-        if fits != part.text:
-            break
-    return line(tuple(made), ELLIPSIS[: max(0, width)])
-
-
-def fit(text: Line, width: int) -> Line:
-    """Returns the line in at most `width` columns: the middle of its longest part is removed, then its
-    end."""
-    excess = width_of(text) - width
-    if excess <= 0:
-        return text
-    place = max(range(len(text)), key=lambda index: width_of(text[index].text))
-    room = max(3, width_of(text[place].text) - excess)
-    shorter = Ink(cut(text[place].text, room), text[place].style)
-    return clip((*text[:place], shorter, *text[place + 1 :]), width)
-
-
-def by_words(text: Line, width: int) -> Line:
-    """Returns as many words of the line as fit into `width` columns."""
-    if width_of(text) <= width:
-        return text
-    words = [line(ink(word, part.style)) for part in text for word in part.text.split()]
-    for count in range(len(words) - 1, 0, -1):
-        short = joined(
-            [*words[:count], line(ELLIPSIS)] if words[count - 1] != line(ELLIPSIS) else words[:count], " "
-        )
-        if width_of(short) <= width:
-            return short
-    return fit(text, width)
-
-
-def padded(text: Line, width: int, right: bool = False) -> Line:
-    space = " " * max(0, width - width_of(text))
-    return line(space, text) if right else line(text, space)
-
-
-def wrapped(words: Sequence[Line], width: int, between: str = "  ") -> list[Line]:
-    """Returns the words in lines of at most `width` columns."""
-    made: list[Line] = []
-    for word in words:
-        word = fit(word, width)
-        if made and width_of(made[-1]) + len(between) + width_of(word) <= width:
-            made[-1] = line(made[-1], between, word)
-        else:
-            made.append(word)
-    return made
-
-
-def words_of(text: str, style: str = "") -> list[Line]:
-    return [line(ink(word, style)) for word in text.split()]
-
-
 # Columns
 
 
@@ -197,82 +200,62 @@ class Column:
     """Columns with higher numbers are left out first if the rows are too wide; 0 is never left out."""
     gap: int = 2
     """Spaces before it."""
-    end: bool = False
-    """Whether it is cut at its end instead of its middle."""
-    words: bool = False
-    """Whether it is cut between words, because a part of a number is another number."""
+    shorten: Callable[[Line, int], Line] = Line.fit
+    """`Line.by_words` for numbers, because a part of a number is another number."""
 
 
-def wants(rows: Sequence[Sequence[Line]], shape: Sequence[Column]) -> int:
+Row = Sequence[Line]
+Widths = dict[int, int]
+"""The widths of the columns that are shown, by index."""
+
+
+def wants(rows: Sequence[Row], shape: Sequence[Column]) -> int:
     """Returns the width of the complete rows."""
-    return _total(_kept(rows, shape))
+    return _total(_complete(rows, shape), shape)
 
 
-def columns(rows: Sequence[Sequence[Line]], shape: Sequence[Column], width: int) -> list[Line]:
-    """Returns the aligned rows. A row may have fewer cells; an empty column takes no room."""
-    kept = _kept(rows, shape)
-    while _total(kept) > width and any(column.spare for column, _ in kept) and _narrowest(kept) > width:
-        kept.remove(max(kept, key=lambda each: each[0].spare))
-    widths = _widths(kept, width)
-    return [_row(kept, widths, number, width) for number in range(len(rows))]
+def columns(rows: Sequence[Row], shape: Sequence[Column], width: int) -> list[Line]:
+    """Returns the aligned rows. A row may have fewer cells; an empty column takes no space."""
+    widths = _complete(rows, shape)
+    spare = sorted((index for index in widths if shape[index].spare), key=lambda index: shape[index].spare)
+    while spare and _total(_narrowest(widths, shape), shape) > width:
+        del widths[spare.pop()]
+    return [_row(row, _narrowed(widths, shape, width), shape, width) for row in rows]
 
 
-Kept = list[tuple[Column, tuple[Line, ...]]]
+def _complete(rows: Sequence[Row], shape: Sequence[Column]) -> Widths:
+    cells = [[row[index] for row in rows if index < len(row)] for index in range(len(shape))]
+    widths = [max((cell.width for cell in of_column), default=0) for of_column in cells]
+    return {index: width for index, width in enumerate(widths) if width}
 
 
-def _kept(rows: Sequence[Sequence[Line]], shape: Sequence[Column]) -> Kept:
-    return [
-        (column, texts)
-        for column, texts in zip(shape, zip_longest(*rows, fillvalue=()), strict=False)
-        if any(texts)
-    ]
+def _total(widths: Widths, shape: Sequence[Column]) -> int:
+    gaps = [shape[index].gap for index in widths]
+    return sum(widths.values()) + sum(gaps[1:])
 
 
-def _total(kept: Kept) -> int:
-    return sum(max(map(width_of, texts)) + column.gap for column, texts in kept) - (
-        kept[0][0].gap if kept else 0
-    )
+def _narrowest(widths: Widths, shape: Sequence[Column]) -> Widths:
+    return {index: min(width, shape[index].least or width) for index, width in widths.items()}
 
 
-def _narrowest(kept: Kept) -> int:
-    """Returns the width with every column cut to its minimum."""
-    wide = [max(map(width_of, texts)) for _, texts in kept]
-    needs = [
-        min(most, column.least or most) + column.gap for most, (column, _) in zip(wide, kept, strict=True)
-    ]
-    return sum(needs) - (kept[0][0].gap if kept else 0)
-
-
-def _widths(kept: Kept, width: int) -> list[int]:
-    """Those that may become narrower do, the widest first."""
-    widths = [max(map(width_of, texts)) for _, texts in kept]
-    excess = _total(kept) - width
-    while excess > 0:
-        wide = [
-            index for index, (column, _) in enumerate(kept) if column.least and widths[index] > column.least
-        ]
+def _narrowed(widths: Widths, shape: Sequence[Column], width: int) -> Widths:
+    """Returns the widths in which the rows fit: those that may become narrower do, the widest first."""
+    narrowest, narrowed = _narrowest(widths, shape), dict(widths)
+    for _ in range(_total(widths, shape) - width):
+        wide = [index for index in narrowed if narrowed[index] > narrowest[index]]
         if not wide:
             break
-        widest = max(wide, key=lambda index: widths[index])
-        widths[widest] -= 1
-        excess -= 1
-    return widths
+        narrowed[max(wide, key=narrowed.__getitem__)] -= 1
+    return narrowed
 
 
-def _row(kept: Kept, widths: Sequence[int], number: int, width: int) -> Line:
-    made: Line = ()
-    for index, ((column, texts), wide) in enumerate(zip(kept, widths, strict=True)):
-        gap = " " * column.gap if index else ""
-        short = (clip if column.end else by_words if column.words else fit)(texts[number], wide)
-        made = line(made, gap, padded(short, wide, column.right))
-    return clip(trimmed(made), width)
-
-
-def trimmed(text: Line) -> Line:
-    """Without spaces at its end."""
-    while text and not text[-1].text.rstrip(" "):
-        text = text[:-1]
-    return (*text[:-1], Ink(text[-1].text.rstrip(" "), text[-1].style)) if text else text
+def _row(row: Row, widths: Widths, shape: Sequence[Column], width: int) -> Line:
+    made = Line()
+    for number, (index, wide) in enumerate(widths.items()):
+        column, cell = shape[index], row[index] if index < len(row) else Line()
+        gap = " " * column.gap if number else ""
+        made = Line(made, gap, column.shorten(cell, wide).padded(wide, column.right))
+    return made.trimmed().clip(width)
 
 
 # Out
@@ -280,15 +263,13 @@ def trimmed(text: Line) -> Line:
 
 def printed(lines: Iterable[Line], color: bool = False) -> str:
     """Returns the text, with a newline at its end."""
-    return "".join(
-        "".join(_coded(part) if color else part.text for part in trimmed(each)) + "\n" for each in lines
-    )
+    drawn = (each.trimmed() for each in lines)
+    return "".join(("".join(map(_coded, each)) if color else each.text) + "\n" for each in drawn)
 
 
 def _coded(part: Ink) -> str:
-    return (
-        f"\x1b[{CODES[part.style]}m{part.text}\x1b[0m" if part.style and part.text.strip(" ") else part.text
-    )
+    is_styled = part.style and part.text.strip(" ")
+    return f"\x1b[{CODES[part.style]}m{part.text}\x1b[0m" if is_styled else part.text
 
 
 SIGNS, PLAIN = "│┆─┘┐┤└┌├┴┬┼╭╮╯╰═·…", "|:-+++++++++++++=.~"

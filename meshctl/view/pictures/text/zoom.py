@@ -24,24 +24,21 @@ from meshctl.plan.views.topology import Topology
 from meshctl.topology.flows import Ranks
 from meshctl.view.formatting import count
 from meshctl.view.pictures import OVER
-from meshctl.view.pictures.text.columns import nodes_label, placement
-from meshctl.view.pictures.text.flow import Pipeline, in_full
 from meshctl.view.pictures.text.grid import grid, sentence
-from meshctl.view.pictures.text.groups import Groups
+from meshctl.view.pictures.text.groups import Groups, facts
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.picture import MIN_WIDTH
+from meshctl.view.pictures.text.pipeline import Pipeline, in_full
+from meshctl.view.pictures.text.placement import in_boxes, nodes_label
 from meshctl.view.pictures.text.styled import (
     ELLIPSIS,
     Column,
     Line,
-    clip,
     columns,
     cut,
     ink,
-    line,
     printed,
     wants,
-    width_of,
     words_of,
     wrapped,
 )
@@ -55,14 +52,14 @@ UNCOUNTED = (
     "some of: the recipe does not give the number of samples; --samples N shows who takes part in a batch "
     "of N"
 )
-PEERS = (Column(), Column(right=True), Column(least=12, words=True), Column(spare=1))
+PEERS = (Column(), Column(right=True), Column(least=12, shorten=Line.by_words), Column(spare=1))
 STAGES = (Column(least=8), Column(), Column(), Column(least=10))
-ROUTES = (Column(least=12), Column(least=12, words=True), Column(least=8), Column())
+ROUTES = (Column(least=12), Column(least=12, shorten=Line.by_words), Column(least=8), Column())
 
 
 def draw(zoom: Zoom, topology: Topology, width: int = 80, color: bool = False) -> str:
     """Returns the text, with a newline at its end."""
-    sheet = Sheet(topology, Marks(topology), max(width, MIN_WIDTH))
+    sheet = Sheet(Marks(topology), max(width, MIN_WIDTH))
     match zoom:
         case ComponentZoom():
             drawn = _component(sheet, zoom)
@@ -72,32 +69,31 @@ def draw(zoom: Zoom, topology: Topology, width: int = 80, color: bool = False) -
             drawn = _node(sheet, zoom)
         case RankZoom():
             drawn = _rank(sheet, zoom)
-    return printed([clip(each, width) for each in drawn], color)
+    return printed([each.clip(width) for each in drawn], color)
 
 
 @dataclass(frozen=True)
 class Sheet:
     """The whole topology, from which zooms take names and letters, and the width."""
 
-    topology: Topology
     marks: Marks
     width: int
 
     def name(self, component: str) -> Line:
-        return line(self.marks.letter(component), " ", self.marks.name(component))
+        return Line(self.marks.letter(component), " ", self.marks.name(component))
 
     def folded(self, text: str, indent: int = 2, style: str = "") -> list[Line]:
         """Returns the text, indented, on as many lines as it needs."""
-        return [line(" " * indent, each) for each in wrapped(words_of(text, style), self.width - indent, " ")]
+        return [Line(" " * indent, each) for each in wrapped(words_of(text, style), self.width - indent, " ")]
 
 
 def headed(heading: str, body: Sequence[Line]) -> list[Line]:
     """Returns a section, or nothing if it has no lines."""
-    return [line(), line(ink(heading, "bold")), *body] if body else []
+    return [Line(), Line(ink(heading, "bold")), *body] if body else []
 
 
-def titles(*words: str) -> tuple[Line, ...]:
-    return tuple(line(ink(word, "faint")) for word in words)
+def titles(*words: str) -> list[Line]:
+    return [Line(ink(word, "faint")) for word in words]
 
 
 def ranks_of(ranks: Ranks) -> str:
@@ -119,19 +115,20 @@ def run_of(numbers: Sequence[int]) -> str:
 
 
 def _component(sheet: Sheet, zoom: ComponentZoom) -> list[Line]:
-    component, groups = zoom.component, Groups(sheet.topology, sheet.marks)
-    group = line(ink(component.group, "bold"), ", ", groups.facts(zoom.group))
+    component, nodes = zoom.component, Groups(sheet.marks, sheet.width).nodes(zoom.group)
+    group = Line(ink(component.group, "bold"), ", ", facts(zoom.group))
     made = [
-        line(sheet.name(component.name), "  in group ", group),
+        Line(sheet.name(component.name), "  in group ", group),
         *sheet.folded(", ".join(_facts(zoom))),
     ]
-    drawn = grid(component.mesh, groups.nodes(zoom.group), sheet.width - 2, MAX_GRID_ROWS)
-    made += headed("mesh", [*(line("  ", each) for each in drawn), *_views(zoom)])
+    drawn = grid(component.mesh, nodes, sheet.width - 2, MAX_GRID_ROWS)
+    made += headed("mesh", [*(Line("  ", each) for each in drawn), *_views(zoom)])
     for along in zoom.process_groups:
-        body = [line("  ", sentence(along.facts)), *_one_by_one(along, sheet.width)]
-        made += headed(f"process groups along {along.facts.dim}", body)
-    pipeline = Pipeline(sheet.topology, sheet.marks, zoom.routes, zoom.stages)
-    return made + (headed("in the pipeline", in_full(pipeline, sheet.width)) if pipeline.shown else [])
+        made += headed(f"process groups along {along.facts.dim}", _one_by_one(along, sheet.width))
+    names = {stage.name for stage in zoom.stages}
+    names |= {name for route in zoom.routes for name in (route.source, route.target)}
+    stages = [stage for stage in sheet.marks.topology.stages if stage.name in names]
+    return made + headed("in the pipeline", in_full(Pipeline(sheet.marks, stages, zoom.routes), sheet.width))
 
 
 def _facts(zoom: ComponentZoom) -> Iterator[str]:
@@ -153,42 +150,41 @@ def _views(zoom: ComponentZoom) -> Iterator[Line]:
     """Yields the dims of size 1, and the factors of the views."""
     ones = [dim.name for dim in zoom.dims if dim.size == 1 and not dim.view]
     if ones:
-        yield line(ink(f"  of size 1: {', '.join(ones)}", "faint"))
+        yield Line(ink(f"  of size 1: {', '.join(ones)}", "faint"))
     for view in dict.fromkeys(dim.view for dim in zoom.dims if dim.view):
         factors = [f"{dim.name} {dim.size}" for dim in zoom.dims if dim.view == view]
-        yield line(f"  view {view}: {' x '.join(factors)}")
+        yield Line(f"  view {view}: {' x '.join(factors)}")
 
 
 # A dim
 
 
 def _dim(sheet: Sheet, zoom: DimZoom) -> list[Line]:
-    made = [line(ink(zoom.dim, "bold"), f"  in {count(len(zoom.components), 'component')}")]
+    made = [Line(ink(zoom.dim, "bold"), f"  in {count(len(zoom.components), 'component')}")]
     for along in zoom.components:
-        made += [
-            line(),
-            line(sheet.name(along.component), "  in group ", ink(along.group, "bold")),
-            line("  ", sentence(along.facts)),
-            *_one_by_one(along, sheet.width),
-        ]
+        heading = Line(sheet.name(along.component), "  in group ", ink(along.group, "bold"))
+        made += [Line(), heading, *_one_by_one(along, sheet.width)]
     return made
 
 
 def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
-    """Returns a row for each process group: its number, the common indices of its ranks, and the ranks."""
+    """Returns a sentence about the process groups, and a row for each of several: its number, the common
+    indices of its ranks, and the ranks."""
+    made = [Line("  ", sentence(along.facts, width * 2))]
     if len(along.groups) < 2:
-        return []  # the sentence above describes it
+        return made
     dims = list(along.groups[0].at)
     rows, before = [titles("  #", *dims, "ranks", "")], -1
     for group in along.groups:
         if group.number > before + 1:
-            rows.append((line(f"  {ELLIPSIS}"),))
+            rows.append([Line(f"  {ELLIPSIS}")])
         crosses = "cross" if group.crosses and along.facts.reach == "some" else ""
         cells = (f"  {group.number}", *map(str, group.at.values()), ranks_of(group.ranks))
-        rows.append((*map(line, cells), line(ink(crosses, "faint"))))
+        rows.append([*map(Line, cells), Line(ink(crosses, "faint"))])
         before = group.number
     numbers = [Column(right=True)] * (len(dims) + 1)
-    return columns(rows, (*numbers, Column(least=12, gap=3, words=True), Column(spare=1)), width)
+    shape = (*numbers, Column(least=12, gap=3, shorten=Line.by_words), Column(spare=1))
+    return made + columns(rows, shape, width)
 
 
 # A node
@@ -197,14 +193,15 @@ def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
 def _node(sheet: Sheet, zoom: NodeZoom) -> list[Line]:
     alike = sum(stop - start for start, stop in zoom.alike)
     like = f", like {nodes_label(zoom.alike)}" if alike > 1 else ""
-    made = [line(ink(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}", like)]
-    kind = next(kind for kind in sheet.topology.nodes if kind.nodes == zoom.alike)
-    alone = replace(sheet.topology, nodes=(replace(kind, nodes=((zoom.node, zoom.node + 1),)),))
-    made += headed("placement", placement(alone, sheet.marks, sheet.width))
+    made = [Line(ink(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}", like)]
+    whole = sheet.marks.topology
+    kind = next(kind for kind in whole.nodes if kind.nodes == zoom.alike)
+    alone = replace(whole, nodes=(replace(kind, nodes=((zoom.node, zoom.node + 1),)),))
+    made += headed("placement", in_boxes(alone, sheet.marks, sheet.width))
     for group, processes in zoom.counts.items():
         listed = [process for process in zoom.processes if process.group == group]
         left = processes - len(listed)
-        more = [line(ink(f"  ... and {left} more", "faint"))] if left else []
+        more = [Line(ink(f"  ... and {left} more", "faint"))] if left else []
         made += headed(f"{group}: {count(processes, 'worker')}", [*_workers(sheet, zoom, listed), *more])
     return made
 
@@ -215,13 +212,13 @@ def _workers(sheet: Sheet, zoom: NodeZoom, processes: Sequence[Process]) -> list
     words = ["rank", "job rank", "local rank"]
     words += [group.device_type] * bool(group.devices) + ["of all"] * (zoom.nodes > 1 and group.devices > 0)
     names = [sheet.name(name) for name in group.components]
-    rows = [(line("  "), *titles(*words), *names)]
+    rows = [(Line("  "), *titles(*words), *names)]
     for process in processes:
         in_cluster = [first + device for device in process.devices]
         numbers = [str(process.rank), str(process.job_rank), str(process.local_rank)]
         numbers += [run_of(process.devices), run_of(in_cluster)][: len(words) - 3]
         indices = [_indices(process.coordinates[name]) for name in group.components]
-        rows.append((line("  "), *map(line, numbers), *map(line, indices)))
+        rows.append((Line("  "), *map(Line, numbers), *map(Line, indices)))
     numbered = [Column(right=True, gap=2 * bool(number)) for number in range(len(words))]
     coordinates = [Column(gap=3, spare=number) for number in range(1, len(names) + 1)]
     return columns(rows, (Column(), *numbered, *coordinates), sheet.width)
@@ -237,14 +234,14 @@ def _indices(coordinate: Mapping[str, int]) -> str:
 def _rank(sheet: Sheet, zoom: RankZoom) -> list[Line]:
     name = ink(f"{zoom.group}:{zoom.rank}", "bold")
     place = f"rank {zoom.rank} of {zoom.workers}, job rank {zoom.job_rank} of {zoom.job_size}"
-    made = [line(name, "  ", place), *sheet.folded(", ".join(_location(zoom)))]
+    made = [Line(name, "  ", place), *sheet.folded(", ".join(_location(zoom)))]
     for mesh in zoom.components:
-        made += [line(), *_in_mesh(sheet, zoom.rank, mesh)]
+        made += [Line(), *_in_mesh(sheet, zoom.rank, mesh)]
     made += headed("stages", _stages(sheet, zoom.stages))
     made += headed("receives", _routes(sheet, [route for route in zoom.routes if not route.is_producer]))
     made += headed("sends", _routes(sheet, [route for route in zoom.routes if route.is_producer]))
     if any(route.some and not route.total for route in zoom.routes):
-        made += [line(), *sheet.folded(UNCOUNTED, style="faint")]
+        made += [Line(), *sheet.folded(UNCOUNTED, style="faint")]
     return made
 
 
@@ -270,17 +267,17 @@ def _in_mesh(sheet: Sheet, rank: int, seen: RankInMesh) -> list[Line]:
         if mesh.size(dim) > 1 and dim != "data"
     ]
     name = sheet.name(seen.component)
-    indent = width_of(name) + 2
-    cells = [line(word, ",") for word in words[:-1]] + [line(word) for word in words[-1:] or ["alone"]]
+    indent = name.width + 2
+    cells = [Line(word, ",") for word in words[:-1]] + [Line(word) for word in words[-1:] or ["alone"]]
     first, *rest = wrapped(cells, sheet.width - indent, " ")
-    made = [line(name, "  ", first), *(line(" " * indent, each) for each in rest)]
+    made = [Line(name, "  ", first), *(Line(" " * indent, each) for each in rest)]
     if mesh.world_size > 1:
         leader = "the leader" if seen.is_leader else f"led by rank {mesh.representative(seen.data_rank)}"
         made += sheet.folded(f"data rank {seen.data_rank} of {seen.data_size}, {leader}")
     if seen.peers:
         rows = [titles("  dim", "index", "ranks", "nodes"), *(_peers(rank, peers) for peers in seen.peers)]
         made += columns(rows, PEERS, sheet.width)
-    made += [line("  ", each) for each in map(_neighbours, seen.neighbours)]
+    made += [Line("  ", each) for each in map(_neighbours, seen.neighbours)]
     if seen.of_pp_stages > 1:
         held, plural = ", ".join(map(str, seen.pp_stages)), "s" * (len(seen.pp_stages) > 1)
         made += sheet.folded(f"pipeline stage{plural} {held} of {seen.of_pp_stages}")
@@ -293,14 +290,14 @@ def _peers(rank: int, peers: Peers) -> tuple[Line, ...]:
         ink(f" {each}" if number else each, "bold" if each == str(rank) else "")
         for number, each in enumerate(ranks_of(peers.ranks).split(" "))
     ]
-    reach = line("cross" if peers.crosses else "inside")
-    return line("  ", ink(peers.dim, "bold")), line(str(peers.index)), line(*named), reach
+    reach = Line("cross" if peers.crosses else "inside")
+    return Line("  ", ink(peers.dim, "bold")), Line(str(peers.index)), Line(*named), reach
 
 
 def _neighbours(neighbours: Neighbours) -> Line:
     ends = ((neighbours.before, "before"), (neighbours.after, "after"))
     words = [f"rank {rank} {word}" if rank is not None else f"none {word}" for rank, word in ends]
-    return line(ink(neighbours.dim, "bold"), f"{' ring' if neighbours.ring else ''}: {', '.join(words)}")
+    return Line(ink(neighbours.dim, "bold"), f"{' ring' if neighbours.ring else ''}: {', '.join(words)}")
 
 
 def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:
@@ -309,8 +306,8 @@ def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:
         share = f"share {stage.share} of {stage.shares}" if stage.share is not None else ""
         words = share or ("" if stage.called else "not called")
         samples = _samples(stage.samples, stage.count, stage.total)
-        name, letter = line("  ", ink(stage.stage, "bold")), sheet.marks.letter(stage.component)
-        rows.append((name, line(letter), line(words), line(samples)))
+        name, letter = Line("  ", ink(stage.stage, "bold")), sheet.marks.letter(stage.component)
+        rows.append((name, Line(letter), Line(words), Line(samples)))
     return _noted(sheet, columns(rows, STAGES, sheet.width), [stage.note for stage in stages])
 
 
@@ -348,16 +345,16 @@ def _routes(sheet: Sheet, routes: Sequence[RankRoute]) -> list[Line]:
 
 def _exchanges(route: RankRoute) -> Iterator[tuple[Line, ...]]:
     word = ("to" if route.is_producer else "from") + " some of" * route.some
-    name = line("  ", ink(route.route, "bold"))
+    name = Line("  ", ink(route.route, "bold"))
     left = route.partners - len(route.exchanges)
     for number, exchange in enumerate(route.exchanges):
         if left and number == len(route.exchanges) - 1:
-            yield line(), line(f"{ELLIPSIS} {left} more"), line(), line()
-        ranks = line(f"{word} {cut(route.other_group, GROUP_NAME)} {ranks_of(exchange.ranks)}")
-        distance = line(ink(OVER[exchange.over], "faint"))
-        yield line() if number else name, ranks, line(_samples(exchange.samples, None, 0)), distance
+            yield Line(), Line(f"{ELLIPSIS} {left} more"), Line(), Line()
+        ranks = Line(f"{word} {cut(route.other_group, GROUP_NAME)} {ranks_of(exchange.ranks)}")
+        distance = Line(ink(OVER[exchange.over], "faint"))
+        yield Line() if number else name, ranks, Line(_samples(exchange.samples, None, 0)), distance
     if not route.exchanges:
-        yield name, line(f"{word} no rank"), line(), line()
+        yield name, Line(f"{word} no rank"), Line(), Line()
 
 
 def _remarks(route: RankRoute, distances: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ from meshctl.view.pictures.text.styled import Line
 
 
 def plain(lines: list[Line]) -> list[str]:
-    return ["".join(part.text for part in each).rstrip() for each in lines]
+    return [each.text.rstrip() for each in lines]
 
 
 def test_first_and_last_are_kept() -> None:
@@ -85,7 +85,7 @@ def test_an_uneven_group_is_said_by_its_first_ranks() -> None:
 def rows(order: str, *pairs: str) -> list[str]:
     found = lanes_of(list(order), [(pair[0], pair[1]) for pair in pairs], dict.fromkeys(order, ""))
     assert found
-    return ["".join(part.text for part in found.stages[name]).rstrip() + name for name in order]
+    return [found.stages[name].text.rstrip() + name for name in order]
 
 
 def test_a_chain() -> None:
@@ -106,7 +106,7 @@ def test_a_stage_beside_the_rails() -> None:
 
 def test_below_a_stage_what_goes_on_goes_on() -> None:
     found = lanes_of(list("abc"), [("a", "b"), ("a", "c"), ("b", "c")], dict.fromkeys("abc", ""))
-    assert found and ["".join(part.text for part in found.below[name]) for name in "abc"] == [
+    assert found and [found.below[name].text for name in "abc"] == [
         "│   ",
         "│ │ ",
         "    ",

@@ -16,8 +16,8 @@ from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.formatting import size
 from meshctl.view.pictures import OVER
-from meshctl.view.pictures.text.flow import SHORT
 from meshctl.view.pictures.text.picture import draw
+from meshctl.view.pictures.text.pipeline import SHORT
 from meshctl.view.pictures.text.styled import in_encoding, width_of
 from tests.examples import examples
 from tests.plan.jobs import DeviceType, of_types

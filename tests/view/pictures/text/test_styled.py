@@ -11,20 +11,13 @@ from meshctl.view.pictures.text.styled import (
     PALETTE,
     Column,
     Line,
-    clip,
     columns,
     cut,
-    fit,
     ink,
-    line,
     printed,
     width_of,
     wrapped,
 )
-
-
-def plain(text: Line) -> str:
-    return "".join(part.text for part in text)
 
 
 def test_a_name_is_cut_in_its_middle() -> None:
@@ -36,13 +29,13 @@ def test_a_name_is_cut_in_its_middle() -> None:
 @given(st.text(), st.integers(0, 20))
 def test_nothing_cut_is_too_wide(text: str, width: int) -> None:
     assert width_of(cut(text, width)) <= width
-    for shorter in (clip, fit):
-        assert width_of(shorter(line("ab", text, ink(text, "bold")), width)) <= width
+    for shorter in (Line.clip, Line.fit, Line.by_words):
+        assert shorter(Line("ab", text, ink(text, "bold")), width).width <= width
 
 
 @pytest.mark.parametrize("character", ["\x1b", "\n", "\r", "\u2028", "\u202e", "\x7f", "\x00", "\u200b"])
 def test_nothing_in_a_name_drives_the_terminal(character: str) -> None:
-    assert character not in printed([line(f"a{character}b")], color=True).rstrip("\n")
+    assert character not in printed([Line(f"a{character}b")], color=True).rstrip("\n")
 
 
 def test_spaces_of_other_scripts_stay_spaces() -> None:
@@ -50,30 +43,30 @@ def test_spaces_of_other_scripts_stay_spaces() -> None:
 
 
 def test_columns_are_aligned_and_empty_ones_take_no_room() -> None:
-    rows = [(line("a"), line(), line("10")), (line("long"), line(), line("9"))]
-    assert [plain(each) for each in columns(rows, (Column(), Column(), Column(right=True)), 80)] == [
+    rows = [(Line("a"), Line(), Line("10")), (Line("long"), Line(), Line("9"))]
+    assert [each.text for each in columns(rows, (Column(), Column(), Column(right=True)), 80)] == [
         "a     10",
         "long   9",
     ]
 
 
 def test_where_there_is_no_room_some_are_cut_and_some_left_out() -> None:
-    row = (line("a_very_long_name"), line("spare"), line("kept"))
+    row = (Line("a_very_long_name"), Line("spare"), Line("kept"))
     shape = (Column(least=6), Column(spare=1), Column())
-    assert [plain(columns([row], shape, width)[0]) for width in (40, 24, 17, 12)] == [
+    assert [columns([row], shape, width)[0].text for width in (40, 24, 17, 12)] == [
         "a_very_long_name  spare  kept",
         "a_ver…_name  spare  kept",
         "a_ver…_name  kept",
         "a_v…me  kept",
     ]
-    assert all(width_of(columns([row], shape, width)[0]) <= width for width in range(40))
+    assert all(columns([row], shape, width)[0].width <= width for width in range(40))
 
 
 def test_numbers_are_cut_between_them() -> None:
     """A part of a number is another number."""
-    row = (line("dp"), line("4095 8191", ink(" 12287", "bold"), " … 65535"))
-    shape = (Column(), Column(least=9, words=True))
-    assert [plain(columns([row], shape, width)[0]) for width in (40, 24, 17, 13)] == [
+    row = (Line("dp"), Line("4095 8191", ink(" 12287", "bold"), " … 65535"))
+    shape = (Column(), Column(least=9, shorten=Line.by_words))
+    assert [columns([row], shape, width)[0].text for width in (40, 24, 17, 13)] == [
         "dp  4095 8191 12287 … 65535",
         "dp  4095 8191 12287 …",
         "dp  4095 8191 …",
@@ -82,15 +75,15 @@ def test_numbers_are_cut_between_them() -> None:
 
 
 def test_wrapped() -> None:
-    assert [plain(each) for each in wrapped([line(word) for word in ("one", "two", "three")], 8, " ")] == [
+    assert [each.text for each in wrapped([Line(word) for word in ("one", "two", "three")], 8, " ")] == [
         "one two",
         "three",
     ]
 
 
 def test_colors_are_codes_and_plain_text_has_none() -> None:
-    assert printed([line(ink("A", "C0"), " x")], color=True) == f"\x1b[1;38;5;{PALETTE[0]}mA\x1b[0m x\n"
-    assert printed([line(ink("A", "C0"), " x  ")]) == "A x\n"
+    assert printed([Line(ink("A", "C0"), " x")], color=True) == f"\x1b[1;38;5;{PALETTE[0]}mA\x1b[0m x\n"
+    assert printed([Line(ink("A", "C0"), " x  ")]) == "A x\n"
 
 
 @pytest.mark.parametrize("color", PALETTE)
@@ -113,14 +106,14 @@ def luminance(color: int) -> float:
 
 def section(heading: str, *sizes: int) -> Section:
     levels = tuple(
-        Level(10 * number, lambda size=size: [line(heading)] * size) for number, size in enumerate(sizes)
+        Level(10 * number, lambda size=size: [Line(heading)] * size) for number, size in enumerate(sizes)
     )  # type: ignore[misc]
     return Section(heading, levels, lambda left: f"{left} more")
 
 
 def test_the_fullest_level_that_fits() -> None:
     sections = [section("a", 10, 5), section("b", 20, 3)]
-    assert [len(fitted(line("head"), sections, [line("foot")], lines)) for lines in (60, 37, 30, 13)] == [
+    assert [len(fitted(Line("head"), sections, [Line("foot")], lines)) for lines in (60, 37, 30, 13)] == [
         37,
         37,
         20,
@@ -129,9 +122,9 @@ def test_the_fullest_level_that_fits() -> None:
 
 
 def test_what_fits_in_no_way_is_cut_evenly() -> None:
-    made = fitted(line("head"), [section("a", 100, 50), section("b", 6, 2), section("c", 100)], [], 30)
+    made = fitted(Line("head"), [section("a", 100, 50), section("b", 6, 2), section("c", 100)], [], 30)
     assert len(made) == 30
-    texts = [plain(each) for each in made]
+    texts = [each.text for each in made]
     assert texts.count("b") == 7 and "41 more" in [text.strip() for text in texts]
 
 

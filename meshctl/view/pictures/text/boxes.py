@@ -1,0 +1,99 @@
+"""Rows of boxes, with common borders drawn once.
+
+┌ rollout ──────┬ train ────────┐ ┌ judge ┐
+│ AB  AB  AB  AB│ DE  DE  DE  DE│ │ C   C │
+├ train ────────┴───────────────┤ └───────┘
+│ DE  DE  DE  DE  DE  DE  DE  DE│
+└───────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from meshctl.view.pictures.text.styled import Ink, Line, cut, ink, width_of
+
+UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
+JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
+"""Border characters, by the sum of the sides on which the border continues."""
+
+
+@dataclass(frozen=True)
+class Box:
+    width: int
+    """Without its borders."""
+    title: str
+    inside: Line
+
+    @classmethod
+    def titled(cls, title: str, inside: Line) -> Box:
+        """Returns a box as wide as its title and its inside need."""
+        return cls(max(inside.width, width_of(title) + 2), title, inside)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A box at a column, its left border included. It shares a border with a box that begins at its end."""
+
+    start: int
+    box: Box
+
+    @property
+    def end(self) -> int:
+        """The column of its right border."""
+        return self.start + self.box.width + 1
+
+
+Row = Sequence[Placed]
+
+
+def side_by_side(boxes: Sequence[Box], start: int = 0) -> list[Placed]:
+    """Returns boxes with common borders, from a column on."""
+    placed: list[Placed] = []
+    for box in boxes:
+        placed.append(Placed(placed[-1].end if placed else start, box))
+    return placed
+
+
+def drawn(rows: Sequence[Row]) -> list[Line]:
+    """Returns two lines for each row, and one more."""
+    made: list[Line] = []
+    for above, below in pairwise([(), *rows, ()]):
+        made += [_border(above, below), _inside(below)]
+    return made[:-1]
+
+
+def _inside(row: Row) -> Line:
+    made, bar = Line(), ink("│", "faint")
+    for number, placed in enumerate(row):
+        is_joined = number > 0 and row[number - 1].end == placed.start
+        made = made if is_joined else Line(made.padded(placed.start), bar)
+        made = Line(made, placed.box.inside.fit(placed.box.width).padded(placed.box.width), bar)
+    return made
+
+
+def _border(above: Row, below: Row) -> Line:
+    sides: dict[int, int] = {}
+    for row, vertical in ((above, UP), (below, DOWN)):
+        for placed in row:
+            for post in (placed.start, placed.end):
+                sides[post] = sides.get(post, 0) | vertical
+            for column in range(placed.start, placed.end):
+                sides[column] = sides.get(column, 0) | RIGHT
+                sides[column + 1] = sides.get(column + 1, 0) | LEFT
+    border = "".join(JOINTS[sides.get(column, 0)] for column in range(max(sides, default=-1) + 1))
+    made, at = Line(), 0
+    for placed in below:
+        title = _title(placed.box)
+        made = Line(made, ink(border[at : placed.start + 1], "faint"), title)
+        at = placed.start + 1 + width_of(title.text)
+    return Line(made, ink(border[at:], "faint"))
+
+
+def _title(box: Box) -> Ink:
+    """Returns the title as it stands in the upper border."""
+    longest = box.width - 2 if box.width > 4 else box.width
+    text = cut(box.title, longest) if longest > 2 or width_of(box.title) <= longest else ""
+    return ink(f" {text} " if text and width_of(text) <= box.width - 2 else text)

@@ -1,0 +1,227 @@
+"""The pipeline: stages in the order in which workers run them, with their producers, consumers and routes.
+
+pipeline         ranks  collect  dispatch   samples
+ 1  ╭─  batch = A prompts.next()
+ 2  ╰┬  rollouts = B sampler.sample(batch)
+     │    batch     4 -> 4  flatten  slice_dp   64   12 kB  in process
+ 3   ╰  scored = C judge.score(rollouts)
+          rollouts  4 -> 2  flatten  slice_dp by tokens    512  2.1 MB  shared memory
+ 4      publish: D actor => B sampler
+          weights   4 -> 4  fsdp 2 x tp 2 => dp 4   shared memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshctl.plan.views.topology import Flow, PlacedStage
+from meshctl.topology.modes import shown_mode
+from meshctl.view.formatting import count, size
+from meshctl.view.pictures import OVER
+from meshctl.view.pictures.text.lanes import Lanes, lanes_of
+from meshctl.view.pictures.text.letters import Marks
+from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, ink, joined, wants, wrapped
+
+SHORT = {**OVER, "node": "shm", "device": "ipc"}
+"""Distances, for narrow pictures."""
+UNKNOWN = "?"
+"""Instead of a number of ranks that a user's mode decides."""
+MIN_NAME = 8
+"""Columns of the name of the producing stage, at least."""
+MAX_INPUTS = 5
+"""Inputs of a call that are named."""
+TRANSFER = (Column(), Column(), Column(spare=2), Column(right=True), Column(spare=1))
+"""Collect, dispatch, shares, bytes, distance; the shares are left out before anything is wrapped."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Some stages and routes of a topology. Calls name all of their inputs."""
+
+    marks: Marks
+    stages: Sequence[PlacedStage]
+    routes: Sequence[Flow]
+
+    @cached_property
+    def below(self) -> dict[str, list[Flow]]:
+        """Stage -> the routes to it."""
+        found: dict[str, list[Flow]] = {stage.name: [] for stage in self.stages}
+        for route in self.routes:
+            found[route.target].append(route)
+        return found
+
+    @cached_property
+    def consumed(self) -> set[str]:
+        return {route.source for route in self.marks.topology.routes if route.kind == "data"}
+
+    @cached_property
+    def styles(self) -> dict[str, str]:
+        """Stage -> the color of the component that runs it."""
+        stages = self.marks.topology.stages
+        return {stage.name: self.marks.letter(stage.component).style.lower() for stage in stages}
+
+    @cached_property
+    def lanes(self) -> Lanes | None:
+        pairs = [(route.source, route.target) for route in self.routes if route.kind == "data"]
+        return lanes_of([stage.name for stage in self.stages], pairs, self.styles)
+
+    @cached_property
+    def digits(self) -> int:
+        """The columns of the number of a stage."""
+        return len(str(len(self.marks.topology.stages)))
+
+    @cached_property
+    def indent(self) -> int:
+        """The columns of the number of a stage and its lanes."""
+        return self.digits + 4 + (self.lanes.width + 1 if self.lanes else 0)
+
+    # Stages
+
+    def call(self, stage: PlacedStage, room: int) -> Line:
+        """Returns `rollouts = B sampler.sample(batch)`, with as many inputs as fit."""
+        choices = [self._call(stage, named) for named in range(MAX_INPUTS, -1, -1)]
+        return next((each for each in choices if each.width <= room), choices[-1])
+
+    def _call(self, stage: PlacedStage, named: int) -> Line:
+        name, producer = ink(stage.name, "bold"), self._component(stage.component)
+        if stage.kind == "call":
+            return Line(name, " = ", producer, f".{stage.method}(", self._inputs(stage, named), ")")
+        if (stage.method, stage.to_method) == ("weights", "load_weights"):
+            return Line(name, ": ", producer, " => ", self._component(stage.to))
+        consumer = self._component(stage.to)
+        return Line(name, ": ", producer, f".{stage.method} => ", consumer, f".{stage.to_method}")
+
+    def _component(self, name: str) -> Line:
+        return Line(self.marks.letter(name), " ", self.marks.name(name))
+
+    def _inputs(self, stage: PlacedStage, named: int) -> Line:
+        """Returns `batch`, `[scored, values]`, or `scored, other=rollouts`."""
+        found: dict[str, list[str]] = {}
+        for given in stage.inputs:
+            found.setdefault(given.parameter, []).extend(given.stages)
+        inputs = [self._input(parameter, sources, named) for parameter, sources in found.items()]
+        return joined(_few(inputs, named))
+
+    def _input(self, parameter: str, sources: Sequence[str], named: int) -> Line:
+        names = _few([Line(ink(source, self.styles.get(source, ""))) for source in sources], named)
+        keyword = f"{parameter}=" if parameter not in ("", *sources[:1]) else ""
+        return Line(keyword, "[", joined(names), "]") if len(sources) > 1 else Line(keyword, names[0])
+
+    def facts(self, stage: PlacedStage) -> Line:
+        """Returns the samples that a stage produces, which workers it calls, and in which steps."""
+        words = []
+        if stage.samples:
+            words.append(count(stage.samples, "sample"))
+        elif stage.sample_bytes:
+            words.append(f"{size(stage.sample_bytes)} a sample")
+        if stage.kind == "call" and stage.name not in self.consumed:
+            words.append(shown_mode(stage.collect))
+        words += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
+        words += [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
+        words += [f"lag {stage.lag}"] * (stage.lag > 0)
+        return Line(", ".join(words))
+
+    # Routes
+
+    def ends(self, route: Flow) -> tuple[Line, Line]:
+        """Returns what a route carries, and its numbers of producer and consumer ranks."""
+        name = ink(route.source, self.styles.get(route.source, "")) if route.kind == "data" else "weights"
+        return Line(name), Line(f"{route.producers or UNKNOWN} -> {route.consumers or UNKNOWN}")
+
+    def transfer(self, route: Flow, words: Mapping[str, str], shares: bool = True) -> tuple[Line, ...]:
+        """Returns the cells of `TRANSFER`."""
+        has_shares = shares and route.shares != route.consumers
+        return (
+            Line(shown_mode(route.collect)),
+            _dispatch(route),
+            Line(count(route.shares, "share") if has_shares else ""),
+            Line(size(route.bytes) if route.bytes else ""),
+            Line(ink(words[route.over], "faint")),
+        )
+
+    def resharding(self, route: Flow, words: Mapping[str, str], room: int) -> Line:
+        """Returns how weights are re-sharded."""
+        known = self.marks.components
+        ends = [known[name].layout for name in (route.producer, route.consumer) if name in known]
+        layouts = " => ".join(ends) if len(set(ends)) > 1 else "".join(ends[:1]) + ", as it is" * bool(ends)
+        parts = (
+            Line(layouts),
+            Line(size(route.bytes) if route.bytes else ""),
+            Line(ink(words[route.over], "faint")),
+        )
+        full = joined(filter(None, parts), "  ")
+        return full if full.width <= room else Line("re-sharded, ", words[route.over]).fit(room)
+
+
+def _dispatch(route: Flow) -> Line:
+    balance, home = route.dispatch.balance, route.dispatch.home
+    by = f" by {balance}" if balance else ""
+    return Line(shown_mode(route.dispatch.mode) + by + (f" home to {home}" if home else ""))
+
+
+def _few(words: Sequence[Line], named: int) -> list[Line]:
+    """Returns the first words; the routes below a stage name all inputs."""
+    return [*words[:named], Line(ELLIPSIS)] if len(words) > named else list(words)
+
+
+# Levels of detail
+
+
+def in_full(pipeline: Pipeline, width: int, wraps: bool = True) -> list[Line]:
+    """Returns a line for each stage, and below the consumer a line for each route, or several if `wraps`."""
+    drawn = _routes(pipeline, width - pipeline.indent - 2, wraps)
+    made: list[Line] = []
+    for stage, head in zip(pipeline.stages, in_lines(pipeline, width), strict=True):
+        lane = pipeline.lanes.below[stage.name] if pipeline.lanes else Line()
+        below = Line(" " * (pipeline.digits + 4), lane).padded(pipeline.indent + 2)
+        made.append(head)
+        made += [Line(below, each) for route in pipeline.below[stage.name] for each in drawn[route.name]]
+    return made
+
+
+def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
+    """Returns a line for each stage: its number, lanes, call and facts. The facts are aligned, except behind
+    long calls."""
+    room, facts = width - pipeline.indent, []
+    for stage in pipeline.stages:
+        least = pipeline.call(stage, 0).width
+        facts.append(pipeline.facts(stage).clip(max(room // 2, room - 3 - least)))
+    rooms = [room - fact.width - 3 for fact in facts]
+    calls = [pipeline.call(stage, each) for stage, each in zip(pipeline.stages, rooms, strict=True)]
+    column = max((call.width for call in calls if call.width <= min(rooms)), default=0)
+    made = []
+    for stage, call, fact in zip(pipeline.stages, calls, facts, strict=True):
+        lane = Line(pipeline.lanes.stages[stage.name], " ") if pipeline.lanes else Line()
+        head = call.clip(room - fact.width - 3 * bool(fact))
+        head = Line(head.padded(column), "   ", fact) if fact else head
+        made.append(Line(f"  {stage.after:>{pipeline.digits}}  ", lane, head))
+    return made
+
+
+def _routes(pipeline: Pipeline, width: int, wraps: bool) -> dict[str, list[Line]]:
+    """Returns the lines of each route: its producer and numbers of ranks, aligned, then its transfer in
+    columns; in words, on as many lines as they need, if the columns do not fit and it `wraps`."""
+    ends = [pipeline.ends(route) for route in pipeline.routes]
+    longest = max(width // 2, MIN_NAME + 2 + max((ranks.width for _, ranks in ends), default=0))
+    heads = columns(ends, (Column(least=MIN_NAME), Column()), longest)
+    column = max((head.width for head in heads), default=0)
+    room = width - column - 2
+    data = [route for route in pipeline.routes if route.kind == "data"]
+    words = SHORT if wants([pipeline.transfer(each, OVER) for each in data], TRANSFER) > room else OVER
+    least = wants([pipeline.transfer(each, words, shares=False) for each in data], TRANSFER)
+    is_aligned = least <= room or not wraps
+    rows = columns([pipeline.transfer(each, words) for each in data], TRANSFER, room)
+    transfers = {route.name: row for route, row in zip(data, rows, strict=True)}
+    made: dict[str, list[Line]] = {}
+    for route, end, head in zip(pipeline.routes, ends, heads, strict=True):
+        if route.kind == "weights":
+            cells = [pipeline.resharding(route, words, room if is_aligned else width - 2)]
+        else:
+            cells = [cell for cell in pipeline.transfer(route, words, shares=False) if cell]
+        is_row = is_aligned and route.kind == "data"
+        drawn = Line(head.padded(column), "  ", transfers[route.name] if is_row else joined(cells, "  "))
+        first, *rest = [drawn] if is_row or drawn.width <= width else wrapped([*end, *cells], width - 2)
+        made[route.name] = [first, *(Line("  ", each) for each in rest)]
+    return made

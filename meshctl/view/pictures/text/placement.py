@@ -1,0 +1,346 @@
+"""The placement: the components on each device, with a row for each kind of node.
+
+                  cuda 0    1    2    3    4    5    6    7    cpu
+                     ┌ rollout ──────────┬ train ────────────┐ ┌ judge ┐
+    nodes 0-2, 5     │ AB   AB   AB   AB │ DE   DE   DE   DE │ │ C   C │
+                     └───────────────────┴───────────────────┘ └───────┘
+
+A device has the same column in every row. If the devices of a node do not fit into a line, equal neighbors
+become one box: AB x 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from meshctl.plan.views.topology import NodeKind, Topology
+from meshctl.view.pictures.text.boxes import Box, Row, drawn, side_by_side
+from meshctl.view.pictures.text.letters import IDLE, Marks
+from meshctl.view.pictures.text.styled import Column, Line, columns, cut, ink, joined, width_of
+
+INDENT = 2
+MAX_LABEL = 22
+"""Columns of the label of a row."""
+MAX_PROCESSES = 8
+"""CPU processes of one group on one node that are drawn one by one."""
+GAP = 1
+"""Columns between the boxes of two device types."""
+MIN_COUNTED = 10
+"""So many equal nodes are counted behind their row."""
+MAX_ROWS = 3
+"""Rows of boxes of one node."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one group has of neighboring devices."""
+
+    group: str
+    each: int
+    """Devices of a worker."""
+    before: int
+    """Devices of its first worker that are left of these."""
+
+    def begins(self, device: int) -> bool:
+        """Whether a worker begins at one of these devices, counted from 0."""
+        return (self.before + device) % self.each == 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Neighboring devices, or CPU processes, of the same groups."""
+
+    device_type: str
+    first: int
+    """The number of the first device on its node."""
+    count: int
+    shares: tuple[Share, ...]
+    """Of several groups if they are colocated; empty for idle devices."""
+
+    @property
+    def title(self) -> str:
+        return " + ".join(share.group for share in self.shares) or (
+            "" if self.device_type == "cpu" else "idle"
+        )
+
+    @property
+    def is_numbered(self) -> bool:
+        return self.device_type != "cpu"
+
+    def continues(self, device: int) -> bool:
+        """Whether no worker begins at one of its devices, counted from 0."""
+        return bool(self.shares) and not any(share.begins(device) for share in self.shares)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A row of equal nodes."""
+
+    label: str
+    note: str
+    """Behind the boxes."""
+    parts: tuple[tuple[Part, ...], ...]
+    """For each of the device types."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The kinds of nodes, with the devices of some types."""
+
+    types: tuple[str, ...]
+    rows: tuple[Nodes, ...]
+
+
+def tables(topology: Topology, together: bool) -> list[Table]:
+    """Returns one table for all device types, or one for each type with its own kinds of nodes."""
+    types = list(dict.fromkeys(cell.device_type for kind in topology.nodes for cell in kind.cells))
+    if any(kind.processes for kind in topology.nodes):
+        types.append("cpu")
+    sets = [tuple(types)] if together else [(each,) for each in types]
+    return [table for each in sets if (table := _table(topology, each)).rows]
+
+
+def _table(topology: Topology, types: tuple[str, ...]) -> Table:
+    found: dict[tuple[tuple[Part, ...], ...], list[tuple[int, int]]] = {}
+    for kind in topology.nodes:
+        parts = tuple(tuple(_parts(topology, kind, each)) for each in types)
+        if any(parts):
+            found.setdefault(parts, []).extend(kind.nodes)
+    return Table(types, tuple(Nodes(nodes_label(runs), _note(runs), parts) for parts, runs in found.items()))
+
+
+def _parts(topology: Topology, kind: NodeKind, device_type: str) -> Iterator[Part]:
+    if device_type == "cpu":
+        yield from (Part("cpu", 0, count, (Share(group, 1, 0),)) for group, count in kind.processes)
+    each = {group.name: group.gpus_per_worker for group in topology.groups}
+    begin: dict[str, int] = {}
+    for cell in kind.cells:
+        if cell.device_type == device_type:
+            first, stop = cell.devices
+            begin = {group: begin.get(group, first) for group in cell.groups}
+            shares = (_share(group, each.get(group, 1), first - begin[group]) for group in cell.groups)
+            yield Part(device_type, first, stop - first, tuple(shares))
+
+
+def _share(group: str, each: int, distance: int) -> Share:
+    return Share(group, each, distance % each)
+
+
+def _note(runs: Sequence[tuple[int, int]]) -> str:
+    count = sum(stop - start for start, stop in runs)
+    return f"{count} nodes" if count >= MIN_COUNTED else ""
+
+
+def nodes_label(runs: Sequence[tuple[int, int]]) -> str:
+    """Returns `node 3`, `nodes 0-6, 9`, or `nodes 0, 2, … 14`."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(runs):
+        if merged and merged[-1][1] >= start:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    words = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in merged]
+    one = "node" if sum(stop - start for start, stop in merged) == 1 else "nodes"
+    texts = [f"{one} {', '.join(words)}"]
+    texts += [f"{one} {', '.join(words[:shown])}, … {words[-1]}" for shown in range(len(words) - 2, 0, -1)]
+    shortest = f"{one} {words[0]} … {words[-1]}" if len(words) > 1 else texts[0]
+    return next((text for text in texts if len(text) <= MAX_LABEL), cut(shortest, MAX_LABEL))
+
+
+# Drawing
+
+
+def in_boxes(topology: Topology, marks: Marks, width: int) -> list[Line]:
+    """Returns the placement: all device types side by side if they fit, otherwise one below the other; device
+    by device if they fit, otherwise with equal neighbors as one box."""
+    whole, separate = (
+        [Sheet(table, marks, width) for table in tables(topology, together)] for together in (True, False)
+    )
+    drawn = [sheet.in_full() for sheet in whole]
+    if not all(drawn):
+        drawn = [sheet.in_full() or sheet.counted() for sheet in separate]
+    return [line for lines in drawn for line in lines]
+
+
+def in_lines(topology: Topology, marks: Marks, width: int) -> list[Line]:
+    """Returns one line for each kind of node, with equal neighbors together."""
+    (table,) = tables(topology, together=True)
+    rows = [[Line(), *(Line(ink(name, "faint")) for name in table.types)]]
+    for row in table.rows:
+        cells = (joined((counted(part, marks) for part in parts), " │ ") for parts in row.parts)
+        rows.append([Line(" " * INDENT, row.label), *cells, Line(row.note)])
+    shape = [Column(), *[Column(least=8, gap=3)] * len(table.types), Column(spare=1)]
+    return columns(rows, shape, width)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One table, to be drawn in a width."""
+
+    table: Table
+    marks: Marks
+    width: int
+
+    @property
+    def room(self) -> int:
+        """The columns for boxes."""
+        labels, notes = ([len(text) for text in texts] for texts in zip(*self._texts, strict=True))
+        return self.width - INDENT - max(labels) - 1 - (max(notes) + 1 if any(notes) else 0)
+
+    @property
+    def _texts(self) -> list[tuple[str, str]]:
+        return [(row.label, row.note) for row in self.table.rows]
+
+    def in_full(self) -> list[Line]:
+        """Returns every device in its column, as wide as the titles need and the room allows; nothing if it
+        does not fit."""
+        parts = [part for row in self.table.rows for of_type in row.parts for part in of_type]
+        longest = max(letters(part, self.marks).width for part in parts)
+        number = max(len(str(part.first + part.count - 1)) for part in parts)
+        narrow, good = max(longest + 2, number + 2), max(longest + 3, number + 2)
+        titles = [-(-(width_of(part.title) + 3) // part.count) for part in parts if part.is_numbered]
+        widest = max(good, min(max(titles, default=good), good + 8))
+        for pitch in [*range(widest, good, -1), good, narrow]:
+            rows, starts = self._aligned(pitch)
+            if starts[-1] <= self.room:
+                return self._labelled(rows, self._texts, self._numbers(starts, pitch))
+        return []
+
+    def counted(self) -> list[Line]:
+        """Returns equal neighbors as one box, `AB x 32`. Boxes that do not fit into a line continue below."""
+        rows: list[Row] = []
+        texts: list[tuple[str, str]] = []
+        for row in self.table.rows:
+            boxes = [self._counted(part) for parts in row.parts for part in parts]
+            lines = _broken([replace(box, width=min(box.width, self.room - 2)) for box in boxes], self.room)
+            rows += lines
+            texts += [(row.label, row.note), *[("", "")] * (len(lines) - 1)]
+        return self._labelled(rows, texts, [(2, self.table.types[0])])
+
+    def _aligned(self, pitch: int) -> tuple[Sequence[Row], list[int]]:
+        """Returns the boxes, those of a type in the same columns of all rows, with the first column of each
+        type and the end."""
+        made = [
+            [[self._whole(part, pitch) for part in parts] for parts in row.parts] for row in self.table.rows
+        ]
+        starts, end = list[int](), 0
+        for name, blocks in zip(self.table.types, zip(*made, strict=True), strict=True):
+            gap = GAP + len(name) * (name != "cpu")
+            starts.append(end + gap * bool(starts))
+            end = starts[-1] + max(sum(box.width + 1 for box in boxes) + bool(boxes) for boxes in blocks)
+        rows = [
+            [
+                placed
+                for start, boxes in zip(starts, row, strict=True)
+                for placed in side_by_side(boxes, start)
+            ]
+            for row in made
+        ]
+        return rows, [*starts, end]
+
+    def _numbers(self, starts: Sequence[int], pitch: int) -> list[tuple[int, str]]:
+        """Returns the heading: device types, and the numbers of devices above their columns."""
+        made = []
+        for place, device_type in enumerate(self.table.types):
+            if device_type == "cpu":
+                made.append((starts[place] + 2, "cpu"))
+                continue
+            name = f"{device_type} " if place else ""
+            count = max(sum(part.count for part in row.parts[place]) for row in self.table.rows)
+            numbers = "".join(str(device).ljust(pitch) for device in range(count))
+            made.append((starts[place] + 2 - len(name), name + numbers))
+        return made
+
+    def _labelled(
+        self, rows: Sequence[Row], texts: Sequence[tuple[str, str]], heading: Sequence[tuple[int, str]]
+    ) -> list[Line]:
+        """Returns the boxes with a heading, and a label and a note for each row. The name of the first type
+        stands above the labels, except for the CPU's."""
+        wide = max(len(label) for label, _ in texts)
+        first = self.table.types[0] if self.table.types[0] != "cpu" else ""
+        above = Line()
+        for column, text in heading:
+            above = Line(above.padded(column), text if text != first else "")
+        boxes = drawn(rows)
+        right = INDENT + wide + 1 + max(each.width for each in boxes)
+        made = [Line(" " * INDENT, Line(first).padded(wide, right=True), " ", above).styled("faint")]
+        for number, each in enumerate(boxes):
+            label, note = texts[number // 2] if number % 2 else ("", "")
+            line = Line(" " * INDENT, Line(label).padded(wide), " ", each)
+            made.append(Line(line.padded(right), " ", note) if note else line)
+        return made
+
+    # Boxes
+
+    def _whole(self, part: Part, pitch: int) -> Box:
+        """Returns a box with each device, or process, in columns of its own."""
+        if part.is_numbered:
+            return Box(part.count * pitch - 1, part.title, self._devices(part, pitch))
+        marks = letters(part, self.marks)
+        each = Line(" ", marks.padded(marks.width + 2))
+        inside = Line(*[each] * part.count).trimmed()
+        if part.count > MAX_PROCESSES:
+            inside = Line(" ", counted(part, self.marks))
+        return Box.titled(part.title, Line(inside, " "))
+
+    def _devices(self, part: Part, pitch: int) -> Line:
+        """Returns the letters of each worker at its first device, and a double line over the others."""
+        made = Line()
+        for device in range(part.count):
+            is_continued = device + 1 < part.count and part.continues(device + 1)
+            if part.continues(device):
+                made = Line(made, ink("═" * (pitch if is_continued else pitch - 2), "faint"))
+            else:
+                made = Line(made, " ", self._begun(part, device), " " * is_continued)
+                rest = (device + 1) * pitch - made.width
+                made = Line(made, ink("═" * rest * is_continued, "faint"))
+            made = made.padded((device + 1) * pitch)
+        return made.trimmed()
+
+    def _begun(self, part: Part, device: int) -> Line:
+        """Returns the letters of the groups whose workers begin at a device, and double lines for others."""
+        texts = (self.marks.of_group(share.group) for share in part.shares)
+        words = (
+            text if share.begins(device) else Line(ink("═" * text.width, "faint"))
+            for share, text in zip(part.shares, texts, strict=True)
+        )
+        return joined(words, "+") or letters(part, self.marks)
+
+    def _counted(self, part: Part) -> Box:
+        """Returns a box with equal neighbors, and the numbers of the devices in its title."""
+        numbers = f" {part.first}" + f"-{part.first + part.count - 1}" * (part.count > 1)
+        return Box.titled(part.title + numbers * part.is_numbered, Line(" ", counted(part, self.marks), " "))
+
+
+def letters(part: Part, marks: Marks) -> Line:
+    """Returns the letters of the groups, with a + between colocated ones."""
+    return joined((marks.of_group(share.group) for share in part.shares), "+") or Line(ink(IDLE, "faint"))
+
+
+def counted(part: Part, marks: Marks) -> Line:
+    """Returns `AB x 4 of 2`: four workers, of two devices each."""
+    if len({(share.each, share.before) for share in part.shares}) > 1:
+        alone = (replace(part, shares=(share,)) for share in part.shares)
+        return joined((counted(each, marks) for each in alone), " + ")
+    share = part.shares[0] if part.shares else Share("", 1, 0)
+    workers = sum(share.begins(device) for device in range(part.count))
+    words = (f" x {workers}" if workers > 1 else "") + (f" of {share.each}" if share.each > 1 else "")
+    return Line(letters(part, marks), words)
+
+
+def _broken(boxes: Sequence[Box], room: int) -> list[Row]:
+    """Returns the boxes in at most `MAX_ROWS` rows; the last one counts those that are left out."""
+    made: list[list[Box]] = [[]]
+    for box in boxes:
+        if made[-1] and sum(each.width + 1 for each in made[-1]) + box.width + 2 > room:
+            made.append([])
+        made[-1].append(box)
+    if len(made) > MAX_ROWS:
+        left, made = sum(map(len, made[MAX_ROWS:])), made[:MAX_ROWS]
+        longest = len(f" … {len(boxes)} more ")
+        while sum(each.width + 1 for each in made[-1]) + longest + 2 > room:
+            made[-1].pop()
+            left += 1
+        made[-1].append(Box(longest, "", Line(f" … {left} more")))
+    return [side_by_side(row) for row in made]
