@@ -34,8 +34,8 @@ GOAL = 1.05
 class Counting(MemoryDataPlane):
     """Counts the bytes of its place."""
 
-    def __init__(self, place: int, slots: Mapping[int, int], hub: dict[int, MemoryDataPlane]) -> None:
-        super().__init__(place, slots, hub)
+    def __init__(self, job_rank: int, slots: Mapping[int, int], hub: dict[int, MemoryDataPlane]) -> None:
+        super().__init__(job_rank, slots, hub)
         self.sent = self.received = 0
 
     def deliver(self, lease: Lease) -> None:
@@ -86,7 +86,7 @@ def main() -> None:
 def moved(ranks: int, total: int) -> int:
     """Bytes that the busiest process sends or receives, whichever is more, in one step."""
     plan, hub = plan_of(ranks, ranks), dict[int, MemoryDataPlane]()
-    transports = [Counting(place, {}, hub) for place in range(plan.places)]
+    transports = [Counting(job_rank, {}, hub) for job_rank in range(plan.job_size)]
     faults = list[Exception]()
     threads = [
         threading.Thread(target=guarded, args=(plan, transport, total, transports, faults))
@@ -114,9 +114,9 @@ def guarded(
 
 def step(plan: Plan, transport: Counting, total: int) -> None:
     """One rank's part of one step."""
-    group, rank = plan.at_place(transport.job_rank)
+    group, rank = plan.group_and_rank(transport.job_rank)
     sides = [
-        RouteSide(component.mesh, plan.group(component.group).first_place) for component in plan.components
+        RouteSide(component.mesh, plan.group(component.group).first_job_rank) for component in plan.components
     ]
     channel = Channel(RouteContext(plan.routes[0], *sides, transport))
     ranks = plan.group(group).workers

@@ -230,7 +230,7 @@ def memcpy(nbytes: int, end: End) -> Step:
 def gloo(shape: Shape, nbytes: int, end: End) -> Step:
     """Written by hand, in its best form: nothing is told, all buffers are warm, and a taker's segments stay
     where they came."""
-    places = range(end.plan.places)
+    places = range(end.plan.job_size)
     group = cast(
         PointToPoint,
         ProcessGroupGloo(PrefixStore("gloo", end.connect()), end.place, len(places), timedelta(seconds=60)),

@@ -187,7 +187,7 @@ def run(end: End, folder: Path, steps: int) -> None:
         PrefixStore("ending", store),
         PrefixStore("ending", listener),
         end.place,
-        range(end.plan.places),
+        range(end.plan.job_size),
         transport.notify,
     )
     [placed] = end.plan.components_of(end.group)

@@ -66,11 +66,11 @@ class End:
 
     @property
     def rank(self) -> int:
-        return self.plan.at_place(self.place)[1]
+        return self.plan.group_and_rank(self.place)[1]
 
     @property
     def group(self) -> str:
-        return self.plan.at_place(self.place)[0]
+        return self.plan.group_and_rank(self.place)[0]
 
     @property
     def gives(self) -> bool:
@@ -79,7 +79,7 @@ class End:
     def context(self, transport: DataPlane) -> RouteContext:
         """Returns the context of the plan's only route."""
         sides = [
-            RouteSide(placed.mesh, self.plan.group(placed.group).first_place)
+            RouteSide(placed.mesh, self.plan.group(placed.group).first_job_rank)
             for placed in self.plan.components
         ]
         return RouteContext(self.plan.routes[0], *sides, transport)
@@ -144,7 +144,7 @@ class World:
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         self._children: dict[int, socket.socket] = {}
-        for place in range(plan.places):
+        for place in range(plan.job_size):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             sys.stdout.flush()
             if pid := os.fork():
@@ -171,8 +171,12 @@ class World:
         with suppress(BrokenPipeError):  # a worker that is gone is told where its answer is missing
             for child in self._children.values():
                 child.send(str(count).encode())
-        said = self._answers()
-        return time.perf_counter() - begin, max(seconds for seconds, _ in said), [given for _, given in said]
+        answers = self._answers()
+        return (
+            time.perf_counter() - begin,
+            max(seconds for seconds, _ in answers),
+            [given for _, given in answers],
+        )
 
     def _answers(self) -> list[Any]:
         """What every worker says next. Leaves the benchmark where one is gone: it has said why."""

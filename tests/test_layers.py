@@ -149,8 +149,8 @@ HEAVY = ("torch", "hydra", "omegaconf", "yaml", "rich", "typer", "numpy")
 def loaded_by(code: str) -> set[str]:
     """Which of the heavy libraries a fresh interpreter has loaded after `code`."""
     watch = f"import sys\ntry:\n    {code}\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-    tell = f"print('LOADED', *[name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", watch + tell], capture_output=True, text=True, cwd=ROOT)
+    report = f"print('LOADED', *[name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", watch + report], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr + done.stdout
     return set(done.stdout.splitlines()[-1].split()[1:])
 

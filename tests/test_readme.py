@@ -39,24 +39,24 @@ def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 200
 
 
-def test_its_report_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_report_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     loaded = load("recipes/grpo_arithmetic.yaml", ["components.actor.parallel.fsdp_size=3"], ROOT)
     for line in text(loaded.report).splitlines():
-        assert f"    {line}".rstrip() in [said.rstrip() for said in README.splitlines()]
+        assert f"    {line}".rstrip() in [row.rstrip() for row in README.splitlines()]
 
 
 def test_its_picture_is_what_is_drawn() -> None:
     plan = plan_of(str(ROOT / "recipes" / "grpo_arithmetic.yaml"), []).plan
     drawn = draw(topology(plan)).splitlines()[2:]  # below the title, which has the digest
-    told = README[README.index("    grpo-arithmetic  5 workers") :].splitlines()[2 : len(drawn) + 2]
-    assert [line.removeprefix("    ") for line in told] == drawn
+    shown = README[README.index("    grpo-arithmetic  5 workers") :].splitlines()[2 : len(drawn) + 2]
+    assert [line.removeprefix("    ") for line in shown] == drawn
 
 
 def test_the_recipe_is_the_one_that_make_demo_runs() -> None:
-    (told,) = blocks("yaml")
+    (shown,) = blocks("yaml")
     recipe = (ROOT / "recipes" / "grpo_arithmetic.yaml").read_text(encoding="utf-8")
-    assert told in recipe
+    assert shown in recipe
 
 
 def test_what_it_links_to_is_there() -> None:

@@ -94,8 +94,8 @@ class Peer:
     def _last_words(self) -> str:
         self._process.wait()
         self._errors.seek(0)
-        said = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        return said[-1] if said else f"it ended with {self._process.returncode}"
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return lines[-1] if lines else f"it ended with {self._process.returncode}"
 
 
 def serve(system: Any) -> None:

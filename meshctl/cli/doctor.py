@@ -49,7 +49,7 @@ def requirements(ready: Launchable | None) -> Requirements:
     plan = ready.plan
     runs = ready.resume.path if ready.resume else plan.run.dir
     device_types = sorted({group.device_type for group in plan.groups})
-    return Requirements(str(runs), ready.path, device_types, plan.places)
+    return Requirements(str(runs), ready.path, device_types, plan.job_size)
 
 
 def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None, tuple[Check, ...]]:
@@ -67,7 +67,7 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None,
         )
         return 1, None, (Check("recipe", "text", "failure", redact(found), again),)
     plan = ready.plan
-    found = f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}"
+    found = f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.job_size, 'worker')}"
     return 0, ready, (Check("recipe", "text", "ok", found), preflight(ready))
 
 

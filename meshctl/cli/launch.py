@@ -191,7 +191,7 @@ def dry(ready: Launchable, engine_name: str) -> str:
     engine, plan = engine_named(engine_name), ready.plan
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")
     lines = [
-        f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.places, 'worker')}; plan "
+        f"{plan.name}: {counted(len(plan.groups), 'group')}, {counted(plan.job_size, 'worker')}; plan "
         f"{plan.digest}",
         "",
     ]

@@ -152,7 +152,7 @@ def facts(launchable: Launchable | None) -> dict[str, str | int]:
         return {}
     plan = launchable.plan
     found: dict[str, str | int] = {"name": plan.name, "digest": plan.digest}
-    found |= {"groups": len(plan.groups), "workers": plan.places}
+    found |= {"groups": len(plan.groups), "workers": plan.job_size}
     if plan.components:
         found |= {"components": len(plan.components), "stages": len(plan.stages)}
     return found

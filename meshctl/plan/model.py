@@ -53,7 +53,7 @@ class Group:
     name: str
     device_type: Literal["cuda", "npu", "mps", "cpu"]
     workers: int
-    first_place: int
+    first_job_rank: int = field(metadata={"key": "first_place"})
     """The job rank of its rank 0. The job ranks of the other ranks follow."""
     devices: tuple[tuple[int, int], ...] = ()
     """Runs [start, stop) of numbers among the cluster's devices of its type, in the order of the workers;
@@ -156,7 +156,7 @@ class Worker:
 
     group: str
     rank: int
-    place: int
+    job_rank: int
     node: int
     local_rank: int
     devices: tuple[int, ...]
@@ -209,7 +209,7 @@ class Plan:
         return tuple(component for component in self.components if component.group == group)
 
     @property
-    def places(self) -> int:
+    def job_size(self) -> int:
         """How many workers the whole job has."""
         return sum(group.workers for group in self.groups)
 
@@ -249,7 +249,7 @@ class Plan:
             first = self.cluster.first_on(placed.device_type, location.node) + location.first_device
             devices = range(first, first + placed.gpus_per_worker)
         return Worker(
-            group, rank, placed.first_place + rank, location.node, location.local_rank, tuple(devices)
+            group, rank, placed.first_job_rank + rank, location.node, location.local_rank, tuple(devices)
         )
 
     def workers(self, group: str, node: int | None = None) -> Iterator[Worker]:
@@ -257,12 +257,12 @@ class Plan:
         ranks = range(self.group(group).workers) if node is None else self._placement(group).on(node)
         return (self.worker(group, rank) for rank in ranks)
 
-    def at_place(self, place: int) -> tuple[str, int]:
-        """(group, rank) of a place."""
+    def group_and_rank(self, job_rank: int) -> tuple[str, int]:
+        """Returns the (group, rank) of a job rank. Raises `IndexError` where the job has no such rank."""
         for group in self.groups:
-            if group.first_place <= place < group.first_place + group.workers:
-                return group.name, place - group.first_place
-        raise IndexError(f"the job has {self.places} workers, there is no place {place}")
+            if group.first_job_rank <= job_rank < group.first_job_rank + group.workers:
+                return group.name, job_rank - group.first_job_rank
+        raise IndexError(f"the job has {self.job_size} workers, there is no job rank {job_rank}")
 
     # JSON
 
@@ -289,17 +289,25 @@ class Plan:
 
 
 def as_data(value: Any, keys: Mapping[str, Mapping[str, str]] = {}) -> Any:
-    """Returns dataclasses and tuples as plain JSON data, without fields that say `stored: False`, and without
-    `SPARSE` ones at their default. `keys` maps fields to other keys, by the name of their class."""
+    """Returns dataclasses and tuples as plain JSON data.
+
+    Fields with the metadata `stored: False` are left out, and so are `SPARSE` ones at their default. A key is
+    the field's name, or the `key` of its metadata. `keys` maps fields to other keys, by the name of their
+    class.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         key_of = keys.get(type(value).__name__, {})
         stored = [
             (part, item) for part in fields(value) if _is_stored(part, item := getattr(value, part.name))
         ]
-        return {key_of.get(part.name, part.name): as_data(item, keys) for part, item in stored}
+        return {key_of.get(part.name, _key(part)): as_data(item, keys) for part, item in stored}
     if isinstance(value, Mapping):
         return {str(key): as_data(item, keys) for key, item in value.items()}
     return [as_data(item, keys) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _key(part: Field[Any]) -> str:
+    return str(part.metadata.get("key", part.name))
 
 
 def _is_stored(part: Field[Any], item: Any) -> bool:
@@ -313,9 +321,9 @@ def from_data(kind: Any, data: Any) -> Any:
         hints = get_type_hints(kind)
         return kind(
             **{
-                part.name: from_data(hints[part.name], data[part.name])
+                part.name: from_data(hints[part.name], data[_key(part)])
                 for part in fields(kind)
-                if part.name in data
+                if _key(part) in data
             }
         )
     if origin in (Union, UnionType) and data is not None:

@@ -70,13 +70,13 @@ def in_order(recipe: recipes.Recipe) -> list[recipes.Stage]:
 
 def _groups(recipe: recipes.Recipe, devices: Mapping[str, tuple[tuple[int, int], ...]]) -> Iterator[Group]:
     """Yields the groups in written order; job ranks are counted over all of them."""
-    first_place = 0
+    first_job_rank = 0
     for group in recipe.groups.values():
         yield Group(
             name=group.name,
             device_type=cast(DeviceType, group.device_type),
             workers=group.workers,
-            first_place=first_place,
+            first_job_rank=first_job_rank,
             devices=devices[group.name],
             gpus_per_worker=group.gpus_per_worker,
             visible_devices=group.visible_devices,
@@ -84,7 +84,7 @@ def _groups(recipe: recipes.Recipe, devices: Mapping[str, tuple[tuple[int, int],
             colocate=group.colocate,
             program=_program(group.program) if group.program else None,
         )
-        first_place += group.workers
+        first_job_rank += group.workers
 
 
 def _program(program: recipes.Program) -> Program:

@@ -49,7 +49,7 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
     kept = {route.name for route in routes}
     alone = replace(
         plan,
-        groups=(replace(plan.group(group), first_place=0, colocate=""),),
+        groups=(replace(plan.group(group), first_job_rank=0, colocate=""),),
         components=plan.components_of(group),
         stages=stages,
         routes=routes,

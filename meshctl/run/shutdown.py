@@ -49,10 +49,10 @@ class StopRequest:
 
 
 class Proposer:
-    """The launcher's side. `places` are the job ranks of the workers of components; programs take no part."""
+    """The launcher's side. `job_ranks` are those of the workers of components; programs take no part."""
 
-    def __init__(self, store: Store, places: Sequence[int]) -> None:
-        self._store, self._places = store, tuple(places)
+    def __init__(self, store: Store, job_ranks: Sequence[int]) -> None:
+        self._store, self._job_ranks = store, tuple(job_ranks)
         self._asks = self._words = 0
         self._proposed = False
         self._last: int | None = None
@@ -79,10 +79,12 @@ class Proposer:
         if (
             self._proposed
             and self._last is None
-            and self._store.check([f"begun/{place}" for place in self._places])
+            and self._store.check([f"begun/{job_rank}" for job_rank in self._job_ranks])
         ):
             self._decide(
-                "last", 1 + max((int(self._store.get(f"begun/{place}")) for place in self._places), default=0)
+                "last",
+                1
+                + max((int(self._store.get(f"begun/{job_rank}")) for job_rank in self._job_ranks), default=0),
             )
         return self._last
 
@@ -107,18 +109,18 @@ class StopAgreement:
         self,
         store: Store,
         listener: Store,
-        place: int,
-        places: Sequence[int],
+        job_rank: int,
+        job_ranks: Sequence[int],
         on_decision: Callable[[], None] = lambda: None,
     ) -> None:
-        """`listener` is a second connection to the same store, for the listener thread. `places` are the job
-        ranks of all workers of components.
+        """`listener` is a second connection to the same store, for the listener thread. `job_ranks` are
+        those of all workers of components.
 
         `on_decision` is called on the listener thread when a last step is announced, so that a worker that
         waits inside a cancelled step looks again.
         """
         self._store, self._listener, self._on_decision = store, listener, on_decision
-        self._place, self._places = place, tuple(places)
+        self._job_rank, self._job_ranks = job_rank, tuple(job_ranks)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._begun = 0
@@ -180,14 +182,14 @@ class StopAgreement:
     def agree(self, step: int) -> int:
         """Returns the step after which all workers are done, the smallest that any of them reached. It is
         needed where a stream may end unannounced."""
-        self._store.set(f"reached/{self._place}", str(step))
-        keys = [f"reached/{place}" for place in self._places]
+        self._store.set(f"reached/{self._job_rank}", str(step))
+        keys = [f"reached/{job_rank}" for job_rank in self._job_ranks]
         self._store.wait(keys, FOREVER)
         return min(int(self._store.get(key)) for key in keys)
 
     def leave(self) -> None:
         """Answers later requests for good, after the last step."""
-        self._store.set(f"begun/{self._place}", str(self._begun))
+        self._store.set(f"begun/{self._job_rank}", str(self._begun))
 
     def _listen(self) -> None:
         for number in count():
@@ -198,7 +200,7 @@ class StopAgreement:
                     return
                 if what == "stop":
                     self._limit = self._begun
-                    self._listener.set(f"begun/{self._place}", str(self._begun))
+                    self._listener.set(f"begun/{self._job_rank}", str(self._begun))
                 else:
                     self._last = min(self._last, step)
                     self._announced = min(self._announced, step) if what == "last" else self._announced

@@ -77,7 +77,7 @@ class LoopContext:
         placed = self.plan.component(component)
         group = self.plan.group(placed.group)
         node_of = cache(partial(self.plan.node_of, placed.group))
-        return RouteSide(placed.mesh, group.first_place, execute, node_of, group.device_type)
+        return RouteSide(placed.mesh, group.first_job_rank, execute, node_of, group.device_type)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Worker:
         plan, start = Plan.read(env.plan), run.read_start()
         self._plan = plan
         group = plan.group(env.group)
-        job_rank = group.first_place + env.rank
+        job_rank = group.first_job_rank + env.rank
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         store, listener = connect(env.head, env.attempt), connect(env.head, env.attempt)
         join(store, group, env.rank)
@@ -220,7 +220,9 @@ class Worker:
         line, text = redact(line, known), redact_traceback(text, known)
         doing = "" if stage else self._doing
         lost = error.job_rank if isinstance(error, PeerLost) else None
-        peer: dict[str, Any] = {"peer": self._plan.at_place(lost)} if self._plan and lost is not None else {}
+        peer: dict[str, Any] = (
+            {"peer": self._plan.group_and_rank(lost)} if self._plan and lost is not None else {}
+        )
         self._journal.write(
             "fault",
             step=step,
@@ -239,7 +241,7 @@ class Worker:
 def _component_job_ranks(plan: Plan) -> list[int]:
     """Returns the job ranks of the workers of components; programs take no part in a run's last step."""
     groups = [group for group in plan.groups if not group.program]
-    return [group.first_place + rank for group in groups for rank in range(group.workers)]
+    return [group.first_job_rank + rank for group in groups for rank in range(group.workers)]
 
 
 def _described(error: Exception | SystemExit) -> tuple[str, str]:

@@ -138,7 +138,7 @@ class Handshake:
 
     @property
     def _group(self) -> str:
-        name, _ = self.plan.at_place(self.job_rank)
+        name, _ = self.plan.group_and_rank(self.job_rank)
         return name
 
     @property
@@ -153,10 +153,10 @@ class Handshake:
     def _peers(self) -> tuple[set[int], set[int]]:
         """Returns the job ranks that this one shares routes with: on its node, itself included, and
         elsewhere."""
-        node = self.plan.node_of(*self.plan.at_place(self.job_rank))
+        node = self.plan.node_of(*self.plan.group_and_rank(self.job_rank))
         names = {name for pair in self._pairs for name in pair.groups}
-        near = {worker.place for name in names for worker in self.plan.workers(name, node)}
-        return near, {worker.place for name in names for worker in self.plan.workers(name)} - near
+        near = {worker.job_rank for name in names for worker in self.plan.workers(name, node)}
+        return near, {worker.job_rank for name in names for worker in self.plan.workers(name)} - near
 
     def _context(self, has_device_memory: bool) -> Context:
         plan, device = self.plan, self.device
@@ -166,7 +166,9 @@ class Handshake:
             tag_count=len(plan.routes) * TAGS_PER_ROUTE,
             name_of=partial(_name, plan),
             route_of=partial(_route_of, plan),
-            group_of=lambda job_rank: plan.at_place(job_rank)[0] if 0 <= job_rank < plan.places else "",
+            group_of=lambda job_rank: (
+                plan.group_and_rank(job_rank)[0] if 0 <= job_rank < plan.job_size else ""
+            ),
             generations=self.generations,
             patience_s=plan.run.patience,
             device=device if device.type != "cpu" else None,
@@ -183,7 +185,7 @@ class Handshake:
         is_alike = {
             other
             for other in near | far
-            if plan.group(plan.at_place(other)[0]).device_type == own.device_type
+            if plan.group(plan.group_and_rank(other)[0]).device_type == own.device_type
         }
         if (chosen := os.environ.get(CHOICE, "")) not in ("", "cpu"):
             raise ConnectError(
@@ -250,7 +252,7 @@ class Handshake:
         if theirs["plan"] != self.plan.digest:
             routes = ", ".join(f"`{route.name}`" for pair in self._pairs for route in pair.routes)
             raise ConnectError(f"{where}: {name} runs another plan of the routes {routes}")
-        known = self.generations.get(self.plan.at_place(other)[0], 0)
+        known = self.generations.get(self.plan.group_and_rank(other)[0], 0)
         if theirs["generation"] != known:
             found = theirs["generation"]
             raise ConnectError(f"{where}: {name} is of generation {found}, and {known} is the current one")
@@ -278,7 +280,11 @@ def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> Non
 
 
 def _name(plan: Plan, job_rank: int) -> str:
-    return ":".join(map(str, plan.at_place(job_rank))) if 0 <= job_rank < plan.places else f"place {job_rank}"
+    return (
+        ":".join(map(str, plan.group_and_rank(job_rank)))
+        if 0 <= job_rank < plan.job_size
+        else f"job rank {job_rank}"
+    )
 
 
 def _route_of(plan: Plan, tag: int) -> str:

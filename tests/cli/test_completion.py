@@ -114,7 +114,7 @@ def test_options() -> None:
     assert bash("meshctl show-topology --format=sv") == ["svg "]
 
 
-def test_options_say_what_they_do() -> None:
+def test_options_describe_what_they_do() -> None:
     assert [one.description for one in candidates(["launch"], "--dry")] != [""]
 
 
@@ -174,7 +174,7 @@ def test_home_is_understood(place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert texts("launch ~/grpo.yaml groups.t") == ["groups.train."]
 
 
-def test_validate_takes_several_recipes(place: Path) -> None:
+def test_validate_accepts_several_recipes(place: Path) -> None:
     found = texts("validate grpo.yaml ")
     assert "grpo.yaml" in found and "groups." in found
     assert texts("validate grpo.yaml groups.t") == ["groups.train."]
@@ -278,7 +278,7 @@ def test_the_folder_of_a_run_is_a_recipe(place: Path) -> None:
     assert texts("launch runs groups.t") == ["groups.train."]
 
 
-def test_what_files_say_that_the_recipe_includes(place: Path) -> None:
+def test_the_values_of_included_files(place: Path) -> None:
     (place / "more.yaml").write_text(
         "defaults: [./grpo, base, data@vars.mine: large]\ngroups: {judge: {ranks: 1}}\n"
     )
@@ -329,7 +329,7 @@ def every(word: str = "") -> Iterator[str]:
             yield one.text
 
 
-def test_what_is_proposed_is_taken(place: Path) -> None:
+def test_what_is_proposed_is_accepted(place: Path) -> None:
     """Every one is a key, an option or a place that there is."""
     proposed = list(every())
     assert len(proposed) > 100
@@ -374,9 +374,9 @@ def test_the_cursor_may_stand_inside(place: Path) -> None:
 
 
 def test_each_shell_is_answered_in_its_terms(place: Path) -> None:
-    said = "Number of steps after which the run ends. Default: it ends with the data."
-    assert list(answer("zsh", ["launch", "grpo.yaml", "run.st"], {})) == [f"run.steps=\t{said}\t0"]
-    assert list(answer("fish", ["launch", "grpo.yaml", "run.st"], {})) == [f"run.steps=\t{said}"]
+    output = "Number of steps after which the run ends. Default: it ends with the data."
+    assert list(answer("zsh", ["launch", "grpo.yaml", "run.st"], {})) == [f"run.steps=\t{output}\t0"]
+    assert list(answer("fish", ["launch", "grpo.yaml", "run.st"], {})) == [f"run.steps=\t{output}"]
     assert list(answer("fish", ["launch", "grpo"], {})) == ["grpo.yaml"]
     assert list(answer("zsh", ["launch", "grpo"], {})) == ["grpo.yaml\t\t1"]
 

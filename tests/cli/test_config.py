@@ -80,7 +80,7 @@ name = recipe                           inferred: the file's name
 cluster.nodes = 1                       inferred: the least that fits
 """
 OVERRIDES = ["run.steps=7", "vars.lr=${seed}"]
-Said = tuple[int, str, str]
+Output = tuple[int, str, str]
 
 
 @pytest.fixture
@@ -97,13 +97,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(
+def output(
     capsys: pytest.CaptureFixture[str],
     recipe: str,
     *overrides: str,
     origins: bool = False,
     format: str = "text",
-) -> Said:
+) -> Output:
     capsys.readouterr()
     code = config(recipe, list(overrides), origins, format)
     return (code, *capsys.readouterr())
@@ -111,7 +111,7 @@ def said(
 
 def test_what_is_composed_is_a_recipe_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "recipe.yaml").write_text(RECIPE.replace("abcdefgh", '"${oc.env:HF_TOKEN}"'))
-    code, out, err = said(capsys, "recipe.yaml", *OVERRIDES)
+    code, out, err = output(capsys, "recipe.yaml", *OVERRIDES)
     assert (
         (code, err.count("error")) == (0, 0)
         and "HF_TOKEN: '${oc.env:HF_TOKEN}'" in out
@@ -119,22 +119,22 @@ def test_what_is_composed_is_a_recipe_again(folder: Path, capsys: pytest.Capture
     )
     (folder / "again.yaml").write_text(out)
     assert plan_of("again.yaml", []).plan == plan_of("recipe.yaml", OVERRIDES).plan
-    code, out, _ = said(capsys, "recipe.yaml", *OVERRIDES, format="json")
+    code, out, _ = output(capsys, "recipe.yaml", *OVERRIDES, format="json")
     assert code == 0 and json.loads(out)["run"]["steps"] == 7
 
 
 def test_origins_are_a_line_or_a_few_for_each_value(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = said(capsys, "recipe.yaml", *OVERRIDES, origins=True)
+    code, out, err = output(capsys, "recipe.yaml", *OVERRIDES, origins=True)
     where = next(line for line in out.splitlines() if "decorator" in line).split(":")
     assert out == ORIGINS.replace("{line}:{column}", ":".join(where[-2:]))
     assert code == 0 and "MC219" in err and max(map(len, out.splitlines())) <= 80
 
 
 def test_origins_as_json_are_complete(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys, "recipe.yaml", *OVERRIDES, origins=True, format="json")
-    told = json.loads(out)
-    values = {".".join(value["path"]): value for value in told["values"]}
-    assert code == 0 and told["format"] == 1 and told["errors"] == 0
+    code, out, _ = output(capsys, "recipe.yaml", *OVERRIDES, origins=True, format="json")
+    parsed = json.loads(out)
+    values = {".".join(value["path"]): value for value in parsed["values"]}
+    assert code == 0 and parsed["format"] == 1 and parsed["errors"] == 0
     assert values["run.steps"] == {
         "path": ["run", "steps"],
         "value": 7,
@@ -152,26 +152,26 @@ WRONG = "groups: {train: {ranks: x, device_type: cpu}}\nrun: {steps: 3}\n"
 
 def test_a_wrong_recipe_is_printed_with_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "wrong.yaml").write_text(WRONG)
-    code, out, err = said(capsys, "wrong.yaml", "run.steps=4")
+    code, out, err = output(capsys, "wrong.yaml", "run.steps=4")
     assert code == 1 and "error[MC102]" in err and "{ranks: x, device_type: cpu}" in out and "steps: 4" in out
-    code, out, err = said(capsys, "wrong.yaml", origins=True)
+    code, out, err = output(capsys, "wrong.yaml", origins=True)
     assert code == 1 and "groups.train.ranks = x" in out and "error[MC102]" in err
 
 
 def test_what_cannot_be_read_exits_with_3(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "open.yaml").write_text("a: [1\n")
-    assert said(capsys, "open.yaml")[:2] == (3, "")
-    assert said(capsys, "absent.yaml", origins=True)[:2] == (3, "")
+    assert output(capsys, "open.yaml")[:2] == (3, "")
+    assert output(capsys, "absent.yaml", origins=True)[:2] == (3, "")
     (folder / "layout" / "fsdp.yaml").write_text("a: [1\n")
-    code, out, err = said(capsys, "recipe.yaml")
+    code, out, err = output(capsys, "recipe.yaml")
     assert code == 3 and "layout/fsdp.yaml" in err and "_target_: arithmetic.Actor" in out, (
         "the rest is printed"
     )
-    assert said(capsys, "recipe.yaml", format="xml")[0] == 2
+    assert output(capsys, "recipe.yaml", format="xml")[0] == 2
 
 
 def test_what_is_no_number_is_text_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "recipe.yaml", "vars.lr=nan", format="json")[1]
+    out = output(capsys, "recipe.yaml", "vars.lr=nan", format="json")[1]
     assert json.loads(out, parse_constant=lambda constant: pytest.fail(constant))["vars"]["lr"] == "nan"
 
 
@@ -273,7 +273,7 @@ def test_a_plan_that_holds_a_secret_is_known(args: Any) -> None:
     assert holds_secret(held, ready.composed)
 
 
-def test_a_bug_tells_no_secret(
+def test_a_bug_report_contains_no_secret(
     secrets: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(secrets / "state"))

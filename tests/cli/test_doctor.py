@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the examination was asked for."""
     seen: list[Any] = []
 
@@ -49,17 +49,17 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
     recipe, *overrides = words or ("",)
     code = doctor(recipe, overrides, "json")
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_without_a_recipe(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = said(capsys)
+def test_without_a_recipe(checked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = output(capsys)
     assert code == 0 and found["counts"] == {"ok": 1, "warning": 0, "failure": 0}
-    assert told[0].device_types is None and told[0].workers == 0
+    assert checked[0].device_types is None and checked[0].workers == 0
 
 
 def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,38 +69,40 @@ def test_a_warning_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             "examine",
             lambda asked, state=state: (*WELL, Check("disk", "speed", state, "slow", "wait")),
         )
-        assert said(capsys)[0] == code
+        assert output(capsys)[0] == code
 
 
-def test_with_a_recipe(told: list[Any], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = said(capsys, "fine.yaml", "groups.train.ranks=2", "run.dir=elsewhere")
+def test_with_a_recipe(checked: list[Any], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = output(capsys, "fine.yaml", "groups.train.ranks=2", "run.dir=elsewhere")
     assert code == 0
     assert [(check["name"], check["state"]) for check in found["checks"]] == [
         ("torch", "ok"),
         ("text", "ok"),
         ("start", "ok"),
     ]
-    (asked,) = told
+    (asked,) = checked
     assert (asked.device_types, asked.workers, asked.runs) == (["cpu"], 4, "elsewhere") and asked.path[
         0
     ] == str(here)
 
 
-def test_a_recipe_that_would_not_start_here(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = said(capsys, "far.yaml")
-    assert code == 4 and told[0].device_types == ["cuda"]
+def test_a_recipe_that_would_not_start_here(checked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = output(capsys, "far.yaml")
+    assert code == 4 and checked[0].device_types == ["cuda"]
     assert found["checks"][-1]["found"] == "group train needs the cuda devices 0-1, and this machine has none"
 
 
-def test_a_recipe_with_errors(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = said(capsys, "fine.yaml", "seed=x", "groups.train.env.API_KEY=sk-1234567890", "run.stepz=1")
+def test_a_recipe_with_errors(checked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = output(
+        capsys, "fine.yaml", "seed=x", "groups.train.env.API_KEY=sk-1234567890", "run.stepz=1"
+    )
     assert code == 1 and "has 3 errors: `seed` must be" in found["checks"][-1]["found"]
     assert found["checks"][-1]["remedy"].startswith("meshctl validate fine.yaml seed=x")
     assert "sk-1234567890" not in json.dumps(found)
 
 
-def test_a_recipe_that_cannot_be_read(told: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = said(capsys, "none.yaml")
+def test_a_recipe_that_cannot_be_read(checked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = output(capsys, "none.yaml")
     assert code == 3 and found["counts"]["failure"] == 1
 
 
@@ -110,9 +112,9 @@ def test_there_are_two_formats(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_and_the_json_of_one_examination_agree(
-    told: list[Any], capsys: pytest.CaptureFixture[str]
+    checked: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = said(capsys, "far.yaml")[1]
+    found = output(capsys, "far.yaml")[1]
     doctor("far.yaml", [], "text")
     table = capsys.readouterr().out
     assert max(map(len, table.splitlines())) <= 80 and "\x1b" not in table

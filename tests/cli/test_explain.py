@@ -17,15 +17,15 @@ def explained(*words: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("code", codes())
 def test_a_page_is_printed_whole_and_fits_a_terminal(code: str) -> None:
-    exit_code, said, _ = explained(code)
-    lines = said.splitlines()
+    exit_code, output, _ = explained(code)
+    lines = output.splitlines()
     assert exit_code == 0 and lines[0] == f"{head(code)[0]}[{code}]: {head(code)[1]}"
-    assert not [line for line in lines if len(line) > 80] and "```" not in said
+    assert not [line for line in lines if len(line) > 80] and "```" not in output
     for section in (page(code).why, page(code).wrong, page(code).right):
         for block in section.blocks:
             assert [line for line in block.lines if line and line not in [shown[4:] for shown in lines]] == []
         for text in section.pieces:
-            assert not isinstance(text, str) or text in said
+            assert not isinstance(text, str) or text in output
 
 
 @pytest.mark.parametrize("word", ["mc410", "MC410", "410", "error[MC410]", "error[MC410]:", " MC410 "])
@@ -41,15 +41,15 @@ def test_what_differs_is_marked() -> None:
     ]
 
 
-def test_a_file_beside_the_recipe_has_its_name() -> None:
-    said = explained("MC210")[1]
-    assert "    # conf/layout/fsdp.yaml\n  > " not in said  # the name is no line of the file
-    assert "\n    # conf/layout/fsdp.yaml\n    fsdp_size: auto\n" in said and "# recipe.yaml" not in said
+def test_a_file_in_the_folder_of_the_recipe_has_its_name() -> None:
+    output = explained("MC210")[1]
+    assert "    # conf/layout/fsdp.yaml\n  > " not in output  # the name is no line of the file
+    assert "\n    # conf/layout/fsdp.yaml\n    fsdp_size: auto\n" in output and "# recipe.yaml" not in output
 
 
 def test_without_a_word_all_codes_by_subject() -> None:
-    exit_code, said, _ = explained()
-    lines = said.splitlines()
+    exit_code, output, _ = explained()
+    lines = output.splitlines()
     assert exit_code == 0 and max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if line.startswith("  ")] == list(codes())
     subjects = sorted({code[2] for code in codes()})
@@ -70,7 +70,7 @@ def test_the_codes_of_a_subject() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("word", "expected"),
     [
         ("MC419", "there is no code `MC419`; the nearest is `MC420`: tensor-parallel groups cross nodes"),
         ("MC999", "there is no code `MC999`; the nearest is `MC900`: a bug in meshctl"),
@@ -80,9 +80,11 @@ def test_the_codes_of_a_subject() -> None:
         ("\x1b[31m", "there is no code `'\\x1b[31m'`; "),
     ],
 )
-def test_what_is_no_code_gets_the_nearest_and_exit_2(word: str, says: str) -> None:
-    exit_code, said, wrong = explained(word)
-    assert (exit_code, said) == (2, "") and wrong.startswith(f"error: {says}") and wrong.count("\n") == 1
+def test_what_is_no_code_gets_the_nearest_and_exit_2(word: str, expected: str) -> None:
+    exit_code, output, wrong = explained(word)
+    assert (
+        (exit_code, output) == (2, "") and wrong.startswith(f"error: {expected}") and wrong.count("\n") == 1
+    )
 
 
 WATCH = """
@@ -103,7 +105,7 @@ def test_nothing_heavy_is_loaded(command: str) -> None:
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "", done.stderr
 
 
-def test_a_retired_code_says_that_it_is_retired() -> None:
+def test_a_retired_code_is_explained_as_retired() -> None:
     exit_code, printed, _ = explained("MC561")
     assert exit_code == 0 and printed.startswith("retired[MC561]: ") and "This warning is retired" in printed
     assert "wrong:" not in printed

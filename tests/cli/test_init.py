@@ -83,9 +83,9 @@ def test_every_choice_validates_without_a_warning(kind: str, device: str, here: 
     for number, choice in enumerate(tried):
         asked = Options(kind, device, choice.ranks, choice.layout)
         assert init(f"r{number}", asked) == 0
-        said = validated(f"r{number}.yaml")
+        output = validated(f"r{number}.yaml")
         plan = plan_of(f"r{number}.yaml", []).plan
-        assert plan.places == choice.workers and f"{choice.workers} worker" in said
+        assert plan.job_size == choice.workers and f"{choice.workers} worker" in output
         if kind != "script" and choice.trained > 1:
             mesh = next(
                 component
@@ -129,8 +129,8 @@ def test_on_cpu_it_runs_and_learns(kind: str, here: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = here.glob("runs/first/*")
     if kind == "script":
-        said = (run / "logs" / "train" / "0.log").read_text()
-        assert float(said.split()[-1]) > 0.9, said
+        output = (run / "logs" / "train" / "0.log").read_text()
+        assert float(output.split()[-1]) > 0.9, output
         return
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     key, least = LEARNED[kind]
@@ -141,10 +141,10 @@ def test_on_cpu_it_runs_and_learns(kind: str, here: Path) -> None:
 # What is written
 
 
-def test_what_is_said_and_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_and_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init("jobs/first", Options("grpo")) == 0
-    said, wrong = capsys.readouterr()
-    assert wrong == "" and said == (
+    output, wrong = capsys.readouterr()
+    assert wrong == "" and output == (
         "wrote jobs/first.yaml          3 workers: rollout, train, judge\n"
         "wrote jobs/first.py            its classes, for you to change\n"
         "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n"
@@ -163,7 +163,7 @@ def test_what_is_said_and_written(here: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads((here / "jobs" / "recipe.schema.json").read_text())["properties"]["groups"]
 
 
-def test_a_machine_that_lacks_the_devices_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_that_lacks_the_devices_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init("r", Options(device="GPU", ranks=4)) == 0
     assert (
         "It wants 4 cuda devices, and this machine has no accelerator: launch it where they are.\n"
@@ -206,8 +206,8 @@ def test_ones_own_script_is_named_and_not_written(here: Path, capsys: pytest.Cap
 def test_nothing_is_written_over(there: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / there).write_text("mine")
     assert init("first", Options("train")) == 2
-    said, wrong = capsys.readouterr()
-    assert (said, wrong) == (
+    output, wrong = capsys.readouterr()
+    assert (output, wrong) == (
         "",
         f"error: `{there}` is there already: say another NAME, or `--force` to write over it\n",
     )
@@ -301,7 +301,7 @@ def test_names(name: str, recipe: str, module: str, here: Path) -> None:
     assert plan.name == target.stem and plan.component("trainer").target == f"{module}.Trainer"
 
 
-def test_a_package_beside_it_does_not_hide_its_classes(here: Path) -> None:
+def test_a_package_of_the_same_name_does_not_hide_its_classes(here: Path) -> None:
     (here / "first").mkdir()
     (here / "first" / "__init__.py").touch()
     assert init("./first.yaml", Options("train")) == 0
@@ -314,8 +314,8 @@ def test_a_package_beside_it_does_not_hide_its_classes(here: Path) -> None:
 )
 def test_odd_names_are_answered(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init(name, Options()) == 2
-    said, wrong = capsys.readouterr()
-    assert said == "" and wrong.startswith("error: ") and wrong.count("\n") == 1 and "\x1b" not in wrong
+    output, wrong = capsys.readouterr()
+    assert output == "" and wrong.startswith("error: ") and wrong.count("\n") == 1 and "\x1b" not in wrong
     assert names(here) == set()
 
 
@@ -408,7 +408,7 @@ def answered(
     return found
 
 
-def test_enter_takes_what_is_usual(here: Path) -> None:
+def test_enter_accepts_the_default(here: Path) -> None:
     assert answered("", "", "", "", "") == (Choice("train", "cpu", 2, "fsdp"), "train")
     assert answered("", "", "", "", name="x", has=("cuda", 8)) == (Choice("train", "cuda", 8, "fsdp"), "x")
 
@@ -426,16 +426,16 @@ def test_a_wrong_answer_is_asked_again(here: Path, capsys: pytest.CaptureFixture
         Choice("grpo", "cpu", 2),
         "fine",
     )
-    said = capsys.readouterr().out
-    assert said.count("  a number from 1 to 4, or a word: train, grpo, distill, script\n") == 2
+    output = capsys.readouterr().out
+    assert output.count("  a number from 1 to 4, or a word: train, grpo, distill, script\n") == 2
     assert (
-        "on cpu it needs 2 ranks at least" in said
-        and "  a whole number\n" in said
-        and "cannot name a run" in said
+        "on cpu it needs 2 ranks at least" in output
+        and "  a whole number\n" in output
+        and "cannot name a run" in output
     )
 
 
-def test_what_is_not_there_and_what_is_are_said_at_once(
+def test_missing_and_existing_files_are_reported_at_once(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "mine.py").touch()
@@ -444,8 +444,8 @@ def test_what_is_not_there_and_what_is_are_said_at_once(
         Choice("script", "cpu", 2, "", "mine.py"),
         "other",
     )
-    said = capsys.readouterr().out
-    assert "  there is no script `mien.py`\n" in said and "  `script.yaml` is there already\n" in said
+    output = capsys.readouterr().out
+    assert "  there is no script `mien.py`\n" in output and "  `script.yaml` is there already\n" in output
     assert answered("script", "", "cpu", "2", "", force=True) == (Choice("script", "cpu", 2), "script")
 
 
@@ -459,8 +459,10 @@ def test_questions_fit_a_terminal(here: Path, capsys: pytest.CaptureFixture[str]
             "",
             has=has,
         )
-    said = capsys.readouterr().out
-    assert "processes; this machine has no accelerator\n" in said and max(map(len, said.splitlines())) < 80
+    output = capsys.readouterr().out
+    assert (
+        "processes; this machine has no accelerator\n" in output and max(map(len, output.splitlines())) < 80
+    )
 
 
 class Terminal:
@@ -473,26 +475,26 @@ class Terminal:
             preexec_fn=take_terminal,
         )  # fmt: skip
         os.close(theirs)
-        self.said = ""
+        self.output = ""
 
     def until(self, text: str) -> Terminal:
         end = time.monotonic() + 60
-        while text not in self.said:
-            assert select.select([self._own], [], [], end - time.monotonic())[0], self.said
+        while text not in self.output:
+            assert select.select([self._own], [], [], end - time.monotonic())[0], self.output
             try:
-                self.said += os.read(self._own, 4096).decode()
+                self.output += os.read(self._own, 4096).decode()
             except OSError:  # the other end has closed
-                raise AssertionError(self.said) from None
+                raise AssertionError(self.output) from None
         return self
 
     def type(self, text: str) -> None:
-        self.said = ""
+        self.output = ""
         os.write(self._own, text.encode())
 
     def end(self) -> int:
         try:
             while part := os.read(self._own, 4096):
-                self.said += part.decode()
+                self.output += part.decode()
         except OSError:
             pass
         os.close(self._own)
@@ -510,15 +512,15 @@ def test_on_a_terminal_it_asks(here: Path) -> None:
     terminal = Terminal(here)
     for answer in ("3", "cpu", "2", "jobs/mine"):
         terminal.until("]: ").type(f"{answer}\r")
-    assert terminal.end() == 0, terminal.said
-    assert "meshctl launch jobs/mine.yaml" in terminal.said
+    assert terminal.end() == 0, terminal.output
+    assert "meshctl launch jobs/mine.yaml" in terminal.output
     assert names(here) == {"jobs/mine.yaml", "jobs/mine.py", "jobs/recipe.schema.json"}
 
 
 @pytest.mark.parametrize("words", [("first", "--yes"), ("first", "--kind", "grpo")])
-def test_what_was_said_is_not_asked(words: tuple[str, ...], here: Path) -> None:
+def test_a_stated_answer_is_not_asked_for(words: tuple[str, ...], here: Path) -> None:
     terminal = Terminal(here, *words)
-    assert terminal.end() == 0 and "?" not in terminal.said
+    assert terminal.end() == 0 and "?" not in terminal.output
     assert names(here) == {"first.yaml", "first.py"}
 
 
@@ -529,8 +531,8 @@ def test_ctrl_c_and_the_end_of_input_write_nothing(key: str, code: int, word: st
     terminal = Terminal(here)
     terminal.until("]: ").type("grpo\r")
     terminal.until("]: ").type(key)
-    assert terminal.end() == code, terminal.said
-    assert word in terminal.said and "Traceback" not in terminal.said
+    assert terminal.end() == code, terminal.output
+    assert word in terminal.output and "Traceback" not in terminal.output
     assert names(here) == set()
 
 

@@ -89,7 +89,7 @@ def steps(run: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_dry_run_says_everything_and_starts_nothing(folder: Path) -> None:
+def test_dry_run_shows_everything_and_starts_nothing(folder: Path) -> None:
     code = f"import sys\ntry:\n    {MAIN}\nfinally:\n    print('torch' in sys.modules)"
     done = meshctl(folder, "launch", "recipe.yaml", "--dry-run", "groups.two.ranks=4", code=code)
     assert done.returncode == 0, done.stderr
@@ -163,8 +163,8 @@ def test_devices_that_the_environment_does_not_leave_are_refused(
         "groups.two={ranks: 2, device_type: cuda, visible_devices: 'GPU-a,GPU-c'}",
     )
     assert done.returncode == 4
-    said = "group two is to see GPU-a, GPU-c (its visible_devices), and CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b: GPU-c is not there"
-    assert done.stderr == f"error: {said}\n"
+    expected = "group two is to see GPU-a, GPU-c (its visible_devices), and CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b: GPU-c is not there"
+    assert done.stderr == f"error: {expected}\n"
     done = meshctl(folder, "launch", "recipe.yaml", "groups.two={ranks: [1, 2], device_type: cuda}")
     assert done.returncode == 4
     assert (
@@ -188,11 +188,11 @@ def test_a_program_sees_what_the_environment_leaves_of_its_groups_devices(
     )
     done = meshctl(folder, "launch", "programs.yaml")
     assert done.returncode == 0, done.stderr
-    said = {
+    expected = {
         path.stem: (run_of(folder) / "logs" / path).read_text()
         for path in [Path("one/0.log"), Path("one/1.log")]
     }
-    assert said == {"0": "0 GPU-c,GPU-b\n", "1": "1 GPU-c,GPU-b\n"}
+    assert expected == {"0": "0 GPU-c,GPU-b\n", "1": "1 GPU-c,GPU-b\n"}
     assert (run_of(folder) / "logs" / "two" / "0.log").read_text() == "0 GPU-a,GPU-b,GPU-c\n"
 
 

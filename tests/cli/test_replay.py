@@ -84,7 +84,7 @@ def newest(folder: Path) -> Path:
     return max(folder.glob("runs/small/*"), key=lambda path: path.stat().st_mtime_ns)
 
 
-def said(run: Path) -> dict[str, list[str]]:
+def logged(run: Path) -> dict[str, list[str]]:
     logs = sorted((run / "logs" / "two").glob("[0-9]*.log"))
     return {
         log.stem: [line for line in log.read_text().splitlines() if line.startswith("SEEN")] for log in logs
@@ -126,7 +126,7 @@ def test_a_group_alone_sees_the_same(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == "note: group `two` runs alone, no weights are moved to or from others: `publish`\n"
     run = newest(folder)
-    assert said(run) == said(folder / "whole") and len(said(run)["1"]) == 4
+    assert logged(run) == logged(folder / "whole") and len(logged(run)["1"]) == 4
     assert metrics(run) == metrics(folder / "whole")
     assert not (run / "logs" / "one").exists()
 
@@ -146,7 +146,7 @@ def test_with_another_number_of_ranks_from_the_recording_itself(folder: Path) ->
     assert [line["loss.x"] for line in alone] == pytest.approx([line["loss.x"] for line in whole[:3]])
 
 
-def test_the_first_group_alone_gives_to_nobody(folder: Path) -> None:
+def test_the_first_group_alone_sends_to_nobody(folder: Path) -> None:
     done = launch(folder, "recipe.yaml", "--only", "one")
     assert done.returncode == 0, done.stderr
     assert "note: group `one` runs alone, what it gives to others is dropped: `made -> seen`\n" in done.stderr
@@ -228,10 +228,10 @@ def test_recordings_that_do_not_fit(folder: Path) -> None:
 def test_a_route_that_there_is_not(folder: Path) -> None:
     done = launch(folder, "recipe.yaml", "run.record=[maid, publish, loss]")
     assert done.returncode == 1
-    for said in (
+    for logged in (
         "there is no route `maid`",
         "did you mean `made`?",
         "`publish` has no route to record",
         "`loss` has no route to record",
     ):
-        assert said in done.stderr
+        assert logged in done.stderr

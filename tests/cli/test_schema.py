@@ -37,7 +37,7 @@ def test_what_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
     assert done.exit_code == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
-def test_the_line_of_a_recipe_names_the_file_beside_it() -> None:
+def test_the_line_of_a_recipe_names_the_file_next_to_it() -> None:
     """A relative path is seen from the recipe's folder."""
     found = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)\n", MODELINE)
     assert found and found[1] == FILE and "/" not in FILE

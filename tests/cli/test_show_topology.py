@@ -43,9 +43,9 @@ def shows(capsys: pytest.CaptureFixture[str], *overrides: str, **options: Any) -
 
 
 def data_of(capsys: pytest.CaptureFixture[str], *overrides: str, **options: Any) -> Any:
-    code, said, wrong = shows(capsys, *overrides, format="json", **options)
+    code, output, wrong = shows(capsys, *overrides, format="json", **options)
     assert (code, wrong) == (0, "")
-    return json.loads(said)
+    return json.loads(output)
 
 
 def plain(value: object) -> Any:
@@ -65,15 +65,15 @@ def test_it_draws_the_very_plan_that_launch_runs(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
 def test_every_format_draws_the_whole(format: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, wrong = shows(capsys, format=format)
-    assert (code, wrong) == (0, "") and said.endswith("\n") and "actor" in said
-    assert shows(capsys, format=format) == (0, said, "")
+    code, output, wrong = shows(capsys, format=format)
+    assert (code, wrong) == (0, "") and output.endswith("\n") and "actor" in output
+    assert shows(capsys, format=format) == (0, output, "")
 
 
-def test_text_is_what_it_draws_where_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, wrong = shows(capsys)
-    assert (code, wrong) == (0, "") and said == shows(capsys, format="text")[1]
-    assert max(map(len, said.splitlines())) <= 80 and "\x1b" not in said and "MC320" in said
+def test_text_is_the_default_format(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, wrong = shows(capsys)
+    assert (code, wrong) == (0, "") and output == shows(capsys, format="text")[1]
+    assert max(map(len, output.splitlines())) <= 80 and "\x1b" not in output and "MC320" in output
 
 
 def test_zooms_are_of_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +101,8 @@ ZOOMS: list[dict[str, Any]] = [
 def test_zooms_are_drawn_or_chosen(
     zoom: dict[str, Any], format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said, wrong = shows(capsys, format=format, **zoom)
-    assert (code, wrong) == (0, "") and said.endswith("\n") and said != shows(capsys, format=format)[1]
+    code, output, wrong = shows(capsys, format=format, **zoom)
+    assert (code, wrong) == (0, "") and output.endswith("\n") and output != shows(capsys, format=format)[1]
 
 
 @pytest.mark.parametrize("zoom", ZOOMS, ids=str)
@@ -110,8 +110,8 @@ def test_zooms_are_drawn_or_chosen(
 def test_pictures_of_the_whole_refuse_a_zoom(
     zoom: dict[str, Any], format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said, wrong = shows(capsys, format=format, **zoom)
-    assert (code, said) == (2, "")
+    code, output, wrong = shows(capsys, format=format, **zoom)
+    assert (code, output) == (2, "")
     assert wrong.startswith(f"error: `{format}` draws the whole plan, not `--") and wrong.endswith(
         "; `text`, `json` and `html` do\n"
     )
@@ -138,15 +138,15 @@ def test_the_other_may_be_a_recipe_overrides_or_both(here: Path, capsys: pytest.
     assert by_override["changes"] and by_override == data_of(capsys, diff="'o t.yaml'")
     assert data_of(capsys, diff="'o t.yaml' groups.judge.ranks=3")["changes"] == []
     assert data_of(capsys, "groups.judge.ranks=2", diff="")["digests"] == by_override["digests"][::-1]
-    code, said, wrong = shows(capsys, diff="groups.judge.ranks=2")
-    assert (code, wrong) == (0, "") and "judge" in said
+    code, output, wrong = shows(capsys, diff="groups.judge.ranks=2")
+    assert (code, wrong) == (0, "") and "judge" in output
 
 
-def test_what_is_wrong_in_the_other_is_told_as_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, wrong = shows(capsys, diff="groups.judge.ranks=x")
-    assert (code, said) == (1, "") and wrong.startswith("in --diff groups.judge.ranks=x:\nerror[MC102]: ")
-    code, said, wrong = shows(capsys, diff="absent.yaml")
-    assert (code, said) == (3, "") and wrong.startswith(
+def test_mistakes_of_the_other_recipe_are_reported_as_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, wrong = shows(capsys, diff="groups.judge.ranks=x")
+    assert (code, output) == (1, "") and wrong.startswith("in --diff groups.judge.ranks=x:\nerror[MC102]: ")
+    code, output, wrong = shows(capsys, diff="absent.yaml")
+    assert (code, output) == (3, "") and wrong.startswith(
         "in --diff absent.yaml:\nerror[MC001]: there is no recipe"
     )
 
@@ -155,8 +155,8 @@ def test_what_is_wrong_in_the_other_is_told_as_its_own(capsys: pytest.CaptureFix
 
 
 def test_errors_are_drawn_as_validate_draws_them(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said, wrong = shows(capsys, "components.actor.parallel.tp_size=4")
-    assert (code, said) == (1, "") and "error[MC410]: " in wrong and "--> override 1:1:35\n" in wrong
+    code, output, wrong = shows(capsys, "components.actor.parallel.tp_size=4")
+    assert (code, output) == (1, "") and "error[MC410]: " in wrong and "--> override 1:1:35\n" in wrong
     assert show("absent.yaml", [], Options()) == 3
     assert capsys.readouterr().err.startswith("error[MC001]: there is no recipe `absent.yaml`")
 
@@ -217,7 +217,9 @@ def test_a_rank_of_too_many_digits_is_none(capsys: pytest.CaptureFixture[str]) -
 # Where to
 
 
-def test_a_file_is_written_whole_and_said_in_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_written_completely_and_reported_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, format in (
         ("a b.svg", "svg"),
         ("new/page.html", "html"),
@@ -225,9 +227,9 @@ def test_a_file_is_written_whole_and_said_in_one_line(here: Path, capsys: pytest
         ("x.mmd", "mermaid"),
         ("x", "text"),
     ):
-        code, said, wrong = shows(capsys, out=name)
+        code, output, wrong = shows(capsys, out=name)
         text = (here / name).read_text(encoding="utf-8")
-        assert (code, said, wrong) == (0, "", f"wrote {name}: {format}, {len(text.encode())} bytes\n")
+        assert (code, output, wrong) == (0, "", f"wrote {name}: {format}, {len(text.encode())} bytes\n")
         assert text == shows(capsys, format=format)[1]
     assert (
         shows(capsys, out="y.json", format="text")[0] == 0
@@ -236,7 +238,7 @@ def test_a_file_is_written_whole_and_said_in_one_line(here: Path, capsys: pytest
     assert not list(here.rglob(".*"))
 
 
-def test_a_file_that_cannot_be_written_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "folder").mkdir()
     assert shows(capsys, out="folder") == (2, "", "error: `folder` cannot be written: it is a folder\n")
     assert shows(capsys, out="two_nodes.yaml/x") == (
@@ -333,7 +335,7 @@ def test_color_and_width_are_those_of_a_terminal(here: Path, monkeypatch: pytest
 # The command line
 
 
-def test_the_command_takes_all_of_it(here: Path) -> None:
+def test_the_command_accepts_all_of_it(here: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "pipeline.batch.samples=128", "--rank", "rollout:1", "-f", "json"],
         cwd=here,

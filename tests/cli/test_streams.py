@@ -46,12 +46,12 @@ def called(
 
 
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
-def test_without_room_it_says_so_and_is_no_bug(words: list[str]) -> None:
+def test_a_full_disk_is_reported_and_no_bug(words: list[str]) -> None:
     done = called(*words, around='"$@" >/dev/full')
     assert (done.returncode, done.stderr) == (4, "error: not all was written: no space left on device\n")
 
 
-def test_the_list_of_commands_says_all_of_what_it_begins_to_say() -> None:
+def test_the_list_of_commands_shows_complete_sentences() -> None:
     listed = called("--help").stdout
     assert "doctor " in listed and "..." not in listed.partition("Commands:")[2]
 
@@ -81,7 +81,7 @@ def test_what_is_wrong_does_not_go_where_what_is_right_belongs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (["validate", "-"], "ok: recipe: 1 group, 2 workers; plan "),
         (["config", "-"], "groups:\n  a:\n    ranks: 3\n"),
@@ -90,13 +90,13 @@ def test_what_is_wrong_does_not_go_where_what_is_right_belongs() -> None:
         (["launch", "-", "--dry-run"], "recipe: 1 group, 3 workers; plan "),
     ],
 )
-def test_a_recipe_from_standard_input(words: list[str], says: str, tmp_path: Path) -> None:
+def test_a_recipe_from_standard_input(words: list[str], expected: str, tmp_path: Path) -> None:
     overrides = [] if words[0] == "validate" else ["groups.a.ranks=3"]
     done = called(*words, *overrides, input=TEXT, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "") and says in done.stdout, done.stdout
+    assert (done.returncode, done.stderr) == (0, "") and expected in done.stdout, done.stdout
 
 
-def test_doctor_takes_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_accepts_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     code, _, (text, start) = prepared("-", [])

@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_each_rank_receives_what_the_mode_gives_it(folder: Path) -> None:
+def test_each_rank_receives_what_the_mode_assigns_to_it(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     for step in (1, 2):
@@ -117,7 +117,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_something_else_in_its_place_is_an_error_that_shows_what_to_write(folder: Path, words: str) -> None:
+def test_another_value_is_an_error_that_shows_what_to_write(folder: Path, words: str) -> None:
     text = PARTS.replace('dispatch=INTERLEAVED, collect="modes:LARGEST"', words)
     (folder / "parts.py").write_text(text)
     done = meshctl(folder, "validate", "recipe.yaml", "~pipeline.report")

@@ -30,19 +30,21 @@ def validated(recipe: str, *overrides: str) -> tuple[int, str]:
 
 
 def test_a_right_recipe_is_one_line() -> None:
-    code, said = validated(RIGHT)
+    code, output = validated(RIGHT)
     assert code == 0
     assert (
-        said.startswith("ok: arithmetic: 2 groups, 6 workers, 3 components, 4 stages; plan ")
-        and said.count("\n") == 1
+        output.startswith("ok: arithmetic: 2 groups, 6 workers, 3 components, 4 stages; plan ")
+        and output.count("\n") == 1
     )
 
 
 def test_a_wrong_recipe_exits_with_1_and_counts() -> None:
-    code, said = validated(RIGHT, "components.actor.parallel.tp_size=3", "seed=x")
+    code, output = validated(RIGHT, "components.actor.parallel.tp_size=3", "seed=x")
     assert code == 1
-    assert "error[MC410]: `tp_size` 3 does not fit the 4 ranks of group `train`\n --> override 1:1:35" in said
-    assert said.endswith("base_of_all.yaml: 2 errors\n")
+    assert (
+        "error[MC410]: `tp_size` 3 does not fit the 4 ranks of group `train`\n --> override 1:1:35" in output
+    )
+    assert output.endswith("base_of_all.yaml: 2 errors\n")
 
 
 UNREADABLE = ["absent.yaml", ".", "open.yaml", "latin.yaml", "list.yaml", "two.yaml"]
@@ -51,8 +53,8 @@ UNREADABLE = ["absent.yaml", ".", "open.yaml", "latin.yaml", "list.yaml", "two.y
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_exits_with_3(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(GOLDEN)
-    code, said = validated(name)
-    assert code == 3 and said.startswith("error[MC00") and "Traceback" not in said
+    code, output = validated(name)
+    assert code == 3 and output.startswith("error[MC00") and "Traceback" not in output
 
 
 def test_a_recipe_without_permission_exits_with_3(tmp_path: Path) -> None:
@@ -60,19 +62,19 @@ def test_a_recipe_without_permission_exits_with_3(tmp_path: Path) -> None:
     recipe.mkdir()
     (recipe / "x.yaml").write_text("a: 1\n")
     assert "name a recipe in it" in validated(str(recipe))[1]
-    code, said = validated(str(tmp_path / "recipe.yaml" / "x.yaml" / "y.yaml"))
-    assert code == 3 and "MC001" in said
+    code, output = validated(str(tmp_path / "recipe.yaml" / "x.yaml" / "y.yaml"))
+    assert code == 3 and "MC001" in output
 
 
 def test_warnings_do_not_fail(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n"
     )
-    code, said = validated(str(tmp_path / "r.yaml"))
-    assert code == 0 and said.startswith("warning[MC105]") and "ok: r: 1 group, 2 workers; plan" in said
+    code, output = validated(str(tmp_path / "r.yaml"))
+    assert code == 0 and output.startswith("warning[MC105]") and "ok: r: 1 group, 2 workers; plan" in output
 
 
-def test_the_chain_says_what_is_wrong_by_its_exceptions() -> None:
+def test_the_chain_describes_the_fault_by_its_exceptions() -> None:
     with pytest.raises(RecipeError) as wrong:
         plan_of(RIGHT, ["seed=x"])
     assert [found.code for found in wrong.value.report.errors] == ["MC102"]
@@ -124,8 +126,8 @@ def test_nothing_that_a_recipe_names_is_imported_or_run(tmp_path: Path, override
     (tmp_path / "conftest.py").write_text(EVIL)
     command = [sys.executable, "-B", "-c", WATCHED, "base_of_all.yaml", override]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert told["seen"] == [] and told["modules"] == []
+    parsed = json.loads(result.stdout.splitlines()[-1])
+    assert parsed["seen"] == [] and parsed["modules"] == []
     assert not (tmp_path / "ran").exists() and result.stderr == ""
 
 
@@ -150,18 +152,18 @@ ODD_PATHS = ["", "x" * 300, "a/" * 2000, "a\nb.yaml", "\x1b[31m", "/dev/null/x",
 
 @pytest.mark.parametrize("path", ODD_PATHS)
 def test_no_path_ends_in_a_traceback(path: str) -> None:
-    code, said = validated(path)
-    assert code == 3 and said.startswith("error[MC001]") and "\x1b" not in said
+    code, output = validated(path)
+    assert code == 3 and output.startswith("error[MC001]") and "\x1b" not in output
 
 
 def test_names_too_long_for_the_disk_are_only_unknown() -> None:
-    code, said = validated(
+    code, output = validated(
         RIGHT,
         f"layout@components.actor.parallel={'x' * 300}",
         f"{'y' * 300}@vars.x=1",
         f"components.actor._target_=a.{'z' * 300}.B",
     )
-    assert code == 1 and "MC201" in said and "MC202" in said and "MC501" in said
+    assert code == 1 and "MC201" in output and "MC202" in output and "MC501" in output
 
 
 # Several recipes, formats, standard input
@@ -188,14 +190,19 @@ def test_several_recipes_have_a_line_each_and_the_worst_code(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "lr=1.yaml").write_text("defaults: [./base_of_all, _self_]\nnam: x\n")
-    code, said, _ = run(capfd, "base_of_all.yaml", "lr=1.yaml", "run.steps=7", "absent.yaml")
+    code, output, _ = run(capfd, "base_of_all.yaml", "lr=1.yaml", "run.steps=7", "absent.yaml")
     assert code == 3
-    first, *_ = said.splitlines()
+    first, *_ = output.splitlines()
     assert first.startswith("base_of_all.yaml: ok: arithmetic: 2 groups")
-    assert "\nlr=1.yaml: 1 error; --fix can change it\n" in said and "\nabsent.yaml: cannot be read\n" in said
-    assert said.endswith("\n3 recipes, 1 right\n")
-    code, said, _ = run(capfd, "base_of_all.yaml", "lr=1.yaml", "~nam")
-    assert code == 1 and "`nam` is not there to delete" in said and said.endswith("\n2 recipes, 1 right\n")
+    assert (
+        "\nlr=1.yaml: 1 error; --fix can change it\n" in output
+        and "\nabsent.yaml: cannot be read\n" in output
+    )
+    assert output.endswith("\n3 recipes, 1 right\n")
+    code, output, _ = run(capfd, "base_of_all.yaml", "lr=1.yaml", "~nam")
+    assert (
+        code == 1 and "`nam` is not there to delete" in output and output.endswith("\n2 recipes, 1 right\n")
+    )
 
 
 def test_wrong_usage_exits_with_2(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -215,13 +222,13 @@ def test_nothing_but_the_document_is_on_stdout(
     folder: Path, capfd: pytest.CaptureFixture[str], format: str, recipe: str, code: int
 ) -> None:
     (folder / "wrong.yaml").write_text("nam: x\n")
-    got, said, err = run(capfd, recipe, format=format, color="always")
-    data = json.loads(said)
+    got, output, err = run(capfd, recipe, format=format, color="always")
+    data = json.loads(output)
     assert got == code and err == ""
     assert (data["exit_code"] if format == "json" else data["runs"][0]["invocations"][0]["exitCode"]) == code
 
 
-def test_json_says_what_would_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_states_what_would_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (one,) = json.loads(run(capfd, "base_of_all.yaml", format="json")[1])["recipes"]
     digest = plan_of("base_of_all.yaml", []).plan.digest
     assert one["plan"] == {
@@ -234,7 +241,7 @@ def test_json_says_what_would_run(folder: Path, capfd: pytest.CaptureFixture[str
     }
 
 
-def test_a_bug_is_said_in_the_document_too(
+def test_a_bug_is_reported_in_the_document_too(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
@@ -242,14 +249,14 @@ def test_a_bug_is_said_in_the_document_too(
 
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     monkeypatch.setattr("meshctl.plan.resolve.resolve", fails)
-    code, said, err = run(capfd, "base_of_all.yaml", "absent.yaml", format="json")
+    code, output, err = run(capfd, "base_of_all.yaml", "absent.yaml", format="json")
     assert (
         code == 70
         and "error[MC900]: a bug in meshctl: RuntimeError (" in err
         and "oh" not in err
         and "Traceback" not in err
     )
-    found = [[found["code"] for found in one["diagnostics"]] for one in json.loads(said)["recipes"]]
+    found = [[found["code"] for found in one["diagnostics"]] for one in json.loads(output)["recipes"]]
     assert found == [["MC900"], ["MC001"]]
 
 
@@ -271,8 +278,8 @@ def test_strict_lets_no_warning_pass(folder: Path, capfd: pytest.CaptureFixture[
     (folder / "r.yaml").write_text(
         "groups: {a: {ranks: 02, device_type: cpu, program: {module: json.tool}}}\n"
     )
-    code, said, _ = run(capfd, "r.yaml", strict=True)
-    assert code == 1 and said.endswith("\nr.yaml: 1 warning; --strict lets none pass\n")
+    code, output, _ = run(capfd, "r.yaml", strict=True)
+    assert code == 1 and output.endswith("\nr.yaml: 1 warning; --strict lets none pass\n")
     assert run(capfd, "base_of_all.yaml", strict=True)[0] == 0
 
 
@@ -330,9 +337,9 @@ JUNK = {
 
 @pytest.mark.parametrize("name", JUNK)
 def test_junk_on_standard_input_is_answered(name: str) -> None:
-    data, said = JUNK[name]
+    data, output = JUNK[name]
     done = meshctl("-", "-f", "concise", data=data)
-    assert done.returncode in (1, 3) and done.stdout.startswith(said) and done.stderr == b""
+    assert done.returncode in (1, 3) and done.stdout.startswith(output) and done.stderr == b""
 
 
 def test_closed_streams_are_answered() -> None:
@@ -346,8 +353,8 @@ def test_closed_streams_are_answered() -> None:
 def test_a_pipe_or_a_device_is_no_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(folder / "pipe.yaml")
     for path, kind in (("pipe.yaml", "a pipe"), ("/dev/zero", "a device"), ("/dev/tty", "a device")):
-        code, said, _ = run(capfd, path)
-        assert code == 3 and said.startswith(f"error[MC001]: `{path}` is {kind} and no file")
+        code, output, _ = run(capfd, path)
+        assert code == 3 and output.startswith(f"error[MC001]: `{path}` is {kind} and no file")
     (folder / "r.yaml").write_text("defaults: [./pipe, _self_]\nname: x\n")
     assert run(capfd, "r.yaml", format="concise")[1].startswith(
         "r.yaml:1:12: MC201 there is no config `pipe`"
@@ -357,8 +364,8 @@ def test_a_pipe_or_a_device_is_no_file(folder: Path, capfd: pytest.CaptureFixtur
 def test_a_huge_file_is_not_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with open(folder / "huge.yaml", "wb") as file:
         file.truncate(1 << 40)
-    code, said, _ = run(capfd, "huge.yaml")
-    assert code == 3 and "`huge.yaml` is larger than 1 MiB" in said
+    code, output, _ = run(capfd, "huge.yaml")
+    assert code == 3 and "`huge.yaml` is larger than 1 MiB" in output
 
 
 def test_a_stream_that_knows_few_letters_gets_them_replaced() -> None:
@@ -379,12 +386,14 @@ WRONG = "\ufeff# 字 rank\r\ndefaults: [./base_of_all, _self_]\r\ngroups: {train
 FIXED = WRONG.replace("{rank: 4.0}", "{ranks: 4}").replace("max_steps: 1e3", "steps: 1000")
 
 
-def test_fix_writes_what_is_certain_and_says_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fix_writes_certain_changes_and_reports_them(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe = folder / "r.yaml"
     recipe.write_bytes(WRONG.encode())
     recipe.chmod(0o640)
-    code, said, err = run(capfd, "r.yaml", fix=True)
-    assert code == 0 and said.startswith("ok: arithmetic: 2 groups") and recipe.read_bytes() == FIXED.encode()
+    code, output, err = run(capfd, "r.yaml", fix=True)
+    assert (
+        code == 0 and output.startswith("ok: arithmetic: 2 groups") and recipe.read_bytes() == FIXED.encode()
+    )
     assert err.splitlines() == [
         "fixed r.yaml:3:18: `rank` -> `ranks`",
         "fixed r.yaml:4:7: `max_steps` -> `steps`",
@@ -406,8 +415,8 @@ def test_fix_keeps_comments_line_ends_and_rights_and_is_done_at_once(
     right = text.replace("seed: 1  # twice", "  # twice").replace("rank:", "ranks:").encode()
     there = folder / "crlf.yaml"
     assert there.read_bytes() == b"\xef\xbb\xbf" + right and there.stat().st_mode & 0o777 == 0o640
-    said = capfd.readouterr().err
-    assert said == "fixed crlf.yaml:3:1: `seed: 1` is gone\nfixed crlf.yaml:4:14: `rank` -> `ranks`\n"
+    output = capfd.readouterr().err
+    assert output == "fixed crlf.yaml:3:1: `seed: 1` is gone\nfixed crlf.yaml:4:14: `rank` -> `ranks`\n"
     before = there.stat()
     assert validate(["crlf.yaml"], Options(fix=True)) == 0 and capfd.readouterr().err == ""
     assert (there.stat().st_ino, there.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -415,8 +424,8 @@ def test_fix_keeps_comments_line_ends_and_rights_and_is_done_at_once(
 
 def test_fix_reports_what_is_left(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "r.yaml").write_text("defaults: [./base_of_all, _self_]\nnam: x\nseed: y\n")
-    code, said, _ = run(capfd, "r.yaml", fix=True, format="json")
-    (one,) = json.loads(said)["recipes"]
+    code, output, _ = run(capfd, "r.yaml", fix=True, format="json")
+    (one,) = json.loads(output)["recipes"]
     assert code == 1 and [found["message"] for found in one["diagnostics"]] == [
         "`seed` must be a whole number from 0, it is the text `y`"
     ]
@@ -470,7 +479,7 @@ def test_fix_goes_through_a_link_that_is_named(folder: Path, capfd: pytest.Captu
     )
 
 
-def test_what_cannot_be_written_is_said_and_stays_wrong(
+def test_what_cannot_be_written_is_reported_and_remains_wrong(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -478,10 +487,10 @@ def test_what_cannot_be_written_is_said_and_stays_wrong(
 
     (folder / "r.yaml").write_text("nam: x\n")
     monkeypatch.setattr("tempfile.mkstemp", full)
-    code, said, err = run(capfd, "r.yaml", fix=True)
+    code, output, err = run(capfd, "r.yaml", fix=True)
     assert (
         code == 1
-        and "has no key `nam`" in said
+        and "has no key `nam`" in output
         and err.startswith("error: `")
         and "cannot be written: no space left on device" in err
     )
@@ -528,5 +537,5 @@ def test_the_recipe_of_a_run_is_not_fixed(folder: Path, capfd: pytest.CaptureFix
 def test_source_that_is_huge_is_not_read(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with open(folder / "arithmetic.py", "wb") as file:
         file.truncate(1 << 40)
-    code, said, _ = run(capfd, "base_of_all.yaml", format="concise")
-    assert code == 0 and said.count("MC504 note: ") == 3 and "arithmetic.py` is larger than 4 MiB" in said
+    code, output, _ = run(capfd, "base_of_all.yaml", format="concise")
+    assert code == 0 and output.count("MC504 note: ") == 3 and "arithmetic.py` is larger than 4 MiB" in output

@@ -86,7 +86,7 @@ def test_a_relative_path_is_found_where_modules_are(file: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("", "has no rows"),
         ('{"a": 1}\n{"a": ', r"bad\.jsonl:2: .* at column"),
@@ -94,10 +94,10 @@ def test_a_relative_path_is_found_where_modules_are(file: str, monkeypatch: pyte
         ('{"a": 1}\n\n{"b": 1}\n', r"bad\.jsonl:3: this row has the keys b, the first has a"),
     ],
 )
-def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
-    with pytest.raises(RowsError, match=says):
+    with pytest.raises(RowsError, match=expected):
         Rows(str(path))
 
 

@@ -67,12 +67,12 @@ def worker(environ: Mapping[str, str]) -> int:
         rank=rank,
         world_size=plan.group(group).workers,
     )
-    place = plan.group(group).first_place + rank
+    job_rank = plan.group(group).first_job_rank + rank
     ending = StopAgreement(
         dist.PrefixStore("ending", store),
         dist.PrefixStore("ending", connect(environ)),
-        place,
-        range(plan.places),
+        job_rank,
+        range(plan.job_size),
     )
     ending.plan(0 if "forever" in mode else STEPS, {}, [])
     if chosen and "stubborn" in mode:

@@ -71,7 +71,7 @@ def test_killed_agent_or_fork_server(launch: Launch, tmp_path: Path, title: str,
     assert run.output().startswith(line)
 
 
-def test_killed_launcher_takes_everything_along(launch: Launch, tmp_path: Path) -> None:
+def test_a_killed_launcher_ends_everything(launch: Launch, tmp_path: Path) -> None:
     run, pids = going(launch, tmp_path, "forever children")
     os.kill(run.pid, signal.SIGKILL)
     gone(pids)

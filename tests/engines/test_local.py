@@ -72,7 +72,7 @@ def train(*run: int, kind: Any = "cuda", **more: Any) -> Group:
 
 def test_a_machine_is_held_against_what_each_group_needs(machine: Path) -> None:
     assert refusal(train(0, 4)) == ""
-    assert refusal(train(0, 2), replace(train(0, 2, kind="npu"), name="rollout", first_place=2)) == ""
+    assert refusal(train(0, 2), replace(train(0, 2, kind="npu"), name="rollout", first_job_rank=2)) == ""
     assert refusal(train(2, 6)) == "group train needs the cuda devices 2-5, and this machine has 4"
     assert refusal(train(1, 3, kind="npu")) == "group train needs the npu devices 1-2, and this machine has 2"
     assert refusal(train(0, 1, visible_devices=("3",))) == ""
@@ -108,10 +108,10 @@ def test_a_list_in_the_environment_is_obeyed_before_the_start(
     assert "ASCEND_RT_VISIBLE_DEVICES=1 leaves 1" in refusal(train(0, 2, kind="npu"))
 
 
-def test_two_groups_on_one_device_say_so(machine: Path) -> None:
-    guest = replace(train(3, 4, visible_devices=("1",)), name="guest", first_place=2)
-    said = "groups train and guest would both have the cuda device 1: give them other visible_devices, or say `colocate: train`"
-    assert refusal(train(0, 2), guest) == said
+def test_two_groups_on_one_device_are_marked(machine: Path) -> None:
+    guest = replace(train(3, 4, visible_devices=("1",)), name="guest", first_job_rank=2)
+    message = "groups train and guest would both have the cuda device 1: give them other visible_devices, or say `colocate: train`"
+    assert refusal(train(0, 2), guest) == message
     assert refusal(train(0, 2), replace(guest, colocate="train")) == ""
     assert refusal(train(0, 1), replace(guest, device_type="npu")) == ""
 
@@ -142,9 +142,7 @@ def test_gpus_of_rocm_are_counted_among_its_processors(
     assert refusal(train(0, 1)) == "" and "ROCR_VISIBLE_DEVICES=1 leaves 1" in refusal(train(0, 2))
 
 
-def test_what_torch_was_built_for_is_told_by_its_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_backend_of_torch_is_read_from_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_rocm() == (torch.version.hip is not None)
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
@@ -169,7 +167,7 @@ def test_a_transport_that_does_not_exist_is_refused(
         preflight(plan, Start(("/",)))
 
 
-def test_what_the_environment_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_the_environment_lacks_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MY_TOKEN", raising=False)
     with pytest.raises(CannotStart, match="MY_TOKEN"):
         preflight(plan_of(tmp_path, ("one", 1), env=(("TOKEN", "${oc.env:MY_TOKEN}"),)), Start(("/",)))

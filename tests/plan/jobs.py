@@ -11,7 +11,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from meshctl.plan.model import Group, Plan, Run
-from meshctl.recipe import model as said
+from meshctl.recipe import model as recipe_model
 from meshctl.topology.allocation import allocate
 from meshctl.topology.cluster import Cluster
 
@@ -63,7 +63,7 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
     even = st.integers(1, 5).map(lambda each: (each,) * nodes)
     uneven = st.lists(st.integers(0, 5), min_size=nodes, max_size=nodes).filter(any).map(tuple)
     sizes: Sizes = {kind: draw(st.one_of(even, uneven)) for kind in TYPES}
-    groups: dict[str, said.DeviceGroup] = {}
+    groups: dict[str, recipe_model.DeviceGroup] = {}
     free = {kind: set(range(sum(sizes[kind]))) for kind in TYPES}
     for index in range(draw(st.integers(1, 4))):
         name, kind = f"g{index}", draw(st.sampled_from(TYPES))
@@ -71,17 +71,17 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
         if draw(st.booleans()):
             ranks = draw(lists(sizes[kind], free[kind], each))
             assume(ranks)
-            groups[name] = said.DeviceGroup(name, ranks, kind, each)
+            groups[name] = recipe_model.DeviceGroup(name, ranks, kind, each)
         else:
-            groups[name] = said.DeviceGroup(name, each * draw(st.integers(1, 6)), kind, each)
+            groups[name] = recipe_model.DeviceGroup(name, each * draw(st.integers(1, 6)), kind, each)
     hosts = [group for group in groups.values() if group.devices > 1]
     if hosts and draw(st.booleans()):
         host = draw(st.sampled_from(hosts))
         share = host.gpus_per_worker * draw(st.integers(1, host.devices // host.gpus_per_worker))
         each = draw(st.sampled_from([1, host.gpus_per_worker]))
-        groups["guest"] = said.DeviceGroup("guest", share, host.device_type, each, colocate=host.name)
-    groups["judge"] = said.DeviceGroup("judge", draw(st.integers(1, 7)), "cpu")
-    placed = allocate(groups, said.Cluster(nodes, sizes))
+        groups["guest"] = recipe_model.DeviceGroup("guest", share, host.device_type, each, colocate=host.name)
+    groups["judge"] = recipe_model.DeviceGroup("judge", draw(st.integers(1, 7)), "cpu")
+    placed = allocate(groups, recipe_model.Cluster(nodes, sizes))
     assume(not placed.beyond)
     assume(
         all(
@@ -108,7 +108,7 @@ def lists(draw: st.DrawFn, sizes: Sequence[int], free: set[int], each: int) -> t
     return tuple(found)
 
 
-def _placed(groups: dict[str, said.DeviceGroup], devices: object) -> list[Group]:
+def _placed(groups: dict[str, recipe_model.DeviceGroup], devices: object) -> list[Group]:
     assert isinstance(devices, dict)
     found, place = list[Group](), 0
     for name, group in groups.items():

@@ -47,11 +47,11 @@ def test_it_comes_back_from_json_as_it_was() -> None:
 def test_what_is_at_its_default_may_be_left_out_and_then_the_digest_stays() -> None:
     assert not {"patience", "record"} & {*json.loads(plan().to_json())["run"]}
     assert "checksum" not in plan().to_json() and "equal_counts" not in plan().to_json()
-    said = replace(plan(), run=Run(steps=3, patience=0.0, record=("s -> t",)))
-    assert Plan.from_json(said.to_json()) == said and said.digest != plan().digest
+    stated = replace(plan(), run=Run(steps=3, patience=0.0, record=("s -> t",)))
+    assert Plan.from_json(stated.to_json()) == stated and stated.digest != plan().digest
 
 
-def test_the_digest_tells_any_change() -> None:
+def test_the_digest_detects_any_change() -> None:
     assert plan().digest != replace(plan(), seed=2).digest
     changed = json.loads(plan().to_json()) | {"seed": 5}
     with pytest.raises(ValueError, match="this plan was changed"):
@@ -62,14 +62,16 @@ def test_the_digest_tells_any_change() -> None:
 
 def test_where_workers_are() -> None:
     train = [
-        (worker.place, worker.node, worker.local_rank, worker.devices) for worker in plan().workers("train")
+        (worker.job_rank, worker.node, worker.local_rank, worker.devices)
+        for worker in plan().workers("train")
     ]
     assert train == [(0, 1, 0, (5, 6)), (1, 0, 0, (0, 1)), (2, 0, 1, (2, 3))]
     judge = [
-        (worker.place, worker.node, worker.local_rank, worker.devices) for worker in plan().workers("judge")
+        (worker.job_rank, worker.node, worker.local_rank, worker.devices)
+        for worker in plan().workers("judge")
     ]
     assert judge == [(3, 0, 0, ()), (4, 0, 1, ()), (5, 0, 2, ()), (6, 1, 0, ()), (7, 1, 1, ())]
-    assert plan().places == 9 and plan().at_place(7) == ("judge", 4)
+    assert plan().job_size == 9 and plan().group_and_rank(7) == ("judge", 4)
     assert [worker.rank for worker in plan().workers("judge", node=1)] == [3, 4]
     assert plan().nodes_of("script") == (0,)
 
@@ -77,8 +79,8 @@ def test_where_workers_are() -> None:
 def test_a_rank_that_is_not_there() -> None:
     with pytest.raises(IndexError, match="the group has 3 workers, there is no rank 3"):
         plan().worker("train", 3)
-    with pytest.raises(IndexError, match="the job has 9 workers, there is no place 9"):
-        plan().at_place(9)
+    with pytest.raises(IndexError, match="the job has 9 workers, there is no job rank 9"):
+        plan().group_and_rank(9)
 
 
 def test_nodes_may_differ_and_types_are_numbered_apart() -> None:
@@ -115,14 +117,14 @@ def test_many_devices_are_never_listed() -> None:
 
 @given(jobs())
 @settings(max_examples=300)
-def test_workers_are_where_a_list_of_all_says(job: tuple[Plan, Sizes]) -> None:
+def test_workers_are_where_a_list_of_all_places_them(job: tuple[Plan, Sizes]) -> None:
     plan, sizes = job
     for group in plan.groups:
         listed = naive(group, sizes, plan.cluster.nodes)
         found = [(worker.node, worker.local_rank, worker.devices) for worker in plan.workers(group.name)]
         assert found == [(one.node, one.local_rank, one.devices) for one in listed]
-        assert [worker.place for worker in plan.workers(group.name)] == [
-            group.first_place + rank for rank in range(group.workers)
+        assert [worker.job_rank for worker in plan.workers(group.name)] == [
+            group.first_job_rank + rank for rank in range(group.workers)
         ]
         for node in range(plan.cluster.nodes):
             ranks = [rank for rank, one in enumerate(listed) if one.node == node]
@@ -133,7 +135,7 @@ def test_workers_are_where_a_list_of_all_says(job: tuple[Plan, Sizes]) -> None:
 
 @given(jobs())
 @settings(max_examples=300)
-def test_groups_share_devices_only_where_they_say_so(job: tuple[Plan, Sizes]) -> None:
+def test_groups_share_devices_only_where_they_state_it(job: tuple[Plan, Sizes]) -> None:
     plan, _ = job
     for kind in ("cuda", "npu"):
         own = [group for group in plan.groups if group.device_type == kind and not group.colocate]

@@ -54,7 +54,7 @@ def plan_of(folder: Path, text: str, *overrides: str) -> Plan:
 def test_the_recipe_of_the_design(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, IN_DESIGN)
     assert plan.cluster == Cluster.of(1, cuda=8)
-    places = [(group.name, group.workers, group.first_place, group.devices) for group in plan.groups]
+    places = [(group.name, group.workers, group.first_job_rank, group.devices) for group in plan.groups]
     assert places == [("rollout", 4, 0, ((0, 4),)), ("train", 4, 4, ((4, 8),)), ("judge", 2, 8, ())]
     assert plan.component("prompts").mesh == DeviceMesh.from_sizes(dp_size=4, device_type="cuda")
     assert plan.component("actor").mesh == DeviceMesh.from_sizes(fsdp_size=2, tp_size=2, device_type="cuda")
@@ -82,7 +82,7 @@ def test_the_recipe_of_the_design(tmp_path: Path) -> None:
     assert plan.run.checkpoint == Checkpoint(50, 3) and plan.run.steps == 200
 
 
-def test_what_is_seldom_said_arrives_and_leaves_no_trace_where_it_is_not(tmp_path: Path) -> None:
+def test_rare_fields_arrive_and_leave_no_trace_where_they_are_absent(tmp_path: Path) -> None:
     keys = ("pipeline.publish.checksum", "pipeline.scored.dispatch.equal_counts", "run.patience")
     plan = plan_of(
         tmp_path,
@@ -94,8 +94,8 @@ def test_what_is_seldom_said_arrives_and_leaves_no_trace_where_it_is_not(tmp_pat
         Dispatch(balance="tokens", equal_counts=True)
     ]
     assert Plan.from_json(plan.to_json()) == plan
-    said = [f"{key}={value}" for key, value in zip(keys, ("false", "false", "3600"), strict=True)]
-    assert plan_of(tmp_path, IN_DESIGN, *said).digest == plan_of(tmp_path, IN_DESIGN).digest != plan.digest
+    stated = [f"{key}={value}" for key, value in zip(keys, ("false", "false", "3600"), strict=True)]
+    assert plan_of(tmp_path, IN_DESIGN, *stated).digest == plan_of(tmp_path, IN_DESIGN).digest != plan.digest
 
 
 def test_views_and_sizes_of_samples_arrive(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_environment_is_not_in_the_plan(tmp_path: Path, monkeypatch: Any) ->
     assert plan.digest == plan_of(tmp_path, text).digest
 
 
-def test_a_stage_comes_after_those_it_takes_and_else_as_written(tmp_path: Path) -> None:
+def test_a_stage_comes_after_its_inputs_and_else_as_written(tmp_path: Path) -> None:
     groups, components, _ = IN_DESIGN.partition("pipeline:")
     text = f"""{groups}{components}
   late: {{call: judge.score, in: b}}
@@ -178,7 +178,7 @@ def test_a_stage_comes_after_those_it_takes_and_else_as_written(tmp_path: Path) 
     assert [stage.name for stage in plan_of(tmp_path, text).stages] == ["a", "b", "late", "c", "early"]
 
 
-def test_a_word_that_could_not_be_read_is_not_compared_where_the_stage_says_it(tmp_path: Path) -> None:
+def test_an_unreadable_mode_is_not_compared_where_the_stage_states_it(tmp_path: Path) -> None:
     stage = "  look: {call: actor.look, in: batch}\nrun:"
     plan = plan_of(tmp_path, IN_DESIGN.replace("run:", stage))
     assert plan.component("actor").endpoints["look"] == ("slice_dp", "flatten", "all")

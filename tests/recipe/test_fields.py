@@ -126,7 +126,7 @@ def test_defaults_of_the_model_are_those_of_the_table() -> None:
             assert defaults[field.key] == field.default
 
 
-def test_sections_stand_where_the_table_says() -> None:
+def test_sections_are_where_the_table_states() -> None:
     assert section_at(("pipeline", "called", "in", "x", "dispatch"), TREE) is DISPATCH
     assert section_at(("pipeline", "called", "in", "x"), TREE) is INPUT
     assert section_at(("components", "nobody"), TREE) is COMPONENT

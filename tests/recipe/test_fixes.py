@@ -310,7 +310,7 @@ def wrong_recipes(draw: st.DrawFn) -> tuple[str, str]:
 
 @settings(max_examples=100)
 @given(wrong_recipes())
-def test_fixing_gives_the_right_recipe_and_changes_nothing_else(recipes: tuple[str, str]) -> None:
+def test_fixing_makes_the_recipe_correct_and_changes_nothing_else(recipes: tuple[str, str]) -> None:
     wrong, right = recipes
     assert repaired(wrong) == right
     assert not loaded(right).report.errors

@@ -54,11 +54,11 @@ def calls_of(rules: tuple[Any, ...], facts: Facts) -> int:
     """How many Python functions the rules call: the same on every machine."""
     count = 0
 
-    def heard(frame: FrameType, event: str, argument: object) -> None:
+    def trace(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
         count += event == "call"
 
-    sys.setprofile(heard)
+    sys.setprofile(trace)
     try:
         assert not [found for rule in rules for found in rule(facts)]
     finally:

@@ -41,7 +41,7 @@ def test_a_plan_is_no_recipe(tmp_path: Path) -> None:
     )
 
 
-def test_the_plan_of_a_run_has_a_folder_that_is_taken(tmp_path: Path) -> None:
+def test_the_plan_of_a_run_has_a_folder_that_is_in_use(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "start.json").write_text("{}", encoding="utf-8")
     assert plan_in(tmp_path / "run").help == "name the run's folder, `run`, which every command takes"
@@ -65,7 +65,7 @@ def test_a_recipe_may_be_json(tmp_path: Path) -> None:
         (["dri/renderD128", "dri/card0"], "cpu"),
     ],
 )
-def test_devices_are_told_by_what_the_driver_shows(
+def test_devices_are_counted_by_what_the_driver_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], kind: str
 ) -> None:
     for name in there:
@@ -76,7 +76,7 @@ def test_devices_are_told_by_what_the_driver_shows(
     assert detected() == kind
 
 
-def test_a_name_that_no_file_can_have_here_is_said_to_be_so(
+def test_a_name_that_no_file_can_have_here_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = "groups: {train: {ranks: 1, device_type: cpu}}\ncomponents: {c: {_target_: häuser.Bau, group: train}}\n"
@@ -89,7 +89,7 @@ def test_a_name_that_no_file_can_have_here_is_said_to_be_so(
     )
 
 
-def test_one_cause_is_said_once(tmp_path: Path) -> None:
+def test_one_cause_is_reported_once(tmp_path: Path) -> None:
     """Neither where a wrong value is used again, nor at each component of a module that is missing."""
     (tmp_path / "pieces.py").write_text((Path(__file__).parent / "launched" / "pieces.py").read_text())
     (tmp_path / "recipe.yaml").write_text(

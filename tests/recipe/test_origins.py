@@ -107,7 +107,7 @@ def reads_as(text: str, is_override: bool) -> Any:
 
 @settings(max_examples=examples(30, 800), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
-def test_values_are_hydras_and_their_places_hold_them(
+def test_values_are_those_of_hydra_and_their_spans_contain_them(
     files: dict[str, str], overrides: list[str], tmp_path_factory: Any
 ) -> None:
     recipe = write(tmp_path_factory.mktemp("origins"), files)
@@ -222,20 +222,20 @@ def in_force(*overrides: str) -> dict[str, Origin]:
 
 def test_what_nobody_wrote() -> None:
     found = in_force()
-    said = {path: (origin.value, origin.kind) for path, origin in found.items() if origin.span is None}
-    assert said["seed"] == (0, "default")
-    assert said["run.grace"] == (30, "default") and said["run.dir"] == ("runs", "default")
-    assert said["run.patience"] == (3600, "default")
-    assert said["cluster.nodes"] == (1, "inferred")
-    assert said["components.sampler.parallel.dp_size"] == (2, "inferred")
-    assert said["pipeline.publish.max_staleness"] == (0, "default")
-    assert "pipeline.batch.dispatch" not in said, "a source has no input"
+    stated = {path: (origin.value, origin.kind) for path, origin in found.items() if origin.span is None}
+    assert stated["seed"] == (0, "default")
+    assert stated["run.grace"] == (30, "default") and stated["run.dir"] == ("runs", "default")
+    assert stated["run.patience"] == (3600, "default")
+    assert stated["cluster.nodes"] == (1, "inferred")
+    assert stated["components.sampler.parallel.dp_size"] == (2, "inferred")
+    assert stated["pipeline.publish.max_staleness"] == (0, "default")
+    assert "pipeline.batch.dispatch" not in stated, "a source has no input"
     assert found["components.actor.parallel.fsdp_size"].resolved == (4,)
     metrics = found["pipeline.metrics.collect"]
     assert (metrics.value, metrics.kind) == ("mean", "decorator") and place(metrics).startswith(
         "arithmetic.py:"
     )
-    assert "run.checkpoint.keep" not in said
+    assert "run.checkpoint.keep" not in stated
     assert in_force("run.checkpoint={every: 5}")["run.checkpoint.keep"].kind == "default"
 
 

@@ -46,7 +46,7 @@ def reading(text: str) -> Read:
     return read(tree, "stem")
 
 
-def test_everything_a_recipe_can_say_arrives() -> None:
+def test_everything_a_recipe_can_state_arrives() -> None:
     result = reading(WHOLE)
     assert [found.message for found in result.found] == []
     recipe, words = result.recipe, model.DispatchWords
@@ -208,7 +208,7 @@ def mutations(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations())
-def test_nothing_raises_and_every_error_has_a_place(recipe: dict[str, Any]) -> None:
+def test_nothing_raises_and_every_error_has_a_span(recipe: dict[str, Any]) -> None:
     from meshctl.plan.resolve import resolve
     from meshctl.recipe.code.classes import Code
     from meshctl.recipe.rules import Facts, check

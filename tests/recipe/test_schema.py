@@ -52,7 +52,7 @@ def flagged(data: Any) -> set[tuple[str, ...]]:
     return {tuple(map(str, error.absolute_path)) for error in CHECKER.iter_errors(data)}
 
 
-def said(data: Any) -> Read:
+def read_of(data: Any) -> Read:
     return read_corrected(of_plain(data, Span("recipe.yaml", 1, 1)))
 
 
@@ -84,7 +84,7 @@ def descriptions(node: Any) -> Iterator[str]:
             yield from descriptions(item)
 
 
-def test_what_is_meant_is_said_shortly() -> None:
+def test_descriptions_are_short() -> None:
     assert not [text for text in descriptions(SCHEMA) if len(text) > 220]
 
 
@@ -150,7 +150,7 @@ def absent(tree: Node, path: tuple[str, ...]) -> bool:
 
 
 BASES = {name: path for name, path in PATHS.items() if name != "stage"}
-BESIDE: dict[str, dict[str, Any]] = {
+OUT_OF_BAND: dict[str, dict[str, Any]] = {
     "group": {"ranks": 2, "program": "train.py"},
     "component": {"_target_": "a.B", "group": "g"},
     "call": {"call": "c.m"},
@@ -227,7 +227,7 @@ def pieces() -> Iterator[tuple[str, str]]:
 
 def recipe_with(part: str, key: str, value: Any) -> Any:
     """A recipe in which this key alone can be wrong."""
-    path, item = BASES[part], {**BESIDE.get(part, {}), key: value}
+    path, item = BASES[part], {**OUT_OF_BAND.get(part, {}), key: value}
     if part in ("dispatch", "input"):
         return nested(path[:2], {"call": "c.m", **nested(path[2:], item)})
     return nested(path, item)
@@ -242,10 +242,12 @@ def is_stricter(part: str, key: str, value: Any) -> bool:
 
 
 @pytest.mark.parametrize(("part", "key"), [piece for piece in pieces() if piece != ("recipe", "defaults")])
-def test_each_key_takes_what_the_reader_takes(part: str, key: str) -> None:
+def test_each_key_accepts_what_the_reader_accepts(part: str, key: str) -> None:
     for value in VALUES:
         data = recipe_with(part, key, value)
-        found = [one.message for one in said(data).found if one.code not in NEEDS and one.severity == "error"]
+        found = [
+            one.message for one in read_of(data).found if one.code not in NEEDS and one.severity == "error"
+        ]
         seen = flagged(data)
         if bool(found) != bool(seen) and (found or not is_stricter(part, key, value)):
             raise AssertionError(f"{part}.{key} = {value!r}: the reader says {found}, the schema {seen}")
@@ -255,7 +257,7 @@ def test_each_key_takes_what_the_reader_takes(part: str, key: str) -> None:
     ("part", "key"), [(part, key) for part, key in pieces() if key not in ("nonsense", "defaults")]
 )
 @pytest.mark.parametrize("value", ["${vars.x}", "${oc.env:X,1}", "???"])
-def test_what_is_said_elsewhere_or_later_fits_everywhere(part: str, key: str, value: str) -> None:
+def test_what_is_stated_elsewhere_or_later_fits_everywhere(part: str, key: str, value: str) -> None:
     assert flagged(recipe_with(part, key, value)) == set()
 
 
@@ -293,7 +295,7 @@ def test_a_defaults_list_is_a_list() -> None:
 
 @pytest.mark.parametrize("name", ["a", "résumé", "7b-grpo", "a.b@c+d", "x y", "-x", "a/b", "$"])
 def test_names_of_runs(name: str) -> None:
-    assert bool(flagged({"name": name})) == bool(said({"name": name}).found)
+    assert bool(flagged({"name": name})) == bool(read_of({"name": name}).found)
 
 
 def test_patterns_mean_the_same_to_every_engine() -> None:

@@ -26,7 +26,7 @@ def loaded(folder: Path, recipe: str, *overrides: str, **environ: str) -> Loaded
     return load("recipe.yaml", overrides, folder, environ=environ, detect=lambda: "cpu")
 
 
-def said(one: Loaded, folder: Path) -> str:
+def output(one: Loaded, folder: Path) -> str:
     """All that can be printed of it."""
     assert one.tree is not None
     tree, found = shown(one.tree, one.secrets), origins(one, folder)
@@ -56,7 +56,7 @@ def test_a_recipe_without_secrets_has_none_to_look_for(tmp_path: Path) -> None:
     assert one.secrets.known == () and not one.secrets.paths
 
 
-def test_the_environment_is_said_to_nobody(tmp_path: Path) -> None:
+def test_the_environment_is_shown_to_nobody(tmp_path: Path) -> None:
     one = loaded(
         tmp_path,
         "groups: {a: {ranks: '${oc.env:COUNT}', device_type: '${oc.env:KIND}'}}\n",
@@ -64,7 +64,7 @@ def test_the_environment_is_said_to_nobody(tmp_path: Path) -> None:
         COUNT=f"x.{MARK}.y",
     )
     report = text(one.report)
-    assert MARK not in said(one, tmp_path) and f"`{HIDDEN}` is not a device type" in report
+    assert MARK not in output(one, tmp_path) and f"`{HIDDEN}` is not a device type" in report
 
 
 def test_words_that_everybody_knows_stay(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_password_in_an_address_is_a_warning(tmp_path: Path, address: str) -> 
         ("`args` is an address with its password written out", help.format("ARGS")),
     ]
     password = address.partition("://")[2].partition(":")[2].rpartition("@")[0]
-    assert f":{password}@" not in said(one, tmp_path) and f":{HIDDEN}@" in said(one, tmp_path)
+    assert f":{password}@" not in output(one, tmp_path) and f":{HIDDEN}@" in output(one, tmp_path)
 
 
 NO_PASSWORD = [
@@ -219,7 +219,7 @@ BASE = {
     overrides=st.lists(OVERRIDES, max_size=3),
     flow=st.sampled_from([True, False, None]),
 )
-def test_no_secret_is_ever_said(
+def test_no_secret_is_ever_shown(
     places: list[tuple[str, Any]], wrong: str, overrides: list[str], flow: bool | None, tmp_path: Path
 ) -> None:
     data: Any = BASE
@@ -229,7 +229,7 @@ def test_no_secret_is_ever_said(
         data = merged(data, {"vars": {"mine": "x"}})
     recipe = yaml.safe_dump(data, sort_keys=False, default_flow_style=flow, width=10_000)
     one = loaded(tmp_path, f"{recipe}{wrong}\n", *overrides, FROM_HERE=f"env{MARK}")
-    assert MARK not in said(one, tmp_path), recipe
+    assert MARK not in output(one, tmp_path), recipe
 
 
 # Lines of files: every character keeps its column
@@ -326,7 +326,7 @@ def test_an_override_keeps_its_columns(override: str, shown: str) -> None:
     assert mask_lines("override 1", [override]) == (shown,)
 
 
-def test_a_long_line_takes_no_time() -> None:
+def test_a_long_line_is_handled_in_no_time() -> None:
     many = 200_000
     for line in (
         "token: {" * many,

@@ -137,18 +137,18 @@ def pipelines(draw: st.DrawFn, groups: list[str], wild: bool, saves: bool) -> di
                 )
             )
         stages[name] = stage
-    givers = draw(st.permutations(groups))
+    producers = draw(st.permutations(groups))
     for number in range(draw(st.integers(0, 2 if wild else min(1, len(groups) - 1)))):
-        giver, taker = (draw(where), draw(where)) if wild else givers[:2]
+        producer, consumer = (draw(where), draw(where)) if wild else producers[:2]
         late = [{"every": 2, "max_staleness": 0}] if wild else []
         more = draw(st.sampled_from([{}, {"max_staleness": 1}, {"every": 2}, {"checksum": True}, *late]))
-        stages[f"sync{number}"] = {"sync": f"worker_{giver}", "to": f"worker_{taker}", **more}
+        stages[f"sync{number}"] = {"sync": f"worker_{producer}", "to": f"worker_{consumer}", **more}
     return stages
 
 
 @st.composite
 def modes(draw: st.DrawFn, stages: list[str], wild: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {} if wild else {"dispatch": {"allow_empty": True}}
+    options: dict[str, Any] = {} if wild else {"dispatch": {"allow_empty": True}}
     if draw(st.booleans()):
         dispatch: dict[str, Any] = {
             "mode": draw(st.sampled_from(["slice_dp", "slice", "all"])),
@@ -163,12 +163,12 @@ def modes(draw: st.DrawFn, stages: list[str], wild: bool) -> dict[str, Any]:
         more: dict[str, Any] = draw(
             st.sampled_from([{}, {"balance": "tokens"}, even, {"split_groups": True}, *homes])
         )
-        said["dispatch"] = {**dispatch, **more}
+        options["dispatch"] = {**dispatch, **more}
     if draw(st.integers(0, 3)) == 0:
-        said["execute"] = draw(st.sampled_from(["first", "peer"]))
+        options["execute"] = draw(st.sampled_from(["first", "peer"]))
     if wild and draw(st.integers(0, 3)) == 0:
-        said["collect"] = draw(st.sampled_from(["flatten", "mean", "first", "none", "last_pp"]))
-    return said
+        options["collect"] = draw(st.sampled_from(["flatten", "mean", "first", "none", "last_pp"]))
+    return options
 
 
 @st.composite
@@ -203,7 +203,7 @@ def runs(plan: Plan) -> in_process.Outcome:
     return in_process.run(plan, made, timeout=60)
 
 
-HEARD: list[str] = []
+RECORDED: list[str] = []
 """What the interpreter did that nothing may do for a recipe that is rejected."""
 ACTS = (
     "os.fork",
@@ -217,9 +217,9 @@ ACTS = (
 )
 
 
-def _hear(name: str, arguments: tuple[Any, ...]) -> None:
+def _record(name: str, arguments: tuple[Any, ...]) -> None:
     if name in ACTS or (name == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
-        HEARD.append(name)
+        RECORDED.append(name)
 
 
 def held(recipe: dict[str, Any], file: Path) -> None:
@@ -228,11 +228,11 @@ def held(recipe: dict[str, Any], file: Path) -> None:
     loaded = load(file, [], HERE, environ={}, path=[str(HERE)])
     if loaded.report.errors:
         event("rejected")
-        HEARD.clear()
-        with redirect_stderr(io.StringIO()) as said:
+        RECORDED.clear()
+        with redirect_stderr(io.StringIO()) as stderr:
             assert prepare(str(file), []) == (1, None)
-        assert not HEARD, HEARD
-        assert all(f"[{error.code}]" in said.getvalue() for error in loaded.report.errors[:50])
+        assert not RECORDED, RECORDED
+        assert all(f"[{error.code}]" in stderr.getvalue() for error in loaded.report.errors[:50])
         return
     plan = resolve(loaded.recipe, loaded.endpoints)
     if UNSOUND & {one.code for one in loaded.report.diagnostics}:
@@ -246,7 +246,7 @@ def held(recipe: dict[str, Any], file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sys.addaudithook(_hear)
+    sys.addaudithook(_record)
     folder = tmp_path_factory.mktemp("recipes")
     (folder / "pieces.py").symlink_to(HERE / "pieces.py")
     return folder / "recipe.yaml"

@@ -67,7 +67,7 @@ def test_answers_are_written_units_first() -> None:
     assert "".join(ALPHABET[token] for token in encode_answers(["62"])[0]) == "26"
 
 
-def test_a_digit_does_not_hear_those_after_it() -> None:
+def test_a_digit_does_not_attend_to_later_ones() -> None:
     model = Transformer()
     one, other = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 2, 3, 9]])
     assert torch.equal(model(one)[:, :3], model(other)[:, :3])

@@ -28,7 +28,7 @@ def launch(cwd: Path, recipe: str, *overrides: str) -> Path:
         "launch",
     ]
     environ = os.environ | {"PYTHONPATH": str(RECIPES.parent), "OMP_NUM_THREADS": "1"}
-    said = subprocess.run(
+    output = subprocess.run(
         [*command, str(RECIPES / recipe), *overrides],
         cwd=cwd,
         env=environ,
@@ -36,7 +36,7 @@ def launch(cwd: Path, recipe: str, *overrides: str) -> Path:
         text=True,
         timeout=180,
     )
-    assert said.returncode == 0, said.stdout + said.stderr
+    assert output.returncode == 0, output.stdout + output.stderr
     (run,) = (cwd / "runs").glob("*/*")
     return run
 

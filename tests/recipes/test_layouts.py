@@ -32,7 +32,7 @@ def test_layouts_weigh_samples_alike_and_read_one_anothers_state(tmp_path: Path)
         for rank in range(4)
     ]
     try:
-        said, _ = ranks[0].communicate(timeout=120)
+        output, _ = ranks[0].communicate(timeout=120)
         assert [rank.wait(60) for rank in ranks] == [0, 0, 0, 0]
     finally:
         for rank in ranks:
@@ -43,7 +43,7 @@ def test_layouts_weigh_samples_alike_and_read_one_anothers_state(tmp_path: Path)
     first = weights(alone)
     for _ in range(3):
         alone.learn(problems())
-    found = json.loads(said)
+    found = json.loads(output)
     assert set(found) == {"dp", "fsdp", "hsdp"}
     for layout in found.values():
         assert layout["first"] == first

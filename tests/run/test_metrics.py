@@ -56,7 +56,7 @@ def test_a_fast_group_may_be_steps_ahead() -> None:
 
 
 def test_mean_is_by_weight_and_sum_adds_and_first_is_the_lowest_rank() -> None:
-    said = [
+    logged = [
         metric("train", 1, 1, 1.0, loss=4.0),
         metric("train", 0, 1, 3.0, loss=0.0),
         metric("train", 1, 1, 1.0, "sum", stage="count", tokens=5),
@@ -64,45 +64,45 @@ def test_mean_is_by_weight_and_sum_adds_and_first_is_the_lowest_rank() -> None:
         metric("train", 1, 1, 1.0, "first", stage="rate", lr=9.0),
         metric("train", 0, 1, 1.0, "first", stage="rate", lr=8.0),
     ]
-    (line,) = fold([*said, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
+    (line,) = fold([*logged, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
     assert line == {"step": 1, "time": 100.0, "count.tokens": 12, "metrics.loss": 1.0, "rate.lr": 8.0}
 
 
-def test_a_mean_over_an_empty_batch_has_no_say() -> None:
-    said = [metric("train", 0, 1, 0.0, loss=math.nan), metric("train", 1, 1, 2.0, loss=1.5)]
-    (line,) = fold([*said, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
+def test_a_mean_over_an_empty_batch_has_no_weight() -> None:
+    logged = [metric("train", 0, 1, 0.0, loss=math.nan), metric("train", 1, 1, 2.0, loss=1.5)]
+    (line,) = fold([*logged, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
     assert line["metrics.loss"] == 1.5
 
 
 def test_what_is_no_finite_number_is_null() -> None:
-    said = [
+    logged = [
         metric("train", 0, 1, loss=math.nan),
         metric("train", 0, 1, norm=math.inf),
         metric("train", 0, 1, 0.0, none=1.0),
     ]
-    (line,) = fold([*said, step("train", 0, 1)], {"train": 1})
+    (line,) = fold([*logged, step("train", 0, 1)], {"train": 1})
     assert (
         as_json(line)
         == '{"step":1,"time":100.0,"metrics.loss":null,"metrics.none":null,"metrics.norm":null}\n'
     )
 
 
-def test_what_was_said_before_the_first_step_is_a_line_of_its_own() -> None:
+def test_metrics_before_the_first_step_are_a_line_of_their_own() -> None:
     lines = fold([metric("train", 0, 0, stage="exam", reward=0.1), step("train", 0, 1)], {"train": 1})
     assert lines == [{"step": 0, "time": 0.0, "exam.reward": 0.1}, {"step": 1, "time": 100.0}]
 
 
-def test_what_is_said_after_the_last_step_joins_its_line(tmp_path: Path) -> None:
+def test_metrics_after_the_last_step_join_its_line(tmp_path: Path) -> None:
     late = [
         metric("train", 0, 2, stage="exam", reward=1.0),
         step("train", 0, 2, 103.0),
         metric("train", 1, 2, stage="exam", reward=0.0),
     ]
     early = [
-        said
+        logged
         for n in (1, 2)
         for rank in (0, 1)
-        for said in (metric("train", rank, n, loss=n), step("train", rank, n))
+        for logged in (metric("train", rank, n, loss=n), step("train", rank, n))
     ]
     tracker = JsonLines(RunDir(tmp_path))
     tracker.on_attempt(0, None)
@@ -122,7 +122,7 @@ def test_a_second_word_without_values_changes_nothing() -> None:
     assert len(lines) == 1
 
 
-def test_a_step_that_a_worker_never_ended_gives_no_line() -> None:
+def test_a_step_that_a_worker_never_ended_has_no_line() -> None:
     assert fold([metric("train", 0, 1, loss=1.0), step("train", 0, 1)], {"train": 2}) == []
 
 
@@ -139,7 +139,9 @@ def test_log_outside_a_stage_has_no_stage_in_its_name() -> None:
 def test_a_resumed_run_neither_drops_nor_doubles(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     before = [
-        said for n in (1, 2, 3) for said in (metric("train", 0, n, loss=n), step("train", 0, n, 100.0 + n))
+        logged
+        for n in (1, 2, 3)
+        for logged in (metric("train", 0, n, loss=n), step("train", 0, n, 100.0 + n))
     ]
     path.write_text("".join(map(as_json, fold(before, {"train": 1}, since=100.0))) + '{"step":4,"ti')
 
@@ -147,9 +149,9 @@ def test_a_resumed_run_neither_drops_nor_doubles(tmp_path: Path) -> None:
     assert elapsed == 2.0
     folding = Fold({"train": 1}, since=500.0, after=2, elapsed=elapsed)
     again = [
-        said
+        logged
         for n in (3, 4)
-        for said in (metric("train", 0, n, loss=10.0 * n, time=501.0), step("train", 0, n, 501.0))
+        for logged in (metric("train", 0, n, loss=10.0 * n, time=501.0), step("train", 0, n, 501.0))
     ]
     with path.open("a") as file:
         file.writelines(as_json(line) for event in [*before, *again] for line in folding.add(event))
@@ -165,15 +167,15 @@ def test_reading_nothing_and_cutting_nothing(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_any_interleaving_of_the_workers_gives_the_same_lines(
+def test_any_interleaving_of_the_workers_results_in_the_same_lines(
     first: int, second: int, steps: int, order: random.Random
 ) -> None:
     workers = {"a": first, "b": second}
     files = [
         [
-            said
+            logged
             for n in range(1, steps + 1)
-            for said in (metric(group, rank, n, rank + 0.5, x=0.1 * rank * n), step(group, rank, n))
+            for logged in (metric(group, rank, n, rank + 0.5, x=0.1 * rank * n), step(group, rank, n))
         ]
         for group, count in workers.items()
         for rank in range(count)

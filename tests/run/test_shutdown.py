@@ -42,16 +42,16 @@ def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], d
     proposer = Proposer(store, range(len(paces)))
     ran: dict[int, int] = {}
 
-    def work(place: int) -> None:
-        ending = StopAgreement(store, store, place, range(len(paces)))
+    def work(job_rank: int) -> None:
+        ending = StopAgreement(store, store, job_rank, range(len(paces)))
         step = 0
         while ending.begin(step + 1):
             step += 1
-            time.sleep(paces[place] / 1e5)
-        ran[place] = step
+            time.sleep(paces[job_rank] / 1e5)
+        ran[job_rank] = step
         ending.leave()
 
-    workers = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(len(paces))]
+    workers = [threading.Thread(target=work, args=(job_rank,), daemon=True) for job_rank in range(len(paces))]
     for worker in workers:
         worker.start()
     time.sleep(delay / 1000)
@@ -63,7 +63,7 @@ def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], d
     assert ran == dict.fromkeys(range(len(paces)), last)
 
 
-def test_what_workers_ask_is_heard_once_and_in_order(store: HashStore) -> None:
+def test_requests_of_workers_are_received_once_and_in_order(store: HashStore) -> None:
     ending, proposer = StopAgreement(store, store, 0, [0]), Proposer(store, [0])
     assert proposer.asked() is None
     ending.ask("converged")
@@ -74,22 +74,22 @@ def test_what_workers_ask_is_heard_once_and_in_order(store: HashStore) -> None:
 
 
 def test_a_stream_that_ends_drops_what_was_begun(store: HashStore) -> None:
-    told = threading.Event()
-    ending, proposer = StopAgreement(store, store, 0, [0], told.set), Proposer(store, [0])
+    informed = threading.Event()
+    ending, proposer = StopAgreement(store, store, 0, [0], informed.set), Proposer(store, [0])
     assert ending.begin(7)
     proposer.propose(StopRequest("the data ended", 5))
-    assert told.wait(5)
+    assert informed.wait(5)
     assert ending.last == 4 and ending.dropped(7) and not ending.dropped(4)
     assert ending.agree(4) == 4
 
 
 def test_a_stop_after_a_streams_end_changes_nothing(store: HashStore) -> None:
-    told = threading.Event()
-    ending, proposer = StopAgreement(store, store, 0, [0], told.set), Proposer(store, [0])
+    informed = threading.Event()
+    ending, proposer = StopAgreement(store, store, 0, [0], informed.set), Proposer(store, [0])
     assert ending.begin(7)
     proposer.propose(StopRequest("the data ended", 9))
     proposer.propose(StopRequest("SIGTERM"))
-    assert proposer.poll() == 8 and told.wait(5)
+    assert proposer.poll() == 8 and informed.wait(5)
     assert ending.begin(8) and not ending.begin(9)
 
 

@@ -26,7 +26,7 @@ def ext(kind: int, inner: Any) -> msgpack.ExtType:
 
 shapes = st.lists(st.integers(0, 3)) | st.lists(numbers | words, max_size=4)
 tensors = st.builds(
-    lambda *said: ext(1, [*said[:2], *said[2]]),
+    lambda *entry: ext(1, [*entry[:2], *entry[2]]),
     st.integers(0, 11) | numbers,
     st.sampled_from([0, 64]) | numbers,
     shapes,

@@ -1,9 +1,9 @@
 """A few real processes that reach one another by the local way: driven by functions, watched, stopped and
 killed by a test.
 
-    with World(giver, taker) as world:         one function a place; each gets its `Worker`
+    with World(giver, taker) as world:         one function for each job rank; each gets its `Worker`
         world.kill(0)
-        assert world.ends(1) == ["PeerLost", "place 0 is gone"]
+        assert world.ends(1) == ["PeerLost", "job rank 0 is gone"]
 
 What a function gives is what `gave` returns, as plain data. An `Impostor` is a peer of a test's own process
 that says what it likes.
@@ -34,7 +34,7 @@ from meshctl.runtime.transports.local.connection import Address
 from meshctl.runtime.transports.local.messages import HEAD
 from meshctl.runtime.transports.local.transport import LocalTransport
 
-LANE, BACK = 5, 6
+TAG, BACK = 5, 6
 SIZES = [
     1,
     63,
@@ -65,18 +65,18 @@ class Worker:
     device: Any = None
 
     @property
-    def place(self) -> int:
+    def job_rank(self) -> int:
         return self.transport.job_rank
 
-    def say(self, value: Any) -> None:
+    def report(self, value: Any) -> None:
         """To the test."""
         self.line.send(json.dumps(value).encode())
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """From the test."""
         return json.loads(self.line.recv(1 << 16) or os._exit(1))
 
-    def look(self, seconds: float = 0.05) -> None:
+    def poll(self, seconds: float = 0.05) -> None:
         """Reads what has come, without waiting for anything of it."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -92,13 +92,13 @@ class World:
         *works: Work,
         slots: Mapping[int, int] | None = None,
         route_of: Callable[[int], str] = lambda tag: "",
-        group_of: Callable[[int], str] = lambda place: "",
+        group_of: Callable[[int], str] = lambda job_rank: "",
         device: Callable[[int], Any] | None = None,
     ) -> None:
         """Forks a process for each function, and tells them of one another."""
         self.pids: list[int] = []
         self._lines: list[socket.socket] = []
-        for place, work in enumerate(works):
+        for job_rank, work in enumerate(works):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if pid := os.fork():
                 theirs.close()
@@ -109,66 +109,68 @@ class World:
             try:
                 for line in (ours, *self._lines):
                     line.close()
-                _live(Context(place, slots or {}, route_of=route_of, group_of=group_of), work, theirs, device)
+                _live(
+                    Context(job_rank, slots or {}, route_of=route_of, group_of=group_of), work, theirs, device
+                )
             finally:
                 os._exit(0)
-        addresses = [self.hear(place) for place in range(len(works))]
-        for place in range(len(works)):
-            self.tell(place, addresses)
+        addresses = [self.receive(job_rank) for job_rank in range(len(works))]
+        for job_rank in range(len(works)):
+            self.notify(job_rank, addresses)
 
     def __enter__(self) -> World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for place, pid in enumerate(self.pids):
+        for job_rank, pid in enumerate(self.pids):
             if pid:
-                self.kill(place)
-                self.status(place)
+                self.kill(job_rank)
+                self.status(job_rank)
         for line in self._lines:
             line.close()
 
-    def hear(self, place: int) -> Any:
+    def receive(self, job_rank: int) -> Any:
         """What a worker says next."""
-        said = self._lines[place].recv(1 << 20)
-        assert said, f"place {place} has ended"
-        return json.loads(said)
+        answer = self._lines[job_rank].recv(1 << 20)
+        assert answer, f"job rank {job_rank} has ended"
+        return json.loads(answer)
 
-    def is_silent(self, place: int, seconds: float) -> bool:
-        return not select.select([self._lines[place]], [], [], seconds)[0]
+    def is_silent(self, job_rank: int, seconds: float) -> bool:
+        return not select.select([self._lines[job_rank]], [], [], seconds)[0]
 
-    def tell(self, place: int, value: Any = None) -> None:
-        self._lines[place].send(json.dumps(value).encode())
+    def notify(self, job_rank: int, value: Any = None) -> None:
+        self._lines[job_rank].send(json.dumps(value).encode())
 
-    def kill(self, place: int, signal: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.pids[place], signal)
+    def kill(self, job_rank: int, signal: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pids[job_rank], signal)
 
-    def status(self, place: int) -> int:
+    def status(self, job_rank: int) -> int:
         """How a process ended: its exit code, or the signal as a negative number."""
-        file = os.pidfd_open(self.pids[place])
+        file = os.pidfd_open(self.pids[job_rank])
         try:
-            assert select.select([file], [], [], PATIENCE)[0], f"place {place} does not end"
+            assert select.select([file], [], [], PATIENCE)[0], f"job rank {job_rank} does not end"
         finally:
             os.close(file)
-        _, status = os.waitpid(self.pids[place], 0)
-        self.pids[place] = 0
+        _, status = os.waitpid(self.pids[job_rank], 0)
+        self.pids[job_rank] = 0
         return os.waitstatus_to_exitcode(status)
 
-    def ends(self, place: int) -> list[Any]:
+    def ends(self, job_rank: int) -> list[Any]:
         """How a function ended: [kind of its error, text], or ["", what it gave], and when it did, on the
         clock that all share."""
-        return list(self.hear(place))
+        return list(self.receive(job_rank))
 
-    def gave(self, *places: int) -> list[Any]:
+    def results(self, *job_ranks: int) -> list[Any]:
         """What functions gave."""
         found: dict[int, Any] = {}
-        wanted = places or range(len(self.pids))
-        while left := [place for place in wanted if place not in found]:
-            ready, _, _ = select.select([self._lines[place] for place in left], [], [], PATIENCE)
+        wanted = job_ranks or range(len(self.pids))
+        while left := [job_rank for job_rank in wanted if job_rank not in found]:
+            ready, _, _ = select.select([self._lines[job_rank] for job_rank in left], [], [], PATIENCE)
             assert ready, f"{left} do not end; {found}"
-            for place in [place for place in left if self._lines[place] in ready]:
-                kind, found[place], _ = self.ends(place)
-                assert not kind, {place: [kind, found[place]]}  # the others may wait for it
-        return [found[place] for place in wanted]
+            for job_rank in [job_rank for job_rank in left if self._lines[job_rank] in ready]:
+                kind, found[job_rank], _ = self.ends(job_rank)
+                assert not kind, {job_rank: [kind, found[job_rank]]}  # the others may wait for it
+        return [found[job_rank] for job_rank in wanted]
 
 
 def _live(
@@ -183,13 +185,13 @@ def _live(
     memory, access = (device.memory, device.access) if device else (None, None)
     local = LocalTransport(transport, "token", memory, access)
     worker = Worker(transport, local, line, device)
-    worker.say(str(local.address))
-    local.connect({other: Address.parse(text) for other, text in enumerate(worker.hear())})
+    worker.report(str(local.address))
+    local.connect({other: Address.parse(text) for other, text in enumerate(worker.receive())})
     try:
         end = ["", work(worker)]
     except BaseException as error:
         end = [type(error).__name__, str(error)]
-    worker.say([*end, time.monotonic()])
+    worker.report([*end, time.monotonic()])
     line.recv(1)  # until the test has ended: no death but that which it wants
 
 
@@ -198,13 +200,13 @@ class Impostor:
 
     HELLO, INLINE_MAX, BLOCK, WRITE, CREDIT, FREE, DROP, GOODBYE = range(8)
 
-    def __init__(self, address: Address, place: int = 1, token: str = "token") -> None:
+    def __init__(self, address: Address, job_rank: int = 1, token: str = "token") -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.connect(address.name)
         self._sock.settimeout(PATIENCE)
-        self.say(self.HELLO, place, more=token.encode())
+        self.send_message(self.HELLO, job_rank, more=token.encode())
 
-    def say(
+    def send_message(
         self,
         what: int,
         tag: int = 0,
@@ -217,13 +219,13 @@ class Impostor:
         self.send(HEAD.pack(what, generation, tag, block, size, nbytes) + more)
 
     def frame(self, tag: int, data: bytes) -> None:
-        self.say(self.INLINE_MAX, tag, nbytes=len(data), more=data)
+        self.send_message(self.INLINE_MAX, tag, nbytes=len(data), more=data)
 
     def send(self, message: bytes, files: Sequence[int] = ()) -> None:
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
         self._sock.sendmsg([message], passed)
 
-    def hear(self) -> tuple[int, ...]:
+    def receive(self) -> tuple[int, ...]:
         """(kind, generation, tag, block, size, bytes) of the next message."""
         return HEAD.unpack_from(self._sock.recv(1 << 16))
 
@@ -245,11 +247,11 @@ def files_open() -> list[str]:
 
 
 @contextmanager
-def met(
+def connected_impostor(
     tags: int = 100, route_of: Callable[[int], str] = lambda tag: ""
 ) -> Iterator[tuple[DataPlane, Impostor]]:
-    """A place of this process, and the peer that it knows as place 1."""
-    transport = DataPlane(Context(0, {LANE: SLOTS}, tag_count=tags, route_of=route_of))
+    """A place of this process, and the peer that it knows as job rank 1."""
+    transport = DataPlane(Context(0, {TAG: SLOTS}, tag_count=tags, route_of=route_of))
     local = LocalTransport(transport, "token")
     local.connect({0: local.address, 1: Address(b"", os.getpid())})
     impostor = Impostor(local.address)
@@ -260,11 +262,11 @@ def met(
         transport.release()
 
 
-def hears(transport: DataPlane) -> str:
+def error_after_polling(transport: DataPlane) -> str:
     """Reads all there is; what the transport says of its peer then."""
     for _ in range(6):
         transport.poll()
-    for tag in (LANE, BACK):
+    for tag in (TAG, BACK):
         for came in transport.queued(1, tag):
             for tensor in (came.frame, *came.out_of_band):
                 if isinstance(tensor, Tensor):
@@ -276,7 +278,7 @@ def pattern(nbytes: int, seed: int) -> Tensor:
     return (torch.arange(nbytes) * 7 + seed * 13).to(torch.uint8)
 
 
-def give(worker: Worker, to: Sequence[int], frame: Tensor, tag: int = LANE) -> None:
+def send_frame(worker: Worker, to: Sequence[int], frame: Tensor, tag: int = TAG) -> None:
     lease = worker.transport.lease(to, tag, len(frame))
     lease.frame.copy_(frame)
     worker.transport.deliver(lease)

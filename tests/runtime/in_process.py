@@ -65,12 +65,12 @@ def run(
     outcome, store = Outcome(), HashStore()
     hub: dict[int, MemoryDataPlane] = {}
     store.set_timeout(timedelta(days=1))
-    job_ranks = [group.first_place + rank for group in plan.groups for rank in range(group.workers)]
+    job_ranks = [group.first_job_rank + rank for group in plan.groups for rank in range(group.workers)]
     slots = {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)}
     data_planes = {job_rank: MemoryDataPlane(job_rank, slots, hub) for job_rank in job_ranks}
 
     def work(job_rank: int) -> None:
-        group, rank = plan.at_place(job_rank)
+        group, rank = plan.group_and_rank(job_rank)
 
         def journal(name: str, *, step: int | None = None, stage: str = "", **value: Any) -> None:
             outcome.events.append(Event(name, group, rank, step, stage, value))

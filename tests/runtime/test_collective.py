@@ -310,7 +310,7 @@ def broadcast(rank: int) -> None:
                 same(tensor, given(it.ranks[source], dtype, shape))
 
 
-def said(rank: int) -> dict[str, Any]:
+def differing(rank: int) -> dict[str, Any]:
     batch = Batch({"x": torch.arange(rank)})
     return {
         "rank": rank,
@@ -332,10 +332,10 @@ def equal(one: Any, other: Any) -> None:
 @check
 def objects(rank: int) -> None:
     for it in collectives(rank):
-        for one, other in zip(it.all_gather_object(said(rank)), it.ranks, strict=True):
-            equal(one, said(other))
+        for one, other in zip(it.all_gather_object(differing(rank)), it.ranks, strict=True):
+            equal(one, differing(other))
         for source, other in enumerate(it.ranks):
-            equal(it.broadcast_object(said(rank), source), said(other))
+            equal(it.broadcast_object(differing(rank), source), differing(other))
         assert (
             it.broadcast_object({1} if it.rank else "only the source's counts") == "only the source's counts"
         )
@@ -403,7 +403,7 @@ def one_process_group_for_the_same_ranks(rank: int) -> None:
 
 
 @check
-def what_cannot_be_done_is_said_before_anybody_waits(rank: int) -> None:
+def impossible_calls_are_reported_before_any_rank_waits(rank: int) -> None:
     it = component(rank).collective("tp")
     for wrong, message in refused(it):
         with pytest.raises(CollectiveError, match=message):
@@ -461,20 +461,20 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return worlds.run(SIZE, CHECKS, tmp_path_factory.mktemp("collective"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [function.__name__ for function in CHECKS])
-def test_four_processes(told: dict[str, str], name: str) -> None:
-    assert told[name] == worlds.PASSED, told[name]
+def test_four_processes(results: dict[str, str], name: str) -> None:
+    assert results[name] == worlds.PASSED, results[name]
 
 
 # Alone
 
 
-def test_alone_every_operation_gives_what_several_would() -> None:
+def test_every_operation_of_one_rank_returns_what_several_ranks_would() -> None:
     assert not dist.is_initialized()
     for it in (
         Collective(),
@@ -500,9 +500,9 @@ def test_alone_every_operation_gives_what_several_would() -> None:
                 if shape:
                     for [got] in (it.all_gather(tensor, uneven=True), it.all_to_all([tensor], uneven=True)):
                         same(got, tensor)
-        [value] = it.all_gather_object(said(2))
-        equal(value, said(2))
-        equal(it.broadcast_object(said(2)), said(2))
+        [value] = it.all_gather_object(differing(2))
+        equal(value, differing(2))
+        equal(it.broadcast_object(differing(2)), differing(2))
         it.barrier()
 
 
@@ -534,7 +534,7 @@ def test_alone_the_same_is_refused() -> None:
             wrong()
 
 
-def test_a_closed_one_says_so() -> None:
+def test_a_closed_collective_is_reported_as_closed() -> None:
     it = Collective()
     it.close()
     it.close()

@@ -62,7 +62,7 @@ def test_a_collective_of_one_is_the_identity() -> None:
     assert (one.size, one.rank, one.ranks) == (1, 0, (0,))
 
 
-def test_what_a_decorator_says() -> None:
+def test_the_arguments_of_a_decorator() -> None:
     assert endpoint_of(Adder, "plain") == Endpoint()
     assert endpoint_of(Adder, "words") == Endpoint("all", "sum", "first")
     assert endpoint_of(Adder, "helper") is None and endpoint_of(Adder, "gone") is None

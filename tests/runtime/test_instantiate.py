@@ -70,7 +70,7 @@ def test_a_module_that_itself_lacks_one_passes_through(folder: str) -> None:
         make(placed("needs.Thing"), [], [folder])
 
 
-def test_a_decorator_that_says_something_else_than_its_source_text_did_is_an_error(folder: str) -> None:
+def test_a_decorator_that_differs_from_its_source_text_is_an_error(folder: str) -> None:
     make(
         placed("a_target_module.Good", args={"size": 1}, endpoints={"go": ("slice_dp", "mean", "all")}),
         ["go"],

@@ -87,21 +87,21 @@ def test_every_sample_arrives_once_on_each_data_rank_and_comes_back_in_order(
             assert ids(batch) == expected
 
 
-def test_metrics_are_weighted_by_samples_and_said_by_representatives_only() -> None:
+def test_metrics_are_weighted_by_samples_and_logged_by_representatives_only() -> None:
     job = plan(
         {"a": 1, "b": 4}, {"source": ("a", {}), "echo": ("b", {"tp_size": 2})},
         [call("batch", "source.next", samples=5), call("loss", "echo.loss", "batch", collect="mean")], steps=1,
     )  # fmt: skip
     outcome = in_process.run(job, lambda name, rank: Source() if name == "source" else Echo([]))
-    said = sorted(
+    reported = sorted(
         (event.rank, event.value["weight"], event.value["values"])
         for event in outcome.events
         if event.name == "metric"
     )
-    assert said == [(0, 3.0, {"x": 1.0, "n": 3.0}), (2, 2.0, {"x": 3.5, "n": 2.0})]
+    assert reported == [(0, 3.0, {"x": 1.0, "n": 3.0}), (2, 2.0, {"x": 3.5, "n": 2.0})]
 
 
-def test_a_reduced_value_that_a_stage_takes_is_the_same_on_every_rank() -> None:
+def test_a_reduced_value_that_a_stage_receives_is_the_same_on_every_rank() -> None:
     seen: list[Any] = []
     job = plan(
         {"a": 1, "b": 2}, {"source": ("a", {}), "echo": ("b", {})},
@@ -168,7 +168,7 @@ class Careless(Echo):
         ("words", TypeError, "self.log takes numbers: 'said' is a str"),
     ],
 )
-def test_what_an_endpoint_gives_is_judged_where_it_was_given(
+def test_the_result_of_an_endpoint_is_checked_on_its_producer(
     method: str, kind: type[Exception], message: str
 ) -> None:
     job = plan(
@@ -269,7 +269,7 @@ def test_too_few_samples_name_the_stage_and_both_numbers() -> None:
     assert "3 samples for 4 shares" in str(fault) and "`taken`" in str(fault)
 
 
-def test_allow_empty_gives_an_empty_batch_with_the_same_columns() -> None:
+def test_allow_empty_delivers_an_empty_batch_with_the_same_columns() -> None:
     seen: list[Any] = []
     job = plan(
         {"a": 1, "b": 4}, {"source": ("a", {}), "echo": ("b", {})},
@@ -367,7 +367,7 @@ def test_a_stream_that_ends_unannounced_ends_the_run_before_that_step() -> None:
     assert sorted({step for step, _, _ in seen}) == [1, 2, 3]
 
 
-def test_a_source_that_has_less_than_it_said_is_an_error() -> None:
+def test_a_source_that_has_less_than_it_announced_is_an_error() -> None:
     class Short(Sized):
         @endpoint
         def next(self, samples: range) -> Batch | None:
@@ -380,7 +380,7 @@ def test_a_source_that_has_less_than_it_said_is_an_error() -> None:
 
 @pytest.mark.parametrize("collect", ["flatten", "first"])
 @pytest.mark.parametrize("execute", ["all", "first"])
-def test_a_source_gives_every_sample_whoever_speaks_for_it(collect: str, execute: str) -> None:
+def test_a_source_delivers_every_sample_whichever_rank_is_its_producer(collect: str, execute: str) -> None:
     seen: list[Any] = []
     job = plan(
         {"a": 2, "b": 1}, {"source": ("a", {}), "echo": ("b", {})},
@@ -397,8 +397,8 @@ def test_weights_of_another_shape_are_refused() -> None:
             self.value = torch.zeros(4, 2)
 
     outcome = published_to(Wide())
-    told = "`w` has the shape [4, 2] where it is loaded and [3, 2] where it comes from"
-    assert any(told in str(fault) for fault in outcome.faults.values())
+    message = "`w` has the shape [4, 2] where it is loaded and [3, 2] where it comes from"
+    assert any(message in str(fault) for fault in outcome.faults.values())
 
 
 def test_a_stop_is_a_last_step_that_all_agree_on() -> None:
@@ -471,7 +471,7 @@ def test_a_sync_is_exact(lag: int, every: int) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_what_a_sync_moves_is_held_against_checksums_where_the_recipe_says_so(
+def test_a_sync_compares_checksums_where_the_recipe_states_it(
     asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sums = itertools.count()
@@ -506,7 +506,7 @@ class Grown(Weights):
         self.value = torch.zeros(2 + self.step, 2)
 
 
-def test_weights_that_became_others_are_told_in_one_line_also_at_a_cut() -> None:
+def test_changed_weights_are_reported_in_one_line_also_at_a_cut() -> None:
     job = plan(
         {"a": 1, "b": 1}, {"source": ("a", {}), "sampler": ("a", {}), "actor": ("b", {})},
         [call("batch", "source.next", samples=4), call("made", "sampler.use", "batch"),

@@ -104,7 +104,7 @@ def carved(draw: st.DrawFn, sizes: dict[str, int]) -> dict[str, int]:
 
 @settings(max_examples=60)
 @given(meshes(), st.data())
-def test_torch_says_the_same_of_any_mesh(mesh: DeviceMesh, data: st.DataObject) -> None:
+def test_torch_agrees_on_any_mesh(mesh: DeviceMesh, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, mesh.world_size - 1))
     with fake_world(mesh.world_size, rank):
         agree(mesh, mesh.to_torch(), rank)
@@ -112,7 +112,7 @@ def test_torch_says_the_same_of_any_mesh(mesh: DeviceMesh, data: st.DataObject) 
 
 @settings(max_examples=60)
 @given(meshes(), st.sampled_from(["data", "expert"]), st.data())
-def test_torch_says_the_same_of_any_view(mesh: DeviceMesh, name: str, data: st.DataObject) -> None:
+def test_torch_agrees_on_any_view(mesh: DeviceMesh, name: str, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, mesh.world_size - 1))
     with fake_world(mesh.world_size, rank):
         view = mesh.view(name)
@@ -127,7 +127,7 @@ def test_torch_says_the_same_of_any_view(mesh: DeviceMesh, name: str, data: st.D
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
-def test_torch_says_the_same_of_explicit_ranks(shape: list[int], data: st.DataObject) -> None:
+def test_torch_agrees_on_explicit_ranks(shape: list[int], data: st.DataObject) -> None:
     names = data.draw(st.permutations(["pp", "dp", "fsdp", "cp", "tp", "experts"]))[: len(shape)]
     ranks = (
         torch.arange(torch.Size(shape).numel())
@@ -315,14 +315,14 @@ def sharding_over_flattened_dims_trains_as_one_process_does(rank: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return worlds.run(SIZE, CHECKS, tmp_path_factory.mktemp("torch_mesh"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [function.__name__ for function in CHECKS])
-def test_eight_processes(told: dict[str, str], name: str) -> None:
-    assert told[name] == worlds.PASSED, told[name]
+def test_eight_processes(results: dict[str, str], name: str) -> None:
+    assert results[name] == worlds.PASSED, results[name]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")

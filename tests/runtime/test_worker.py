@@ -246,7 +246,7 @@ def test_who_waits_longer_than_the_recipes_patience_ends_the_run_and_names_whom_
 
 
 @pytest.mark.parametrize("env", ["{}", "{OMP_NUM_THREADS: '2'}"], ids=["forked", "executed"])
-def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_told_to_clone(
+def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_a_hint_to_clone(
     where: Path, env: str
 ) -> None:
     words = (

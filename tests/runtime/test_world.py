@@ -83,18 +83,18 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MESHCTL_TRANSPORT", between)
     store, made, seen = HashStore(), job(ranks=2, nodes=2), dict[tuple[int, int], str]()
 
-    def work(place: int) -> None:
-        transport = connect_all(made, place, store)
-        others = [other for other in range(4) if other != place]
+    def work(job_rank: int) -> None:
+        transport = connect_all(made, job_rank, store)
+        others = [other for other in range(4) if other != job_rank]
         for other in others:
-            seen[place, other] = type(transport.transport_to(other)).__name__
-            transport.send(other, 4, Frame([place, other]))
+            seen[job_rank, other] = type(transport.transport_to(other)).__name__
+            transport.send(other, 4, Frame([job_rank, other]))
         assert [transport.receive(other, 4).value() for other in others] == [
-            [other, place] for other in others
+            [other, job_rank] for other in others
         ]
         transport.close()
 
-    assert at_once(*(partial(work, place) for place in range(4))) == [""] * 4
+    assert at_once(*(partial(work, job_rank) for job_rank in range(4))) == [""] * 4
     near = {(0, 2), (2, 0), (1, 3), (3, 1)}
     assert (
         seen == {pair: LocalTransport.__name__ if pair in near else TcpTransport.__name__ for pair in seen}
@@ -111,7 +111,7 @@ def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(
     assert error == f"ConnectError: MESHCTL_TRANSPORT is {chosen!r}: frames travel between nodes by tcp"
 
 
-def test_a_peer_that_only_its_own_node_could_reach_is_told() -> None:
+def test_a_peer_that_only_its_own_node_can_reach_is_reported() -> None:
     store, made = HashStore(), apart()
     store.set(f"{world.FAR}/1", greeting(made, "10.77.0.2 1"))
     [error] = at_once(lambda: connect_all(made, 0, store))
@@ -130,7 +130,7 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_plan_is_an_error_that_names_the_routes() -> None:
     store = HashStore()
-    errors = at_once(*(partial(connect_all, apart(2 + place), place, store) for place in (0, 1)))
+    errors = at_once(*(partial(connect_all, apart(2 + job_rank), job_rank, store) for job_rank in (0, 1)))
     assert errors == [
         f"ConnectError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
     ]
@@ -161,13 +161,15 @@ def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(
     assert user_modes.source_digests(made, made.routes) != ours
 
 
-def test_a_place_listens_where_it_reaches_the_head() -> None:
+def test_a_job_rank_listens_on_the_address_that_reaches_the_head() -> None:
     head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     clients = [TCPStore("127.0.0.1", head.port, is_master=False) for _ in "12"]
     made, found = apart(), list[DataPlane]()
 
-    def work(place: int) -> None:
-        found.append(connect_all(made, place, PrefixStore("run/0", PrefixStore("more", clients[place]))))
+    def work(job_rank: int) -> None:
+        found.append(
+            connect_all(made, job_rank, PrefixStore("run/0", PrefixStore("more", clients[job_rank])))
+        )
 
     assert at_once(partial(work, 0), partial(work, 1)) == ["", ""]
     for transport in found:
@@ -176,5 +178,5 @@ def test_a_place_listens_where_it_reaches_the_head() -> None:
         release(transport)
 
 
-def test_a_plan_says_that_tensors_go_past_the_cpu_where_they_do() -> None:
+def test_a_plan_states_whether_tensors_bypass_the_cpu() -> None:
     assert set(DEVICES) == set(DIRECT)

@@ -59,7 +59,7 @@ def run(size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
         del store
-    return {check.__name__: _said(check, size, folder) for check in checks}
+    return {check.__name__: _verdict(check, size, folder) for check in checks}
 
 
 def _work(rank: int, size: int, port: int, checks: Sequence[Check], folder: Path) -> None:
@@ -82,7 +82,7 @@ def _work(rank: int, size: int, port: int, checks: Sequence[Check], folder: Path
         (folder / f"{rank}.failed").touch()
 
 
-def _said(check: Check, size: int, folder: Path) -> str:
+def _verdict(check: Check, size: int, folder: Path) -> str:
     texts = []
     for rank in range(size):
         doing, fault = folder / f"{check.__name__}-{rank}", folder / f"{rank}.txt"

@@ -76,7 +76,7 @@ def test_these_keys_are_not(key: str) -> None:
     assert not is_secret(key)
 
 
-def test_names_that_users_give_are_no_keys() -> None:
+def test_names_that_users_choose_are_no_keys() -> None:
     assert not is_secret_at(("components", "secret", "args", "size"))
     assert not is_secret_at(("pipeline", "x", "in", "token"))
     assert is_secret_at(("components", "a", "args", "auth", "user"))

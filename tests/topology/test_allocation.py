@@ -29,7 +29,7 @@ def numbers(result: Allocation, group: str) -> list[int]:
     return [number for start, stop in result.devices[group] for number in range(start, stop)]
 
 
-def test_a_count_takes_the_next_free_devices() -> None:
+def test_a_count_allocates_the_next_free_devices() -> None:
     result = placed(
         DeviceGroup("a", 4, "cuda"),
         DeviceGroup("b", (0, 1, 5), "cuda"),
@@ -60,7 +60,7 @@ def test_colocated_groups_share() -> None:
     assert [numbers(result, name) for name in "abc"] == [[3, 4, 5], [3, 4], [3]]
 
 
-def test_a_list_may_say_which_of_anothers_devices_it_shares() -> None:
+def test_a_list_may_name_the_shared_devices_of_another_group() -> None:
     result = placed(
         DeviceGroup("a", 2, "cuda"),
         DeviceGroup("b", 4, "cuda"),

@@ -34,10 +34,10 @@ def meshes(draw: st.DrawFn) -> DeviceMesh:
 def routes(draw: st.DrawFn) -> EvenFlow:
     joins = [name for name, mode in COLLECT.items() if mode.join in ("samples", "first", "list")]
     modes, executes = st.sampled_from(sorted(DISPATCH)), st.sampled_from(sorted(EXECUTE))
-    giver, taker = draw(meshes()), draw(meshes())
+    producer, consumer = draw(meshes()), draw(meshes())
     return EvenFlow(
-        giver,
-        taker,
+        producer,
+        consumer,
         draw(st.integers(0, 300)),
         COLLECT[draw(st.sampled_from(joins))],
         EXECUTE[draw(executes)],
@@ -48,15 +48,15 @@ def routes(draw: st.DrawFn) -> EvenFlow:
 
 def listed(links: EvenFlow) -> dict[int, dict[int, list[int]]]:
     """rank -> speaker -> samples, by the table."""
-    held = [even_split(links.total, links.producers, speaker) for speaker in range(links.producers)]
+    held = [even_split(links.total, links.producers, producer) for producer in range(links.producers)]
     table = SampleTable(tuple(tuple((n,) for n in mine) for mine in held))
-    heard: dict[int, dict[int, list[int]]] = {}
+    received: dict[int, dict[int, list[int]]] = {}
     for rank, samples in samples_by_rank(
         links.execute, links.mode, Dispatch(allow_empty=True), links.target, table
     ).items():
-        for speaker, index in samples:
-            heard.setdefault(rank, {}).setdefault(speaker, []).append(held[speaker][index])
-    return heard
+        for producer, index in samples:
+            received.setdefault(rank, {}).setdefault(producer, []).append(held[producer][index])
+    return received
 
 
 def members(ranks: Ranks, of: set[int]) -> bool:
@@ -72,29 +72,31 @@ def members(ranks: Ranks, of: set[int]) -> bool:
 @settings(max_examples=150)
 @given(routes())
 def test_links_are_those_of_an_even_table(links: EvenFlow) -> None:
-    heard = listed(links)
+    received = listed(links)
     for rank in range(links.target.world_size):
-        mine = heard.get(rank, {})
-        parts = {speaker: links.part_of(rank, speaker) for speaker in links.producers_of(rank)}
-        assert {speaker: list(part.samples) for speaker, part in parts.items() if part.samples} == mine
+        mine = received.get(rank, {})
+        parts = {producer: links.part_of(rank, producer) for producer in links.producers_of(rank)}
+        assert {producer: list(part.samples) for producer, part in parts.items() if part.samples} == mine
         assert links.samples_of(rank) == sum(map(len, mine.values()))
         if span := links.span_of(rank):
             assert list(span) == sorted(n for samples in mine.values() for n in samples)
-    for speaker in range(links.producers):
-        for part in (links.part_for(speaker, each) for run in links.shares_of(speaker) for each in run):
+    for producer in range(links.producers):
+        for part in (links.part_for(producer, each) for run in links.shares_of(producer) for each in run):
             ranks = {
-                rank for rank in heard if part.samples and heard[rank].get(speaker) == list(part.samples)
+                rank
+                for rank in received
+                if part.samples and received[rank].get(producer) == list(part.samples)
             }
             among = {rank for rank in ranks if links.share_of(rank) == part.share}
-            assert not part.samples or members(links.ranks_of(speaker, part.share), among)
-        parts = [links.part_for(speaker, each) for run in links.shares_of(speaker) for each in run]
-        given = {n for mine in heard.values() for n in mine.get(speaker, ())}
-        assert {n for part in parts for n in part.samples} == given == set(links.held(speaker))
+            assert not part.samples or members(links.ranks_of(producer, part.share), among)
+        parts = [links.part_for(producer, each) for run in links.shares_of(producer) for each in run]
+        given = {n for mine in received.values() for n in mine.get(producer, ())}
+        assert {n for part in parts for n in part.samples} == given == set(links.held(producer))
 
 
 @settings(max_examples=100)
 @given(routes())
-def test_how_many_speak_and_hear_and_get_different_shares(links: EvenFlow) -> None:
+def test_the_counts_of_producers_consumers_and_different_shares(links: EvenFlow) -> None:
     assert links.producer_set.count(links.source) == len(links.producer_set.ranks(links.source))
     who = links.producer_set.ranks(links.source)
     numbers = [links.producer_set.index_of(links.source, rank) for rank in range(links.source.world_size)]
@@ -103,15 +105,15 @@ def test_how_many_speak_and_hear_and_get_different_shares(links: EvenFlow) -> No
     many = EvenFlow(
         links.source, links.target, 10_000, links.collect, links.called, links.mode, links.execute
     )
-    heard = listed(many)
-    assert len(heard) == many.execute.workers.count(many.target)
-    cuts = {(speaker, tuple(samples)) for mine in heard.values() for speaker, samples in mine.items()}
+    received = listed(many)
+    assert len(received) == many.execute.workers.count(many.target)
+    cuts = {(producer, tuple(samples)) for mine in received.values() for producer, samples in mine.items()}
     if many.execute.is_per_producer:
         assert len(cuts) == part_count(many.target, many.execute, many.mode, many.producers)
     else:
         different = {
-            tuple((speaker, tuple(samples)) for speaker, samples in sorted(mine.items()))
-            for mine in heard.values()
+            tuple((producer, tuple(samples)) for producer, samples in sorted(mine.items()))
+            for mine in received.values()
         }
         assert len(different) == part_count(many.target, many.execute, many.mode, many.producers)
 
@@ -136,6 +138,6 @@ def test_a_million_ranks_are_as_quick_as_eight() -> None:
     mesh = DeviceMesh.from_sizes(pp_size=16, dp_size=256, fsdp_size=32, tp_size=8)
     for execute in EXECUTE:
         links = EvenFlow(mesh, mesh, 1 << 30, execute=EXECUTE[execute])
-        heard = links.producers_of(0)
-        assert links.samples_of(0) == links.part_of(0, heard[-1]).samples.stop
+        received = links.producers_of(0)
+        assert links.samples_of(0) == links.part_of(0, received[-1]).samples.stop
         assert links.part_for(0, 0) == Part(0, 0, links.part_of(0, 0).samples)

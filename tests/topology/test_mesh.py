@@ -55,7 +55,7 @@ def test_slices_partition_the_samples_and_representatives_rise(mesh: DeviceMesh,
 
 
 @given(meshes(), st.booleans(), st.randoms(use_true_random=False))
-def test_the_smallest_of_the_last_stage_speaks_for_a_data_rank(
+def test_the_smallest_rank_of_the_last_stage_sends_for_a_data_rank(
     mesh: DeviceMesh, explicit: bool, random: Any
 ) -> None:
     if explicit:

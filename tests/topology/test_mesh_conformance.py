@@ -99,19 +99,22 @@ def same_as_twinkle(mesh: DeviceMesh, result: dict[str, Any], right: dict[str, A
         ] == slices
 
 
-def one_rank(mesh: DeviceMesh, said: dict[str, Any]) -> None:
-    rank = said["rank"]
-    assert (rank in mesh) == said["in_mesh"]
-    if not said["in_mesh"]:
+def one_rank(mesh: DeviceMesh, stated: dict[str, Any]) -> None:
+    rank = stated["rank"]
+    assert (rank in mesh) == stated["in_mesh"]
+    if not stated["in_mesh"]:
         with pytest.raises(MeshError, match=f"rank {rank} is not in the mesh"):
             mesh.data_rank(rank)
         return
-    assert {dim: mesh.dim_rank(rank, dim) for dim in DIMS} == {**dict.fromkeys(DIMS, 0), **said["dim_ranks"]}
-    assert mesh.data_rank(rank) == said["data_rank"]
-    assert list(mesh.ranks_along("tp", rank)) == said["tp_ranks"]
-    assert mesh.is_last(rank, "tp") == said["is_tp_last"]
-    assert mesh.is_first(rank, "pp") == said["is_pp_first"]
-    assert mesh.is_last(rank, "pp") == said["is_pp_last"]
+    assert {dim: mesh.dim_rank(rank, dim) for dim in DIMS} == {
+        **dict.fromkeys(DIMS, 0),
+        **stated["dim_ranks"],
+    }
+    assert mesh.data_rank(rank) == stated["data_rank"]
+    assert list(mesh.ranks_along("tp", rank)) == stated["tp_ranks"]
+    assert mesh.is_last(rank, "tp") == stated["is_tp_last"]
+    assert mesh.is_first(rank, "pp") == stated["is_pp_first"]
+    assert mesh.is_last(rank, "pp") == stated["is_pp_last"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_twinkle_who_is_called(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in INFRA["collect"] if "value" in case], ids=str)
-def test_twinkle_who_speaks(case: dict[str, Any]) -> None:
+def test_the_producers_of_twinkle(case: dict[str, Any]) -> None:
     values, how = case["value"], case["collect"]
     if how in ("bogus", "avg"):
         assert how not in COLLECT
@@ -226,23 +229,23 @@ def test_torch(case: dict[str, Any]) -> None:
     names = tuple(case["names"])
     mesh = DeviceMesh(names, tuple(case["shape"]))
     assert mesh == DeviceMesh.from_ranks(nested(list(range(prod(case["shape"]))), case["shape"]), names)
-    for said in case["ranks"]:
-        rank = said["rank"]
+    for stated in case["ranks"]:
+        rank = stated["rank"]
         own = mesh.at(rank)
-        assert list(mesh.coordinate(rank).values()) == said["coordinate"]
+        assert list(mesh.coordinate(rank).values()) == stated["coordinate"]
         for dim in names:
             assert (
                 list(mesh.ranks_along(dim, rank))
-                == said["groups"][dim]
-                == said["slices"][dim]
+                == stated["groups"][dim]
+                == stated["slices"][dim]
                 == own[dim].as_array()
             )
-            assert mesh.dim_rank(rank, dim) == said["local_rank"][dim] == own[dim].dim_rank(rank, dim)
+            assert mesh.dim_rank(rank, dim) == stated["local_rank"][dim] == own[dim].dim_rank(rank, dim)
         for pair in combinations(names, 2):
-            assert [own[pair].as_array(), list(own[pair].mesh_dim_names)] == said["slices2"]["+".join(pair)]
+            assert [own[pair].as_array(), list(own[pair].mesh_dim_names)] == stated["slices2"]["+".join(pair)]
             assert (
                 own[pair].flatten().as_array()
-                == said["flatten2"]["+".join(pair)][0]
+                == stated["flatten2"]["+".join(pair)][0]
                 == list(mesh.ranks_along(pair, rank))
             )
             assert own[pair[::-1]].as_array() == [
@@ -300,18 +303,18 @@ def test_vescale(case: dict[str, Any]) -> None:
                 mesh.coordinate(int(rank))
         else:
             assert list(mesh.coordinate(int(rank)).values()) == coordinate
-    for said in case["ranks"]:
-        rank, own = said["rank"], mesh.at(said["rank"])
-        assert list(mesh.coordinate(rank).values()) == said["get_coordinate"]
-        for dim, ranks in said["getitem"].items():
+    for stated in case["ranks"]:
+        rank, own = stated["rank"], mesh.at(stated["rank"])
+        assert list(mesh.coordinate(rank).values()) == stated["get_coordinate"]
+        for dim, ranks in stated["getitem"].items():
             if isinstance(ranks, list):
                 assert own[dim].as_array() == ranks
-        for dim, index in said["lookup_rank"].items():
+        for dim, index in stated["lookup_rank"].items():
             assert (
                 dim not in names or rank >= case["default_device_count"] or mesh.dim_rank(rank, dim) == index
             )  # V3
-        if isinstance(said["dp_mesh"], list) and "DP" in names and "CP" not in names:
-            assert own["DP"].as_array() == said["dp_mesh"]
+        if isinstance(stated["dp_mesh"], list) and "DP" in names and "CP" not in names:
+            assert own["DP"].as_array() == stated["dp_mesh"]
     for dim, size in case["strategy_size"].items():
         if dim in names:
             assert mesh.size(dim) == size
@@ -362,15 +365,18 @@ def test_optimus() -> None:
         looked_at += 1
         dp, fsdp, tp = case["shape"]
         mesh = DeviceMesh.from_sizes(world_size=case["world_size"], dp_size=dp, fsdp_size=fsdp, tp_size=tp)
-        for said in case["ranks"]:
-            rank, own = said["rank"], mesh.at(said["rank"])
-            assert list(own["dp", "fsdp", "tp"].coordinate(rank).values()) == said["coord"]
-            assert (mesh.data_rank(rank), mesh.data_size) == (said["dp_rank"], said["dp_world_size"])
-            assert (mesh.dim_rank(rank, "tp"), mesh.size("tp")) == (said["tp_rank"], said["tp_world_size"])
-            assert list(mesh.ranks_along("tp", rank)) == said["tp_group"]
-            assert list(mesh.ranks_along("fsdp", rank)) == said["dp_shard_group"]
-            assert list(mesh.ranks_along("dp", rank)) == said["dp_replicate_group"]
-            assert own["dp", "fsdp"].as_array() == said["dp_mesh"]
+        for stated in case["ranks"]:
+            rank, own = stated["rank"], mesh.at(stated["rank"])
+            assert list(own["dp", "fsdp", "tp"].coordinate(rank).values()) == stated["coord"]
+            assert (mesh.data_rank(rank), mesh.data_size) == (stated["dp_rank"], stated["dp_world_size"])
+            assert (mesh.dim_rank(rank, "tp"), mesh.size("tp")) == (
+                stated["tp_rank"],
+                stated["tp_world_size"],
+            )
+            assert list(mesh.ranks_along("tp", rank)) == stated["tp_group"]
+            assert list(mesh.ranks_along("fsdp", rank)) == stated["dp_shard_group"]
+            assert list(mesh.ranks_along("dp", rank)) == stated["dp_replicate_group"]
+            assert own["dp", "fsdp"].as_array() == stated["dp_mesh"]
     assert looked_at == 49
 
 

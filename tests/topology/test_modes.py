@@ -14,7 +14,7 @@ from meshctl.topology.modes import COLLECT, peer_workers
 from tests.topology.meshes import MESHES, producer_ranks
 
 
-def test_one_representative_per_data_rank_speaks() -> None:
+def test_one_representative_per_data_rank_sends() -> None:
     for mesh in MESHES:
         who = producer_ranks(mesh, "flatten")
         assert [mesh.data_rank(rank) for rank in who] == list(range(mesh.data_size))
@@ -29,9 +29,9 @@ def test_one_representative_per_data_rank_speaks() -> None:
 def test_peers_share_the_workers_out(workers: int, producers: int) -> None:
     spans = [peer_workers(workers, producer, producers) for producer in range(producers)]
     assert all(len(span) for span in spans)
-    heard = sorted(rank for span in spans for rank in span)
-    assert set(heard) == set(range(workers))
-    assert workers < producers or heard == list(range(workers))
+    consumers = sorted(rank for span in spans for rank in span)
+    assert set(consumers) == set(range(workers))
+    assert workers < producers or consumers == list(range(workers))
 
 
 RECORDED = json.loads((Path(__file__).parent / "conformance" / "twinkle_infra.json").read_text())

@@ -45,31 +45,32 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
     dispatch = Dispatch(mode, balance, allow_empty=True)
     most = examples(8, 16)  # ranks of a mesh
     meshes = [mesh for mesh in MESHES if mesh.world_size <= most]
-    givers = {
+    producers = {
         mesh.data_size: mesh for mesh in meshes
     }  # what is held depends on the giver through its data ranks alone
-    for giver, taker in product(givers.values(), meshes):
+    for producer, consumer in product(producers.values(), meshes):
         held = table(
-            giver,
+            producer,
             total,
             lengths=tuple(
-                tuple(1 + n % 7 for n in giver.sample_range(total, rank)) for rank in giver.collect_ranks()
+                tuple(1 + n % 7 for n in producer.sample_range(total, rank))
+                for rank in producer.collect_ranks()
             ),
         )
-        shares = samples_by_rank("all", dispatch, taker, held)
-        assert set(shares) == set(range(taker.world_size))
+        shares = samples_by_rank("all", dispatch, consumer, held)
+        assert set(shares) == set(range(consumer.world_size))
         ids = {rank: [held.ids[s][i][0] for s, i in mine] for rank, mine in shares.items()}
         assert all(mine == sorted(mine) for mine in ids.values())
-        by_share = {DISPATCH[mode].share_of(taker, rank): mine for rank, mine in ids.items()}
+        by_share = {DISPATCH[mode].share_of(consumer, rank): mine for rank, mine in ids.items()}
         assert all(
-            by_share[DISPATCH[mode].share_of(taker, rank)] == mine for rank, mine in ids.items()
+            by_share[DISPATCH[mode].share_of(consumer, rank)] == mine for rank, mine in ids.items()
         )  # peers hear the same
         assert sorted(n for mine in by_share.values() for n in mine) == list(
             range(total)
         )  # each sample in one share
         if mode == "slice_dp" and not balance:
-            assert all(mine == list(taker.sample_range(total, rank)) for rank, mine in ids.items())
-        back = SampleTable(tuple(tuple((n,) for n in ids[rank]) for rank in taker.collect_ranks()))
+            assert all(mine == list(consumer.sample_range(total, rank)) for rank, mine in ids.items())
+        back = SampleTable(tuple(tuple((n,) for n in ids[rank]) for rank in consumer.collect_ranks()))
         if mode == "slice_dp":
             assert [back.ids[s][i][0] for s, i in sample_order(back)] == list(range(total))
 
@@ -85,38 +86,38 @@ def test_all_pairs_of_meshes(mode: str, balance: Any) -> None:
     st.sampled_from(sorted(EXECUTE)),
 )
 def test_all_pairs_of_modes(
-    giver: DeviceMesh, taker: DeviceMesh, total: int, collect: str, mode: str, called: str, execute: str
+    producer: DeviceMesh, consumer: DeviceMesh, total: int, collect: str, mode: str, called: str, execute: str
 ) -> None:
     """What the speakers hold is heard once per share, by exactly those that are called, in sample order."""
-    who = producer_ranks(giver, collect, called)
+    who = producer_ranks(producer, collect, called)
     ids = [
-        tuple((n,) for n in (range(total) if called == "first" else giver.sample_range(total, rank)))
+        tuple((n,) for n in (range(total) if called == "first" else producer.sample_range(total, rank)))
         for rank in who
     ]
     held = SampleTable(tuple(ids))
-    shares = samples_by_rank(execute, Dispatch(mode, allow_empty=True), taker, held)
-    heard = {rank: [(s, i) for s, i in mine] for rank, mine in shares.items()}
+    shares = samples_by_rank(execute, Dispatch(mode, allow_empty=True), consumer, held)
+    received = {rank: [(s, i) for s, i in mine] for rank, mine in shares.items()}
     everything = {(s, i) for s, mine in enumerate(ids) for i in range(len(mine))}
-    assert {at for mine in heard.values() for at in mine} == everything
-    for rank, mine in heard.items():
+    assert {at for mine in received.values() for at in mine} == everything
+    for rank, mine in received.items():
         assert len(set(mine)) == len(mine)
         assert [ids[s][i] for s, i in mine] == sorted(ids[s][i] for s, i in mine)
-        assert {s for s, _ in mine} <= set(producers_of(taker, execute, len(who), rank))
+        assert {s for s, _ in mine} <= set(producers_of(consumer, execute, len(who), rank))
     if execute == "first":
-        assert set(heard) == {0}
+        assert set(received) == {0}
     if execute == "all":
         by_share: dict[int, list[tuple[int, int]]] = {}
-        for rank, mine in heard.items():
-            assert by_share.setdefault(DISPATCH[mode].share_of(taker, rank), mine) == mine
+        for rank, mine in received.items():
+            assert by_share.setdefault(DISPATCH[mode].share_of(consumer, rank), mine) == mine
         assert sorted(at for mine in by_share.values() for at in mine) == sorted(everything)
 
 
 @given(st.sampled_from(MESHES), st.integers(1, 6), st.integers(0, 30), st.sampled_from(sorted(DISPATCH)))
-def test_peer_gives_each_producers_samples_to_its_own_workers(
+def test_peer_assigns_the_samples_of_each_producer_to_its_own_workers(
     mesh: DeviceMesh, producers: int, total: int, mode: str
 ) -> None:
-    giver = DeviceMesh.from_sizes(dp_size=producers)
-    held = table(giver, total)
+    producer = DeviceMesh.from_sizes(dp_size=producers)
+    held = table(producer, total)
     shares = samples_by_rank("peer", Dispatch(mode, allow_empty=True), mesh, held)
     for rank, mine in shares.items():
         assert {s for s, _ in mine} <= set(producers_of(mesh, "peer", producers, rank))
@@ -234,7 +235,7 @@ def tables(draw: st.DrawFn, homes: int = 4) -> SampleTable:
     """Of some speakers: most hold a grid after those before, some nothing, some samples of their own in any
     order."""
     inner = tuple(draw(st.lists(small, max_size=2)))
-    said: list[Any] = []
+    entries: list[Any] = []
     start = draw(st.integers(0, 5))
     for kind in draw(
         st.lists(
@@ -252,18 +253,18 @@ def tables(draw: st.DrawFn, homes: int = 4) -> SampleTable:
         if kind == "listed":
             ids = tuple(draw(st.permutations(list(ids)))[: draw(st.integers(0, len(ids)))])
         start += count + draw(st.sampled_from([0, 0, 0, 1, -1]))
-        said.append(ids)
+        entries.append(ids)
     if draw(st.booleans()):
-        said = draw(st.permutations(said))
+        entries = draw(st.permutations(entries))
     lengths = (
-        tuple(tuple(draw(st.integers(0, 9)) for _ in ids) for ids in said) if draw(st.booleans()) else None
+        tuple(tuple(draw(st.integers(0, 9)) for _ in ids) for ids in entries) if draw(st.booleans()) else None
     )
     home = (
-        tuple(tuple(draw(st.integers(0, homes - 1)) for _ in ids) for ids in said)
+        tuple(tuple(draw(st.integers(0, homes - 1)) for _ in ids) for ids in entries)
         if draw(st.booleans())
         else None
     )
-    return SampleTable(tuple(said), lengths, home, draw(st.integers(0, len(inner))))
+    return SampleTable(tuple(entries), lengths, home, draw(st.integers(0, len(inner))))
 
 
 modes = st.sampled_from(sorted(DISPATCH))
@@ -305,9 +306,9 @@ def test_parts_of_grids_are_those_of_the_listed_ids(
     assert found == outcome(execute, dispatch, mesh, listed(table))
     if isinstance(found, str):
         return
-    heard = consumer_parts(mesh, execute, dispatch.mode, len(table.ids))
-    assert len(found) == len(heard.ranks) == len(heard.producers)
-    for part, may in zip(found, heard.producers, strict=True):
+    received = consumer_parts(mesh, execute, dispatch.mode, len(table.ids))
+    assert len(found) == len(received.ranks) == len(received.producers)
+    for part, may in zip(found, received.producers, strict=True):
         assert {run.producer for run in part} <= set(may)
         ids = table.ids_of(part)
         assert ids == sorted(set(ids)) and sum(map(len, part)) == len(ids)
@@ -334,7 +335,7 @@ def test_order_is_that_of_ids(table: SampleTable, data: st.DataObject) -> None:
         (run.producer, index) for run in table.in_order for index in range(run.start, run.stop)
     ]
     wanted = data.draw(st.permutations(everything))
-    assert [table.ids[speaker][index] for speaker, index in align(wanted, table)] == wanted
+    assert [table.ids[producer][index] for producer, index in align(wanted, table)] == wanted
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9))))
@@ -348,10 +349,10 @@ def test_runs_cover_exactly(samples: list[tuple[int, int]]) -> None:
 def parts(draw: st.DrawFn, table: SampleTable) -> list[Run]:
     """Some runs of a table, in any order."""
     found = []
-    for speaker in draw(st.lists(st.integers(0, len(table.ids) - 1), max_size=4)):
-        if count := len(table.ids[speaker]):
+    for producer in draw(st.lists(st.integers(0, len(table.ids) - 1), max_size=4)):
+        if count := len(table.ids[producer]):
             start = draw(st.integers(0, count - 1))
-            found.append(Run(speaker, start, draw(st.integers(start + 1, count))))
+            found.append(Run(producer, start, draw(st.integers(start + 1, count))))
     return found
 
 
@@ -372,7 +373,7 @@ counts = st.lists(small, min_size=1, max_size=5)
 
 
 @given(st.lists(small, max_size=2), counts, counts, st.sampled_from(MESHES))
-def test_the_key_does_not_tell_by_whom_a_sample_is_held(
+def test_the_key_does_not_depend_on_the_holder_of_a_sample(
     inner: list[int], one: list[int], other: list[int], mesh: DeviceMesh
 ) -> None:
     def table(counts: list[int]) -> SampleTable:
@@ -398,24 +399,25 @@ def test_ids_of_one_number_and_of_several_are_not_confused() -> None:
     st.sampled_from(sorted(DISPATCH)),
     st.integers(1, 20),
 )
-def test_who_tells_the_table_is_heard_and_everybody_who_is_called_hears_it(
+def test_the_leader_sends_the_table_to_every_called_consumer(
     mesh: DeviceMesh, execute: str, mode: str, count: int
 ) -> None:
-    heard = consumer_parts(mesh, execute, mode, count)
-    assert len(heard.leaders) == len(heard.ranks) and all(
-        teller in may for teller, may in zip(heard.leaders, heard.producers, strict=True)
+    received = consumer_parts(mesh, execute, mode, count)
+    assert len(received.leaders) == len(received.ranks) and all(
+        leader in may for leader, may in zip(received.leaders, received.producers, strict=True)
     )
-    called = [rank for ranks in heard.ranks for rank in ranks]
+    called = [rank for ranks in received.ranks for rank in ranks]
     assert sorted(called) == list(range(1 if execute == "first" else mesh.world_size))
-    assert {speaker for may in heard.producers for speaker in may} == set(range(count))
-    for part, ranks in enumerate(heard.ranks):
+    assert {producer for may in received.producers for producer in may} == set(range(count))
+    for part, ranks in enumerate(received.ranks):
         assert all(
-            heard.part_of[rank] == part and producers_of(mesh, execute, count, rank) == heard.producers[part]
+            received.part_of[rank] == part
+            and producers_of(mesh, execute, count, rank) == received.producers[part]
             for rank in ranks
         )
-    tells = [heard.leaders.count(speaker) for speaker in range(count)]
+    announced = [received.leaders.count(producer) for producer in range(count)]
     if execute == "all":
-        assert max(tells) - min(tells) <= 1
+        assert max(announced) - min(announced) <= 1
 
 
 def test_an_id_reads_as_it_is_written() -> None:

@@ -69,7 +69,7 @@ def test_a_worker_that_is_torn_cannot_be_placed() -> None:
 def test_stretches_expand_to_the_list_and_are_as_few_as_can_be(job: tuple[Plan, Sizes]) -> None:
     plan, sizes = job
     for group in plan.groups:
-        seats = [
+        locations = [
             (one.node, one.numbers[0] if one.numbers else -1)
             for one in naive(group, sizes, plan.cluster.nodes)
         ]
@@ -80,17 +80,17 @@ def test_stretches_expand_to_the_list_and_are_as_few_as_can_be(job: tuple[Plan, 
             for node in range(stretch.first_node, stretch.last_node + 1)
             for at in range(stretch.each)
         ]
-        assert expanded == seats
+        assert expanded == locations
         assert [stretch.first_rank for stretch in found] == [
             sum(one.ranks for one in found[:index]) for index in range(len(found))
         ]
-        assert len(found) == fewest(seats, group.gpus_per_worker)
+        assert len(found) == fewest(locations, group.gpus_per_worker)
 
 
-def fewest(seats: list[tuple[int, int]], per_worker: int) -> int:
+def fewest(locations: list[tuple[int, int]], per_worker: int) -> int:
     """How often it is not the same again on the next node."""
     segments: list[tuple[int, int, int]] = []
-    for node, number in seats:
+    for node, number in locations:
         same = segments and segments[-1][0] == node
         if same and (number < 0 or number == segments[-1][1] + segments[-1][2] * per_worker):
             segments[-1] = (node, segments[-1][1], segments[-1][2] + 1)
@@ -190,9 +190,9 @@ def test_a_large_world_is_never_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(spread_out())
 def test_seats_agree_with_the_nodes(spread: tuple[tuple[NodeRun, ...], list[int]]) -> None:
     found, homes = spread
-    seats = [GroupPlacement(found).locate(rank) for rank in range(len(homes))]
-    assert [seat.node for seat in seats] == homes
-    assert [seat.local_rank for seat in seats] == [
+    locations = [GroupPlacement(found).locate(rank) for rank in range(len(homes))]
+    assert [location.node for location in locations] == homes
+    assert [location.local_rank for location in locations] == [
         homes[:rank].count(node) for rank, node in enumerate(homes)
     ]
     assert [node for start, stop in GroupPlacement(found).nodes for node in range(start, stop)] == sorted(

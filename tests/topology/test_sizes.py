@@ -13,30 +13,28 @@ from hypothesis import strategies as st
 
 from meshctl.topology.sizes import DIMS, EXPERT_DIMS, divisors, drawn, nearest, settle
 
-said = st.fixed_dictionaries(
+stated = st.fixed_dictionaries(
     {}, optional={f"{dim}_size": st.integers(1, 6) for dim in (*DIMS, "ulysses", *EXPERT_DIMS, "vpp")}
 )
 
 
-@given(said, st.integers(1, 64), st.booleans())
-def test_settled_sizes_keep_every_rule(said: dict[str, int], world: int, sequence_parallel: bool) -> None:
-    settled = settle(said, world, sequence_parallel)
+@given(stated, st.integers(1, 64), st.booleans())
+def test_settled_sizes_keep_every_rule(stated: dict[str, int], world: int, sequence_parallel: bool) -> None:
+    settled = settle(stated, world, sequence_parallel)
     assert bool(settled.sizes) != bool(settled.misfits)
     if sizes := settled.sizes:
         assert prod(sizes[dim] for dim in DIMS) == world
-        assert all(sizes[key.removesuffix("_size")] == size for key, size in said.items())
+        assert all(sizes[key.removesuffix("_size")] == size for key, size in stated.items())
         assert sizes["dp"] * sizes["fsdp"] % sizes["ulysses"] == 0
         assert sizes["pp"] * prod(sizes[dim] for dim in EXPERT_DIMS) == world
         assert sizes["vpp"] == 1 or sizes["pp"] > 1
         assert not sequence_parallel or sizes["tp"] > 1
 
 
-@given(said, st.integers(1, 64))
-def test_a_misfit_names_a_size_that_was_said_and_what_it_proposes_holds(
-    said: dict[str, int], world: int
-) -> None:
-    for misfit in settle(said, world).misfits:
-        assert misfit.size in said
+@given(stated, st.integers(1, 64))
+def test_a_misfit_names_a_stated_size_and_proposes_sizes_that_fit(stated: dict[str, int], world: int) -> None:
+    for misfit in settle(stated, world).misfits:
+        assert misfit.size in stated
         for layout in map(str, misfit.fits) if misfit.rule == "product" else ():
             if layout != "one rank":
                 sizes = {f"{part.split()[0]}_size": int(part.split()[1]) for part in layout.split(" x ")}
@@ -71,7 +69,7 @@ def test_the_first_that_is_proposed_is_the_nearest_of_all_that_keep_every_rule(
 
 
 @pytest.mark.parametrize(
-    ("said", "world", "rule", "size", "text"),
+    ("stated", "world", "rule", "size", "text"),
     [
         (
             {"tp_size": 3},
@@ -141,14 +139,14 @@ def test_the_first_that_is_proposed_is_the_nearest_of_all_that_keep_every_rule(
     ],
 )
 def test_the_rule_and_the_nearest(
-    said: dict[str, Any], world: int | None, rule: str, size: str, text: str
+    stated: dict[str, Any], world: int | None, rule: str, size: str, text: str
 ) -> None:
-    (misfit,) = settle(said, world).misfits
+    (misfit,) = settle(stated, world).misfits
     assert (misfit.rule, misfit.size) == (rule, size)
     assert re.search(text, misfit.text), misfit.text
 
 
-def test_every_wrong_number_is_said() -> None:
+def test_every_wrong_number_is_reported() -> None:
     assert [misfit.size for misfit in settle({"dp_size": 0, "tp_size": 2.0}, 0, "yes").misfits] == [
         "dp_size",
         "tp_size",

@@ -106,7 +106,7 @@ class Supervisor:
 def proposer(plan: Plan, store: PrefixStore) -> Proposer:
     """Returns the supervisor's side of the agreement on the last step, for all workers of components."""
     job_ranks = [
-        group.first_place + rank
+        group.first_job_rank + rank
         for group in plan.groups
         if not group.program
         for rank in range(group.workers)

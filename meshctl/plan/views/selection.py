@@ -271,4 +271,4 @@ def _processes(plan: Plan, group: str, node: int) -> Iterator[Process]:
             for name, mesh in meshes.items()
         }
         numbers = numbers_on_node(plan, worker)
-        yield Process(group, worker.rank, worker.place, worker.local_rank, numbers, coordinates)
+        yield Process(group, worker.rank, worker.job_rank, worker.local_rank, numbers, coordinates)

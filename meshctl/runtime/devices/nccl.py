@@ -10,7 +10,7 @@ Headers and the turns travel on the workers' connections, so both ends post a tr
 it, and no kernel waits for a peer that computes. A sender lets its device finish what it wrote before it
 sends the header, and never waits for more.
 
-There is one communicator for each ordered pair of places. NCCL runs what is posted on a communicator one
+There is one communicator for each ordered pair of job ranks. NCCL runs what is posted on a communicator one
 after another; if two senders shared one with their two receivers, ends that post in different orders would
 wait in a circle. On a pair's own communicator the order is that of the headers. It is made by hand on the
 launcher's store, by whoever posts the first transfer of the pair, since that waits for the other end. For the

@@ -28,7 +28,7 @@ def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int
         source = job_ranks[(me + distance) % count]
         received = data_plane.receive_value(source, tag)
         if not isinstance(received, list) or len(received) != len(sent):
-            raise PeerLost(f"{data_plane.name_of(source)} sent what are not the rows of {len(sent)} places")
+            raise PeerLost(f"{data_plane.name_of(source)} sent what are not the rows of {len(sent)} ranks")
         rows += received
         distance *= 2
     return [rows[(index - me) % count] for index in range(count)]

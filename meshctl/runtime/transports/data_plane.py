@@ -65,7 +65,7 @@ class Context:
     """Tag -> how many frames may be in flight between two job ranks; `SLOTS` where a tag is missing."""
     tag_count: int = UNBOUNDED
     """Valid tags are 0 to `tag_count` - 1."""
-    name_of: Callable[[int], str] = "place {}".format
+    name_of: Callable[[int], str] = "job rank {}".format
     """Job rank -> its name in messages."""
     route_of: Callable[[int], str] = lambda tag: ""
     """Tag -> the name of its route in messages."""

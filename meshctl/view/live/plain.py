@@ -49,7 +49,7 @@ class PlainOutput:
             threading.Thread(target=self._follow_logs, name="logs", daemon=True).start()
 
     def on_attempt(self, number: int, step: int | None) -> None:
-        groups, workers = count(len(self._plan.groups), "group"), count(self._plan.places, "worker")
+        groups, workers = count(len(self._plan.groups), "group"), count(self._plan.job_size, "worker")
         self._print(f"{self._plan.name}: {groups}, {workers}, in {self._run.path}")
         if self._logs:
             self._print(self._logs.hint)

@@ -345,7 +345,7 @@ def test_the_least_limit_above_counts(mount: Path, monkeypatch: pytest.MonkeyPat
     assert cgroup.cpus() == 1.5
 
 
-def test_version_1_says_no_limit_by_a_large_number(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_1_writes_no_limit_as_a_large_number(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     within(monkeypatch, "5:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n2:pids:/\n")
     for folder, name, text in (
         ("memory", "memory.limit_in_bytes", "9223372036854771712"),
@@ -373,7 +373,7 @@ def test_without_control_groups_there_is_no_limit(mount: Path, monkeypatch: pyte
 # Children
 
 
-def say(word: str) -> str:
+def echo(word: str) -> str:
     print("noise that is no answer")
     return word
 
@@ -408,13 +408,13 @@ def found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_child_answers() -> None:
-    assert Probe(f"{HERE}:say", ["word"], 60).answer() == Answer("word")
+    assert Probe(f"{HERE}:echo", ["word"], 60).answer() == Answer("word")
     assert Probe(f"{HERE}:chatter", [], 60).answer() == Answer("y" * 300_000)
     assert Probe(f"{HERE}:fail", [], 60).answer() == Answer(None, "ValueError: two lines")
     assert Probe(f"{HERE}:none", [], 60).answer().error.startswith("AttributeError: ")
 
 
-def test_a_child_that_dies_says_how() -> None:
+def test_a_child_that_dies_is_reported_with_its_cause() -> None:
     assert Probe(f"{HERE}:crash", [], 60).answer() == Answer(None, "killed by SIGSEGV")
     assert Probe(f"{HERE}:leave", [], 60).answer() == Answer(None, "exit code 3: RuntimeError: the last line")
 
@@ -445,7 +445,7 @@ def processes_in(group: int) -> list[int]:
 
 def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert Probe(f"{HERE}:say", ["word"]).answer() == Answer(
+    assert Probe(f"{HERE}:echo", ["word"]).answer() == Answer(
         None, "no process could be started: No such file or directory"
     )
 

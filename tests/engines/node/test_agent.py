@@ -37,7 +37,7 @@ def program(folder: Path, word: str, cwd: str = "") -> Program:
     return Program(("script.py", "{run_dir}", word), cwd)
 
 
-def said(run: Launched, word: str, rank: int) -> tuple[float, dict[str, str], str]:
+def event_of(run: Launched, word: str, rank: int) -> tuple[float, dict[str, str], str]:
     total, environ, cwd = json.loads((run.run.path / f"{word}-{rank}.json").read_text())
     return total, environ, cwd
 
@@ -50,7 +50,7 @@ def test_two_programs_at_once_each_with_its_own_world(launch: Launch, tmp_path: 
     assert run.end() == 0, run.output()
     for word in ("left", "right"):
         for rank in (0, 1):
-            total, environ, cwd = said(run, word, rank)
+            total, environ, cwd = event_of(run, word, rank)
             assert total == 2
             expected = {
                 "RANK": str(rank),
@@ -63,7 +63,7 @@ def test_two_programs_at_once_each_with_its_own_world(launch: Launch, tmp_path: 
             assert environ["OMP_NUM_THREADS"] == "1"
             assert cwd == (str(tmp_path / "below") if word == "right" else os.getcwd())
             assert run.run.log(word, rank).read_text() == "speaks\n"
-    assert said(run, "left", 0)[1]["MASTER_PORT"] != said(run, "right", 0)[1]["MASTER_PORT"]
+    assert event_of(run, "left", 0)[1]["MASTER_PORT"] != event_of(run, "right", 0)[1]["MASTER_PORT"]
 
 
 def test_a_group_on_two_nodes_is_one_world(launch: Launch, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_group_on_two_nodes_is_one_world(launch: Launch, tmp_path: Path) -> No
     assert run.end() == 0, run.output()
     assert len(run.events("done")) == 3
     for rank in (0, 1):
-        total, environ, _ = said(run, "left", rank)
+        total, environ, _ = event_of(run, "left", rank)
         assert total == 2
         expected = {
             "RANK": str(rank),
@@ -138,7 +138,7 @@ def test_the_agent_as_a_command_is_what_the_local_engine_forks(launch: Launch, t
     assert len(run.events("done")) == 2
 
 
-def test_an_agent_with_nothing_to_run_says_so(tmp_path: Path) -> None:
+def test_an_agent_with_nothing_to_run_reports_it(tmp_path: Path) -> None:
     from meshctl.cli.agent import refusal
 
     plan = tmp_path / "plan.json"

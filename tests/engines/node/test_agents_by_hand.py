@@ -71,10 +71,12 @@ def test_samples_go_from_node_to_node(launch: Launch, tmp_path: Path) -> None:
     assert run.end() == 0, run.output()
     assert len(run.events("done")) == 6
     for rank in range(4):
-        said = [json.loads(line) for line in (run.run.path / f"taken-{rank}.jsonl").read_text().splitlines()]
+        record = [
+            json.loads(line) for line in (run.run.path / f"taken-{rank}.jsonl").read_text().splitlines()
+        ]
         first = 4 * (rank // 2)
         rows = [[8 * step + first + row for row in range(4)] for step in range(3)]
-        assert [row[:3] for row in said] == [
+        assert [row[:3] for row in record] == [
             [step, rows[step - 1], [10_000 * x for x in rows[step - 1]]] for step in (1, 2, 3)
         ]
-        assert {tuple(row[3]) for row in said} == {("tcp-receive",)}
+        assert {tuple(row[3]) for row in record} == {("tcp-receive",)}

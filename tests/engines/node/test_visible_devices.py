@@ -71,7 +71,7 @@ def test_the_launchers_own_list_narrows_and_renumbers(inherited: str, names: lis
 
 
 @pytest.mark.parametrize("inherited", ["", "-1", "NoDevFiles", "0", "1,1"])
-def test_too_few_are_said_by_group_and_numbers(inherited: str) -> None:
+def test_too_few_devices_are_reported_by_group_and_numbers(inherited: str) -> None:
     with pytest.raises(CannotStart) as refused:
         seen(cuda((0, 2), (3, 4)), 0, inherited)
     left = f"CUDA_VISIBLE_DEVICES={inherited} leaves {'1' if inherited == '0' else 'none'}"
@@ -84,13 +84,13 @@ def test_a_groups_visible_devices_are_names_of_the_hardware() -> None:
     assert seen(cuda((0, 1), visible_devices=("GPU-abc",)), 0, "GPU-0,GPU-abcdef") == ["GPU-abc"]
     with pytest.raises(CannotStart) as refused:
         seen(cuda((0, 2), visible_devices=("8", "9")), 0, "8,10")
-    said = "group train is to see 8, 9 (its visible_devices), and CUDA_VISIBLE_DEVICES leaves 8, 10: 9 is not there"
-    assert str(refused.value) == said
+    message = "group train is to see 8, 9 (its visible_devices), and CUDA_VISIBLE_DEVICES leaves 8, 10: 9 is not there"
+    assert str(refused.value) == message
     with pytest.raises(CannotStart, match="leaves none: 8, 9 are not there"):
         seen(cuda((0, 2), visible_devices=("8", "9")), 0, "")
 
 
-def test_what_an_environment_says() -> None:
+def test_the_facts_of_an_environment() -> None:
     assert device_list("cuda", {}) is None and device_list("cpu", {"CUDA_VISIBLE_DEVICES": "0"}) is None
     assert device_list("mps", {"CUDA_VISIBLE_DEVICES": "0"}) is None
     assert device_list("npu", {"ASCEND_RT_VISIBLE_DEVICES": "2,3"}) == DeviceList(

@@ -111,7 +111,7 @@ def test_which_variables_are_read_at_import(
     assert other.argv == (("/other/python", "-m", "meshctl.runtime.worker") if expected else None)
 
 
-def test_a_program_is_found_beside_the_recipe(tmp_path: Path) -> None:
+def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
     recipe, here = tmp_path / "recipe", tmp_path / "here"
     for folder in (recipe / "sub", here):
         folder.mkdir(parents=True)
@@ -145,5 +145,5 @@ def test_a_program_is_found_beside_the_recipe(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_missing_is_said_before_the_start(tmp_path: Path, program: Program, words: str) -> None:
+def test_what_is_missing_is_reported_before_the_start(tmp_path: Path, program: Program, words: str) -> None:
     assert words in missing(Start((str(tmp_path),)), Group("one", "cpu", 1, 0, program=program))

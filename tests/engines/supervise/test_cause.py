@@ -39,20 +39,20 @@ def head(path: Path) -> Causes:
     return Causes(frozenset({"train", "rollout"}), lambda group, rank: path)
 
 
-def verdict(tmp_path: Path, *heard: tuple[int, Event], log: str = "", look: int = 100) -> Cause | None:
+def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", look: int = 100) -> Cause | None:
     """Returns what is settled after a look, of events that were heard in theirs."""
     path = tmp_path / "log"
     path.write_text(log)
     causes = head(path)
     for number in range(look + 1):
-        for event in [event for when, event in heard if when == number]:
+        for event in [event for when, event in arrivals if when == number]:
             causes.add(event)
         causes.end_look(float(number))
     return causes.settled
 
 
 @pytest.mark.parametrize(
-    ("heard", "line"),
+    ("arrivals", "line"),
     [
         ([(1, LOST), (30, RAISED)], "train:1 failed in stage metrics, step 3: ValueError: boom"),
         (
@@ -90,8 +90,8 @@ def verdict(tmp_path: Path, *heard: tuple[int, Event], log: str = "", look: int 
         ),
     ],
 )
-def test_the_first_cause(tmp_path: Path, heard: list[tuple[int, Event]], line: str) -> None:
-    cause = verdict(tmp_path, *heard)
+def test_the_first_cause(tmp_path: Path, arrivals: list[tuple[int, Event]], line: str) -> None:
+    cause = verdict(tmp_path, *arrivals)
     assert cause is not None
     assert cause.line == line
 
@@ -149,7 +149,7 @@ def test_looks_that_something_wakes_early_count_as_one(tmp_path: Path) -> None:
     assert causes.settled is None
 
 
-def test_faults_heard_together_go_by_their_own_time(tmp_path: Path) -> None:
+def test_faults_received_together_are_ordered_by_their_own_time(tmp_path: Path) -> None:
     late = Event("fault", "rollout", 0, value={"error": "later"}, time=20.0)
     cause = verdict(
         tmp_path, (1, late), (1, Event("fault", "train", 1, value={"error": "earlier"}, time=10.0))

@@ -133,7 +133,7 @@ def test_what_is_new_and_what_is_gone() -> None:
     assert {change.mark for change in new} == {"added"} and facts(new[2]) == {"call": (None, "actor.update")}
 
 
-def test_words_that_are_seldom_said() -> None:
+def test_rare_words() -> None:
     before = job()
     *stages, publish = before.stages
     even, synced = before.routes

@@ -71,7 +71,7 @@ def runs(numbers: list[int]) -> set[tuple[int, int]]:
 
 @settings(max_examples=examples(50, 1500))
 @given(routed())
-def test_a_rank_gets_the_samples_that_the_route_gives_it(plan: Plan) -> None:
+def test_a_rank_receives_the_samples_that_the_route_assigns_to_it(plan: Plan) -> None:
     (route,), source, target = plan.routes, plan.stage("s"), plan.stage("t")
     producer, consumer = plan.component("x").mesh, plan.component("y").mesh
     ranks = producer_ranks(producer, source.collect, source.execute)
@@ -103,7 +103,7 @@ TYPE: st.SearchStrategy[DeviceType] = st.sampled_from(["cuda", "cuda", "npu", "c
 
 @settings(max_examples=examples(50, 1000))
 @given(routed(), st.tuples(TYPE, TYPE))
-def test_it_is_told_how_far_it_is_to_the_farthest_of_those_whom_it_talks_to(
+def test_a_worker_learns_the_distance_to_its_farthest_peer(
     plan: Plan, types: tuple[DeviceType, DeviceType]
 ) -> None:
     plan = of_types(plan, types)
@@ -163,7 +163,7 @@ def check_producer(route: RankRoute, given: dict[int, list[int]]) -> None:
         assert sum(filled) == len(given)
 
 
-def test_what_only_the_run_decides_is_said() -> None:
+def test_what_only_the_run_decides_is_stated() -> None:
     zoom = of("two_nodes.yaml", "judge", 1, samples=30)
     stages = {stage.stage: stage for stage in zoom.stages}
     assert (
@@ -179,7 +179,7 @@ def test_what_only_the_run_decides_is_said() -> None:
     assert of("two_nodes.yaml", "judge", 1).routes[-1].total == 512
 
 
-def test_a_value_that_is_no_batch_comes_from_all_speakers() -> None:
+def test_a_value_that_is_no_batch_is_received_from_all_producers() -> None:
     plan = plan_of("two_nodes.yaml", "pipeline.scored.dispatch=all", "pipeline.advantages.execute=all")
     stages = tuple(
         replace(stage, collect="mean") if stage.name == "scored" else stage for stage in plan.stages
@@ -253,7 +253,7 @@ def test_a_rank_is_where_its_worker_is(job: tuple[Plan, Sizes]) -> None:
                 worker.devices,
                 worker.numbers,
             )
-            assert (zoom.job_rank, zoom.workers) == (group.first_place + rank, group.workers)
+            assert (zoom.job_rank, zoom.workers) == (group.first_job_rank + rank, group.workers)
 
 
 def on_cpu(mesh: DeviceMesh) -> Plan:
@@ -296,7 +296,7 @@ def test_virtual_stages_make_the_pipeline_a_ring() -> None:
     ]
 
 
-def test_the_names_of_its_devices_are_those_that_the_recipe_says() -> None:
+def test_the_names_of_its_devices_are_those_of_the_recipe() -> None:
     zoom = of("two_nodes.yaml", "rollout", 1, "+groups.rollout.visible_devices=[7,6,5,4,3,2,1,0]")
     assert (zoom.devices, zoom.visible_devices, zoom.program) == ((2, 3), ("5", "4"), "")
     assert of("two_nodes.yaml", "spare", 0).program == "-m timeit --every 5"
@@ -408,7 +408,9 @@ def test_a_node_has_the_processes_that_are_on_it(job: tuple[Plan, Sizes]) -> Non
         (lambda plan, drawn: of_node(plan, drawn, -1), "there is no node -1; there are the nodes 0 to 1"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(ask: Callable[[Plan, Any], object], message: str) -> None:
+def test_a_missing_name_is_reported_with_the_present_ones(
+    ask: Callable[[Plan, Any], object], message: str
+) -> None:
     plan = plan_of("two_nodes.yaml")
     with pytest.raises(ZoomError) as wrong:
         ask(plan, topology(plan))
@@ -463,7 +465,7 @@ def many(dp: int, execute: str, mode: str) -> Plan:
 def test_a_rank_of_100_000_is_as_quick_as_one_of_few(execute: str, mode: str) -> None:
     """By the calls that it takes, so that no clock is asked."""
     few, lots = many(8, execute, mode), many(6250, execute, mode)
-    assert lots.places == 200_000
+    assert lots.job_size == 200_000
     for group in ("a", "b"):
         zooms = [
             partial(of_rank, plan, topology(plan), group, rank) for plan, rank in ((few, 77), (lots, 77_777))

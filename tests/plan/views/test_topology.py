@@ -124,7 +124,7 @@ def test_letters_go_on_after_z() -> None:
     assert len(set(letters)) == 703 and drawn.components[0].layout == "one rank"
 
 
-def test_a_layout_is_said_in_the_order_of_the_mesh() -> None:
+def test_a_layout_is_shown_in_the_order_of_the_mesh() -> None:
     mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=3, tp_size=4, order=["tp", "dp", "fsdp", "cp", "pp"])
     plan = Plan(
         "p", 0, Cluster(), (Group("g", "cpu", 24, 0),), (Component("c", "m.C", "g", mesh),), (), (), Run()
@@ -132,7 +132,7 @@ def test_a_layout_is_said_in_the_order_of_the_mesh() -> None:
     assert topology(plan).components[0].layout == "tp 4 x dp 3 x pp 2"
 
 
-def test_process_groups_are_those_above_1_and_of_views_that_say_more() -> None:
+def test_process_groups_are_those_above_1_and_of_views_that_add_information() -> None:
     mesh = DeviceMesh.from_sizes(pp_size=2, fsdp_size=4, tp_size=2, ulysses_size=2, ep_size=4, etp_size=2)
     plan = Plan(
         "p",
@@ -203,7 +203,9 @@ def route_plan(
         (("first", "all", "all", "slice_dp"), (1, 6, 3, 100, 1000)),
     ],
 )
-def test_how_many_speak_and_hear(words: tuple[str, str, str, str], counts: tuple[int, ...]) -> None:
+def test_the_counts_of_producers_and_consumers(
+    words: tuple[str, str, str, str], counts: tuple[int, ...]
+) -> None:
     flow, weights = topology(route_plan(*words)).routes
     assert (flow.producers, flow.consumers, flow.shares, flow.samples, flow.bytes) == counts
     assert (flow.producer, flow.consumer, flow.over) == ("x", "y", "node")

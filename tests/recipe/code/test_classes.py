@@ -116,7 +116,7 @@ def test_names_are_followed_through_packages_imports_and_bases(code: Code) -> No
         assert isinstance(found, Class) and found.is_component, target
 
 
-def test_what_is_no_component_is_told_from_what_cannot_be_told(code: Code) -> None:
+def test_a_class_that_is_no_component_differs_from_an_unknown_one(code: Code) -> None:
     plain, chest, torchy = code.find("plain.Unrelated"), code.find("house.Chest"), code.find("torchy.M")
     assert isinstance(plain, Class) and plain.is_component is False
     assert isinstance(chest, Class) and chest.is_component is None and chest.constructor is None
@@ -141,7 +141,7 @@ def test_wherever_its_base_is(code: Code, target: str) -> None:
     assert isinstance(found, Class) and found.is_component is False
 
 
-def test_beside_a_base_that_nobody_knows_nothing_can_be_told(code: Code) -> None:
+def test_a_class_with_an_unknown_base_is_unknown(code: Code) -> None:
     found = code.find("net.Both")
     assert isinstance(found, Class) and found.is_component is None
 
@@ -196,7 +196,7 @@ def test_a_class_is_read_once(code: Code) -> None:
 
 
 @pytest.mark.parametrize("target", ["broken.X", "star.X", "circle_a.X", "compiled.X", "plain.Made"])
-def test_what_cannot_be_read_is_said_to_be_so(code: Code, target: str) -> None:
+def test_what_cannot_be_read_is_reported(code: Code, target: str) -> None:
     assert isinstance(code.find(target), Unread)
 
 
@@ -207,7 +207,7 @@ def test_what_is_not_there(code: Code) -> None:
     assert isinstance(found, NotFound) and found.has_module and "Direct" in found.names
 
 
-def test_a_dataclass_has_a_constructor_that_cannot_be_told(code: Code) -> None:
+def test_the_constructor_of_a_dataclass_is_unknown(code: Code) -> None:
     found = code.find("data.D")
     assert isinstance(found, Class) and found.constructor is None
 
@@ -260,7 +260,7 @@ def signatures(tmp_path: Path) -> Code:
     return Code((str(tmp_path),))
 
 
-def test_what_a_constructor_takes(signatures: Code) -> None:
+def test_the_parameters_of_a_constructor(signatures: Code) -> None:
     found = signatures.find("sig.Takes")
     assert isinstance(found, Class) and found.constructor
     takes = found.constructor
@@ -279,7 +279,7 @@ def test_what_a_constructor_takes(signatures: Code) -> None:
     }
 
 
-def test_what_endpoints_take_give_and_log(signatures: Code) -> None:
+def test_the_inputs_results_and_metrics_of_endpoints(signatures: Code) -> None:
     found = signatures.find("sig.Takes")
     assert isinstance(found, Class)
     named, wrong = found.endpoints["named"], found.endpoints["wrong"]
@@ -316,7 +316,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("value", "kinds"), VALUES)
-def test_which_values_a_hint_takes(value: object, kinds: set[str]) -> None:
+def test_which_values_a_hint_accepts(value: object, kinds: set[str]) -> None:
     for kind in ("int", "float", "bool", "text", "nothing", "list", "mapping", "batch"):
         assert Hint(frozenset({kind})).takes(value) == (kind in kinds)
     assert Hint(words=("x", 3)).takes(value) == (value in ("x", 3))

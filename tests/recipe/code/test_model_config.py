@@ -28,7 +28,7 @@ def sizes(found: Config) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("stated", "expected"),
     [
         ({"num_attention_heads": 32, "num_key_value_heads": 8}, {"num_heads": 32, "num_kv_heads": 8}),
         ({"n_head": 12, "n_embd": 768, "n_layer": 6}, {"num_heads": 12, "hidden_size": 768, "num_layers": 6}),
@@ -51,12 +51,12 @@ def sizes(found: Config) -> dict[str, int]:
         ({"smile": "\U0001f600", "lone": "\ud83d", "num_attention_heads": 6}, {"num_heads": 6}),
     ],
 )
-def test_the_numbers_of_it(said: dict[str, Any], expected: dict[str, int], tmp_path: Path) -> None:
-    assert sizes(read(tmp_path, json.dumps(said))) == expected
-    assert sizes(read(tmp_path, json.dumps(said, indent="\t"))) == expected
+def test_the_numbers_of_it(stated: dict[str, Any], expected: dict[str, int], tmp_path: Path) -> None:
+    assert sizes(read(tmp_path, json.dumps(stated))) == expected
+    assert sizes(read(tmp_path, json.dumps(stated, indent="\t"))) == expected
 
 
-def test_numbers_know_their_place(tmp_path: Path) -> None:
+def test_numbers_have_their_span(tmp_path: Path) -> None:
     found = read(tmp_path, '\ufeff{\r\n\t"n_head": 12,\r\n\t"n_layer": 6\r\n}')
     assert {size: (span.line, span.column, span.width) for size, (_, span) in found.sizes.items()} == {
         "num_heads": (2, 12, 2),
@@ -89,7 +89,7 @@ def test_a_number_too_long_to_be_one_is_not_known(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:20] if isinstance(value, str) else "",
 )
-def test_what_cannot_be_read_is_said_with_its_place(
+def test_what_cannot_be_read_is_reported_with_its_span(
     data: bytes | str, wrong: str, at: tuple[int, int] | None, tmp_path: Path
 ) -> None:
     found = read(tmp_path, data)
@@ -101,12 +101,12 @@ def test_what_cannot_be_read_is_said_with_its_place(
 def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    said = {
+    stated = {
         path: config(path, [str(tmp_path)]).wrong
         for path in ("empty", "pipe", "absent", "a\0b", "a" * 5000, "/dev/zero")
     }
-    assert said.pop("empty") == "the folder `empty` has no `config.json`"
-    assert said == {path: f"there is no file `{path}`" for path in said}
+    assert stated.pop("empty") == "the folder `empty` has no `config.json`"
+    assert stated == {path: f"there is no file `{path}`" for path in stated}
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))

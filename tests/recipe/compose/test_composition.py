@@ -291,7 +291,7 @@ SPANS = {
 }
 
 
-def test_every_value_knows_its_place(tmp_path: Path) -> None:
+def test_every_value_has_its_span(tmp_path: Path) -> None:
     tree = composed(write(tmp_path, SPANS), "vars.list.0=7", "+vars.new={a: 1}").tree
     places = {
         ".".join(path): (leaf.span.file, leaf.span.line, leaf.span.column, leaf.span.width)
@@ -416,7 +416,7 @@ ENTRIES = st.one_of(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.one_of(st.lists(ENTRIES, max_size=4), SCALARS), second=st.lists(ENTRIES, max_size=2))
-def test_whatever_a_defaults_list_says_nothing_raises(first: Any, second: Any, tmp_path: Path) -> None:
+def test_no_defaults_list_raises(first: Any, second: Any, tmp_path: Path) -> None:
     files = {
         "recipe.yaml": {"defaults": first, "vars": {"a": "red"}},
         "extra.yaml": {"defaults": second},

@@ -82,7 +82,7 @@ def test_a_missing_value_is_reported_where_it_is_missing_only() -> None:
     assert resolved("a: ???\nb: ${a}\nc: x${b}")[1] == []
 
 
-def test_a_circle_is_one_mistake_with_a_place_for_each_of_its_values() -> None:
+def test_a_circle_is_one_mistake_with_a_span_for_each_of_its_values() -> None:
     tree = read(b"x: ${a}\na: ${b}\nb: ${a}", "x.yaml").tree
     assert tree is not None
     (found,) = resolve(tree, {}, scalar)[1]

@@ -74,7 +74,7 @@ def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> N
             assert re.match(rf"(all |number )?\d+(-\d+)? of nodes? {node}\b", first)
 
 
-def test_what_cluster_does_not_say_does_not_idle() -> None:
+def test_devices_beyond_an_unstated_cluster_are_not_idle() -> None:
     groups = {"train": {"ranks": 3, "device_type": "cuda"}}
     assert not list(devices_are_used(facts_of({"cluster": {"nodes": 2}, "groups": groups})))
     assert list(devices_are_used(facts_of({"cluster": {"devices_per_node": 4}, "groups": groups})))
@@ -104,7 +104,9 @@ def test_a_second_mps_device_does_not_idle() -> None:
         ({"nodes": 1, "devices_per_node": {"cuda": 4, "npu": 4}}, 4, "leave `npu` out"),
     ],
 )
-def test_help_says_which_cluster_has_none_idle(cluster: dict[str, Any], ranks: int, help: str) -> None:
+def test_the_help_proposes_a_cluster_without_idle_devices(
+    cluster: dict[str, Any], ranks: int, help: str
+) -> None:
     (found,) = devices_are_used(
         facts_of({"cluster": cluster, "groups": {"train": {"ranks": ranks, "device_type": "cuda"}}})
     )
@@ -190,8 +192,8 @@ def helps(recipe: dict[str, Any], found: Diagnostic) -> None:
         if option == "write group `train` first":
             changed["groups"] = {"train": recipe["groups"]["train"], **recipe["groups"]}
         else:
-            said = option.removeprefix("nearest that stays inside a node: ")
-            drawn = said.removesuffix(" without `order`")
+            layout = option.removeprefix("nearest that stays inside a node: ")
+            drawn = layout.removesuffix(" without `order`")
             sizes = {
                 f"{part.split()[0]}_size": int(part.split()[1])
                 for part in drawn.split(" x ")
@@ -203,7 +205,7 @@ def helps(recipe: dict[str, Any], found: Diagnostic) -> None:
                 if key.removesuffix("_size") not in DIMS or drawn[:2] == "ep"
             }
             kept |= {key: size for key, size in component["parallel"].items() if drawn[:3] == "etp"}
-            if said != drawn:
+            if layout != drawn:
                 kept.pop("order")
             changed["components"] = {"actor": {**component, "parallel": {**kept, **sizes}}}
         assert found.code not in [again.code for again in process_groups_stay_on_node(facts_of(changed))], (

@@ -26,7 +26,7 @@ def found(*overrides: str) -> list[Diagnostic]:
         (["cluster.devices_per_node=[8,4]", "cluster.devices_per_node.1=6"], Cluster(0, (8, 6))),
     ],
 )
-def test_overrides_say_devices(overrides: list[str], expected: Cluster) -> None:
+def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
     assert load("base_of_all.yaml", overrides, GOLDEN, environ={}).recipe.cluster == expected
     assert not found(*overrides)
 

@@ -48,7 +48,7 @@ def loaded(recipe: dict[str, Any], folder: Path) -> Loaded:
     return load(file, [], folder, environ={}, path=[str(HERE)])
 
 
-def said(recipe: dict[str, Any], folder: Path) -> list[tuple[str, str, str]]:
+def reported(recipe: dict[str, Any], folder: Path) -> list[tuple[str, str, str]]:
     """(message, its place's text, what the second place says) of every error."""
     report = loaded(recipe, folder).report
     assert {error.code for error in report.errors} <= {"MC534", "MC535"}
@@ -167,7 +167,7 @@ ALIKE = "the samples of stage `again` have homes on"
 def test_each_message(
     stages: dict[str, Any], layouts: dict[str, Any], expected: tuple[str, str, str] | None, tmp_path: Path
 ) -> None:
-    assert said(recipe_of(stages, **layouts), tmp_path) == ([expected] if expected else [])
+    assert reported(recipe_of(stages, **layouts), tmp_path) == ([expected] if expected else [])
 
 
 # What is accepted

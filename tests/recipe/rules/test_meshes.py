@@ -112,7 +112,7 @@ def test_a_large_world_is_answered_too(ranks: int, tp: int, pp: int) -> None:
 @pytest.mark.parametrize(
     "path", sorted((GOLDEN.parents[2] / "conf" / "layout").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_shipped_layouts_fit_and_say_what_they_are(path: Path, tmp_path: Path) -> None:
+def test_shipped_layouts_fit_and_describe_themselves(path: Path, tmp_path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# ") and text.splitlines()[0].endswith(".")
     (tmp_path / "recipe.yaml").write_text(

@@ -41,7 +41,7 @@ def recipe_of(ranks: int, parallel: dict[str, Any], models: list[Sizes], samples
     }
 
 
-def said_by(facts: Facts) -> list[Diagnostic]:
+def reported(facts: Facts) -> list[Diagnostic]:
     return [one for rule in (*meshes.RULES, *models.RULES) for one in rule(facts)]
 
 
@@ -61,32 +61,34 @@ def proposed(help: str) -> list[Sizes]:
 def complete(ranks: int, parallel: dict[str, Any]) -> Sizes | None:
     """All sizes, where they make up the ranks; the rule of the design, by trying every number for what is
     inferred."""
-    said = {key.removesuffix("_size"): size for key, size in parallel.items() if key != "sequence_parallel"}
-    free = [dim for dim in DIMS if said.get(dim) == "auto"] or ["dp"] * ("dp" not in said)
+    stated = {key.removesuffix("_size"): size for key, size in parallel.items() if key != "sequence_parallel"}
+    free = [dim for dim in DIMS if stated.get(dim) == "auto"] or ["dp"] * ("dp" not in stated)
     for size in range(1, ranks + 1) if free else (0,):
         sizes = (
             dict.fromkeys((*DIMS, "ulysses", "vpp"), 1)
-            | {key: n for key, n in said.items() if n != "auto"}
+            | {key: n for key, n in stated.items() if n != "auto"}
             | dict.fromkeys(free, size)
         )
         if prod(sizes[dim] for dim in DIMS) == ranks:
-            return sizes | experts(said, prod(sizes[dim] for dim in DIMS if dim != "pp"))
+            return sizes | experts(stated, prod(sizes[dim] for dim in DIMS if dim != "pp"))
     return None
 
 
-def experts(said: dict[str, Any], stage: int) -> Sizes:
+def experts(stated: dict[str, Any], stage: int) -> Sizes:
     """The dims of experts over the ranks of a stage, whether or not they make them up."""
-    free = [dim for dim in EXPERT_DIMS if said.get(dim) == "auto"] or ["ep_fsdp"] * ("ep_fsdp" not in said)
+    free = [dim for dim in EXPERT_DIMS if stated.get(dim) == "auto"] or ["ep_fsdp"] * (
+        "ep_fsdp" not in stated
+    )
     for size in range(1, stage + 1) if free else ():
         sizes = (
             dict.fromkeys(EXPERT_DIMS, 1)
-            | {dim: said[dim] for dim in EXPERT_DIMS if dim in said}
+            | {dim: stated[dim] for dim in EXPERT_DIMS if dim in stated}
             | dict.fromkeys(free, size)
         )
         if prod(sizes.values()) == stage:
             return sizes
     return dict.fromkeys(EXPERT_DIMS, 1) | {
-        dim: said[dim] for dim in EXPERT_DIMS if type(said.get(dim)) is int
+        dim: stated[dim] for dim in EXPERT_DIMS if type(stated.get(dim)) is int
     }
 
 
@@ -191,7 +193,7 @@ def test_what_is_refused_is_what_does_not_come_out_even(case: Some) -> None:
     ranks, parallel, given, _ = case
     facts = facts_of(recipe_of(ranks, parallel, given))
     sizes, along_tp = complete(ranks, parallel), parallel.get("sequence_parallel", False)
-    found = said_by(facts)
+    found = reported(facts)
     if sizes is None or not carved(sizes, along_tp):
         assert found and not ERRORS & {one.code for one in found}
         return
@@ -207,9 +209,9 @@ class Case:
     def __init__(self, ranks: int, parallel: dict[str, Any], given: list[Sizes], samples: int) -> None:
         self.ranks, self.parallel, self.given, self.samples = ranks, parallel, given, samples
         self.along_tp = parallel.get("sequence_parallel", False)
-        self.said = {key.removesuffix("_size"): size for key, size in parallel.items() if type(size) is int}
-        free = {dim for dim in DIMS if parallel.get(f"{dim}_size") == "auto"} or {"dp"} - set(self.said)
-        self.dims = sorted({*free, *(dim for dim in DIMS if dim in self.said)})
+        self.stated = {key.removesuffix("_size"): size for key, size in parallel.items() if type(size) is int}
+        free = {dim for dim in DIMS if parallel.get(f"{dim}_size") == "auto"} or {"dp"} - set(self.stated)
+        self.dims = sorted({*free, *(dim for dim in DIMS if dim in self.stated)})
         some = itertools.product(
             [size for size in range(1, ranks + 1) if ranks % size == 0], repeat=len(self.dims)
         )
@@ -240,11 +242,11 @@ class Case:
         if sizes is None or not carved(sizes, self.along_tp):
             return False
         few = self.samples and sizes["dp"] * sizes["fsdp"] // sizes["ulysses"] > self.samples
-        return not few and self.wrong(sizes) <= ({"MC435"} if "ep" in self.said else set())
+        return not few and self.wrong(sizes) <= ({"MC435"} if "ep" in self.stated else set())
 
     def change(self, sizes: Sizes) -> tuple[int, int]:
         changed = [
-            abs(sizes[dim] - size) for dim, size in self.said.items() if dim in DIMS and sizes[dim] != size
+            abs(sizes[dim] - size) for dim, size in self.stated.items() if dim in DIMS and sizes[dim] != size
         ]
         return len(changed), sum(changed)
 
@@ -266,7 +268,7 @@ def model_of(case: Case, one: Diagnostic) -> Sizes:
 @settings(max_examples=200)
 @given(cases())
 def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) -> None:
-    case, found = Case(*some), said_by(facts_of(recipe_of(*some)))
+    case, found = Case(*some), reported(facts_of(recipe_of(*some)))
     nearest = case.nearest()
     for one in found:
         if one.code not in ("MC410", "MC431", "MC434", "MC436") or (one.code == "MC410" and nearest is None):
@@ -275,25 +277,25 @@ def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) ->
         layouts = [
             {dim: option.get(dim, 1) for dim in DIMS} for option in options if set(option) <= set(DIMS)
         ]
-        told = f"{one.message}: {one.help}"
-        assert all(case.keeps(case.with_dims(layout)) for layout in layouts), told
-        assert not layouts or case.change(layouts[0]) == nearest, told
-        assert options or nearest is None, told
+        text = f"{one.message}: {one.help}"
+        assert all(case.keeps(case.with_dims(layout)) for layout in layouts), text
+        assert not layouts or case.change(layouts[0]) == nearest, text
+        assert options or nearest is None, text
         assert all(
             case.keeps(case.with_sizes(option)) for option in options if not set(option) <= set(DIMS)
-        ), told
+        ), text
 
 
 @settings(max_examples=200)
 @given(cases())
 def test_sizes_that_are_proposed_for_experts_fit_and_are_nearest(some: Some) -> None:
-    case, found = Case(*some), said_by(facts_of(recipe_of(*some)))
+    case, found = Case(*some), reported(facts_of(recipe_of(*some)))
     for one in found:
         if one.code == "MC435":
             experts, ep = model_of(case, one)["num_experts"], case.now()["ep"]
             options = proposed(one.help)
             others = [
-                {"ep": size, **({"ep_fsdp": rest} if "ep_fsdp" in case.said else {})}
+                {"ep": size, **({"ep_fsdp": rest} if "ep_fsdp" in case.stated else {})}
                 for size in range(1, 25)
                 for rest in range(1, 25)
             ]
@@ -314,7 +316,7 @@ def test_sizes_that_are_proposed_for_experts_fit_and_are_nearest(some: Some) -> 
 @settings(max_examples=200)
 @given(cases())
 def test_a_size_of_ulysses_that_is_proposed_needs_no_ring_and_is_nearest(some: Some) -> None:
-    case, found = Case(*some), said_by(facts_of(recipe_of(*some)))
+    case, found = Case(*some), reported(facts_of(recipe_of(*some)))
     for one in found:
         if one.code == "MC432":
             now = case.now()

@@ -38,7 +38,7 @@ def takes(stage: dict[str, Any]) -> list[str]:
     return list(stage.get("in", {}).values())
 
 
-def said_of(facts: Facts, code: str) -> dict[str, str]:
+def messages_of(facts: Facts, code: str) -> dict[str, str]:
     """Stage -> what one of these rules says of it."""
     rules = (schedule.stage_runs, schedule.every_is_kept)
     found = [one for rule in rules for one in rule(facts) if one.code == code]
@@ -83,9 +83,9 @@ def recipes(draw: st.DrawFn) -> Recipe:
 
 @settings(max_examples=300)
 @given(recipes())
-def test_what_never_runs_is_said_once(recipe: Recipe) -> None:
+def test_what_never_runs_is_reported_once(recipe: Recipe) -> None:
     facts, steps = facts_of(recipe), recipe["run"].get("steps", 0)
-    never, not_within = said_of(facts, "MC544"), said_of(facts, "MC545")
+    never, not_within = messages_of(facts, "MC544"), messages_of(facts, "MC545")
     whole = [ran(recipe, steps)] if steps else [ran(recipe, many) for many in range(2, LONG)]
     idle = {name for name in recipe["pipeline"] if not any(found[name] for found in whole)}
     causes = {name for name in idle if not idle & set(takes(recipe["pipeline"][name]))}
@@ -97,18 +97,18 @@ def test_what_never_runs_is_said_once(recipe: Recipe) -> None:
 
 @settings(max_examples=300)
 @given(recipes())
-def test_what_runs_less_often_than_it_says_is_said_with_how_often_it_does(recipe: Recipe) -> None:
-    said = said_of(facts_of(recipe), "MC548")
+def test_a_stage_that_runs_less_often_than_stated_is_reported_with_its_real_interval(recipe: Recipe) -> None:
+    messages = messages_of(facts_of(recipe), "MC548")
     long = ran(recipe, LONG)
     for name, stage in recipe["pipeline"].items():
         at = {other for other in (name, *upstream(recipe, name)) if "when" in recipe["pipeline"][other]}
         if "every" in stage and not at:
             really = long[name][0]
             assert long[name] == list(range(really, LONG + 1, really))
-            assert (name in said) == (really != stage["every"])
-            assert name not in said or f"runs every {really}:" in said[name]
+            assert (name in messages) == (really != stage["every"])
+            assert name not in messages or f"runs every {really}:" in messages[name]
         else:
-            assert name not in said
+            assert name not in messages
 
 
 def upstream(recipe: Recipe, name: str) -> set[str]:
@@ -118,7 +118,7 @@ def upstream(recipe: Recipe, name: str) -> set[str]:
 
 @settings(max_examples=300)
 @given(st.integers(1, 5), st.integers(0, 5), st.integers(1, 14), st.none() | st.integers(0, 5))
-def test_weights_that_never_arrive_are_said(every: int, lag: int, steps: int, saves: int | None) -> None:
+def test_weights_that_never_arrive_are_reported(every: int, lag: int, steps: int, saves: int | None) -> None:
     sync = {"sync": "x", "to": "y", "every": every, "max_staleness": every - 1 + lag}
     components = {name: {"_target_": "x.X", "group": "g"} for name in "xy"}
     run = {"steps": steps, **({} if saves is None else {"checkpoint": {"every": saves}})}

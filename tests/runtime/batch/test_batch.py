@@ -37,7 +37,7 @@ def test_neighbours_are_views_and_a_clone_is_not() -> None:
 
 
 @given(st.integers(0, 12), st.integers(1, 5), st.integers(0, 20), st.none() | st.integers(0, 9))
-def test_minibatches_give_every_sample_once_and_the_same_count_on_every_rank(
+def test_minibatches_yield_every_sample_once_and_the_same_count_on_every_rank(
     count: int, size: int, more: int, seed: int | None
 ) -> None:
     whole = batch(count)
@@ -66,7 +66,7 @@ def test_columns_that_make_no_batch(columns: dict[str, object], message: str) ->
         Batch(columns)  # type: ignore[arg-type]
 
 
-def test_what_an_endpoint_gives_is_identified_by_its_number_of_rows() -> None:
+def test_the_result_of_an_endpoint_is_identified_by_its_number_of_rows() -> None:
     given_ = batch(2).with_columns(**{"@version": torch.tensor([5, 6])})
     same = identify(Batch({"y": [1, 2]}), given_)
     assert same.ids.tolist() == [[10], [11]] and same["@version"].tolist() == [5, 6]
@@ -149,7 +149,7 @@ def test_columns_of_two_devices_are_not_joined() -> None:
         Batch.concat([near, far])
 
 
-def test_a_slice_gives_the_rows_of_a_rank() -> None:
+def test_a_slice_selects_the_rows_of_a_rank() -> None:
     mesh = DeviceMesh.from_sizes(dp_size=3)
     batch = Batch({"x": torch.arange(7), "text": list("abcdefg")})
     own = batch[mesh.at(1).get_slice(len(batch))]

@@ -35,7 +35,7 @@ def plain(column: Any) -> Any:
     return [plain(row) for row in column.rows()] if isinstance(column, Ragged) else column
 
 
-def told(batch: Batch) -> dict[str, Any]:
+def facts(batch: Batch) -> dict[str, Any]:
     columns = {name: (type(column), plain(column)) for name, column in batch.columns.items()}
     ids = plain(batch.ids) if batch.has_ids else None
     return {
@@ -94,7 +94,7 @@ def batches(draw: st.DrawFn) -> Batch:
 @settings(max_examples=60, deadline=None)
 @given(batches())
 def test_a_round_trip_keeps_everything(batch: Batch) -> None:
-    assert told(Batch.from_tensordict(batch.to_tensordict())) == told(batch)
+    assert facts(Batch.from_tensordict(batch.to_tensordict())) == facts(batch)
 
 
 def test_what_a_batch_looks_like_as_a_tensordict() -> None:
@@ -131,13 +131,13 @@ def test_memory_is_shared_both_ways() -> None:
 @pytest.mark.parametrize("rows", [[2, 0], [1], []], ids=str)
 def test_samples_that_are_selected_there_are_known_here(rows: list[int]) -> None:
     cut = Batch.from_tensordict(whole().to_tensordict()[torch.tensor(rows, dtype=torch.int64)])
-    assert told(cut) == told(whole().take(rows))
+    assert facts(cut) == facts(whole().take(rows))
 
 
 def test_an_empty_batch() -> None:
     none = whole().between(0, 0)
-    assert told(Batch.from_tensordict(none.to_tensordict())) == told(none)
-    assert told(Batch.from_tensordict(Batch({}).to_tensordict())) == told(Batch({}))
+    assert facts(Batch.from_tensordict(none.to_tensordict())) == facts(none)
+    assert facts(Batch.from_tensordict(Batch({}).to_tensordict())) == facts(Batch({}))
 
 
 def test_parts_put_together_have_room_for_all() -> None:
@@ -238,7 +238,7 @@ def test_columns_that_make_no_tensordict(names: tuple[str, ...]) -> None:
 def test_nothing_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
         monkeypatch.setattr(pickle, name, None)
-    assert told(Batch.from_tensordict(whole().to_tensordict())) == told(whole())
+    assert facts(Batch.from_tensordict(whole().to_tensordict())) == facts(whole())
 
 
 def test_the_library_is_named_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_several_rows_of_a_sample_are_its_children(dp: int, method: str) -> None
     ]
 
 
-def test_one_without_samples_is_told_in_a_line() -> None:
+def test_a_recording_without_samples_is_reported_in_one_line() -> None:
     _, faults = seen_by("loss", 1)
     [fault] = [fault for fault in faults.values() if isinstance(fault, StageError)]
     assert "without batch dim" in str(fault)

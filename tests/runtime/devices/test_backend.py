@@ -90,12 +90,12 @@ def test_what_is_dropped_lasts_until_all_have_closed_it(device: Standin) -> None
     small.memory.view(0, 100).fill_(3)
     small.known |= {(1, False), (2, False), (2, True)}
     theirs = device.open(small.memory.handle, small.nbytes).view(0, 100)
-    for place in (1, 2):
-        arena.give_back(small.number, place)
+    for job_rank in (1, 2):
+        arena.give_back(small.number, job_rank)
     large = arena.take("use", 1 << 20, {1})
     assert dropped == [small] and arena.stats().nbytes > large.nbytes
-    for place in (7, 1, 1):
-        arena.give_back(small.number, place)
+    for job_rank in (7, 1, 1):
+        arena.give_back(small.number, job_rank)
     assert not arena.has("use", 1) and theirs.tolist() == [3] * 100
     arena.give_back(small.number, 2)
     assert not arena.has("use", 1) and arena.stats().nbytes == large.nbytes
@@ -143,30 +143,30 @@ def _given_back(done: threading.Event, arena: Arena, number: int) -> None:
     arena.give_back(number, 1)
 
 
-def test_a_finalizer_that_says_after_neither_waits_nor_raises(device: Standin) -> None:
-    told: list[int] = []
+def test_a_finalizer_that_schedules_work_neither_waits_nor_raises(device: Standin) -> None:
+    announced: list[int] = []
     threshold = gc.get_threshold()
     gc.set_threshold(1, 1, 1)
     try:
         piece = device.make(100)
         for number in range(300):
-            piece.view(0, 10, partial(device.after, partial(told.append, number)))
+            piece.view(0, 10, partial(device.after, partial(announced.append, number)))
     finally:
         gc.set_threshold(*threshold)
     device.close()
-    assert told == list(range(300))
+    assert announced == list(range(300))
 
 
 def test_what_cannot_be_waited_for_is_over() -> None:
-    later, told = Later(), []
+    later, announced = Later(), []
 
     def broken() -> None:
         raise RuntimeError("device-side assert")
 
-    later.put(broken, lambda: told.append(1))
-    later.put(lambda: None, lambda: told.append(2))
+    later.put(broken, lambda: announced.append(1))
+    later.put(lambda: None, lambda: announced.append(2))
     later.close()
-    assert told == [1, 2]
+    assert announced == [1, 2]
 
 
 # Who reads whom
@@ -186,31 +186,32 @@ def await_all(store: FileStore, keys: Mapping[int, str]) -> None:
     store.wait([*keys.values()], timedelta(seconds=30))
 
 
-def met(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[PeerAccess]:
+def handshaken(folder: Path, devices: list[Callable[[], DeviceMemory | None]]) -> list[PeerAccess]:
     """What each of some processes finds out."""
     pids = []
-    for place, make in enumerate(devices):
+    for job_rank, make in enumerate(devices):
         if pid := os.fork():
             pids.append(pid)
             continue
         try:
             store = FileStore(str(folder / "store"), len(devices))
-            found = handshake(make(), place, range(len(devices)), store, partial(await_all, store))
-            said = [
+            found = handshake(make(), job_rank, range(len(devices)), store, partial(await_all, store))
+            reports = [
                 list(found.names.items()),
                 [[reader, sorted(read)] for reader, read in found.reads.items()],
             ]
-            (folder / f"{place}.json").write_text(json.dumps(said))
+            (folder / f"{job_rank}.json").write_text(json.dumps(reports))
         except BaseException:
-            (folder / f"{place}.txt").write_text(traceback.format_exc())
+            (folder / f"{job_rank}.txt").write_text(traceback.format_exc())
         finally:
             os._exit(0)
     for pid in pids:
         os.waitpid(pid, 0)
     assert not [path.read_text() for path in folder.glob("*.txt")]
-    said = [json.loads((folder / f"{place}.json").read_text()) for place in range(len(devices))]
+    reports = [json.loads((folder / f"{job_rank}.json").read_text()) for job_rank in range(len(devices))]
     return [
-        PeerAccess(dict(names), {reader: frozenset(read) for reader, read in reads}) for names, reads in said
+        PeerAccess(dict(names), {reader: frozenset(read) for reader, read in reads})
+        for names, reads in reports
     ]
 
 
@@ -234,7 +235,7 @@ class OutOfMemory(Standin):
 
 
 def test_everybody_finds_out_who_reads_whom(tmp_path: Path) -> None:
-    found = met(tmp_path, [Standin, Standin, lambda: None, Alone, Elsewhere, OutOfMemory])
+    found = handshaken(tmp_path, [Standin, Standin, lambda: None, Alone, Elsewhere, OutOfMemory])
     assert all(each == found[0] for each in found)
     offer = {0, 1, 3, 4}
     assert found[0].reads == {0: offer - {0}, 1: offer - {1}, 2: set(), 3: set(), 4: set(), 5: offer}
@@ -246,10 +247,10 @@ def test_nothing_of_a_meeting_is_left(tmp_path: Path) -> None:
     found: dict[int, PeerAccess] = {}
     store = FileStore(str(tmp_path / "store"), 2)
 
-    def one(place: int) -> None:
-        found[place] = handshake(devices[place], place, {0, 1}, store, partial(await_all, store))
+    def one(job_rank: int) -> None:
+        found[job_rank] = handshake(devices[job_rank], job_rank, {0, 1}, store, partial(await_all, store))
 
-    threads = [threading.Thread(target=one, args=(place,)) for place in (0, 1)]
+    threads = [threading.Thread(target=one, args=(job_rank,)) for job_rank in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -294,7 +295,7 @@ def test_a_device_whose_library_lacks_a_function_has_none(name: str, monkeypatch
     assert memory_of(torch.device("cuda", 0)) is None
 
 
-def test_memory_of_says_what_is_wrong_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_reports_what_is_wrong_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(cuda, "Cuda")
     with pytest.raises(AttributeError, match="Cuda"):
         memory_of(torch.device("cuda", 0))
@@ -313,7 +314,7 @@ class Library:
     """A libcudart whose functions are called as C's are: by value, by pointer, each giving a number."""
 
     def __init__(self, fails: str = "") -> None:
-        self.said: list[Any] = []
+        self.reports: list[Any] = []
         self._fails = fails
         pointer, out = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
         self._define("cudaMalloc", self._malloc, out, ctypes.c_size_t)
@@ -336,7 +337,7 @@ class Library:
                 for part in arguments
                 if not isinstance(part, ctypes._Pointer)
             ]
-            self.said.append((name, *plain))
+            self.reports.append((name, *plain))
             if name == self._fails:
                 return 2
             if act:
@@ -360,7 +361,7 @@ class Library:
         ctypes.memmove(name, b"0000:3b:00.0\0", 13)
 
 
-def test_calls_pass_what_their_signatures_say() -> None:
+def test_calls_pass_what_their_signatures_state() -> None:
     lib = Library()
     runtime = Runtime(lib, nullcontext)
     assert runtime.malloc(5) == 0x7F0000000000
@@ -370,7 +371,7 @@ def test_calls_pass_what_their_signatures_say() -> None:
     runtime.free(4)
     assert runtime.bus_name(1) == "0000:3b:00.0"
     assert runtime.stream() == 0x7F0000000000
-    calls = [call for call in lib.said if call[0] != "cudaDeviceGetPCIBusId"]
+    calls = [call for call in lib.reports if call[0] != "cudaDeviceGetPCIBusId"]
     assert calls == [
         ("cudaMalloc", 5),
         ("cudaIpcGetMemHandle", 0x7F0000000000),
@@ -386,7 +387,7 @@ def test_a_call_that_fails_is_named_and_leaves_no_error_behind() -> None:
     runtime = Runtime(lib, lambda: (current.append(1), nullcontext())[1])
     with pytest.raises(DeviceError, match=r"^cudaMalloc: out of memory$"):
         runtime.malloc(5)
-    assert [name for name, *_ in lib.said] == ["cudaMalloc", "cudaGetLastError"] and current == [1]
+    assert [name for name, *_ in lib.reports] == ["cudaMalloc", "cudaGetLastError"] and current == [1]
 
 
 class Driver:
@@ -401,7 +402,7 @@ class Driver:
         return 0 if address == 0x7E0000000000 + 63 else 1
 
 
-def test_the_driver_says_how_much_is_there() -> None:
+def test_the_driver_reports_how_much_is_there() -> None:
     assert Runtime(Library(), nullcontext).extent(0x7E0000000000 + 63) is None
     runtime = Runtime(Library(), nullcontext, Driver())
     assert runtime.extent(0x7E0000000000 + 63) == 2 << 20 and runtime.extent(5) is None
@@ -412,4 +413,4 @@ def test_a_handle_of_another_length_is_refused(length: int) -> None:
     lib = Library()
     with pytest.raises(DeviceError, match=f"{length} bytes"):
         Runtime(lib, nullcontext).open(b"x" * length)
-    assert not lib.said
+    assert not lib.reports

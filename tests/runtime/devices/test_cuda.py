@@ -53,10 +53,10 @@ def together(
     """Runs `work(place, port, ...)` in two fresh processes to its end: CUDA outlives no fork."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context, processes = multiprocessing.get_context("spawn"), []
-    for place, variables in enumerate(environ):
+    for job_rank, variables in enumerate(environ):
         before = dict(os.environ)
         os.environ.update(variables)
-        processes.append(context.Process(target=work, args=(place, store.port, *arguments)))
+        processes.append(context.Process(target=work, args=(job_rank, store.port, *arguments)))
         processes[-1].start()
         os.environ.clear()
         os.environ.update(before)
@@ -77,31 +77,31 @@ def await_all(store: Store, keys: Mapping[int, str]) -> None:
     store.wait([*keys.values()], timedelta(seconds=LIMIT))
 
 
-def hand(store: Store, place: int, word: str) -> None:
+def hand(store: Store, job_rank: int, word: str) -> None:
     """Both get here before either goes on."""
-    store.set(f"{word}/{place}", "")
-    store.wait([f"{word}/{1 - place}"], timedelta(seconds=LIMIT))
+    store.set(f"{word}/{job_rank}", "")
+    store.wait([f"{word}/{1 - job_rank}"], timedelta(seconds=LIMIT))
 
 
 def device_of(kind: str, number: int) -> DeviceMemory:
     return Cuda(torch.device("cuda", number)) if kind == "cuda" else Standin(f"standin {number}")
 
 
-def met(memory: DeviceMemory, place: int, store: Store) -> PeerAccess:
-    return handshake(memory, place, (0, 1), store, partial(await_all, store))
+def handshaken(memory: DeviceMemory, job_rank: int, store: Store) -> PeerAccess:
+    return handshake(memory, job_rank, (0, 1), store, partial(await_all, store))
 
 
-def share(place: int, port: int, kind: str, numbers: tuple[int, int]) -> None:
+def share(job_rank: int, port: int, kind: str, numbers: tuple[int, int]) -> None:
     """Blocks go from one to the other and back, each read where it lies, and none before it is free."""
-    memory, store = device_of(kind, numbers[place]), connect(port)
-    assert met(memory, place, store).path(0, 1) == "device"
-    hand(store, place, "met")
-    (give if place == 0 else take)(memory, store)
-    hand(store, place, "closed")
+    memory, store = device_of(kind, numbers[job_rank]), connect(port)
+    assert handshaken(memory, job_rank, store).path(0, 1) == "device"
+    hand(store, job_rank, "met")
+    (send_frame if job_rank == 0 else take)(memory, store)
+    hand(store, job_rank, "closed")
     memory.close()
 
 
-def give(memory: DeviceMemory, store: Store) -> None:
+def send_frame(memory: DeviceMemory, store: Store) -> None:
     dropped = []
     arena = Arena(dropped.append, memory.make)
     for step in range(30):
@@ -162,14 +162,14 @@ def test_two_processes_read_one_anothers_devices(hidden: bool) -> None:
     """Where the hardware cannot, `way` says so, and this test that it was not run."""
     if not torch.cuda.can_device_access_peer(0, 1):
         pytest.skip("these two devices cannot read one another")
-    environ = [{"CUDA_VISIBLE_DEVICES": str(place)} for place in (0, 1)] if hidden else [{}, {}]
+    environ = [{"CUDA_VISIBLE_DEVICES": str(job_rank)} for job_rank in (0, 1)] if hidden else [{}, {}]
     together(share, "cuda", (0, 0) if hidden else (0, 1), environ=environ)
 
 
-def refuse(place: int, port: int) -> None:
+def refuse(job_rank: int, port: int) -> None:
     """On one device."""
     memory = Cuda(CUDA)
-    found = met(memory, place, connect(port))
+    found = handshaken(memory, job_rank, connect(port))
     assert found.names[0] == found.names[1] and found.path(0, 1) == "device"
     assert PeerAccess(found.names, {}).path(0, 1) == "cpu"
     memory.close()
@@ -241,12 +241,12 @@ def test_the_end_of_a_view_is_that_of_the_last_tensor_derived_from_it(memory: Cu
 def test_after_waits_for_what_is_queued_and_the_caller_does_not(memory: Cuda) -> None:
     piece = memory.make(1000)
     done: list[bool] = []
-    told = threading.Event()
+    informed = threading.Event()
     event = torch.cuda.Event()
 
     def act() -> None:
         done.append(event.query())
-        told.set()
+        informed.set()
 
     view = piece.view(0, 1000, partial(memory.after, act))
     torch.cuda._sleep(500_000_000)  # cycles: a good part of a second
@@ -255,7 +255,7 @@ def test_after_waits_for_what_is_queued_and_the_caller_does_not(memory: Cuda) ->
     begun = time.monotonic()
     del view
     assert time.monotonic() - begun < 0.1 and not event.query()
-    assert told.wait(LIMIT) and done == [True]
+    assert informed.wait(LIMIT) and done == [True]
     piece.close()
 
 
@@ -269,7 +269,7 @@ def test_finish_waits_for_what_is_queued(memory: Cuda) -> None:
 
 
 @gpus(1)
-def test_what_fails_is_told_and_forgotten(memory: Cuda) -> None:
+def test_a_failure_is_reported_and_forgotten(memory: Cuda) -> None:
     with pytest.raises(DeviceError, match="cudaMalloc: out of memory"):
         memory.make(1 << 50)
     with pytest.raises(DeviceError, match="cudaIpcOpenMemHandle"):
@@ -297,54 +297,56 @@ def test_what_is_closed_is_free(memory: Cuda) -> None:
 # Transfers by NCCL
 
 
-def transfer(place: int, port: int, numbers: tuple[int, int], rounds: int) -> None:
+def transfer(job_rank: int, port: int, numbers: tuple[int, int], rounds: int) -> None:
     """Both ways at once; each end's headers are the same random numbers."""
-    device, store, other = torch.device("cuda", numbers[place]), connect(port), 1 - place
+    device, store, other = torch.device("cuda", numbers[job_rank]), connect(port), 1 - job_rank
     torch.cuda.set_device(device)
     broken: list[Any] = []
-    transfers = transfers_of(place, device, store, lambda place, error: broken.append((place, error)))
-    sent, heard = (threading.Semaphore(0) for _ in "12")
+    transfers = transfers_of(
+        job_rank, device, store, lambda job_rank, error: broken.append((job_rank, error))
+    )
+    sent, received = (threading.Semaphore(0) for _ in "12")
     on_message: list[list[torch.Tensor]] = []
 
     def take(tensors: list[torch.Tensor]) -> None:
         on_message.append(tensors)
-        heard.release()
+        received.release()
 
     for number in range(rounds):
-        tensors = [tensor.to(device) for tensor in message(place, number)]
+        tensors = [tensor.to(device) for tensor in message(job_rank, number)]
         transfers.send(other, tensors, sent.release)
         for tensor in tensors:
             tensor.fill_(0)  # its maker uses it again at once
     torch.cuda.current_stream(device).synchronize()
-    hand(store, place, "written")  # the headers
+    hand(store, job_rank, "written")  # the headers
     for number in range(rounds):
         sizes = [tensor.nbytes for tensor in message(other, number)]
-        transfers.expect(other, sizes, partial(store.set, f"come/{place}/{number}", ""), take)
+        transfers.expect(other, sizes, partial(store.set, f"come/{job_rank}/{number}", ""), take)
     ear = connect(port)
     for number in range(rounds):
         ear.wait([f"come/{other}/{number}"], timedelta(seconds=LIMIT))
         transfers.clear_to_send(other)
     for number in range(rounds):
-        assert sent.acquire(timeout=LIMIT) and heard.acquire(timeout=LIMIT), broken
+        assert sent.acquire(timeout=LIMIT) and received.acquire(timeout=LIMIT), broken
         for tensor, expected in zip(on_message[number], message(other, number), strict=True):
             assert tensor.device == device and torch.equal(
                 tensor.view(expected.dtype).cpu(), expected.flatten()
             )
         on_message[number].clear()
     assert not broken
-    hand(store, place, "goodbye")
+    hand(store, job_rank, "goodbye")
     begun = time.monotonic()
     transfers.close()
     assert time.monotonic() - begun < 10
 
 
-def message(giver: int, number: int) -> list[torch.Tensor]:
-    rng = random.Random(f"{giver} {number}")
+def message(producer: int, number: int) -> list[torch.Tensor]:
+    rng = random.Random(f"{producer} {number}")
     shapes = [(rng.choice([0, 1, 513, 100_000]), rng.choice([1, 3])) for _ in range(rng.randrange(4))] + [
         (4 << 20, 1)
     ] * (number == 3)
     return [
-        torch.full(shape, giver + 10 * number + index, dtype=torch.float32)
+        torch.full(shape, producer + 10 * number + index, dtype=torch.float32)
         for index, shape in enumerate(shapes)
     ]
 
@@ -352,31 +354,31 @@ def message(giver: int, number: int) -> list[torch.Tensor]:
 @gpus(2)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_two_devices_exchange_tensors_by_nccl(hidden: bool) -> None:
-    environ = [{"CUDA_VISIBLE_DEVICES": str(place)} for place in (0, 1)] if hidden else [{}, {}]
+    environ = [{"CUDA_VISIBLE_DEVICES": str(job_rank)} for job_rank in (0, 1)] if hidden else [{}, {}]
     together(transfer, (0, 0) if hidden else (0, 1), 20, environ=environ)
 
 
-def break_off(place: int, port: int) -> None:
+def break_off(job_rank: int, port: int) -> None:
     """One posts a receive that nobody serves, and closes."""
-    device, store = torch.device("cuda", place), connect(port)
+    device, store = torch.device("cuda", job_rank), connect(port)
     torch.cuda.set_device(device)
-    transfers = transfers_of(place, device, store, lambda place, error: None)
+    transfers = transfers_of(job_rank, device, store, lambda job_rank, error: None)
     made = threading.Event()  # by a first transfer
-    if place == 0:
+    if job_rank == 0:
         transfers.send(1, [torch.ones(10, device=device)], made.set)
         transfers.clear_to_send(1)
     else:
         transfers.expect(0, [40], lambda: None, lambda tensors: made.set())
     assert made.wait(LIMIT)
-    if place == 1:
+    if job_rank == 1:
         transfers.expect(0, [40], lambda: None, lambda tensors: os._exit(3))
         time.sleep(1)
-    hand(store, place, "posted")
+    hand(store, job_rank, "posted")
     begun = time.monotonic()
     transfers.close()
     assert time.monotonic() - begun < 15
     assert torch.ones(10, device=device).sum().item() == 10
-    hand(store, place, "closed")
+    hand(store, job_rank, "closed")
 
 
 @gpus(2)

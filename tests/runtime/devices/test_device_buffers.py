@@ -43,17 +43,18 @@ from tests.runtime.devices.standin import Standin
 from tests.runtime.devices.test_nccl import HostStreams, by_gloo
 from tests.runtime.hostile_world import Worker, World
 
-LANE, BACK = 5, 6
+TAG, BACK = 5, 6
 READ = PeerAccess(
-    dict.fromkeys(range(4), "one"), {place: frozenset(range(4)) - {place} for place in range(4)}
+    dict.fromkeys(range(4), "one"), {job_rank: frozenset(range(4)) - {job_rank} for job_rank in range(4)}
 )
 """All are on one device."""
 MOVED = PeerAccess(
-    {place: f"device {place}" for place in range(4)}, {place: frozenset() for place in range(4)}
+    {job_rank: f"device {job_rank}" for job_rank in range(4)},
+    {job_rank: frozenset() for job_rank in range(4)},
 )
 """Nobody reads another's."""
 MIXED = PeerAccess(
-    {place: f"device {place}" for place in range(4)}, {0: frozenset({1, 2, 3}), 1: frozenset({0})}
+    {job_rank: f"device {job_rank}" for job_rank in range(4)}, {0: frozenset({1, 2, 3}), 1: frozenset({0})}
 )
 """2 and 3 read nobody's."""
 KINDS = {"read": READ, "moved": MOVED, "mixed": MIXED}
@@ -62,10 +63,10 @@ KINDS = {"read": READ, "moved": MOVED, "mixed": MIXED}
 class Device:
     """A worker's stand-in, whose tensors are made in one large piece."""
 
-    def __init__(self, access: PeerAccess, store: Path, place: int) -> None:
+    def __init__(self, access: PeerAccess, store: Path, job_rank: int) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        self.memory, self.access = Standin(f"device {place}"), access
-        self._place, self._piece, self._at = place, self.memory.make(64 << 20), 0
+        self.memory, self.access = Standin(f"device {job_rank}"), access
+        self._place, self._piece, self._at = job_rank, self.memory.make(64 << 20), 0
         self._store = FileStore(str(store), -1)
         self._store.set_timeout(timedelta(seconds=60))
 
@@ -98,102 +99,104 @@ def placed(device: Device, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("takers", [1, 3])
-def test_tensors_of_a_device_come_whole_by_every_way(tmp_path: Path, kind: str, takers: int) -> None:
+@pytest.mark.parametrize("consumers", [1, 3])
+def test_tensors_of_a_device_come_whole_by_every_way(tmp_path: Path, kind: str, consumers: int) -> None:
     steps = 40
 
-    def giver(worker: Worker) -> int:
-        device, to = worker.device, range(1, 1 + takers)
+    def producer(worker: Worker) -> int:
+        device, to = worker.device, range(1, 1 + consumers)
         for step in range(steps):
             given = placed(device, value(step))
             frame = worker.transport.frame(to, given)
             assert len(frame.out_of_band) == 2
-            worker.transport.send(to, LANE, frame)
+            worker.transport.send(to, TAG, frame)
             for tensor in given[1::2]:
                 tensor.fill_(255)  # its maker uses it again at once
-        for place in to:
-            assert worker.transport.receive_value(place, BACK) == "all"
+        for job_rank in to:
+            assert worker.transport.receive_value(job_rank, BACK) == "all"
         worker.transport.close()
         assert worker.local.pool.device
-        return worker.local.pool.device.arena.count((LANE, tuple(to)))
+        return worker.local.pool.device.arena.count((TAG, tuple(to)))
 
-    def taker(worker: Worker) -> bool:
-        rng, device = random.Random(worker.place), worker.device
+    def consumer(worker: Worker) -> bool:
+        rng, device = random.Random(worker.job_rank), worker.device
         kept: list[tuple[int, list[Tensor]]] = []
         for step in range(steps):
-            kept.append((step, worker.transport.receive_value(0, LANE)))
+            kept.append((step, worker.transport.receive_value(0, TAG)))
             while kept and (len(kept) > 3 or rng.random() < 0.5):
                 of, came = kept.pop(0)
                 assert all(torch.equal(one, other) for one, other in zip(came, value(of), strict=True)), of
-                here = kind == "read" or (kind == "mixed" and worker.place == 1)
+                here = kind == "read" or (kind == "mixed" and worker.job_rank == 1)
                 assert device.memory.holds(came[1]) == here and not device.memory.holds(came[0])
         del came
         worker.transport.send(0, BACK, worker.transport.frame((0,), "all"))
         worker.transport.close()
         return True
 
-    with World(giver, *[taker] * takers, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
-        blocks, *ends = world.gave()
-    assert ends == [True] * takers and blocks <= SLOTS + 1 + MAX_HELD and bool(blocks) == (kind != "moved")
+    with World(
+        producer, *[consumer] * consumers, device=partial(Device, KINDS[kind], tmp_path / "store")
+    ) as world:
+        blocks, *ends = world.results()
+    assert ends == [True] * consumers and blocks <= SLOTS + 1 + MAX_HELD and bool(blocks) == (kind != "moved")
 
 
 @pytest.mark.slow
-def test_a_place_gets_what_it_gives_itself_and_others_too(tmp_path: Path) -> None:
-    def giver(worker: Worker) -> bool:
+def test_a_job_rank_receives_what_it_sends_to_itself_and_others(tmp_path: Path) -> None:
+    def producer(worker: Worker) -> bool:
         device = worker.device
         for step in range(20):
             given = placed(device, value(step))
-            worker.transport.send((0, 1), LANE, worker.transport.frame((0, 1), given))
+            worker.transport.send((0, 1), TAG, worker.transport.frame((0, 1), given))
             for tensor in given[1::2]:
                 tensor.fill_(255)
-            assert all(map(torch.equal, worker.transport.receive_value(0, LANE), value(step)))
+            assert all(map(torch.equal, worker.transport.receive_value(0, TAG), value(step)))
         worker.transport.close()
         return True
 
-    def taker(worker: Worker) -> bool:
+    def consumer(worker: Worker) -> bool:
         for step in range(20):
-            assert all(map(torch.equal, worker.transport.receive_value(0, LANE), value(step)))
+            assert all(map(torch.equal, worker.transport.receive_value(0, TAG), value(step)))
         worker.transport.close()
         return True
 
-    with World(giver, taker, device=partial(Device, READ, tmp_path / "store")) as world:
-        assert world.gave() == [True, True]
+    with World(producer, consumer, device=partial(Device, READ, tmp_path / "store")) as world:
+        assert world.results() == [True, True]
 
 
 @pytest.mark.slow
 def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path: Path) -> None:
     """A freed one is full of 255 here."""
 
-    def giver(worker: Worker) -> list[int]:
+    def producer(worker: Worker) -> list[int]:
         device = worker.device
         for step in range(24):
             frame = worker.transport.frame((1, 2), placed(device, value(step, (1, 2000 << step // 2))))
-            worker.transport.send((1, 2), LANE, frame)
-            worker.look(0.01)
-        for place in (1, 2):
-            worker.transport.receive_value(place, BACK)
-        worker.look(0.2)
+            worker.transport.send((1, 2), TAG, frame)
+            worker.poll(0.01)
+        for job_rank in (1, 2):
+            worker.transport.receive_value(job_rank, BACK)
+        worker.poll(0.2)
         assert worker.local.pool.device
         arena = worker.local.pool.device.arena
         arena.has("nothing", 0)
-        left = [arena.stats().dropped, arena.count((LANE, (1, 2))), len(device.memory.pieces) - 1]
+        left = [arena.stats().dropped, arena.count((TAG, (1, 2))), len(device.memory.pieces) - 1]
         worker.transport.close()
         return left
 
-    def taker(worker: Worker) -> int:
+    def consumer(worker: Worker) -> int:
         device = worker.device
         for step in range(24):
             assert all(
-                map(torch.equal, worker.transport.receive_value(0, LANE), value(step, (1, 2000 << step // 2)))
+                map(torch.equal, worker.transport.receive_value(0, TAG), value(step, (1, 2000 << step // 2)))
             ), step
         worker.transport.send(0, BACK, worker.transport.frame((0,), "all"))
-        worker.look(0.2)
+        worker.poll(0.2)
         left = len(device.memory.pieces) - 1
         worker.transport.close()
         return left
 
-    with World(giver, taker, taker, device=partial(Device, READ, tmp_path / "store")) as world:
-        [dropped, blocks, pieces], *opened = world.gave()
+    with World(producer, consumer, consumer, device=partial(Device, READ, tmp_path / "store")) as world:
+        [dropped, blocks, pieces], *opened = world.results()
     assert dropped == 0 and pieces == blocks <= SLOTS + 2 and opened == [blocks] * 2
 
 
@@ -201,73 +204,73 @@ def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path:
 def test_one_who_keeps_tensors_of_a_device_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_pool, "RETURN_WAIT_S", 0.05)
 
-    def giver(worker: Worker) -> str:
+    def producer(worker: Worker) -> str:
         device = worker.device
         try:
             for step in range(100):
-                worker.transport.send((1,), LANE, worker.transport.frame((1,), placed(device, value(step))))
+                worker.transport.send((1,), TAG, worker.transport.frame((1,), placed(device, value(step))))
         except BuffersHeld as held:
             return str(held)
         return ""
 
-    def taker(worker: Worker) -> None:
+    def consumer(worker: Worker) -> None:
         kept = []
         with suppress(PeerLost):
             while True:
-                kept.append(worker.transport.receive_value(0, LANE))
+                kept.append(worker.transport.receive_value(0, TAG))
 
-    with World(giver, taker, device=partial(Device, READ, tmp_path / "store")) as world:
-        [said] = world.gave(0)
+    with World(producer, consumer, device=partial(Device, READ, tmp_path / "store")) as world:
+        [problem] = world.results(0)
         world.kill(0)
-    assert said == f"place 1 still holds {SLOTS + MAX_HELD} of what it was lent"
+    assert problem == f"job rank 1 still holds {SLOTS + MAX_HELD} of what it was lent"
 
 
 @pytest.mark.slow
-def test_a_device_without_memory_is_an_error_that_says_for_what(tmp_path: Path) -> None:
+def test_a_device_without_memory_is_an_error_that_names_the_use(tmp_path: Path) -> None:
     def refuse(nbytes: int) -> Any:
         raise DeviceError("cudaMalloc: out of memory")
 
-    def giver(worker: Worker) -> list[Any]:
+    def producer(worker: Worker) -> list[Any]:
         device = worker.device
         tensors = placed(device, value(0))
         assert worker.local.pool.device
         worker.local.pool.device.arena.make = refuse
         with pytest.raises(OutOfMemory) as full:
-            worker.transport.send((1,), LANE, worker.transport.frame((1,), tensors))
+            worker.transport.send((1,), TAG, worker.transport.frame((1,), tensors))
         return [str(full.value), sum(tensor.nbytes for tensor in tensors)]
 
-    def taker(worker: Worker) -> None:
+    def consumer(worker: Worker) -> None:
         pass
 
-    with World(giver, taker, device=partial(Device, READ, tmp_path / "store")) as world:
-        [[said, nbytes]] = world.gave(0)
-    number = int(said.removeprefix("cannot get ").split(" ")[0].replace(",", ""))
-    assert said.endswith(" bytes: cudaMalloc: out of memory") and nbytes < number < nbytes + 1000
+    with World(producer, consumer, device=partial(Device, READ, tmp_path / "store")) as world:
+        [[problem, nbytes]] = world.results(0)
+    number = int(problem.removeprefix("cannot get ").split(" ")[0].replace(",", ""))
+    assert problem.endswith(" bytes: cudaMalloc: out of memory") and nbytes < number < nbytes + 1000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["read", "moved"])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_who_waits_for_tensors_of_the_dead_is_told(tmp_path: Path, kind: str, victim: int) -> None:
-    def giver(worker: Worker) -> None:
+def test_who_waits_for_tensors_of_a_dead_peer_is_notified(tmp_path: Path, kind: str, victim: int) -> None:
+    def producer(worker: Worker) -> None:
         device = worker.device
         for step in range(10_000):
-            worker.transport.send((1,), LANE, worker.transport.frame((1,), placed(device, value(step))))
+            worker.transport.send((1,), TAG, worker.transport.frame((1,), placed(device, value(step))))
             if step == 20:
-                worker.say("begun")
+                worker.report("begun")
 
-    def taker(worker: Worker) -> None:
+    def consumer(worker: Worker) -> None:
         for step in range(10_000):
-            assert all(map(torch.equal, worker.transport.receive_value(0, LANE), value(step)))
+            assert all(map(torch.equal, worker.transport.receive_value(0, TAG), value(step)))
 
-    with World(giver, taker, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
-        assert world.hear(0) == "begun"
+    with World(producer, consumer, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
+        assert world.receive(0) == "begun"
         killed = time.monotonic()
         world.kill(victim)
-        said, text, when = world.ends(1 - victim)
+        problem, text, when = world.ends(1 - victim)
         assert (
-            said == "PeerLost"
-            and text.startswith((f"place {victim} is gone", f"place {victim} broke off"))
+            problem == "PeerLost"
+            and text.startswith((f"job rank {victim} is gone", f"job rank {victim} broke off"))
             and when - killed < 1
         )
 
@@ -311,24 +314,24 @@ def is_as_given(batch: Batch, step: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["read", "moved"])
 @pytest.mark.parametrize("balance", ["", "tokens"])
-@pytest.mark.parametrize("givers", [1, 2])
-def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int) -> None:
-    sizes = dict.fromkeys(range(givers), DeviceMesh.from_sizes(dp_size=givers))
+@pytest.mark.parametrize("producers", [1, 2])
+def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, producers: int) -> None:
+    sizes = dict.fromkeys(range(producers), DeviceMesh.from_sizes(dp_size=producers))
 
     def channel_of(worker: Worker) -> Channel:
         route = Route("a -> b", "a", "b", dispatch=Dispatch(balance=balance))
-        consumer = RouteSide(DeviceMesh.from_sizes(dp_size=2), givers)
+        consumer = RouteSide(DeviceMesh.from_sizes(dp_size=2), producers)
         return Channel(RouteContext(route, RouteSide(sizes[0], 0), consumer, worker.transport))
 
-    def giver(worker: Worker) -> bool:
+    def producer(worker: Worker) -> bool:
         device, channel = worker.device, channel_of(worker)
         everywhere(device)
         for step in range(6):
-            channel.send(ragged_batch(device, worker.place, step), step, 12)
+            channel.send(ragged_batch(device, worker.job_rank, step), step, 12)
         worker.transport.close()
         return True
 
-    def taker(worker: Worker) -> bool:
+    def consumer(worker: Worker) -> bool:
         device, channel = worker.device, channel_of(worker)
         everywhere(device)
         whole = False
@@ -340,9 +343,9 @@ def test_batches_on_devices(tmp_path: Path, kind: str, balance: Any, givers: int
         return bool(balance) or whole == (kind == "read")
 
     with World(
-        *[giver] * givers, taker, taker, device=partial(Device, KINDS[kind], tmp_path / "store")
+        *[producer] * producers, consumer, consumer, device=partial(Device, KINDS[kind], tmp_path / "store")
     ) as world:
-        assert world.gave() == [True] * (givers + 2)
+        assert world.results() == [True] * (producers + 2)
 
 
 @pytest.mark.slow
@@ -358,7 +361,7 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
     def work(worker: Worker) -> bool:
         device = worker.device
         everywhere(device)
-        mesh, gives = DeviceMesh.from_sizes(dp_size=2), worker.place < 2
+        mesh, gives = DeviceMesh.from_sizes(dp_size=2), worker.job_rank < 2
         context = RouteContext(
             Route("s", "s", "s", kind="weights"), RouteSide(mesh, 0), RouteSide(mesh, 2), worker.transport
         )
@@ -367,11 +370,11 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
             found = {}
             for name, shape in shapes.items():
                 half = shape[0] // 2
-                box = Part((half * worker.place, *(0 for _ in shape[1:])), (half, *shape[1:]))
+                box = Part((half * worker.job_rank, *(0 for _ in shape[1:])), (half, *shape[1:]))
                 found[name] = Shard(
                     shape,
                     box,
-                    device.tensor(whole(name, step)[half * worker.place : half * (worker.place + 1)]),
+                    device.tensor(whole(name, step)[half * worker.job_rank : half * (worker.job_rank + 1)]),
                 )
             return found
 
@@ -387,7 +390,7 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
         return True
 
     with World(*[work] * 4, device=partial(Device, KINDS[kind], tmp_path / "store")) as world:
-        assert world.gave() == [True] * 4
+        assert world.results() == [True] * 4
 
 
 class Shard:
@@ -421,34 +424,34 @@ class Both(Standin):
 def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     transports, ways, memory = list[DataPlane](), list[TcpTransport](), Both()
-    for place in range(2):
+    for job_rank in range(2):
         pairs = by_gloo(FileStore(str(tmp_path / "store"), -1))
-        make = partial(PairTransfers, place, HostStreams(), pairs)
-        transports.append(DataPlane(Context(place, make_transfers=make)))
+        make = partial(PairTransfers, job_rank, HostStreams(), pairs)
+        transports.append(DataPlane(Context(job_rank, make_transfers=make)))
         ways.append(TcpTransport(transports[-1], "token", memory=memory, devices=range(2)))
     for way in ways:
-        way.connect({place: other.address for place, other in enumerate(ways)})
+        way.connect({job_rank: other.address for job_rank, other in enumerate(ways)})
     piece = memory.make(1 << 20)
     tensors = [piece.view(number * 200_000, 70_000 * number).fill_(number) for number in range(1, 3)]
 
-    def give() -> None:
+    def send_frame() -> None:
         for step in range(10):
             batch = Batch({"far": tensors[step % 2].view(10, -1), "near": torch.full((10,), step)})
             frame = transports[0].frame((1,), batch)
             assert len(frame.out_of_band) == 1
-            transports[0].send((1,), LANE, frame)
+            transports[0].send((1,), TAG, frame)
             assert memory.finished == step + 1, "who takes it would wait for our device"
-            transports[0].send((1,), LANE, transports[0].frame((1,), step))  # may not overtake it
+            transports[0].send((1,), TAG, transports[0].frame((1,), step))  # may not overtake it
 
-    thread = threading.Thread(target=give)
+    thread = threading.Thread(target=send_frame)
     thread.start()
     for step in range(10):
-        batch = transports[1].receive_value(0, LANE)
+        batch = transports[1].receive_value(0, TAG)
         assert (
             torch.equal(batch["far"], tensors[step % 2].view(10, -1))
             and batch["near"].tolist() == [step] * 10
         )
-        assert transports[1].receive_value(0, LANE) == step
+        assert transports[1].receive_value(0, TAG) == step
     thread.join(20)
     closing = [threading.Thread(target=transport.close) for transport in transports]
     for one in closing:
@@ -483,7 +486,7 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
 def test_hostile_words_are_an_error_or_a_view_of_what_is_there(words: list[bytes]) -> None:
     theirs, ours = Standin("theirs", 0), Standin("ours", 0)
     piece = theirs.make(4096)
-    device = DeviceBuffers(0, ours, READ, lambda place, number: None)
+    device = DeviceBuffers(0, ours, READ, lambda job_rank, number: None)
     try:
         for word in words:
             if word.endswith(b"real"):

@@ -61,9 +61,9 @@ def address_of(memory: bytearray) -> int:
 
 
 def by_gloo(store: Store) -> Connect:
-    def join(giver: int, taker: int, rank: int) -> Pair:
+    def join(producer: int, consumer: int, rank: int) -> Pair:
         return cast(
-            Pair, ProcessGroupGloo(pair_store(store, giver, taker), rank, 2, timedelta(seconds=LIMIT))
+            Pair, ProcessGroupGloo(pair_store(store, producer, consumer), rank, 2, timedelta(seconds=LIMIT))
         )
 
     return join
@@ -79,7 +79,7 @@ _HEADER, _COME, _BYE, _LISTEN = range(4)
 class Worker:
     """One process: its transfers, and a connection to every other for headers and what answers them."""
 
-    place: int
+    job_rank: int
     transfers: PairTransfers
     lines: dict[int, socket.socket]
     rng: random.Random
@@ -103,9 +103,9 @@ class Worker:
                 [line for other, line in self.lines.items() if other not in self.tensor_at], [], []
             )
             for other in [other for other, line in self.lines.items() if line in ready]:
-                self.hear(other, self.lines[other].recv(1 << 16))
+                self.deliver(other, self.lines[other].recv(1 << 16))
 
-    def hear(self, other: int, message: bytes) -> None:
+    def deliver(self, other: int, message: bytes) -> None:
         what = struct.unpack_from("i", message)[0] if message else _BYE
         if what == _HEADER:
             count = (len(message) - 8) // 8
@@ -128,7 +128,7 @@ class Worker:
     def until(self, ready: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + LIMIT - 10
         while not ready():
-            assert time.monotonic() < end, f"{self.place} waits for {what}"
+            assert time.monotonic() < end, f"{self.job_rank} waits for {what}"
             time.sleep(0.002)
 
     def leave(self) -> None:
@@ -147,19 +147,19 @@ def run(folder: Path, size: int, work: Callable[[Worker], None], deaf: int = -1)
         for other in range(one):
             lines[one, other], lines[other, one] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pids = []
-    for place in range(size):
+    for job_rank in range(size):
         if pid := os.fork():
             pids.append(pid)
             continue
         try:
-            mine = {other: line for (one, other), line in lines.items() if one == place}
+            mine = {other: line for (one, other), line in lines.items() if one == job_rank}
             for (one, _), line in lines.items():
-                if one != place:
+                if one != job_rank:
                     line.close()
-            live(place, mine, listener.getsockname()[1], work, place == deaf)
+            live(job_rank, mine, listener.getsockname()[1], work, job_rank == deaf)
             os._exit(0)
         except BaseException:
-            (folder / f"{place}.txt").write_text(traceback.format_exc())
+            (folder / f"{job_rank}.txt").write_text(traceback.format_exc())
         finally:
             os._exit(1)
     for line in lines.values():
@@ -178,13 +178,17 @@ def run(folder: Path, size: int, work: Callable[[Worker], None], deaf: int = -1)
 
 
 def live(
-    place: int, lines: dict[int, socket.socket], port: int, work: Callable[[Worker], None], deaf: bool
+    job_rank: int, lines: dict[int, socket.socket], port: int, work: Callable[[Worker], None], deaf: bool
 ) -> None:
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=LIMIT))
     broken: list[int] = []
-    transfers = PairTransfers(place, HostStreams(), by_gloo(store), lambda other, error: broken.append(other))
-    worker = Worker(place, transfers, lines, random.Random(place), broken=broken, deaf=[] if deaf else None)
+    transfers = PairTransfers(
+        job_rank, HostStreams(), by_gloo(store), lambda other, error: broken.append(other)
+    )
+    worker = Worker(
+        job_rank, transfers, lines, random.Random(job_rank), broken=broken, deaf=[] if deaf else None
+    )
     threading.Thread(target=worker.listen, daemon=True).start()
     work(worker)
 
@@ -201,21 +205,21 @@ def ended(pid: int) -> int:
     return -signal.SIGKILL
 
 
-def told(folder: Path) -> list[str]:
+def reported(folder: Path) -> list[str]:
     return [path.read_text() for path in sorted(folder.glob("*.txt"))]
 
 
 # Many transfers
 
 
-def message(giver: int, taker: int, number: int, large: bool) -> list[Tensor]:
+def message(producer: int, consumer: int, number: int, large: bool) -> list[Tensor]:
     """The same on both sides."""
-    rng = random.Random(f"{giver} {taker} {number}")
+    rng = random.Random(f"{producer} {consumer} {number}")
     sizes = [rng.choice([0, 1, 3, 511, 512, 513, 4096, 100_000]) for _ in range(rng.randrange(4))]
     if large and number == 3:
         sizes.append(LARGE)
     return [
-        (torch.arange(size) * (giver + 2 * taker + 3 * number + index) % 251).to(torch.uint8)
+        (torch.arange(size) * (producer + 2 * consumer + 3 * number + index) % 251).to(torch.uint8)
         for index, size in enumerate(sizes)
     ]
 
@@ -227,14 +231,14 @@ def test_transfers_in_any_order_arrive_whole_and_in_the_order_of_their_pair(
     tmp_path: Path, size: int, seed: int
 ) -> None:
     def work(worker: Worker) -> None:
-        worker.rng = random.Random(f"{seed} {worker.place}")
+        worker.rng = random.Random(f"{seed} {worker.job_rank}")
         worker.dull = 0.004
         numbers = dict.fromkeys(worker.lines, 25)
         orders = [other for other, count in numbers.items() for _ in range(count)]
         worker.rng.shuffle(orders)  # every giver posts in an order of its own
         sent = dict.fromkeys(numbers, 0)
         for other in orders:
-            tensors = message(worker.place, other, sent[other], seed == 0)
+            tensors = message(worker.job_rank, other, sent[other], seed == 0)
             worker.send(other, tensors)
             sent[other] += 1
             for tensor in tensors:
@@ -243,7 +247,7 @@ def test_transfers_in_any_order_arrive_whole_and_in_the_order_of_their_pair(
         worker.until(lambda: sum(map(len, worker.on_message.values())) == len(orders), "what others send")
         for other in numbers:
             for number, tensors in enumerate(worker.on_message[other]):
-                expected = message(other, worker.place, number, seed == 0)
+                expected = message(other, worker.job_rank, number, seed == 0)
                 assert len(tensors) == len(expected) and all(map(torch.equal, tensors, expected)), (
                     other,
                     number,
@@ -251,32 +255,32 @@ def test_transfers_in_any_order_arrive_whole_and_in_the_order_of_their_pair(
         assert not worker.broken
         worker.leave()
 
-    assert run(tmp_path, size, work) == [0] * size, told(tmp_path)
+    assert run(tmp_path, size, work) == [0] * size, reported(tmp_path)
 
 
 @pytest.mark.slow
 def test_who_does_not_come_keeps_nobody_else_waiting(tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
-        if worker.place == 0:
+        if worker.job_rank == 0:
             for _ in range(3):  # who does not listen
                 worker.send(1, [torch.full((1000,), 1, dtype=torch.uint8)])
             for _ in range(5):
                 worker.send(2, [torch.full((1000,), 2, dtype=torch.uint8)])
-            worker.until(lambda: worker.done.count(2) == 5, "place 2")
+            worker.until(lambda: worker.done.count(2) == 5, "job rank 2")
             assert 1 not in worker.done
             worker.lines[1].send(struct.pack("i", _LISTEN))
-            worker.until(lambda: worker.done.count(1) == 3, "place 1")
-        elif worker.place == 1:
-            worker.until(lambda: len(worker.on_message.get(0, [])) == 3, "place 0")
+            worker.until(lambda: worker.done.count(1) == 3, "job rank 1")
+        elif worker.job_rank == 1:
+            worker.until(lambda: len(worker.on_message.get(0, [])) == 3, "job rank 0")
         else:
-            worker.until(lambda: len(worker.on_message.get(0, [])) == 5, "place 0")
+            worker.until(lambda: len(worker.on_message.get(0, [])) == 5, "job rank 0")
         worker.leave()
 
-    assert run(tmp_path, 3, work, deaf=1) == [0] * 3, told(tmp_path)
+    assert run(tmp_path, 3, work, deaf=1) == [0] * 3, reported(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_death_of_one_is_told_and_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_the_death_of_one_is_reported_and_leaves_the_others_alone(tmp_path: Path) -> None:
     def work(worker: Worker) -> None:
         others = [other for other in worker.lines if other != 2]
         for other in worker.lines:
@@ -285,7 +289,7 @@ def test_the_death_of_one_is_told_and_leaves_the_others_alone(tmp_path: Path) ->
             lambda: sum(map(len, worker.on_message.values())) == 2 and len(worker.done) == 2,
             "the first of all",
         )
-        if worker.place == 2:
+        if worker.job_rank == 2:
             time.sleep(0.5)  # the others have theirs
             os.kill(os.getpid(), signal.SIGKILL)
         worker.until(lambda: 2 in worker.tensor_at, "the end")
@@ -299,7 +303,7 @@ def test_the_death_of_one_is_told_and_leaves_the_others_alone(tmp_path: Path) ->
         worker.transfers.close()
         assert time.monotonic() - begun < nccl.STOP_S + 1
 
-    assert run(tmp_path, 3, work) == [0, 0, -signal.SIGKILL], told(tmp_path)
+    assert run(tmp_path, 3, work) == [0, 0, -signal.SIGKILL], reported(tmp_path)
 
 
 # One end alone
@@ -366,10 +370,10 @@ KINDS = {
 def wired() -> Iterator[PairTransfers]:
     wires: dict[tuple[int, int], Wire] = {}
 
-    def join(giver: int, taker: int, rank: int) -> Pair:
-        return wires.setdefault((giver, taker), Wire())
+    def join(producer: int, consumer: int, rank: int) -> Pair:
+        return wires.setdefault((producer, consumer), Wire())
 
-    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: None)
+    transfers = PairTransfers(0, HostStreams(), join, lambda job_rank, error: None)
     yield transfers
     transfers.close()
 
@@ -392,15 +396,18 @@ def test_any_tensors_arrive_as_their_bytes(wired: PairTransfers, kinds: list[str
 
 
 @pytest.fixture
-def said() -> Iterator[list[Any]]:
+def errors() -> Iterator[list[Any]]:
     yield []
 
 
-def test_one_message_is_received_at_a_time_and_its_giver_told_when(said: list[Any]) -> None:
+def test_one_message_is_received_at_a_time_and_its_producer_notified(errors: list[Any]) -> None:
     pairs = {source: Never() for source in (1, 2, 3)}
     come: queue.SimpleQueue[int] = queue.SimpleQueue()
     transfers = PairTransfers(
-        0, HostStreams(), lambda giver, taker, rank: pairs[giver], lambda place, error: said.append(error)
+        0,
+        HostStreams(),
+        lambda producer, consumer, rank: pairs[producer],
+        lambda job_rank, error: errors.append(error),
     )
     for source in pairs:
         transfers.expect(source, [10], partial(come.put, source), lambda tensors: None)
@@ -413,13 +420,16 @@ def test_one_message_is_received_at_a_time_and_its_giver_told_when(said: list[An
         pairs[source].abort()  # it has arrived
         waiting.remove(source)
     transfers.close()
-    assert not said
+    assert not errors
 
 
-def test_one_message_is_sent_at_a_time(said: list[Any]) -> None:
+def test_one_message_is_sent_at_a_time(errors: list[Any]) -> None:
     pairs = {to: Never() for to in (1, 2, 3)}
     transfers = PairTransfers(
-        0, HostStreams(), lambda giver, taker, rank: pairs[taker], lambda place, error: said.append(error)
+        0,
+        HostStreams(),
+        lambda producer, consumer, rank: pairs[consumer],
+        lambda job_rank, error: errors.append(error),
     )
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
     for to in pairs:
@@ -433,13 +443,13 @@ def test_one_message_is_sent_at_a_time(said: list[Any]) -> None:
         assert done.get(timeout=10) == to
         waiting.remove(to)
     transfers.close()
-    assert not said
+    assert not errors
 
 
-def test_nothing_is_posted_before_the_other_end_comes(said: list[Any]) -> None:
+def test_nothing_is_posted_before_the_other_end_comes(errors: list[Any]) -> None:
     pair = Never()
     transfers = PairTransfers(
-        0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error)
+        0, HostStreams(), lambda producer, consumer, rank: pair, lambda job_rank, error: errors.append(error)
     )
     ended = threading.Event()
     transfers.send(1, [torch.ones(1)], ended.set)
@@ -448,85 +458,85 @@ def test_nothing_is_posted_before_the_other_end_comes(said: list[Any]) -> None:
     transfers.clear_to_send(1)
     assert pair.posted.wait(10) and not ended.is_set()
     pair.abort()
-    assert ended.wait(10) and not said
+    assert ended.wait(10) and not errors
     transfers.close()
 
 
-def test_what_is_under_way_is_broken_off_and_counts_for_nothing(said: list[Any]) -> None:
+def test_what_is_under_way_is_broken_off_and_counts_for_nothing(errors: list[Any]) -> None:
     pair = Never()
     transfers = PairTransfers(
-        0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error)
+        0, HostStreams(), lambda producer, consumer, rank: pair, lambda job_rank, error: errors.append(error)
     )
     for source in (1, 4, 5):
-        transfers.expect(source, [100], lambda: None, said.append)
+        transfers.expect(source, [100], lambda: None, errors.append)
     transfers.expect(2, [], lambda: None, lambda tensors: None)
-    transfers.send(3, [torch.ones(3)], lambda: said.append("done"))  # nobody says "come"
+    transfers.send(3, [torch.ones(3)], lambda: errors.append("done"))  # nobody says "come"
     assert pair.posted.wait(10)
     begun = time.monotonic()
     transfers.close()
-    assert time.monotonic() - begun < 1 and not said
+    assert time.monotonic() - begun < 1 and not errors
 
 
-def test_an_end_that_never_comes_is_left_behind(said: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_never_comes_is_left_behind(errors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "STOP_S", 0.2)
     never = threading.Event()
 
-    def join(giver: int, taker: int, rank: int) -> Pair:
+    def join(producer: int, consumer: int, rank: int) -> Pair:
         never.wait(20)
         raise RuntimeError("too late")
 
-    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), join, lambda job_rank, error: errors.append(error))
     for source in range(1, 30):
-        transfers.expect(source, [100], lambda: None, said.append)
+        transfers.expect(source, [100], lambda: None, errors.append)
     begun = time.monotonic()
     transfers.close()
     assert time.monotonic() - begun < 2
     never.set()
-    assert not said
+    assert not errors
 
 
-def test_an_end_that_comes_too_late_posts_nothing(said: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_comes_too_late_posts_nothing(errors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "STOP_S", 0.1)
     pair, joined = Never(), threading.Event()
 
-    def join(giver: int, taker: int, rank: int) -> Pair:
+    def join(producer: int, consumer: int, rank: int) -> Pair:
         assert joined.wait(10)
         return pair
 
-    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
-    transfers.expect(1, [100], lambda: None, said.append)
+    transfers = PairTransfers(0, HostStreams(), join, lambda job_rank, error: errors.append(error))
+    transfers.expect(1, [100], lambda: None, errors.append)
     [end] = transfers._receivers.values()
     transfers.close()
     joined.set()
     end._thread.join(10)
-    assert not end._thread.is_alive() and not pair.posted.is_set() and not said
+    assert not end._thread.is_alive() and not pair.posted.is_set() and not errors
 
 
-def test_a_pair_that_cannot_be_made_is_told_with_its_place(said: list[Any]) -> None:
-    def join(giver: int, taker: int, rank: int) -> Pair:
-        raise RuntimeError(f"{giver} {taker} {rank}")
+def test_a_pair_that_cannot_be_made_is_reported_with_its_job_rank(errors: list[Any]) -> None:
+    def join(producer: int, consumer: int, rank: int) -> Pair:
+        raise RuntimeError(f"{producer} {consumer} {rank}")
 
-    told = threading.Semaphore(0)
+    reported = threading.Semaphore(0)
 
-    def broke(place: int, error: Exception) -> None:
-        said.append((place, str(error)))
-        told.release()
+    def broke(job_rank: int, error: Exception) -> None:
+        errors.append((job_rank, str(error)))
+        reported.release()
 
     transfers = PairTransfers(7, HostStreams(), join, broke)
-    transfers.expect(4, [1], lambda: None, said.append)
-    assert told.acquire(timeout=10)
-    transfers.send(5, [torch.ones(1)], lambda: said.append("done"))
+    transfers.expect(4, [1], lambda: None, errors.append)
+    assert reported.acquire(timeout=10)
+    transfers.send(5, [torch.ones(1)], lambda: errors.append("done"))
     transfers.clear_to_send(5)
-    assert told.acquire(timeout=10)
-    assert said == [(4, "4 7 1"), (5, "7 5 0")]
+    assert reported.acquire(timeout=10)
+    assert errors == [(4, "4 7 1"), (5, "7 5 0")]
     transfers.close()
 
 
-def test_messages_without_a_byte_need_no_pair(said: list[Any]) -> None:
-    def join(giver: int, taker: int, rank: int) -> Pair:
+def test_messages_without_a_byte_need_no_pair(errors: list[Any]) -> None:
+    def join(producer: int, consumer: int, rank: int) -> Pair:
         raise AssertionError
 
-    transfers = PairTransfers(0, HostStreams(), join, lambda place, error: said.append(error))
+    transfers = PairTransfers(0, HostStreams(), join, lambda job_rank, error: errors.append(error))
     ended = threading.Semaphore(0)
     transfers.send(1, [torch.empty(0), torch.empty(0, 5)], ended.release)
     transfers.clear_to_send(1)
@@ -534,23 +544,23 @@ def test_messages_without_a_byte_need_no_pair(said: list[Any]) -> None:
         2,
         [0, 0, 0],
         lambda: None,
-        lambda tensors: (said.append([len(tensor) for tensor in tensors]), ended.release())[0],
+        lambda tensors: (errors.append([len(tensor) for tensor in tensors]), ended.release())[0],
     )
     assert ended.acquire(timeout=10) and ended.acquire(timeout=10)
-    assert said == [[0, 0, 0]]
+    assert errors == [[0, 0, 0]]
     transfers.close()
 
 
-def test_who_comes_early_is_remembered(said: list[Any]) -> None:
+def test_who_comes_early_is_remembered(errors: list[Any]) -> None:
     pair = Never()
     pair.aborted.set()
     transfers = PairTransfers(
-        0, HostStreams(), lambda giver, taker, rank: pair, lambda place, error: said.append(error)
+        0, HostStreams(), lambda producer, consumer, rank: pair, lambda job_rank, error: errors.append(error)
     )
     ended = threading.Event()
     transfers.clear_to_send(1)
     transfers.send(1, [torch.ones(1)], ended.set)
-    assert ended.wait(10) and not said
+    assert ended.wait(10) and not errors
     transfers.close()
 
 
@@ -560,7 +570,7 @@ def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
     pair.aborted.set()
     on_message = threading.Event()
     transfers = PairTransfers(
-        0, HostStreams(gone.set), lambda giver, taker, rank: pair, lambda place, error: None
+        0, HostStreams(gone.set), lambda producer, consumer, rank: pair, lambda job_rank, error: None
     )
     transfers.expect(
         1, [100, 8], lambda: None, lambda tensors: (received.extend(tensors), on_message.set())[1]
@@ -577,6 +587,6 @@ def test_what_was_received_dies_with_the_last_tensor_of_it() -> None:
 
 def test_each_pair_has_a_connection_of_its_own() -> None:
     store = HashStore()
-    first, second = (pair_store(store, 0, taker) for taker in (1, 2))
+    first, second = (pair_store(store, 0, consumer) for consumer in (1, 2))
     first.set("key", "a")
     assert not second.check(["key"]) and store.check(["nccl/0-1/key"])

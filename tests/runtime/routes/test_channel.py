@@ -34,9 +34,9 @@ Work = Callable[[Channel, int], Any]
 
 def run(
     route: Route,
-    givers: DeviceMesh,
-    takers: DeviceMesh,
-    give: Work,
+    producers: DeviceMesh,
+    consumers: DeviceMesh,
+    send_frame: Work,
     take: Work,
     execute: str = "all",
     nodes: int = 1,
@@ -44,29 +44,31 @@ def run(
     """What every taker's work gave, by rank; each side's workers are spread evenly over nodes. Raises what
     any of them did."""
     hub: dict[int, MemoryDataPlane] = {}
-    gave: dict[int, Any] = {}
+    sent: dict[int, Any] = {}
     faults: list[Exception] = []
     sides = [
-        RouteSide(givers, 0, node_of=lambda rank: rank * nodes // givers.world_size),
-        RouteSide(takers, givers.world_size, execute, lambda rank: rank * nodes // takers.world_size),
+        RouteSide(producers, 0, node_of=lambda rank: rank * nodes // producers.world_size),
+        RouteSide(
+            consumers, producers.world_size, execute, lambda rank: rank * nodes // consumers.world_size
+        ),
     ]
-    places = range(givers.world_size + takers.world_size)
-    transports = {place: MemoryDataPlane(place, {}, hub) for place in places}
+    job_ranks = range(producers.world_size + consumers.world_size)
+    transports = {job_rank: MemoryDataPlane(job_rank, {}, hub) for job_rank in job_ranks}
 
-    def work(place: int) -> None:
-        rank = place - givers.world_size
-        channel = Channel(RouteContext(route, *sides, transports[place]))
+    def work(job_rank: int) -> None:
+        rank = job_rank - producers.world_size
+        channel = Channel(RouteContext(route, *sides, transports[job_rank]))
         try:
             if rank < 0:
-                give(channel, place)
+                send_frame(channel, job_rank)
             elif rank in channel.consumers.part_of:
-                gave[rank] = take(channel, rank)
+                sent[rank] = take(channel, rank)
         except Exception as error:
             faults.append(error)
             for transport in transports.values():
                 transport.fail(PeerLost(str(error)))
 
-    threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
+    threads = [threading.Thread(target=work, args=(job_rank,), daemon=True) for job_rank in job_ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -74,12 +76,12 @@ def run(
         assert not thread.is_alive()
     if faults:
         raise faults[0]
-    return gave
+    return sent
 
 
 def column_of(kind: str, ids: list[Id], dtype: torch.dtype) -> Any:
     """Values that can be told by their ids, so that it does not matter who held them."""
-    numbers = [sum(index * 10**place for place, index in enumerate(reversed(id))) for id in ids]
+    numbers = [sum(index * 10**job_rank for job_rank, index in enumerate(reversed(id))) for id in ids]
     match kind:
         case "list":
             return [{"n": number, "t": str(number)} if number % 3 else None for number in numbers]
@@ -107,14 +109,14 @@ def batch_of(ids: list[Id], kinds: Mapping[str, str], dtype: torch.dtype, depth:
 
 
 @st.composite
-def held_by(draw: st.DrawFn, speakers: int) -> list[list[Id]]:
+def held_by(draw: st.DrawFn, producers: int) -> list[list[Id]]:
     """Who holds which samples: evenly and in order, or any how."""
     depth = draw(st.integers(1, 2))
     numbers = list(range(draw(st.integers(0, 14))))
     if draw(st.booleans()):
         numbers = draw(st.permutations(numbers))
     ids: list[Id] = [(number,) if depth == 1 else (number // 2, number % 2) for number in numbers]
-    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), min_size=speakers - 1, max_size=speakers - 1)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), min_size=producers - 1, max_size=producers - 1)))
     return [ids[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
@@ -140,17 +142,17 @@ CASES = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     st.sampled_from([0, 1, 1 << 16]),
     st.sampled_from([1, 2]),
 )
-def test_every_taker_gets_its_samples_as_they_were(
+def test_every_consumer_receives_its_samples_unchanged(
     data: st.DataObject,
-    givers: DeviceMesh,
-    takers: DeviceMesh,
+    producers: DeviceMesh,
+    consumers: DeviceMesh,
     mode: str,
     execute: str,
     balance: Any,
     together: int,
     nodes: int,
 ) -> None:
-    held = data.draw(held_by(givers.data_size))
+    held = data.draw(held_by(producers.data_size))
     depth = next((len(id) for ids in held for id in ids), 1)
     names = data.draw(
         st.lists(st.sampled_from(["list", "ragged", "flat", "wide", "none"]), min_size=1, max_size=3)
@@ -162,20 +164,28 @@ def test_every_taker_gets_its_samples_as_they_were(
     lengths = tuple(tuple(batch.lengths.tolist()) for batch in batches) if balance else None
     table = SampleTable(tuple(map(tuple, held)), lengths)
     wanted = {
-        rank: [held[speaker][row] for speaker, row in mine]
-        for rank, mine in samples_by_rank(execute, dispatch, takers, table).items()
+        rank: [held[producer][row] for producer, row in mine]
+        for rank, mine in samples_by_rank(execute, dispatch, consumers, table).items()
     }
-    most = max(sum(map(len, part)) for part in parts_for(execute, dispatch, takers, table))
+    most = max(sum(map(len, part)) for part in parts_for(execute, dispatch, consumers, table))
 
-    def give(channel: Channel, rank: int) -> None:
+    def send_frame(channel: Channel, rank: int) -> None:
         for step in range(2):
-            channel.send(batches[givers.data_rank(rank)], step)
+            channel.send(batches[producers.data_rank(rank)], step)
 
     def take(channel: Channel, rank: int) -> list[Batch]:
         return [channel.receive(step).value for step in range(2)]
 
     with patch("meshctl.runtime.routes.channel.SHARED_WRITE_MIN_BYTES", together):
-        got = run(Route("a -> b", "a", "b", dispatch=dispatch), givers, takers, give, take, execute, nodes)
+        got = run(
+            Route("a -> b", "a", "b", dispatch=dispatch),
+            producers,
+            consumers,
+            send_frame,
+            take,
+            execute,
+            nodes,
+        )
     assert got.keys() == wanted.keys()
     for rank, twice in got.items():
         for batch in twice:
@@ -196,8 +206,8 @@ def plain(value: Any) -> Any:
     ],
     ids=repr,
 )  # fmt: skip
-def test_plain_values_join_alike_for_all_takers(collect: str, values: list[Any], joined: Any) -> None:
-    def give(channel: Channel, rank: int) -> None:
+def test_plain_values_join_alike_for_all_consumers(collect: str, values: list[Any], joined: Any) -> None:
+    def send_frame(channel: Channel, rank: int) -> None:
         channel.send(values[rank], 1, 1.0 + rank)
 
     two = DeviceMesh.from_sizes(dp_size=2)
@@ -205,7 +215,7 @@ def test_plain_values_join_alike_for_all_takers(collect: str, values: list[Any],
         Route("a -> b", "a", "b", collect=collect),
         two,
         two,
-        give,
+        send_frame,
         lambda channel, rank: plain(channel.receive(1).value),
     )
     assert got == {0: joined, 1: joined}
@@ -219,7 +229,9 @@ def test_plain_values_join_alike_for_all_takers(collect: str, values: list[Any],
     ],
     ids=repr,
 )  # fmt: skip
-def test_what_cannot_be_joined_is_said_where_it_was_given(collect: str, value: Any, text: str) -> None:
+def test_values_that_cannot_be_joined_are_reported_on_their_producer(
+    collect: str, value: Any, text: str
+) -> None:
     one = DeviceMesh.from_sizes(dp_size=1)
     with pytest.raises((RouteError, PeerLost), match=text):
         run(
@@ -245,7 +257,7 @@ def test_a_sample_that_two_hold_is_an_error_for_all() -> None:
 
 def test_whoever_reckons_with_other_parts_is_named() -> None:
     hub: dict[int, MemoryDataPlane] = {}
-    transports = [MemoryDataPlane(place, {}, hub) for place in range(3)]
+    transports = [MemoryDataPlane(job_rank, {}, hub) for job_rank in range(3)]
     two, one = DeviceMesh.from_sizes(dp_size=2), DeviceMesh.from_sizes()
     routes = [
         Route("a -> b", "a", "b"),
@@ -263,13 +275,13 @@ def test_whoever_reckons_with_other_parts_is_named() -> None:
     ]
     for thread in threads:
         thread.start()
-    with pytest.raises(PeerLost, match="place 1 sent another layout of the samples on `a -> b`"):
+    with pytest.raises(PeerLost, match="job rank 1 sent another layout of the samples on `a -> b`"):
         channels[2].receive(1)
     for thread in threads:
         thread.join(10)
 
 
-def test_what_is_kept_of_a_step_is_not_taken_for_the_next() -> None:
+def test_values_of_a_step_are_not_used_for_the_next() -> None:
     """Samples, columns, their kinds and widths change from step to step, and back; ids go on."""
     made = [
         ({"x": torch.ones(4)}, 0), ({"x": torch.ones(4)}, 4), ({"x": torch.ones(6)}, 8), ({"x": torch.ones(4, 2)}, 14),
@@ -278,7 +290,7 @@ def test_what_is_kept_of_a_step_is_not_taken_for_the_next() -> None:
     ]  # fmt: skip
     mesh = DeviceMesh.from_sizes(dp_size=2)
 
-    def give(channel: Channel, rank: int) -> None:
+    def send_frame(channel: Channel, rank: int) -> None:
         for step, (columns, first) in enumerate(made):
             count = len(next(iter(columns.values())))
             ids = torch.arange(count) * (1 + step % 2) + first + 100 * rank * (-1) ** step + 100
@@ -287,7 +299,7 @@ def test_what_is_kept_of_a_step_is_not_taken_for_the_next() -> None:
     def take(channel: Channel, rank: int) -> list[Batch]:
         return [channel.receive(step).value.clone() for step in range(len(made))]
 
-    found = run(Route("a -> b", "a", "b", slots=20), mesh, mesh, give, take)
+    found = run(Route("a -> b", "a", "b", slots=20), mesh, mesh, send_frame, take)
     for step, (columns, first) in enumerate(made):
         count = len(next(iter(columns.values())))
         ids = sorted(

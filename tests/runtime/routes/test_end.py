@@ -62,8 +62,8 @@ Pair = tuple[RouteEnd, RouteEnd]
 def contexts(route: Route) -> list[RouteContext]:
     hub: dict[int, MemoryDataPlane] = {}
     return [
-        RouteContext(route, RouteSide(ONE, 0), RouteSide(ONE, 1), MemoryDataPlane(place, {}, hub))
-        for place in range(2)
+        RouteContext(route, RouteSide(ONE, 0), RouteSide(ONE, 1), MemoryDataPlane(job_rank, {}, hub))
+        for job_rank in range(2)
     ]
 
 
@@ -150,21 +150,21 @@ def test_a_generation_that_nobody_announced_is_refused() -> None:
     (producer, consumer), value = opened("data")
     producer.reopen(1)
     producer.send(value(torch.ones(3)), 1)
-    with pytest.raises(PeerLost, match="place 0 sent another layout"):
+    with pytest.raises(PeerLost, match="job rank 0 sent another layout"):
         consumer.receive(1)
 
 
 def test_the_loss_of_one_group_does_not_end_what_another_sends() -> None:
     hub: dict[int, MemoryDataPlane] = {}
-    transports = [MemoryDataPlane(place, {}, hub) for place in range(3)]
+    transports = [MemoryDataPlane(job_rank, {}, hub) for job_rank in range(3)]
     routes = [Route("a -> c", "a", "c"), Route("b -> c", "b", "c")]
 
-    def channel(number: int, place: int) -> Channel:
+    def channel(number: int, job_rank: int) -> Channel:
         sides = RouteSide(ONE, number), RouteSide(ONE, 2)
-        return Channel(RouteContext(routes[number], *sides, transports[place], number * 8))
+        return Channel(RouteContext(routes[number], *sides, transports[job_rank], number * 8))
 
     transports[2].on_peer_ended(0, "is gone")
     channel(1, 1).send(Batch({"x": torch.ones(3)}), 1)
     assert torch.equal(column(channel(1, 2).receive(1)), torch.ones(3))
-    with pytest.raises(PeerLost, match="place 0 is gone"):
+    with pytest.raises(PeerLost, match="job rank 0 is gone"):
         channel(0, 2).receive(1)

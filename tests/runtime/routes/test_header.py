@@ -87,17 +87,17 @@ def channel(transport: Any = None) -> Channel:
 def received(frame: Any) -> Received:
     """Returns what a consumer makes of it."""
     hub: dict[int, MemoryDataPlane] = {}
-    producer, consumer = (MemoryDataPlane(place, {}, hub) for place in (0, 1))
+    producer, consumer = (MemoryDataPlane(job_rank, {}, hub) for job_rank in (0, 1))
     producer.send(1, 0, Frame(frame))
     return channel(consumer).receive(1)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Everything in it that could be something else."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        yield from places(item, (*path, key))
+        yield from paths(item, (*path, key))
 
 
 def changed(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
@@ -108,21 +108,21 @@ def changed(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
     return copy
 
 
-def test_what_is_told_comes_back() -> None:
-    said = closed(opened())
-    found = received(said)
+def test_what_is_sent_comes_back() -> None:
+    sent = closed(opened())
+    found = received(sent)
     assert torch.equal(found.value["x"], BATCH["x"]) and found.value["t"] == BATCH["t"]
-    assert decode_table(said[2], 1) is not None and decode_table(said[2], 2) is None
+    assert decode_table(sent[2], 1) is not None and decode_table(sent[2], 2) is None
     assert all(decode_table(odd, 1) is None and decode_table([odd], 1) is None for odd in ODD)
 
 
 @settings(max_examples=400)
-@given(st.sampled_from([*places(opened())]), st.sampled_from(ODD))
-def test_whatever_else_is_told_is_an_error_that_names_who_told_it(path: tuple[Any, ...], odd: Any) -> None:
+@given(st.sampled_from([*paths(opened())]), st.sampled_from(ODD))
+def test_any_other_message_is_an_error_that_names_its_sender(path: tuple[Any, ...], odd: Any) -> None:
     try:
         found = received(closed(changed(opened(), path, odd)))
     except PeerLost as error:
-        assert "place 0 sent" in str(error)
+        assert "job rank 0 sent" in str(error)
     except (RouteError, BatchError):
         pass  # numbers that could be right, and do not fit
     else:
@@ -130,12 +130,12 @@ def test_whatever_else_is_told_is_an_error_that_names_who_told_it(path: tuple[An
 
 
 @settings(max_examples=100)
-@given(st.sampled_from([*places(closed(opened()))]), st.sampled_from(ODD))
+@given(st.sampled_from([*paths(closed(opened()))]), st.sampled_from(ODD))
 def test_nor_does_it_help_to_leave_the_digest_as_it_was(path: tuple[Any, ...], odd: Any) -> None:
     try:
         found = received(changed(closed(opened()), path, odd))
     except PeerLost as error:
-        assert "place 0 sent" in str(error)
+        assert "job rank 0 sent" in str(error)
     else:
         assert (path == (3,) and found.value is BATCH) or len(found.value) == 4
 
@@ -182,7 +182,7 @@ def test_what_is_no_row(row: Any) -> None:
     assert decode(b"F" + Frame(row).inline()) is None
 
 
-def test_rows_of_one_table_say_the_same_numbers() -> None:
+def test_rows_of_one_table_show_the_same_numbers() -> None:
     batch = Batch({"x": torch.ones(2)}, ids=torch.arange(2))
     one, other = (
         encode(describe(batch, Dispatch(balance=balance), alone=True)) for balance in ("tokens", "")
@@ -202,7 +202,7 @@ def test_a_table_lists_only_ids_that_are_not_even() -> None:
     assert table is not None and table.ids == (Grid(5, (3,)), ((9,), (12,)))
 
 
-def test_columns_that_are_ragged_alike_tell_their_lengths_once() -> None:
+def test_columns_that_are_ragged_alike_send_their_lengths_once() -> None:
     ragged = Ragged.of([torch.ones(n) for n in (2, 0, 1)])
     batch = Batch(
         {"a": ragged, "b": Ragged(ragged.values.int(), ragged.offsets), "c": Ragged.of([torch.ones(1)] * 3)}
@@ -308,7 +308,7 @@ def test_what_is_copied_is_what_nobody_could_map(runs: Runs, width: int, mappabl
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])
-def test_offsets_that_do_not_fit_their_values_are_told_to_who_made_them(offsets: list[int]) -> None:
+def test_offsets_that_do_not_fit_their_values_are_reported_to_their_producer(offsets: list[int]) -> None:
     column = Ragged(torch.arange(4), torch.tensor(offsets))
     with pytest.raises(BatchError, match="column 'tokens' is ragged, and its offsets do not fit its values"):
         describe(
@@ -326,6 +326,6 @@ def test_offsets_that_do_not_fit_their_values_are_told_to_who_made_them(offsets:
         (torch.zeros(4, *[1] * 64), "a tensor of 65 dims cannot be sent"),
     ],
 )
-def test_a_tensor_that_is_no_column_is_told_to_who_made_it(tensor: Tensor, why: str) -> None:
+def test_a_tensor_that_is_no_column_is_reported_to_its_producer(tensor: Tensor, why: str) -> None:
     with pytest.raises(BatchError, match=f"column 'x': {why}"):
         describe(Batch({"x": tensor}), Dispatch(), alone=True)

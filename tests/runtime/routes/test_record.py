@@ -34,10 +34,10 @@ from tests.runtime.plans import Input, call, plan, sync
 def same(one: Any, other: Any) -> bool:
     """Values, dtypes, columns and their order, ids, groups and marks."""
     if isinstance(one, Batch) and isinstance(other, Batch):
-        told = [
+        digests = [
             (list(batch.columns), batch.group_depth, batch.most, batch.ids.tolist()) for batch in (one, other)
         ]
-        return told[0] == told[1] and all(
+        return digests[0] == digests[1] and all(
             same(column, other.columns[name]) for name, column in one.columns.items()
         )
     if isinstance(one, Ragged) and isinstance(other, Ragged):
@@ -162,7 +162,7 @@ def test_a_damaged_file_is_an_error_or_a_value(data: st.DataObject, tmp_path: Pa
 
 def test_only_whole_steps_count(tmp_path: Path) -> None:
     recorded = RunDir(tmp_path).recorded("batch")
-    for step, speaker, speakers in [
+    for step, producer, producers in [
         (1, 0, 1),
         (2, 0, 2),
         (3, 0, 2),
@@ -171,7 +171,7 @@ def test_only_whole_steps_count(tmp_path: Path) -> None:
         (4, 0, 3),
         (4, 0, 1),
     ]:
-        write(recorded.file(step, speaker, speakers), None, 1.0, {})
+        write(recorded.file(step, producer, producers), None, 1.0, {})
     (recorded.path / "step-x").mkdir()
     assert recorded.steps() == [1, 3, 4]
     assert [path.name for path in recorded.files(3)] == ["0-of-2.safetensors", "1-of-2.safetensors"]
@@ -228,7 +228,7 @@ def test_what_is_left_of_a_plan() -> None:
     left = only(job, "b", ["batch -> there"]).plan
     assert [stage.name for stage in left.stages] == ["there", "loss", "copy"]
     assert [route.name for route in left.routes] == ["there -> loss", "copy"]
-    assert (left.places, left.group("b").first_place, [route.name for route in left.replayed]) == (
+    assert (left.job_size, left.group("b").first_job_rank, [route.name for route in left.replayed]) == (
         2,
         0,
         ["batch -> there"],
@@ -360,7 +360,7 @@ def test_a_step_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
     assert all(all(map(same, call, again)) for call, again in zip(done, seen, strict=True))
 
 
-def test_a_file_that_is_damaged_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_in_one_line(tmp_path: Path) -> None:
     job = two_groups()
     assert not run(job, [], tmp_path).faults
     RunDir(tmp_path).recorded("batch").files(2)[0].write_bytes(b"nothing")

@@ -77,12 +77,12 @@ def batches(draw: st.DrawFn, rows: int = ROWS, plain: bool = True) -> Batch:
 
 
 @st.composite
-def dealt(draw: st.DrawFn, rows: int = ROWS, speakers: int = 3) -> list[Run]:
+def dealt(draw: st.DrawFn, rows: int = ROWS, producers: int = 3) -> list[Run]:
     """A part: runs of several speakers that do not meet, in any order."""
     found = []
-    for speaker in range(speakers):
+    for producer in range(producers):
         cuts = sorted(draw(st.sets(st.integers(0, rows), max_size=6)))
-        found += [Run(speaker, start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=False)]
+        found += [Run(producer, start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=False)]
     return list(draw(st.permutations(found)))
 
 
@@ -109,7 +109,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 @settings(max_examples=examples(100, 3000))
 @given(batches(), dealt())
-def test_a_frame_of_picked_rows_is_what_take_gives(batch: Batch, part: list[Run]) -> None:
+def test_a_frame_of_selected_rows_equals_the_result_of_take(batch: Batch, part: list[Run]) -> None:
     ranges = packed(ranges_of(part, 1))
     frame = Frame(gather(batch, ranges))
     memory = torch.full((frame.nbytes,), 0x55, dtype=torch.uint8)
@@ -137,8 +137,8 @@ def test_what_several_write_into_one_frame_is_their_rows_in_order(
     schema, lengths = schema_of(model), lengths_of(expected)
     frame = Frame(empty_like(schema, len(expected), lengths, expected.ids, 1))
     memory = frame.write(torch.full((frame.nbytes,), 0x55, dtype=torch.uint8))
-    for speaker in data.draw(st.permutations(range(3))):
-        fill(unpack(memory), held[speaker], ranges_of(part, speaker))
+    for producer in data.draw(st.permutations(range(3))):
+        fill(unpack(memory), held[producer], ranges_of(part, producer))
     alike(unpack(memory), expected)
 
 
@@ -160,10 +160,10 @@ def test_one_piece_is_not_copied_before_the_frame_copies_it() -> None:
 
 
 @given(dealt())
-def test_the_pieces_of_all_speakers_fill_a_part_exactly(part: list[Run]) -> None:
-    ranges = [each for speaker in range(3) for each in ranges_of(part, speaker)]
-    places = sorted(place for each in ranges for place in range(each.at, each.at + each.stop - each.start))
-    assert places == list(range(sum(map(len, part))))
+def test_the_pieces_of_all_producers_fill_a_part_exactly(part: list[Run]) -> None:
+    ranges = [each for producer in range(3) for each in ranges_of(part, producer)]
+    indices = sorted(index for each in ranges for index in range(each.at, each.at + each.stop - each.start))
+    assert indices == list(range(sum(map(len, part))))
 
 
 @given(st.integers(-5, 20), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())

@@ -51,7 +51,7 @@ def held(draw: st.DrawFn) -> list[dict[str, Shard]]:
 
 
 @given(held(), held(), st.integers(4, 200), st.data())
-def test_every_taker_gets_exactly_what_it_wants(
+def test_every_consumer_receives_exactly_its_samples(
     producers: list[dict[str, Shard]], consumers: list[dict[str, Shard]], most: int, data: st.DataObject
 ) -> None:
     nodes = tuple(data.draw(st.integers(0, 1)) for _ in consumers)
@@ -89,7 +89,7 @@ def test_parameters_come_in_order(
     assert begins == sorted(begins)
 
 
-def test_takers_of_one_node_get_it_together() -> None:
+def test_consumers_of_one_node_receive_it_together() -> None:
     found = link(SyncPlan(PARAMETERS, [WHOLE], [None, WHOLE, None]), 1 << 10, (0, 0, 1))
     assert [bucket.consumers for bucket in found] == [(0, 1), (2,)]
 

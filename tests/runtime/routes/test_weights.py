@@ -107,8 +107,8 @@ class Layout:
 class Sync:
     """From one group to another, or to itself."""
 
-    giver: Layout
-    taker: Layout
+    producer: Layout
+    consumer: Layout
     groups: tuple[int, int]
     lag: int = 0
     checksum: bool = False
@@ -125,10 +125,10 @@ def run(
     compared."""
     hub: dict[int, MemoryDataPlane] = {}
     first = [sum(sizes[:group]) for group in range(len(sizes))]
-    places = range(sum(sizes))
-    transports = [transport(place, {}, hub) for place in places]
+    job_ranks = range(sum(sizes))
+    transports = [transport(job_rank, {}, hub) for job_rank in job_ranks]
     faults: list[BaseException] = []
-    compared = [0] * len(places)
+    compared = [0] * len(job_ranks)
 
     def side(group: int) -> RouteSide:
         return RouteSide(
@@ -137,37 +137,37 @@ def run(
             node_of=lambda rank: (first[group] + rank) % nodes,
         )
 
-    def rank_in(group: int, place: int) -> int | None:
-        return place - first[group] if place - first[group] in range(sizes[group]) else None
+    def rank_in(group: int, job_rank: int) -> int | None:
+        return job_rank - first[group] if job_rank - first[group] in range(sizes[group]) else None
 
-    def work(place: int) -> None:
+    def work(job_rank: int) -> None:
         channels: list[tuple[Sync, int | None, int | None, WeightChannel]] = []
         for number, sync in enumerate(syncs):
             route = Route(f"sync {number}", "a", "a", kind="weights")
             sides = side(sync.groups[0]), side(sync.groups[1])
-            context = RouteContext(route, *sides, transports[place], number * TAGS_PER_ROUTE)
-            giver, taker = (rank_in(group, place) for group in sync.groups)
+            context = RouteContext(route, *sides, transports[job_rank], number * TAGS_PER_ROUTE)
+            producer, consumer = (rank_in(group, job_rank) for group in sync.groups)
             made = WeightChannel(
                 context,
-                None if giver is None else partial(sync.giver.held, giver),
-                None if taker is None else partial(wanted_by, sync, taker),
+                None if producer is None else partial(sync.producer.held, producer),
+                None if consumer is None else partial(expected_of, sync, consumer),
                 lag=sync.lag,
                 checksum=sync.checksum,
             )
-            channels.append((sync, giver, taker, made))
+            channels.append((sync, producer, consumer, made))
         for step in range(steps):
-            for sync, giver, taker, channel in channels:
-                if giver is None and taker is None:
+            for sync, producer, consumer, channel in channels:
+                if producer is None and consumer is None:
                     continue
-                gives = None if giver is None else sync.giver.held(giver, step)
+                gives = None if producer is None else sync.producer.held(producer, step)
                 if not step:
                     channel.open(step)
                 channel.send(gives, step)
                 while channel.due(step + sync.lag * (step in (0, steps - 1))):
-                    compared[place] += compare(channel, step, wanted_by(sync, taker or 0))
+                    compared[job_rank] += compare(channel, step, expected_of(sync, consumer or 0))
 
-    def wanted_by(sync: Sync, taker: int) -> dict[str, Any]:
-        return {} if sync.taker.plain else sync.taker.held(taker)
+    def expected_of(sync: Sync, consumer: int) -> dict[str, Any]:
+        return {} if sync.consumer.plain else sync.consumer.held(consumer)
 
     def compare(channel: WeightChannel, step: int, takes: Mapping[str, Any]) -> int:
         received = channel.receive(step)
@@ -181,9 +181,9 @@ def run(
             assert tensor.dtype == wanted.dtype and torch.equal(tensor, wanted), name
         return len(got)
 
-    def guarded(place: int) -> None:
+    def guarded(job_rank: int) -> None:
         try:
-            work(place)
+            work(job_rank)
         except PeerLost:
             pass
         except BaseException as error:
@@ -191,7 +191,7 @@ def run(
             for transport in transports:
                 transport.fail(PeerLost("a fault elsewhere"))
 
-    threads = [threading.Thread(target=guarded, args=(place,), daemon=True) for place in places]
+    threads = [threading.Thread(target=guarded, args=(job_rank,), daemon=True) for job_rank in job_ranks]
     for thread in threads:
         thread.start()
     end = time.monotonic() + 20
@@ -225,13 +225,15 @@ def jobs(draw: st.DrawFn) -> tuple[list[int], list[Sync], int, int]:
     sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=3))
     syncs = []
     for _ in range(draw(st.integers(1, 3))):
-        giver, taker = draw(st.integers(0, len(sizes) - 1)), draw(st.integers(0, len(sizes) - 1))
-        wanted = Layout(dp=sizes[taker], plain=True) if draw(st.booleans()) else draw(layouts(sizes[taker]))
+        producer, consumer = draw(st.integers(0, len(sizes) - 1)), draw(st.integers(0, len(sizes) - 1))
+        wanted = (
+            Layout(dp=sizes[consumer], plain=True) if draw(st.booleans()) else draw(layouts(sizes[consumer]))
+        )
         syncs.append(
             Sync(
-                draw(layouts(sizes[giver])),
+                draw(layouts(sizes[producer])),
                 wanted,
-                (giver, taker),
+                (producer, consumer),
                 draw(st.sampled_from([0, 0, 1, 2])),
                 draw(st.booleans()),
             )
@@ -253,7 +255,7 @@ def test_any_syncs_between_any_groups(job: tuple[list[int], list[Sync], int, int
 
 
 @pytest.mark.parametrize(
-    ("giver", "taker"),
+    ("producer", "consumer"),
     [
         (Layout(fsdp=2), Layout(dp=2, plain=True)),
         (Layout(fsdp=2, tp=2), Layout(tp=2)),
@@ -263,25 +265,30 @@ def test_any_syncs_between_any_groups(job: tuple[list[int], list[Sync], int, int
         (Layout(plain=True), Layout(pp=4)),
     ],
 )
-def test_two_meshes(giver: Layout, taker: Layout) -> None:
+def test_two_meshes(producer: Layout, consumer: Layout) -> None:
     for nodes in (1, 2):
-        sync = Sync(giver, taker, (0, 1), checksum=True)
-        assert run([giver.size, taker.size], [sync, Sync(taker, giver, (1, 0))], 3, nodes) > 0
+        sync = Sync(producer, consumer, (0, 1), checksum=True)
+        assert run([producer.size, consumer.size], [sync, Sync(consumer, producer, (1, 0))], 3, nodes) > 0
 
 
 def test_what_goes_to_another_node_goes_there_once() -> None:
     crossed: set[tuple[int, int, int]] = set()
 
     class Watched(MemoryDataPlane):
-        def deliver(self, loan: Lease) -> None:
+        def deliver(self, lease: Lease) -> None:
             crossed.update(
-                (self.job_rank, place, loan.tag) for place in loan.to if (place - self.job_rank) % 2
+                (self.job_rank, job_rank, lease.tag)
+                for job_rank in lease.to
+                if (job_rank - self.job_rank) % 2
             )
-            super().deliver(loan)
+            super().deliver(lease)
 
     sync = Sync(Layout(fsdp=2), Layout(dp=4, plain=True), (0, 1))
     assert run([2, 4], [sync], 3, nodes=2, transport=Watched) == 3 * 4 * len(SHAPES)
-    assert {(giver, taker) for giver, taker, lane in crossed if lane in (0, FORWARD)} == {(1, 2), (0, 3)}
+    assert {(producer, consumer) for producer, consumer, lane in crossed if lane in (0, FORWARD)} == {
+        (1, 2),
+        (0, 3),
+    }
 
 
 # Buckets that lie under way
@@ -292,15 +299,15 @@ class Counted:
 
     def __init__(self, lag: int) -> None:
         hub: dict[int, MemoryDataPlane] = {}
-        self.transports = [MemoryDataPlane(place, {}, hub) for place in range(2)]
+        self.transports = [MemoryDataPlane(job_rank, {}, hub) for job_rank in range(2)]
         route = Route("publish", "publish", "publish", kind="weights")
-        one, other = (RouteSide(DeviceMesh.from_sizes(dp_size=1), place) for place in range(2))
+        one, other = (RouteSide(DeviceMesh.from_sizes(dp_size=1), job_rank) for job_rank in range(2))
         contexts = [RouteContext(route, one, other, transport) for transport in self.transports]
         self.given = Layout().held(0)
-        self.giver = WeightChannel(contexts[0], lambda: self.given, None, lag=lag)
-        self.taker = WeightChannel(contexts[1], None, lambda: {}, lag=lag)
-        thread = self._begin(lambda: self.giver.open(0))
-        self.taker.open(0)
+        self.producer = WeightChannel(contexts[0], lambda: self.given, None, lag=lag)
+        self.consumer = WeightChannel(contexts[1], None, lambda: {}, lag=lag)
+        thread = self._begin(lambda: self.producer.open(0))
+        self.consumer.open(0)
         thread.join(5)
 
     def _begin(self, work: Callable[[], None]) -> threading.Thread:
@@ -308,10 +315,10 @@ class Counted:
         thread.start()
         return thread
 
-    def give(self, *steps: int) -> threading.Thread:
+    def send_frame(self, *steps: int) -> threading.Thread:
         def work() -> None:
             for step in steps:
-                self.giver.send(self.given, step)
+                self.producer.send(self.given, step)
 
         return self._begin(work)
 
@@ -322,10 +329,10 @@ class Counted:
 
 def test_without_a_lag_one_frame_waits_and_one_is_read() -> None:
     pair = Counted(0)
-    thread = pair.give(0)
-    pair.taker.send(None, 0)
+    thread = pair.send_frame(0)
+    pair.consumer.send(None, 0)
     most = 0
-    for _ in pair.taker.receive(0).value:
+    for _ in pair.consumer.receive(0).value:
         thread.join(0.01)
         most = max(most, pair.waiting)
     thread.join(5)
@@ -333,18 +340,18 @@ def test_without_a_lag_one_frame_waits_and_one_is_read() -> None:
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_with_a_lag_givers_go_on_and_stop_after_it(lag: int) -> None:
+def test_with_a_lag_producers_go_on_and_stop_after_it(lag: int) -> None:
     pair = Counted(lag)
-    first = pair.give(*range(lag + 1))
+    first = pair.send_frame(*range(lag + 1))
     first.join(5)
     assert not first.is_alive()
     full = pair.waiting
-    more = pair.give(lag + 1)
+    more = pair.send_frame(lag + 1)
     more.join(0.1)
     assert more.is_alive() and pair.waiting == full
     for step in range(lag + 2):
-        pair.taker.send(None, step)
-        for _ in pair.taker.receive(step).value:
+        pair.consumer.send(None, step)
+        for _ in pair.consumer.receive(step).value:
             pass
     more.join(5)
     assert not more.is_alive()
@@ -370,11 +377,11 @@ def test_what_one_keeps_stays_as_it_is() -> None:
 
 
 def link(
-    givers: Sequence[Mapping[str, Part]], wanted: Mapping[str, Part], shape: tuple[int, ...] = (4,)
+    producers: Sequence[Mapping[str, Part]], wanted: Mapping[str, Part], shape: tuple[int, ...] = (4,)
 ) -> list[sync_plan.Bucket]:
-    parameters = {name: sync_plan.Parameter(shape, torch.float32) for row in givers for name in row}
-    return sync_plan.SyncPlan(parameters, givers, [wanted]).buckets(
-        lambda taker: 0, lambda giver, takers: 1, 1 << 10, 1 << 10
+    parameters = {name: sync_plan.Parameter(shape, torch.float32) for row in producers for name in row}
+    return sync_plan.SyncPlan(parameters, producers, [wanted]).buckets(
+        lambda consumer: 0, lambda producer, consumers: 1, 1 << 10, 1 << 10
     )
 
 
@@ -390,7 +397,7 @@ def test_what_is_missing_is_named() -> None:
 def test_other_weights_than_at_first_are_refused() -> None:
     pair = Counted(0)
     with pytest.raises(RouteError, match="gives other weights"):
-        pair.giver.send({"w": torch.zeros(3)}, 0)
+        pair.producer.send({"w": torch.zeros(3)}, 0)
 
 
 @pytest.mark.parametrize(
@@ -400,15 +407,17 @@ def test_other_weights_than_at_first_are_refused() -> None:
         ([0, 0, [], [torch.zeros(2)]], "`embedding` is not the torch.float32 of shape"),
         ([0, 0, [], []], "0 tensors where 1 were due"),
         ([0, 0, [], {"w": 1}], "no step, sums and tensors"),
-        ([0, 1, [], []], "weights of step 1 came from place 0 where those of step 0 were due"),
+        ([0, 1, [], []], "weights of step 1 came from job rank 0 where those of step 0 were due"),
     ],
 )
 def test_a_malformed_message_names_who_sent_it(sent: Any, why: str) -> None:
     pair = Counted(0)
     pair.transports[0].send(1, 0, Frame(sent))
-    pair.taker.send(None, 0)
-    with pytest.raises(RouteError, match=f"(?s)`publish`.*place 0.*{why}" if "place 0" not in why else why):
-        list(pair.taker.receive(0).value)
+    pair.consumer.send(None, 0)
+    with pytest.raises(
+        RouteError, match=f"(?s)`publish`.*job rank 0.*{why}" if "job rank 0" not in why else why
+    ):
+        list(pair.consumer.receive(0).value)
 
 
 def test_a_malformed_layout_names_who_sent_it() -> None:
@@ -417,13 +426,13 @@ def test_a_malformed_layout_names_who_sent_it() -> None:
         target=lambda: pair.transports[0].send(1, 2, Frame([{"w": [[2], "torch.nn"]}])), daemon=True
     )
     again.start()
-    with pytest.raises(RouteError, match="place 0 gave what are no weights: no layout"):
-        pair.taker.open(0)
+    with pytest.raises(RouteError, match="job rank 0 gave what are no weights: no layout"):
+        pair.consumer.open(0)
 
 
-@pytest.mark.parametrize("giver", [Layout(), Layout(fsdp=2)])
-def test_a_wrong_checksum_names_sync_parameter_and_giver(
-    giver: Layout, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("producer", [Layout(), Layout(fsdp=2)])
+def test_a_wrong_checksum_names_sync_parameter_and_producer(
+    producer: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = weights.checksum
     monkeypatch.setattr(
@@ -432,20 +441,22 @@ def test_a_wrong_checksum_names_sync_parameter_and_giver(
     start = threading.Thread.start
 
     def named(thread: threading.Thread) -> None:
-        if getattr(thread, "_args", ((),))[:1] == (giver.size - 1,):
+        if getattr(thread, "_args", ((),))[:1] == (producer.size - 1,):
             thread.name = "bad"
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", named)
-    with pytest.raises(RouteError, match=f"`sync 0`: `.*` from place {giver.size - 1} is not what it gave"):
-        run([giver.size, 1], [Sync(giver, Layout(plain=True), (0, 1), checksum=True)], 1)
+    with pytest.raises(
+        RouteError, match=f"`sync 0`: `.*` from job rank {producer.size - 1} is not what it gave"
+    ):
+        run([producer.size, 1], [Sync(producer, Layout(plain=True), (0, 1), checksum=True)], 1)
 
 
 def test_what_was_given_in_a_dropped_step_is_skipped() -> None:
     pair = Counted(0)
     pair.transports[0].send(1, 0, Frame([0, 5, [], []]))
-    pair.taker.close(4)
-    thread = pair.give(4)
-    pair.taker.send(None, 4)
-    assert len(list(pair.taker.receive(4).value)) == len(SHAPES)
+    pair.consumer.close(4)
+    thread = pair.send_frame(4)
+    pair.consumer.send(None, 4)
+    assert len(list(pair.consumer.receive(4).value)) == len(SHAPES)
     thread.join(5)

@@ -1,4 +1,4 @@
-"""What every transport promises; what each way does of it is in test_local, test_tcp and test_ways."""
+"""What every transport promises; what each does of it is in test_local, test_tcp and test_all_transports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.memory import MemoryDataPlane
 
 def pair(slots: int = 2) -> tuple[MemoryDataPlane, MemoryDataPlane]:
     hub: dict[int, MemoryDataPlane] = {}
-    one, two = (MemoryDataPlane(place, {7: slots}, hub) for place in (0, 1))
+    one, two = (MemoryDataPlane(job_rank, {7: slots}, hub) for job_rank in (0, 1))
     return one, two
 
 
@@ -34,7 +34,7 @@ def in_thread(work: threading.Thread) -> threading.Thread:
     return work
 
 
-def test_frames_of_a_lane_come_in_order_and_lanes_do_not_mix() -> None:
+def test_frames_of_a_tag_arrive_in_order_and_tags_do_not_mix() -> None:
     one, two = pair()
     for number in (1, 2):
         one.send(1, 7, frame(number))
@@ -62,9 +62,9 @@ def test_a_send_waits_only_while_all_slots_are_full() -> None:
     assert sent == [0, 1, 2, 3]
 
 
-def test_a_frame_for_two_that_is_dropped_takes_no_slot_of_either() -> None:
+def test_a_dropped_frame_for_two_receivers_uses_no_slot_of_either() -> None:
     hub: dict[int, MemoryDataPlane] = {}
-    one, two, three = (MemoryDataPlane(place, {7: 1}, hub) for place in range(3))
+    one, two, three = (MemoryDataPlane(job_rank, {7: 1}, hub) for job_rank in range(3))
     one.send(2, 7, frame(0))
     one.cancel_when(lambda: True)
     with pytest.raises(StepCancelled):
@@ -75,14 +75,14 @@ def test_a_frame_for_two_that_is_dropped_takes_no_slot_of_either() -> None:
     assert number_in(three.receive(0, 7).frame) == 0
 
 
-def test_a_reserved_lane_has_more_slots() -> None:
+def test_a_reserved_tag_has_more_slots() -> None:
     one, _ = pair(slots=1)
     one.reserve(7, 5)
     for number in range(5):
         one.send(1, 7, frame(number))
 
 
-def test_a_place_that_sends_to_itself_hands_over() -> None:
+def test_a_job_rank_that_sends_to_itself_hands_over() -> None:
     one, _ = pair(slots=1)
     for number in range(5):
         one.send(0, 7, frame(number))
@@ -90,7 +90,7 @@ def test_a_place_that_sends_to_itself_hands_over() -> None:
 
 
 @pytest.mark.parametrize("kind", [PeerLost, StepCancelled])
-def test_who_waits_is_told_of_a_lost_peer_and_of_the_end(kind: type[Exception]) -> None:
+def test_who_waits_is_notified_of_a_lost_peer_and_of_the_end(kind: type[Exception]) -> None:
     one, _ = pair()
     raised: list[BaseException] = []
     dropped = threading.Event()
@@ -115,14 +115,14 @@ def test_who_waits_is_told_of_a_lost_peer_and_of_the_end(kind: type[Exception]) 
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-def test_an_exchange_gives_everybody_every_row_in_order(count: int) -> None:
+def test_an_allgather_returns_every_row_in_order_on_every_rank(count: int) -> None:
     hub: dict[int, MemoryDataPlane] = {}
-    places = [10 + 3 * index for index in range(count)]
-    transports = [MemoryDataPlane(place, {}, hub) for place in places]
+    job_ranks = [10 + 3 * index for index in range(count)]
+    transports = [MemoryDataPlane(job_rank, {}, hub) for job_rank in job_ranks]
     rows: dict[int, list[int]] = {}
 
     def work(index: int) -> None:
-        rows[index] = allgather(transports[index], places, index, 4, index)
+        rows[index] = allgather(transports[index], job_ranks, index, 4, index)
 
     workers = [in_thread(threading.Thread(target=work, args=(index,))) for index in range(count)]
     for worker in workers:
@@ -133,9 +133,9 @@ def test_an_exchange_gives_everybody_every_row_in_order(count: int) -> None:
 @pytest.mark.parametrize("odd", [None, 3, [], [1, 2], {"rows": [1]}])
 def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: object) -> None:
     hub: dict[int, MemoryDataPlane] = {}
-    one, other = (MemoryDataPlane(place, {}, hub) for place in (0, 1))
+    one, other = (MemoryDataPlane(job_rank, {}, hub) for job_rank in (0, 1))
     other.send(0, 4, Frame(odd))
-    with pytest.raises(PeerLost, match="place 1 sent what are not the rows of 1 places"):
+    with pytest.raises(PeerLost, match="job rank 1 sent what are not the rows of 1 ranks"):
         allgather(one, [0, 1], 0, 4, b"row")
 
 

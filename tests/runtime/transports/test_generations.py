@@ -54,11 +54,11 @@ def test_a_loss_in_one_group_does_not_end_receives_from_another(make: Make) -> N
     b.send(OWN, TAG, Frame("from b"))
     assert own.receive_value(A, TAG) == "from a"
     a.release()
-    assert wait_for_loss(own) == "place 1 is gone"
+    assert wait_for_loss(own) == "job rank 1 is gone"
     assert own.receive_value(B, TAG) == "from b"
     b.send(OWN, TAG, Frame("more"))
     assert own.receive_value(B, TAG) == "more"
-    assert wait_for_loss(own) == "place 1 is gone", "the loss is sticky"
+    assert wait_for_loss(own) == "job rank 1 is gone", "the loss is sticky"
 
 
 def test_the_next_generation_is_accepted_and_the_older_one_refused(make: Make) -> None:
@@ -90,9 +90,9 @@ def test_a_loss_that_a_peer_announces_ends_waits_for_that_peer_too(make: Make) -
     connect(first, second, third)
     b.send(OWN, TAG, Frame("first"))
     assert own.receive_value(B, TAG) == "first"
-    b.announce_loss(PeerLost("place 1 is gone", A))
+    b.announce_loss(PeerLost("job rank 1 is gone", A))
     for peer in (A, B):
-        with pytest.raises(PeerLost, match="place 1 is lost, as place 2 says"):
+        with pytest.raises(PeerLost, match="job rank 1 is lost, as job rank 2 says"):
             own.receive_value(peer, TAG)
 
 

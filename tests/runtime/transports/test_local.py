@@ -30,7 +30,17 @@ from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
-from tests.runtime.hostile_world import BACK, LANE, SIZES, Impostor, Worker, World, files_open, give, pattern
+from tests.runtime.hostile_world import (
+    BACK,
+    SIZES,
+    TAG,
+    Impostor,
+    Worker,
+    World,
+    files_open,
+    pattern,
+    send_frame,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -38,20 +48,20 @@ pytestmark = pytest.mark.slow
 # Bytes
 
 
-@pytest.mark.parametrize("takers", [1, 3])
-def test_frames_of_all_sizes_come_as_they_were_to_all_who_get_them(takers: int) -> None:
+@pytest.mark.parametrize("consumers", [1, 3])
+def test_frames_of_all_sizes_come_as_they_were_to_all_who_get_them(consumers: int) -> None:
     steps = len(SIZES) * 3
 
-    def giver(worker: Worker) -> int:
+    def producer(worker: Worker) -> int:
         for step in range(steps):
-            give(worker, range(1, 1 + takers), pattern(SIZES[step % len(SIZES)], step))
+            send_frame(worker, range(1, 1 + consumers), pattern(SIZES[step % len(SIZES)], step))
         worker.transport.close()
         return worker.local.pool.stats().nbytes
 
-    def taker(worker: Worker) -> bool:
+    def consumer(worker: Worker) -> bool:
         kept: deque[tuple[int, Tensor]] = deque(maxlen=3)  # a frame stays as it is while the next ones come
         for step in range(steps):
-            kept.append((step, worker.transport.receive(0, LANE).frame))
+            kept.append((step, worker.transport.receive(0, TAG).frame))
             assert all(
                 torch.equal(frame, pattern(SIZES[number % len(SIZES)], number)) for number, frame in kept
             )
@@ -59,42 +69,42 @@ def test_frames_of_all_sizes_come_as_they_were_to_all_who_get_them(takers: int) 
         worker.transport.close()
         return True
 
-    with World(giver, *[taker] * takers) as world:
-        assert world.gave(*range(1, 1 + takers)) == [True] * takers
+    with World(producer, *[consumer] * consumers) as world:
+        assert world.results(*range(1, 1 + consumers)) == [True] * consumers
 
 
 @pytest.mark.parametrize("nbytes", [INLINE_MAX + 1, GRAIN])
 def test_a_write_into_a_frame_that_was_received_ends_the_writer_and_no_other(nbytes: int) -> None:
-    def giver(worker: Worker) -> None:
-        give(worker, (1, 2), pattern(nbytes, 0))
-        worker.hear()
+    def producer(worker: Worker) -> None:
+        send_frame(worker, (1, 2), pattern(nbytes, 0))
+        worker.receive()
 
     def vandal(worker: Worker) -> None:
-        frame = worker.transport.receive(0, LANE).frame
-        worker.say("reads")
+        frame = worker.transport.receive(0, TAG).frame
+        worker.report("reads")
         frame[len(frame) // 2] = 1
 
     def reader(worker: Worker) -> bool:
-        frame = worker.transport.receive(0, LANE).frame
-        worker.hear()
+        frame = worker.transport.receive(0, TAG).frame
+        worker.receive()
         return torch.equal(frame, pattern(nbytes, 0))
 
-    with World(giver, vandal, reader) as world:
-        assert world.hear(1) == "reads"
+    with World(producer, vandal, reader) as world:
+        assert world.receive(1) == "reads"
         assert world.status(1) == -signal.SIGSEGV
-        world.tell(2)
-        assert world.gave(2) == [True]
+        world.notify(2)
+        assert world.results(2) == [True]
 
 
-def test_a_receiver_that_gives_nothing_back_is_named_and_memory_stays_bounded(
+def test_a_receiver_that_releases_nothing_is_named_and_memory_stays_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(buffer_pool, "RETURN_WAIT_S", 0.01)
 
-    def giver(worker: Worker) -> list[Any]:
+    def producer(worker: Worker) -> list[Any]:
         try:
             for step in range(100):
-                give(worker, (1,), pattern(GRAIN, step))
+                send_frame(worker, (1,), pattern(GRAIN, step))
         except BuffersHeld as held:
             return [str(held), worker.local.pool.stats().nbytes <= 2 * GRAIN * (SLOTS + MAX_HELD + 1)]
         return []
@@ -102,19 +112,19 @@ def test_a_receiver_that_gives_nothing_back_is_named_and_memory_stays_bounded(
     def keeper(worker: Worker) -> None:
         kept = []
         while True:
-            kept.append(worker.transport.receive(0, LANE).frame)
+            kept.append(worker.transport.receive(0, TAG).frame)
 
-    with World(giver, keeper) as world:
-        assert world.gave(0) == [[f"place 1 still holds {SLOTS + MAX_HELD} of what it was lent", True]]
+    with World(producer, keeper) as world:
+        assert world.results(0) == [[f"job rank 1 still holds {SLOTS + MAX_HELD} of what it was lent", True]]
 
 
 def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it() -> None:
     nbytes, part = 3 * GRAIN, GRAIN
-    takers = (1, 2, 3)  # 1 writes, too
+    consumers = (1, 2, 3)  # 1 writes, too
 
-    def teller(worker: Worker) -> bool:
+    def leader(worker: Worker) -> bool:
         for step in range(20):
-            lease = worker.transport.lease(takers, LANE, nbytes)
+            lease = worker.transport.lease(consumers, TAG, nbytes)
             for writer in (1, 4):
                 worker.transport.invite(lease, writer, BACK)
             lease.frame[:part] = pattern(part, step)
@@ -126,95 +136,95 @@ def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it(
             for step in range(20):
                 frame = worker.transport.receive(0, BACK).frame
                 frame[index * part : (index + 1) * part] = pattern(part, step + index)
-                for place in takers:
-                    give(worker, (place,), torch.zeros(1, dtype=torch.uint8), LANE + 2 + index)
-                if worker.place in takers:
+                for job_rank in consumers:
+                    send_frame(worker, (job_rank,), torch.zeros(1, dtype=torch.uint8), TAG + 2 + index)
+                if worker.job_rank in consumers:
                     assert right(worker, step)
             return True
 
         return work
 
     def right(worker: Worker, step: int) -> bool:
-        frame = worker.transport.receive(0, LANE).frame
-        for place, index in ((1, 1), (4, 2)):
-            worker.transport.receive(place, LANE + 2 + index)
+        frame = worker.transport.receive(0, TAG).frame
+        for job_rank, index in ((1, 1), (4, 2)):
+            worker.transport.receive(job_rank, TAG + 2 + index)
         return all(
             torch.equal(frame[index * part : (index + 1) * part], pattern(part, step + index))
             for index in range(3)
         )
 
-    def taker(worker: Worker) -> bool:
+    def consumer(worker: Worker) -> bool:
         return all(right(worker, step) for step in range(20))
 
-    with World(teller, writer(1), taker, taker, writer(2)) as world:
-        assert world.gave() == [True] * 5
+    with World(leader, writer(1), consumer, consumer, writer(2)) as world:
+        assert world.results() == [True] * 5
 
 
 # Flow
 
 
-def test_credits_bound_what_is_under_way_and_each_lane_has_its_own() -> None:
-    def giver(worker: Worker) -> None:
-        for tag in (LANE, BACK):
-            for number in range(3 if tag == LANE else 2):
-                give(worker, (1,), pattern(GRAIN, number), tag)
-                worker.say([tag, number])
-        give(worker, (1,), pattern(GRAIN, 9))
-        worker.say("more")
+def test_credits_bound_the_frames_in_flight_for_each_tag() -> None:
+    def producer(worker: Worker) -> None:
+        for tag in (TAG, BACK):
+            for number in range(3 if tag == TAG else 2):
+                send_frame(worker, (1,), pattern(GRAIN, number), tag)
+                worker.report([tag, number])
+        send_frame(worker, (1,), pattern(GRAIN, 9))
+        worker.report("more")
 
-    def taker(worker: Worker) -> None:
-        worker.hear()
-        worker.transport.receive(0, LANE)
-        worker.hear()
+    def consumer(worker: Worker) -> None:
+        worker.receive()
+        worker.transport.receive(0, TAG)
+        worker.receive()
 
-    with World(giver, taker, slots={LANE: 3}) as world:
-        said = [world.hear(0) for _ in range(5)]
-        assert said == [[LANE, 0], [LANE, 1], [LANE, 2], [BACK, 0], [BACK, 1]]
+    with World(producer, consumer, slots={TAG: 3}) as world:
+        answers = [world.receive(0) for _ in range(5)]
+        assert answers == [[TAG, 0], [TAG, 1], [TAG, 2], [BACK, 0], [BACK, 1]]
         assert world.is_silent(0, 0.3)
-        world.tell(1)
-        assert world.hear(0) == "more"
+        world.notify(1)
+        assert world.receive(0) == "more"
 
 
 def test_a_block_comes_back_after_the_last_derived_view_on_every_replica() -> None:
-    def giver(worker: Worker) -> list[int]:
+    def producer(worker: Worker) -> list[int]:
         numbers = []
         for _ in range(4):
-            lease = worker.transport.lease((1, 2), LANE, GRAIN)
+            lease = worker.transport.lease((1, 2), TAG, GRAIN)
             numbers.append(lease.state.block.number)
             worker.transport.deliver(lease)
             del lease
-            worker.hear()
-            worker.look()
+            worker.receive()
+            worker.poll()
         return numbers
 
-    def taker(worker: Worker) -> None:
-        first = worker.transport.receive(0, LANE).frame
+    def consumer(worker: Worker) -> None:
+        first = worker.transport.receive(0, TAG).frame
         view, array = first[3:5], first.numpy()[7:]
         del first
-        worker.say("took")
+        worker.report("took")
         for kept in (view, array, None):
-            worker.hear()
+            worker.receive()
             if kept is None:
                 box = [view, array]
                 del view, array
                 thread = threading.Thread(target=box.clear)
                 thread.start()
                 thread.join()
-            worker.transport.receive(0, LANE)
-            worker.say("took")
+            worker.transport.receive(0, TAG)
+            worker.report("took")
 
     def plain(worker: Worker) -> None:
         for _ in range(4):
-            worker.transport.receive(0, LANE)
+            worker.transport.receive(0, TAG)
 
-    with World(giver, taker, plain) as world:
+    with World(producer, consumer, plain) as world:
         for step in range(4):
-            assert world.hear(1) == "took"
-            world.tell(0)
+            assert world.receive(1) == "took"
+            world.notify(0)
             if step < 3:
                 time.sleep(0.1)
-                world.tell(1)
-        [numbers] = world.gave(0)
+                world.notify(1)
+        [numbers] = world.results(0)
     assert numbers[1] != numbers[0] and numbers[2] == numbers[1], (
         "the first block is held, the second came back"
     )
@@ -227,86 +237,86 @@ def test_the_garbage_collector_may_run_in_the_middle_of_anything() -> None:
         def __init__(self, frame: Tensor) -> None:
             self.frame, self.me = frame, self
 
-    def giver(worker: Worker) -> bool:
+    def producer(worker: Worker) -> bool:
         gc.set_threshold(3, 1, 1)
         for step in range(steps):
-            give(worker, (0, 1), pattern(SIZES[step % len(SIZES)], step))
-            own = worker.transport.receive(0, LANE).frame
+            send_frame(worker, (0, 1), pattern(SIZES[step % len(SIZES)], step))
+            own = worker.transport.receive(0, TAG).frame
             assert torch.equal(own, pattern(SIZES[step % len(SIZES)], step))
             Keeper(own)
             Keeper(worker.transport.receive(1, BACK).frame)
         worker.transport.close()
         return worker.local.pool.stats().nbytes == 0
 
-    def taker(worker: Worker) -> bool:
+    def consumer(worker: Worker) -> bool:
         gc.set_threshold(3, 1, 1)
         for step in range(steps):
-            frame = worker.transport.receive(0, LANE).frame
+            frame = worker.transport.receive(0, TAG).frame
             assert torch.equal(frame, pattern(SIZES[step % len(SIZES)], step))
             Keeper(frame)
-            give(worker, (0,), pattern(INLINE_MAX + 1 + step, step), BACK)
+            send_frame(worker, (0,), pattern(INLINE_MAX + 1 + step, step), BACK)
         worker.transport.close()
         return True
 
-    with World(giver, taker) as world:
-        assert world.gave() == [True, True]
+    with World(producer, consumer) as world:
+        assert world.results() == [True, True]
 
 
 def test_a_peer_that_does_not_read_stops_neither_who_sends_to_it_nor_the_frames_of_others() -> None:
     count = 10_000
 
-    def giver(worker: Worker) -> float:
+    def producer(worker: Worker) -> float:
         begin = time.monotonic()
         for number in range(count):
-            give(worker, (1,), torch.tensor([number % 251], dtype=torch.uint8))
+            send_frame(worker, (1,), torch.tensor([number % 251], dtype=torch.uint8))
         took = time.monotonic() - begin
-        worker.say("sent to 1")
+        worker.report("sent to 1")
         for number in range(count):
-            give(worker, (2,), torch.tensor([number % 251], dtype=torch.uint8))
-        give(worker, (2,), pattern(GRAIN, 0), BACK)
-        worker.say("sent to 2")
+            send_frame(worker, (2,), torch.tensor([number % 251], dtype=torch.uint8))
+        send_frame(worker, (2,), pattern(GRAIN, 0), BACK)
+        worker.report("sent to 2")
         worker.transport.close()
         return took
 
-    def taker(worker: Worker) -> bool:
-        worker.hear()
+    def consumer(worker: Worker) -> bool:
+        worker.receive()
         for number in range(count):
-            assert worker.transport.receive(0, LANE).frame.tolist() == [number % 251]
-        worker.say("got all")
-        if worker.place == 2:
+            assert worker.transport.receive(0, TAG).frame.tolist() == [number % 251]
+        worker.report("got all")
+        if worker.job_rank == 2:
             assert torch.equal(worker.transport.receive(0, BACK).frame, pattern(GRAIN, 0))
         worker.transport.close()
         return True
 
-    with World(giver, taker, taker, slots={LANE: count}) as world:
-        assert [world.hear(0), world.hear(0)] == ["sent to 1", "sent to 2"]
-        world.tell(2)  # while 1 still reads nothing
-        assert world.hear(2) == "got all"
-        world.tell(1)
-        assert world.hear(1) == "got all"
-        world.gave()
+    with World(producer, consumer, consumer, slots={TAG: count}) as world:
+        assert [world.receive(0), world.receive(0)] == ["sent to 1", "sent to 2"]
+        world.notify(2)  # while 1 still reads nothing
+        assert world.receive(2) == "got all"
+        world.notify(1)
+        assert world.receive(1) == "got all"
+        world.results()
 
 
-def test_what_is_said_while_a_backlog_is_sent_is_not_forgotten() -> None:
+def test_messages_during_a_backlog_are_not_forgotten() -> None:
     """Views die, and are given back, on one thread while another sends what a full socket did not take."""
     steps, count = 10, 3000
 
-    def giver(worker: Worker) -> bool:
+    def producer(worker: Worker) -> bool:
         for step in range(steps):
             for number in range(count):
-                give(worker, (1,), torch.tensor([number % 251], dtype=torch.uint8))
+                send_frame(worker, (1,), torch.tensor([number % 251], dtype=torch.uint8))
             assert worker.transport.receive(1, BACK).frame.tolist() == [step]
         return True
 
-    def taker(worker: Worker) -> bool:
+    def consumer(worker: Worker) -> bool:
         for step in range(steps):
             for number in range(count):
-                assert worker.transport.receive(0, LANE).frame.tolist() == [number % 251]
-            give(worker, (0,), torch.tensor([step], dtype=torch.uint8), BACK)
+                assert worker.transport.receive(0, TAG).frame.tolist() == [number % 251]
+            send_frame(worker, (0,), torch.tensor([step], dtype=torch.uint8), BACK)
         return True
 
-    with World(giver, taker, slots={LANE: count}) as world:
-        assert world.gave() == [True, True]
+    with World(producer, consumer, slots={TAG: count}) as world:
+        assert world.results() == [True, True]
 
 
 def names_in_memory() -> set[str]:
@@ -320,12 +330,12 @@ def test_nothing_stays_open_and_nothing_has_a_name() -> None:
     def steps(worker: Worker, count: int) -> None:
         for step in range(count):
             nbytes = 1 + step % 50 * 3000 + step * 40
-            if worker.place:
-                frame = worker.transport.receive(0, LANE).frame
+            if worker.job_rank:
+                frame = worker.transport.receive(0, TAG).frame
                 assert frame[-1] == step % 251
-                give(worker, (0,), frame[:1].clone(), BACK)
+                send_frame(worker, (0,), frame[:1].clone(), BACK)
             else:
-                give(worker, (1,), torch.full((nbytes,), step % 251, dtype=torch.uint8))
+                send_frame(worker, (1,), torch.full((nbytes,), step % 251, dtype=torch.uint8))
                 worker.transport.receive(1, BACK)
 
     def work(worker: Worker) -> list[int]:
@@ -344,7 +354,7 @@ def test_nothing_stays_open_and_nothing_has_a_name() -> None:
         return left
 
     with World(work, work) as world:
-        assert world.gave() == [[], []]
+        assert world.results() == [[], []]
         assert names_in_memory() <= before
 
 
@@ -352,19 +362,19 @@ def test_nothing_stays_open_and_nothing_has_a_name() -> None:
 
 
 def leaving(frames: int, reads: bool) -> Callable[[Worker], None]:
-    """A peer that says some frames and goodbye, and is gone; with what place 0 said unread, unless it reads."""
+    """A peer that says some frames and goodbye, and is gone; with what job rank 0 said unread, unless it reads."""
 
     def work(worker: Worker) -> None:
         address = worker.local.address_of(0)
         impostor = Impostor(address)
         for number in range(frames):
-            impostor.frame(LANE, bytes([number]))
-        assert impostor.hear()[0] == Impostor.CREDIT
-        impostor.say(Impostor.GOODBYE)
-        worker.hear()
+            impostor.frame(TAG, bytes([number]))
+        assert impostor.receive()[0] == Impostor.CREDIT
+        impostor.send_message(Impostor.GOODBYE)
+        worker.receive()
         if reads:
             for _ in range(frames - 1):
-                impostor.hear()
+                impostor.receive()
         os._exit(0)
 
     return work
@@ -375,75 +385,75 @@ def leaving(frames: int, reads: bool) -> Callable[[Worker], None]:
 def test_frames_of_a_peer_that_has_ended_in_order_are_still_received(reads: bool, late: bool) -> None:
     frames = 6
 
-    def taker(worker: Worker) -> list[int]:
-        got = [int(worker.transport.receive(1, LANE).frame[0])]
+    def consumer(worker: Worker) -> list[int]:
+        got = [int(worker.transport.receive(1, TAG).frame[0])]
         if not reads:
-            worker.local.credit(1, LANE)  # stays unread: its end comes as a reset
-        worker.say("took one")
+            worker.local.credit(1, TAG)  # stays unread: its end comes as a reset
+        worker.report("took one")
         if late:
-            worker.hear()
-        got += [int(worker.transport.receive(1, LANE).frame[0]) for _ in range(frames - 1)]
-        with pytest.raises(PeerLost, match="place 1 has ended"):
-            worker.transport.receive(1, LANE)
+            worker.receive()
+        got += [int(worker.transport.receive(1, TAG).frame[0]) for _ in range(frames - 1)]
+        with pytest.raises(PeerLost, match="job rank 1 has ended"):
+            worker.transport.receive(1, TAG)
         worker.transport.close()
         return got
 
-    with World(taker, leaving(frames, reads=False), slots={LANE: frames}) as world:
-        assert world.hear(0) == "took one"
-        world.tell(1)
+    with World(consumer, leaving(frames, reads=False), slots={TAG: frames}) as world:
+        assert world.receive(0) == "took one"
+        world.notify(1)
         assert world.status(1) == 0
         if late:
-            world.tell(0)
-        assert world.gave(0) == [list(range(frames))]
+            world.notify(0)
+        assert world.results(0) == [list(range(frames))]
 
 
-def test_a_peer_that_died_before_it_was_met_is_named() -> None:
-    def taker(worker: Worker) -> None:
-        worker.hear()
+def test_a_peer_that_died_before_the_handshake_is_named() -> None:
+    def consumer(worker: Worker) -> None:
+        worker.receive()
         late = DataPlane(Context(0))
         LocalTransport(late, "token").connect({1: worker.local.address_of(1)})
-        late.receive(1, LANE)
+        late.receive(1, TAG)
 
-    with World(taker, lambda worker: None) as world:
+    with World(consumer, lambda worker: None) as world:
         world.kill(1)
         world.status(1)
-        world.tell(0)
-        assert world.ends(0)[:2] == ["PeerLost", "place 1 is gone"]
+        world.notify(0)
+        assert world.ends(0)[:2] == ["PeerLost", "job rank 1 is gone"]
 
 
-def test_who_connected_and_was_not_heard_before_the_end_hears_goodbye() -> None:
+def test_an_unread_connection_receives_goodbye_at_the_end() -> None:
     """Its frame belongs to a step that the other's end of the run dropped."""
 
-    def giver(worker: Worker) -> bool:
-        give(worker, (1,), pattern(10, 0))
-        worker.say("sent")
+    def producer(worker: Worker) -> bool:
+        send_frame(worker, (1,), pattern(10, 0))
+        worker.report("sent")
         worker.transport.close()
         return True
 
     def closer(worker: Worker) -> bool:
-        worker.hear()
+        worker.receive()
         worker.transport.close()
         return True
 
-    with World(giver, closer) as world:
-        assert world.hear(0) == "sent"
-        world.tell(1)
-        assert world.gave() == [True, True]
+    with World(producer, closer) as world:
+        assert world.receive(0) == "sent"
+        world.notify(1)
+        assert world.results() == [True, True]
 
 
-def test_who_waits_for_one_that_has_lost_a_peer_hears_who_that_is() -> None:
+def test_a_waiting_peer_learns_which_peer_the_other_has_lost() -> None:
     """Places wait in a chain: 2 for 1, which waits for 0; only 1 has a connection to 0."""
 
     def dies(worker: Worker) -> None:
-        give(worker, (1,), pattern(10, 0))
-        worker.hear()
+        send_frame(worker, (1,), pattern(10, 0))
+        worker.receive()
 
     def between(worker: Worker) -> None:
-        worker.transport.receive(0, LANE)
-        give(worker, (2,), pattern(10, 0))
-        worker.say("given")
+        worker.transport.receive(0, TAG)
+        send_frame(worker, (2,), pattern(10, 0))
+        worker.report("given")
         try:
-            worker.transport.receive(0, LANE)
+            worker.transport.receive(0, TAG)
         except PeerLost as lost:
             worker.transport.announce_loss(lost)
             raise
@@ -453,40 +463,40 @@ def test_who_waits_for_one_that_has_lost_a_peer_hears_who_that_is() -> None:
         worker.transport.receive(1, BACK)
 
     with World(dies, between, last, route_of="lane {}".format) as world:
-        assert world.hear(1) == "given"
+        assert world.receive(1) == "given"
         world.kill(0)
-        assert world.ends(1)[:2] == ["PeerLost", f"place 0 is gone, and `lane {LANE}` waits for it"]
+        assert world.ends(1)[:2] == ["PeerLost", f"job rank 0 is gone, and `lane {TAG}` waits for it"]
         assert world.ends(2)[:2] == [
             "PeerLost",
-            f"place 0 is lost, as place 1 says, and `lane {BACK}` waits for it",
+            f"job rank 0 is lost, as job rank 1 says, and `lane {BACK}` waits for it",
         ]
 
 
 def test_a_stopped_peer_goes_on() -> None:
     steps = 2000
 
-    def giver(worker: Worker) -> bool:
+    def producer(worker: Worker) -> bool:
         for step in range(steps):
-            give(worker, (1,), pattern(SIZES[step % 8], step))
+            send_frame(worker, (1,), pattern(SIZES[step % 8], step))
             if step == 10:
-                worker.say("begun")
+                worker.report("begun")
         worker.transport.close()
         return True
 
-    def taker(worker: Worker) -> bool:
+    def consumer(worker: Worker) -> bool:
         for step in range(steps):
-            frame = worker.transport.receive(0, LANE).frame
+            frame = worker.transport.receive(0, TAG).frame
             assert step % 50 or torch.equal(frame, pattern(SIZES[step % 8], step))
         worker.transport.close()
         return True
 
-    with World(giver, taker) as world:
-        assert world.hear(0) == "begun"
-        for place in (0, 1):
-            world.kill(place, signal.SIGSTOP)
+    with World(producer, consumer) as world:
+        assert world.receive(0) == "begun"
+        for job_rank in (0, 1):
+            world.kill(job_rank, signal.SIGSTOP)
             time.sleep(0.2)
-            world.kill(place, signal.SIGCONT)
-        assert world.gave() == [True, True]
+            world.kill(job_rank, signal.SIGCONT)
+        assert world.results() == [True, True]
 
 
 # Deaths
@@ -495,7 +505,7 @@ def test_a_stopped_peer_goes_on() -> None:
 def dies_after(worker: Worker, messages: int) -> None:
     """Has this process killed between two messages: it sends or hears so many."""
     local, left = worker.local, [messages]
-    sends, hears = local.send_queue.transmit, local.dispatch
+    sends, error_after_polling = local.send_queue.transmit, local.dispatch
 
     def count() -> None:
         left[0] -= 1
@@ -506,11 +516,11 @@ def dies_after(worker: Worker, messages: int) -> None:
         count()
         return sends(*args)  # type: ignore[arg-type]
 
-    def heard(*args: object) -> None:
-        hears(*args)  # type: ignore[arg-type]
+    def delay_dispatch(*args: object) -> None:
+        error_after_polling(*args)  # type: ignore[arg-type]
         count()
 
-    local.send_queue.transmit, local.dispatch = sent, heard  # type: ignore[method-assign]
+    local.send_queue.transmit, local.dispatch = sent, delay_dispatch  # type: ignore[method-assign]
 
 
 def ragged_batch(rank: int) -> Batch:
@@ -529,25 +539,25 @@ def channel_of(worker: Worker) -> Channel:
     return Channel(RouteContext(route, RouteSide(mesh, 0), RouteSide(mesh, 2), worker.transport))
 
 
-def at_work(place: int, victim: int, messages: int) -> Callable[[Worker], int]:
+def at_work(job_rank: int, victim: int, messages: int) -> Callable[[Worker], int]:
     """A worker that gives or takes on and on; the victim dies after so many messages, and who has lost a peer
     ends, too."""
 
     def steps(channel: Channel) -> None:
         for step in range(10_000):
-            if place < 2:
-                channel.send(ragged_batch(place), step, 16)
+            if job_rank < 2:
+                channel.send(ragged_batch(job_rank), step, 16)
             else:
                 tokens = channel.receive(step).value["tokens"]
                 assert all(len(row) == int(row[0]) == int(row[-1]) for row in tokens.rows())
 
     def work(worker: Worker) -> int:
-        if place == victim:
+        if job_rank == victim:
             dies_after(worker, messages)
         try:
             steps(channel_of(worker))
         except PeerLost as lost:
-            worker.say(["PeerLost", str(lost), time.monotonic()])
+            worker.report(["PeerLost", str(lost), time.monotonic()])
             os._exit(1)
         return 0
 
@@ -558,23 +568,23 @@ def at_work(place: int, victim: int, messages: int) -> Callable[[Worker], int]:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_death_between_any_two_messages_ends_all_who_wait_within_a_second(victim: int, seed: int) -> None:
     messages = random.Random(100 * victim + seed).randrange(seed * 8, seed * 8 + 8)
-    with World(*[at_work(place, victim, messages) for place in range(4)]) as world:
+    with World(*[at_work(job_rank, victim, messages) for job_rank in range(4)]) as world:
         assert world.status(victim) == -signal.SIGKILL
         died = time.monotonic()
-        ends = {place: world.ends(place) for place in range(4) if place != victim}
-        ended = {victim: 0.0, **{place: when for place, (_, _, when) in ends.items()}}
-        for place, (kind, text, when) in ends.items():
+        ends = {job_rank: world.ends(job_rank) for job_rank in range(4) if job_rank != victim}
+        ended = {victim: 0.0, **{job_rank: when for job_rank, (_, _, when) in ends.items()}}
+        for job_rank, (kind, text, when) in ends.items():
             assert kind == "PeerLost" and text.endswith(" is gone"), (messages, ends)
             named = int(text.split()[1])  # who does not wait for the victim itself hears of one that did
-            assert ended[named] < when < died + 1 and named != place, (messages, ends)
-        assert f"place {victim} is gone" in [text for _, text, _ in ends.values()]
+            assert ended[named] < when < died + 1 and named != job_rank, (messages, ends)
+        assert f"job rank {victim} is gone" in [text for _, text, _ in ends.values()]
 
 
 # Weights
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_a_sync_of_many_buckets_waits_for_a_taker_that_is_late(
+def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
     monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
     """Two givers, with a lag: they may be ahead by more than a lane has at first. `early`: one gives before
@@ -588,29 +598,29 @@ def test_a_sync_of_many_buckets_waits_for_a_taker_that_is_late(
     def channel_of(worker: Worker) -> WeightChannel:
         sides = RouteSide(DeviceMesh.from_sizes(dp_size=2), 0), RouteSide(DeviceMesh.from_sizes(), 2)
         context = RouteContext(Route("s", "s", "s", kind="weights"), *sides, worker.transport)
-        if worker.place == 2:
+        if worker.job_rank == 2:
             return WeightChannel(context, None, lambda: {}, lag=lag)
         return WeightChannel(context, lambda: held, None, lag=lag)
 
-    def giver(worker: Worker) -> bool:
+    def producer(worker: Worker) -> bool:
         channel = channel_of(worker)
-        if worker.place == 0 and early:  # it tells the taker what there is; the other one goes on
+        if worker.job_rank == 0 and early:  # it tells the taker what there is; the other one goes on
             send = negotiation._send
-            monkeypatch.setattr(negotiation, "_send", lambda *words: (worker.hear(), send(*words)))
+            monkeypatch.setattr(negotiation, "_send", lambda *words: (worker.receive(), send(*words)))
         for step in range(steps):
             if not step:
                 channel.open(0)
             channel.send({name: tensor + step for name, tensor in held.items()}, step)
             if step == lag:
-                worker.say("ahead")
+                worker.report("ahead")
         worker.transport.close()
         return True
 
-    def taker(worker: Worker) -> bool:
+    def consumer(worker: Worker) -> bool:
         channel = channel_of(worker)
         channel.open(0)
-        worker.hear()
-        worker.look()
+        worker.receive()
+        worker.poll()
         for step in range(steps):
             channel.send(None, step)
             while channel.due(step + lag * (step == steps - 1)):
@@ -620,10 +630,10 @@ def test_a_sync_of_many_buckets_waits_for_a_taker_that_is_late(
         worker.transport.close()
         return True
 
-    with World(giver, giver, taker) as world:
+    with World(producer, producer, consumer) as world:
         if early:
-            assert world.hear(1) == "ahead"
+            assert world.receive(1) == "ahead"
             time.sleep(0.2)
-            world.tell(0)
-        world.tell(2)
-        assert world.gave(2) == [True]
+            world.notify(0)
+        world.notify(2)
+        assert world.results(2) == [True]

@@ -64,11 +64,11 @@ def listen() -> Iterator[Listen]:
 def worlds(listen: Listen) -> Worlds:
     """`worlds(n)` are places 0 to n - 1 in this process."""
 
-    def make(places: int) -> list[tuple[DataPlane, TcpTransport]]:
-        transports = [DataPlane(Context(place)) for place in range(places)]
+    def make(job_size: int) -> list[tuple[DataPlane, TcpTransport]]:
+        transports = [DataPlane(Context(job_rank)) for job_rank in range(job_size)]
         ways = [listen(transport) for transport in transports]
         for way in ways:
-            way.connect({place: other.address for place, other in enumerate(ways)})
+            way.connect({job_rank: other.address for job_rank, other in enumerate(ways)})
         return list(zip(transports, ways, strict=True))
 
     return make
@@ -89,19 +89,19 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def said_to(waits: Callable[[], object], seconds: float = 20) -> str:
+def error_of(waits: Callable[[], object], seconds: float = 20) -> str:
     """What somebody who waits is told."""
-    said: list[str] = []
+    answers: list[str] = []
 
     def work() -> None:
         try:
             waits()
         except PeerLost as error:
-            said.append(str(error))
+            answers.append(str(error))
 
     in_thread(work).join(seconds)
-    assert said, "nobody told it anything"
-    return said[0]
+    assert answers, "nobody told it anything"
+    return answers[0]
 
 
 # Frames
@@ -168,7 +168,7 @@ def test_memory_is_used_again_when_its_last_view_has_died() -> None:
     assert len(warm.take("a", 5 * UNCACHED_MAX)) == 5 * UNCACHED_MAX
 
 
-def test_a_place_may_speak_for_the_first_time_while_the_other_leaves(worlds: Worlds) -> None:
+def test_a_job_rank_may_send_its_first_message_while_the_other_leaves(worlds: Worlds) -> None:
     """Of a step that the end of the run dropped."""
     (one, _), (two, _) = worlds(2)
     one.send(1, 4, Frame("heard"))
@@ -229,8 +229,8 @@ def connected(way: TcpTransport, message: bytes = b"") -> socket.socket:
     return sock
 
 
-def hello(place: int, token: str = TOKEN, generation: int = 0, wanted: int = 0) -> bytes:
-    return HEAD.pack(HELLO, generation, place, 4 + len(token)) + struct.pack("<I", wanted) + token.encode()
+def hello(job_rank: int, token: str = TOKEN, generation: int = 0, wanted: int = 0) -> bytes:
+    return HEAD.pack(HELLO, generation, job_rank, 4 + len(token)) + struct.pack("<I", wanted) + token.encode()
 
 
 def is_closed(sock: socket.socket) -> bool:
@@ -242,9 +242,9 @@ def is_closed(sock: socket.socket) -> bool:
 STRANGE = {
     "another token": hello(1, TOKEN[::-1]),
     "a longer token": hello(1, TOKEN * 2),
-    "no place of the run": hello(7),
-    "the place itself": hello(0),
-    "a place below none": hello(-1),
+    "no job rank of the run": hello(7),
+    "the job rank itself": hello(0),
+    "a job rank below 0": hello(-1),
     "a frame first": HEAD.pack(FRAME, 0, 4, 100),
     "endless": HEAD.pack(HELLO, 0, 1, 1 << 62),
     "another protocol": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
@@ -265,7 +265,9 @@ def test_a_stranger_is_closed_and_disturbs_nobody(worlds: Worlds, message: bytes
     close_all([one, two])
 
 
-def test_those_who_never_say_hello_do_not_pile_up(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_never_send_hello_do_not_pile_up(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tcp, "MAX_STRANGERS", 3)
     (one, way), (two, _) = worlds(2)
     silent = [connected(way, hello(1)[:5]) for _ in range(6)]
@@ -302,16 +304,16 @@ def test_one_who_sends_more_than_it_has_slots_for_is_named(worlds: Worlds) -> No
     (one, way), _ = worlds(2)
     with connected(way, hello(1) + 3 * (HEAD.pack(FRAME, 0, 4, 1) + b"x")):
         assert (
-            said_to(lambda: one.receive(1, 5))
-            == "place 1 sent what is no message: a frame for which there is no slot in tag 4"
+            error_of(lambda: one.receive(1, 5))
+            == "job rank 1 sent what is no message: a frame for which there is no slot in tag 4"
         )
 
 
-@pytest.mark.parametrize("said", HOSTILE)
-def test_a_malformed_message_names_the_peer(worlds: Worlds, said: str) -> None:
+@pytest.mark.parametrize("answers", HOSTILE)
+def test_a_malformed_message_names_the_peer(worlds: Worlds, answers: str) -> None:
     (one, way), _ = worlds(2)
-    with connected(way, hello(1) + HOSTILE[said]):
-        assert said_to(lambda: one.receive(1, 4)) == f"place 1 sent what is no message: {said}"
+    with connected(way, hello(1) + HOSTILE[answers]):
+        assert error_of(lambda: one.receive(1, 4)) == f"job rank 1 sent what is no message: {answers}"
 
 
 def test_frames_come_the_other_way_only(listen: Listen) -> None:
@@ -323,7 +325,9 @@ def test_frames_come_the_other_way_only(listen: Listen) -> None:
         peer, _ = listener.accept()
     with peer:
         peer.sendall(HEAD.pack(FRAME, 0, 4, 3) + b"abc")
-        assert said_to(lambda: one.receive(1, 4)) == "place 1 sent what is no message: kind 1 with 3 bytes"
+        assert (
+            error_of(lambda: one.receive(1, 4)) == "job rank 1 sent what is no message: kind 1 with 3 bytes"
+        )
 
 
 HEADS = st.builds(
@@ -353,8 +357,8 @@ def test_no_bytes_break_more_than_their_peer(pieces: list[bytes], known: bool) -
 
 
 @contextmanager
-def giver(way: TcpTransport, size: int) -> Iterator[int]:
-    """A process that is place 1 and sends frames of `size` numbers to place 0, as fast as it may; its pid."""
+def producer(way: TcpTransport, size: int) -> Iterator[int]:
+    """A process that is job rank 1 and sends frames of `size` numbers to job rank 0, as fast as it may; its pid."""
     port = socket.create_server(("127.0.0.1", 0))
     address = Address(*port.getsockname())
     port.close()
@@ -376,10 +380,10 @@ def giver(way: TcpTransport, size: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("size", [1, len(LARGE)], ids=["small", "large"])
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_a_giver_that_is_killed_is_named(listen: Listen, size: int, after: int) -> None:
+def test_a_producer_that_is_killed_is_named(listen: Listen, size: int, after: int) -> None:
     transport = DataPlane(Context(0, name_of="giver:{}".format))
     way = listen(transport)
-    with giver(way, size) as pid:
+    with producer(way, size) as pid:
         way.connect({1: way.address})
         for number in range(after):
             assert transport.receive(1, 4).value()[0] == number
@@ -391,13 +395,13 @@ def test_a_giver_that_is_killed_is_named(listen: Listen, size: int, after: int) 
             while True:
                 transport.receive(1, 4)
 
-        assert said_to(receive) == "giver:1 is gone"
+        assert error_of(receive) == "giver:1 is gone"
 
 
 def forked_peer(
     address: Address, work: Callable[[DataPlane, TcpTransport, socket.socket], None]
 ) -> tuple[int, socket.socket]:
-    """A process that is place 1, and what it speaks with the test by; it lives until it is killed."""
+    """A process that is job rank 1, and what it speaks with the test by; it lives until it is killed."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if not pid:
@@ -428,14 +432,14 @@ def test_a_worker_that_is_killed_is_named_though_its_data_loader_lives_on(listen
         assert transport.receive(1, 4).value() == 0
         time.sleep(0.2)
         os.kill(pid, signal.SIGKILL)
-        assert said_to(lambda: transport.receive(1, 4)) == "giver:1 is gone"
+        assert error_of(lambda: transport.receive(1, 4)) == "giver:1 is gone"
     finally:
         line.close()
         os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped, then killed"])
-def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
+def test_a_consumer_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
     """Also by who waits for a slot, with most of a frame still on its way."""
 
     def work(other: DataPlane, mine: TcpTransport, line: socket.socket) -> None:
@@ -455,7 +459,7 @@ def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
         transport.send(1, 4, Frame([1, LARGE]))
         transport.send(1, 4, Frame([2, LARGE]))
         threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
-        assert said_to(lambda: transport.send(1, 4, Frame(3))) == "taker:1 is gone"
+        assert error_of(lambda: transport.send(1, 4, Frame(3))) == "taker:1 is gone"
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -463,7 +467,7 @@ def test_a_taker_that_is_killed_is_named(listen: Listen, stopped: bool) -> None:
         line.close()
 
 
-def test_a_taker_that_only_stands_still_is_not_lost(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_consumer_is_not_lost(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel answers: how long it may stand still is for others to say."""
     monkeypatch.setattr(tcp, "SILENCE_S", 1.0)
     transport = DataPlane(Context(0))
@@ -549,9 +553,9 @@ KEPT: list[TCPStore] = []
 """A store that nobody holds is closed."""
 
 
-def reached(place: int) -> DataPlane:
+def reached(job_rank: int) -> DataPlane:
     """The transport of a worker that has nothing but the address of the head."""
-    if place == 0:
+    if job_rank == 0:
         listener = socket.create_server(("10.77.0.1", 29777))
         store = TCPStore(
             "10.77.0.1", 29777, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -559,14 +563,14 @@ def reached(place: int) -> DataPlane:
     else:
         store = TCPStore("10.77.0.1", 29777, is_master=False, timeout=timedelta(seconds=20))
     KEPT.append(store)
-    return connect_all(TWO_NODES, place, PrefixStore("run/0", store))
+    return connect_all(TWO_NODES, job_rank, PrefixStore("run/0", store))
 
 
 def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
     nodes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp, "SILENCE_S", 2.0)
-    ready, told = socket.socketpair()
+    ready, wake = socket.socketpair()
 
     def gives() -> str:
         transport = reached(0)
@@ -574,10 +578,10 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         way = transport.transport_to(1)
         assert isinstance(way, TcpTransport)
         transport.receive(1, 3).value()
-        told.send(b"!")
-        told.recv(1)
+        wake.send(b"!")
+        wake.recv(1)
         transport.send(1, 4, Frame(LARGE))  # to a node that is not there any more
-        return f"{way.address.host}: {said_to(lambda: transport.receive(1, 4))}"
+        return f"{way.address.host}: {error_of(lambda: transport.receive(1, 4))}"
 
     def takes() -> str:
         transport = reached(1)
@@ -585,7 +589,7 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         assert isinstance(way, TcpTransport)
         assert torch.equal(transport.receive(0, 4).value(), LARGE)
         transport.send(0, 3, Frame("thanks"))
-        return f"{way.address.host}: {said_to(lambda: transport.receive(0, 4))}"
+        return f"{way.address.host}: {error_of(lambda: transport.receive(0, 4))}"
 
     pids, pipes = zip(
         *(forked(node, work) for node, work in zip(nodes, (gives, takes), strict=True)), strict=True
@@ -595,10 +599,10 @@ def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
         ready.recv(1)
         ip("-n", nodes[1], "link", "set", "cable", "down")
         ready.send(b"!")
-        said = [pipe.recv(1000).decode() for pipe in pipes]
-        for pipe in (*pipes, ready, told):
+        answers = [pipe.recv(1000).decode() for pipe in pipes]
+        for pipe in (*pipes, ready, wake):
             pipe.close()
-        for text, who in zip(said, ("10.77.0.1: b:0", "10.77.0.2: a:0"), strict=True):
+        for text, who in zip(answers, ("10.77.0.1: b:0", "10.77.0.2: a:0"), strict=True):
             assert text in (
                 f"{who} has not answered for 2 s, and `s -> t` waits for it",
                 f"{who} is gone, and `s -> t` waits for it",

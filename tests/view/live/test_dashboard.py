@@ -38,7 +38,7 @@ def test_at_80_columns(halfway: RunState, pinned: Pinned) -> None:
     pinned("dashboard.txt", drawn(Picture.of(halfway, 4.25, "checkpoint of step 9")))
 
 
-def test_before_anything_was_said(pinned: Pinned) -> None:
+def test_before_the_first_event(pinned: Pinned) -> None:
     pinned("dashboard_start.txt", drawn(Picture.of(RunState(make_plan()), 4.25, "starting")))
 
 
@@ -70,12 +70,12 @@ def test_the_last_picture_leaves_times_and_bytes_to_the_summary(halfway: RunStat
     pinned("dashboard_last.txt", drawn(Picture.last(halfway, 4.25)))
 
 
-def test_a_metric_that_is_not_finite_is_said(halfway: RunState) -> None:
+def test_a_metric_that_is_not_finite_is_reported(halfway: RunState) -> None:
     halfway.on_row({"step": 10, "time": 9.0, "metrics.loss": None})
     assert "not finite" in drawn(Picture.of(halfway, 4.25))
 
 
-def test_the_notice_is_what_the_launcher_last_said() -> None:
+def test_the_notice_is_the_last_message_of_the_launcher() -> None:
     notices = ["starting"]
     for event in (
         Event("ready", "a", 0),
@@ -106,9 +106,9 @@ def test_live_on_a_terminal_leaves_the_last_picture_and_the_cursor(
     recorded.feed(view)
     view.on_end(0, "")
     view.on_end(0, "")
-    said = stream.getvalue()
-    assert "step 12/12" in said and "\x1b[?1049h" not in said
-    assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+    output = stream.getvalue()
+    assert "step 12/12" in output and "\x1b[?1049h" not in output
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=5)
         assert not thread.is_alive()

@@ -150,7 +150,7 @@ def test_plain_output_leaves_tracebacks_of_components_to_the_launcher(run: RunDi
     assert stream.getvalue().splitlines() == ["train:0: loading"]
 
 
-def test_plain_output_says_how_to_follow_a_rank(run: RunDir) -> None:
+def test_plain_output_shows_how_to_follow_a_rank(run: RunDir) -> None:
     stream = io.StringIO()
     view = PlainOutput(make_plan(), run, stream, GroupLogs(make_plan(), run))
     view.on_attempt(0, None)

@@ -40,7 +40,7 @@ def test_a_line_that_comes_again_with_more_is_printed_with_all(run: RunDir) -> N
     assert stream.getvalue().splitlines()[-1] == "step 1/12  1.1 s  exam.reward 0.9  metrics.loss 0.5"
 
 
-def test_what_the_launcher_says(run: RunDir) -> None:
+def test_the_output_of_the_launcher(run: RunDir) -> None:
     stream = io.StringIO()
     view = PlainOutput(replace(make_plan(), name="x"), run, stream)
     view.on_attempt(1, 40)

@@ -21,7 +21,7 @@ def plan(
     """With the places of the groups and the routes of the stages filled in."""
     placed, first = list[Group](), 0
     for group in groups:
-        placed.append(replace(group, first_place=first))
+        placed.append(replace(group, first_job_rank=first))
         first += group.workers
     routes = [route for stage in stages for route in _routes(stage, {other.name: other for other in stages})]
     return Plan(

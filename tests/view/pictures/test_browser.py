@@ -162,13 +162,13 @@ def described(page: Any, names: list[str], samples: int, most: int = 10_000) -> 
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_places(opened: Open, name: str) -> None:
+def test_process_placement(opened: Open, name: str) -> None:
     plan = PLANS[name]()
     names = workers(plan, 50)
     for found in described(opened(topology(plan)), names, 1, 1):
         worker = plan.worker(found["group"], found["rank"])
         seen = tuple(found[key] for key in ("place", "node", "localRank", "devices"))
-        assert seen == (worker.place, worker.node, worker.local_rank, list(worker.devices))
+        assert seen == (worker.job_rank, worker.node, worker.local_rank, list(worker.devices))
 
 
 def test_meshes(opened: Open) -> None:
@@ -303,7 +303,7 @@ def test_a_click_chooses_and_escape_clears(opened: Open) -> None:
     assert roles(page, "self") == {"train:3"}
     panel = page.locator("#worker").inner_text()
     worker = plan.worker("train", 3)
-    assert re.search(rf"place\s+{worker.place}\s+node\s+{worker.node}", panel)
+    assert re.search(rf"place\s+{worker.job_rank}\s+node\s+{worker.node}", panel)
     for word in (
         "actor",
         "other",
@@ -353,7 +353,7 @@ def test_a_route_marks_its_partners(opened: Open) -> None:
     assert page.locator(f'.picture [data-route="{number}"].on').count() == 2
 
 
-def test_of_a_mode_that_a_user_supplies_it_says_that_the_run_decides(opened: Open) -> None:
+def test_the_counts_of_a_mode_of_the_user_are_left_to_the_run(opened: Open) -> None:
     drawn = topology(small())
     flow = drawn.routes[0]
     mode = replace(flow.dispatch, mode="team.modes:BY_LENGTH")
@@ -366,7 +366,7 @@ def test_of_a_mode_that_a_user_supplies_it_says_that_the_run_decides(opened: Ope
     )
 
 
-def test_a_route_says_by_which_way_it_reaches_its_partners(opened: Open) -> None:
+def test_a_route_shows_the_transport_to_each_partner(opened: Open) -> None:
     drawn = topology(sixteen())
     ways = {
         "judge:2": {"rollouts -> scored": "tcp", "scored -> compared.scored": "in process"},
@@ -400,7 +400,7 @@ def test_by_which_way_a_route_goes_from_these_devices_to_those(
 
 
 @pytest.mark.parametrize(("kind", "way"), [("cuda", "cuda ipc"), ("cpu", "shared memory")])
-def test_of_weights_that_stay_in_their_processes_it_says_how_all_of_them_are_reached(
+def test_weights_that_stay_in_their_processes_are_shown_with_their_transport(
     kind: DeviceType, way: str, opened: Open
 ) -> None:
     drawn = topology(of_types(twice(), (kind,)))
@@ -609,7 +609,7 @@ def test_everybody_can_read_it(opened: Open, look: str, chosen: str) -> None:
     assert levels[0] == 1 and all(after - before <= 1 for before, after in pairwise(levels))
 
 
-def test_lanes_are_seen_without_scrolling_and_long_names_leave_room(opened: Open) -> None:
+def test_lanes_are_visible_without_scrolling_and_long_names_fit(opened: Open) -> None:
     drawn = topology(everything())
     page = opened(drawn)
     assert page.evaluate(
@@ -625,7 +625,7 @@ def test_lanes_are_seen_without_scrolling_and_long_names_leave_room(opened: Open
     )
 
 
-def test_what_is_only_supposed_is_said(opened: Open) -> None:
+def test_assumptions_are_stated(opened: Open) -> None:
     """Counts of the recipe are facts; where it has none, the field says what to suppose."""
     page = opened(topology(everything()), "#rollout:0")
     page.fill("#samples", "40")
@@ -634,18 +634,18 @@ def test_what_is_only_supposed_is_said(opened: Open) -> None:
     assert "of 40 samples 0–9" in panel and re.search(r"of 40, if the batch has them", panel)
 
 
-def test_what_a_screen_reader_is_told(opened: Open) -> None:
+def test_what_a_screen_reader_reads(opened: Open) -> None:
     page = opened(topology(everything()), "#train:5")
-    said = page.locator("body").aria_snapshot()
+    output = page.locator("body").aria_snapshot()
     for words in (
         "- banner:", "- main:", 'heading "everything" [level=1]', 'region "Placement":', 'region "Pipeline":', 'region "Components":',
         'region "Worker train:5":', 'grid "Node 0":', 'gridcell "train:5, node 1, cuda 1, actor and other" [selected]',
         'gridcell "train:4, node 1, cuda 0, actor and other, tp of train:5"', 'radio "all dims" [checked]', "- status:",
         'spinbutton "Samples of a batch"', 'textbox "Go to worker"', 'combobox "Color by"', 'button "Go to train:1"',
     ):  # fmt: skip
-        assert words in said, words
-    assert re.search(r'gridcell "cuda 6–11, idle"|gridcell "cuda \S+, idle"', said)
-    assert re.search(r'img "Pipeline of everything: 15 stages', said)
+        assert words in output, words
+    assert re.search(r'gridcell "cuda 6–11, idle"|gridcell "cuda \S+, idle"', output)
+    assert re.search(r'img "Pipeline of everything: 15 stages', output)
 
 
 def test_focus_is_seen(opened: Open) -> None:
@@ -685,7 +685,7 @@ def test_forced_colors_print_and_still_pictures(opened: Open) -> None:
     )
 
 
-def test_without_a_script_it_says_so(opened: Open) -> None:
+def test_without_a_script_it_is_reported(opened: Open) -> None:
     page = opened(topology(everything()), look={"java_script_enabled": False})
     assert "needs JavaScript" in page.inner_text("body") and page.is_visible(".picture") is False
 

@@ -49,10 +49,10 @@ class Page(HTMLParser):
 
 
 def policy(page: Page) -> dict[str, list[str]]:
-    said = next(
+    shown = next(
         str(of["content"]) for tag, of in page.elements if of.get("http-equiv") == "Content-Security-Policy"
     )
-    return {words[0]: words[1:] for part in said.split(";") for words in [part.split()]}
+    return {words[0]: words[1:] for part in shown.split(";") for words in [part.split()]}
 
 
 def hashed(text: str) -> str:

@@ -38,7 +38,7 @@ def test_groups_stages_and_routes() -> None:
     assert drawn.count("\n  subgraph ") == drawn.count("\n  end\n") == 5
 
 
-def test_a_route_says_by_which_way() -> None:
+def test_a_route_shows_its_transport() -> None:
     assert re.search(
         r'-->\|"2 → 4<br>flatten, slice_dp<br>cuda ipc"\|',
         draw(topology(of_types(small(), ("cuda", "cuda")))),

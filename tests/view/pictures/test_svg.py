@@ -79,7 +79,7 @@ def test_odd_names_are_text() -> None:
     }
 
 
-def test_text_that_xml_cannot_say_is_replaced() -> None:
+def test_text_that_xml_cannot_represent_is_replaced() -> None:
     assert (
         escaped("a\x00\ud800\uffff<&\"'>b\U0001f600") == "a\ufffd\ufffd\ufffd&lt;&amp;&quot;'&gt;b\U0001f600"
     )

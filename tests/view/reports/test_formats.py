@@ -172,18 +172,18 @@ COMMANDS = st.lists(st.one_of(st.sampled_from(WRONG), st.text(max_size=9)), max_
 
 @settings(max_examples=150)
 @given(TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=40), COMMANDS)
-def test_all_formats_say_the_same_of_any_text(data: bytes, overrides: list[str]) -> None:
+def test_all_formats_agree_on_any_text(data: bytes, overrides: list[str]) -> None:
     report = read(data, *overrides)
     findings = Findings(
         (Checked(STDIN, 1, report, "said"), Checked("other\n.yaml", 1, report, "::said")), explained=explained
     )
-    said = [found.code for found in report.diagnostics] * 2
+    expected = [found.code for found in report.diagnostics] * 2
     for format in FORMATS:
         text = drawn(format, findings)
         text.encode()
         assert not set(text) & set("\x1b\r\x85\u2028")
-        assert format == "text" or codes(format, text) == said
-    assert drawn("github", findings).count("\n") == len(said) + 2
+        assert format == "text" or codes(format, text) == expected
+    assert drawn("github", findings).count("\n") == len(expected) + 2
 
 
 # Concise
@@ -202,7 +202,7 @@ def test_concise_is_a_line_each() -> None:
 # GitHub
 
 
-def test_a_recipe_gives_no_command_to_github() -> None:
+def test_a_recipe_cannot_inject_a_command_of_github() -> None:
     found = Diagnostic(
         "MC101",
         "50%\n::set-env::",

@@ -39,20 +39,20 @@ def read_back(text: str) -> list[Check]:
         elif line and not line.startswith(" "):
             subject = line
         elif line:
-            last, said = found[-1], line.strip()
-            remedy = remedy or said.startswith("-> ")
-            said = said.removeprefix("-> ")
+            last, output = found[-1], line.strip()
+            remedy = remedy or output.startswith("-> ")
+            output = output.removeprefix("-> ")
             parts = (
-                (last.found, f"{last.remedy} {said}".strip())
+                (last.found, f"{last.remedy} {output}".strip())
                 if remedy
-                else (f"{last.found} {said}", last.remedy)
+                else (f"{last.found} {output}", last.remedy)
             )
             found[-1] = Check(last.subject, last.name, last.state, *parts)
     return found
 
 
 @given(checks(), st.sampled_from([40, 80, 120]))
-def test_the_table_says_what_the_json_says(given: list[Check], width: int) -> None:
+def test_the_table_and_the_json_agree(given: list[Check], width: int) -> None:
     text = table(given, width=width)
     data = as_data(given)
     assert read_back(text) == [Check(**check) for check in data["checks"]] == given

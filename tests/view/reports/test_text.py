@@ -48,7 +48,7 @@ def test_color_wraps_the_same_pieces() -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == IN_DESIGN
 
 
-def test_a_diagnostic_without_a_place_has_only_words() -> None:
+def test_a_diagnostic_without_a_span_has_only_words() -> None:
     assert text(Report((Diagnostic("MC001", "there is no recipe `x`", help="did you mean `y`?"),))) == (
         "error[MC001]: there is no recipe `x`\n  = help: did you mean `y`?"
     )

@@ -35,7 +35,7 @@ def test_a_block_is_whole_grains_and_zero(arena: Arena, nbytes: int) -> None:
     assert view.shape == (nbytes,) and view.dtype is torch.uint8 and not view.any()
 
 
-def test_a_block_is_free_when_all_holders_gave_it_back_once(arena: Arena) -> None:
+def test_a_block_is_free_when_all_holders_have_released_it_once(arena: Arena) -> None:
     block = arena.take("use", 10, {1, 2})
     for holder in (1, 1, 7):  # the second time, and a place that it was never lent to, count for nothing
         arena.give_back(block.number, holder)
@@ -77,7 +77,7 @@ def test_a_block_that_is_too_small_is_dropped_and_what_shows_it_stays() -> None:
         )
     )
 )
-def test_no_block_is_lent_twice_at_once(steps: list[tuple[str, int, set[int], int]]) -> None:
+def test_no_block_is_leased_twice_at_once(steps: list[tuple[str, int, set[int], int]]) -> None:
     dropped: set[int] = set()
     arena = Arena(lambda block: dropped.add(block.number))
     held: list[tuple[Block, set[int]]] = []
@@ -93,19 +93,19 @@ def test_no_block_is_lent_twice_at_once(steps: list[tuple[str, int, set[int], in
     arena.close()
 
 
-def test_holders_give_back_from_many_threads_while_blocks_are_taken(arena: Arena) -> None:
+def test_holders_release_blocks_from_many_threads_while_blocks_are_allocated(arena: Arena) -> None:
     wrong: list[str] = []
     for _ in range(100):
         blocks = [arena.take("use", 10, {0, 1, 2, 3}) for _ in range(4)]
         if len({block.number for block in blocks}) < len(blocks):
             wrong.append("lent twice")
 
-        def give(holder: int, numbers: list[int]) -> None:
+        def send_frame(holder: int, numbers: list[int]) -> None:
             for number in numbers:
                 arena.give_back(number, holder)
 
         numbers = [block.number for block in blocks]
-        threads = [threading.Thread(target=give, args=(holder, numbers)) for holder in range(4)]
+        threads = [threading.Thread(target=send_frame, args=(holder, numbers)) for holder in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -113,7 +113,7 @@ def test_holders_give_back_from_many_threads_while_blocks_are_taken(arena: Arena
     assert not wrong and arena.stats().nbytes == 4 * GRAIN
 
 
-def test_the_garbage_collector_may_give_back_in_the_middle_of_a_take(arena: Arena) -> None:
+def test_the_garbage_collector_may_release_a_block_during_an_allocation(arena: Arena) -> None:
     class Keeper:
         """In a circle: only the collector ends it."""
 

@@ -25,7 +25,7 @@ from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
-from tests.runtime.hostile_world import BACK, LANE, Worker, World, met, pattern
+from tests.runtime.hostile_world import BACK, TAG, Worker, World, connected_impostor, pattern
 
 pytestmark = pytest.mark.slow
 
@@ -58,14 +58,14 @@ def is_made(batch: Batch, first: int, seed: int, rows: int) -> bool:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
-    rows, steps, places = 32, 40, 1 + 2 * replicas
+    rows, steps, job_size = 32, 40, 1 + 2 * replicas
 
     def channel_to(worker: Worker) -> Channel:
         consumer = RouteSide(DeviceMesh.from_sizes(dp_size=2, tp_size=replicas), 1)
         producer, route = RouteSide(DeviceMesh.from_sizes(), 0), Route("a -> b", "a", "b")
         return Channel(RouteContext(route, producer, consumer, worker.transport))
 
-    def giver(worker: Worker) -> list[int]:
+    def producer(worker: Worker) -> list[int]:
         channel, blocks = channel_to(worker), 0
         for step in range(steps):
             batch = made(worker, rows, step)
@@ -74,16 +74,16 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
         worker.transport.close()
         return [blocks, len(worker.local.pool.registered), worker.local.pool.stats().nbytes]
 
-    def taker(worker: Worker) -> bool:
-        channel, rank = channel_to(worker), worker.place - 1
+    def consumer(worker: Worker) -> bool:
+        channel, rank = channel_to(worker), worker.job_rank - 1
         for step in range(steps):
             batch = channel.receive(step).value
             assert len(batch) == rows // 2 and is_made(batch, rank // replicas * rows // 2, step, rows)
         worker.transport.close()
         return True
 
-    with World(giver, *[taker] * (places - 1)) as world:
-        blocks, registered, left = world.gave()[0]
+    with World(producer, *[consumer] * (job_size - 1)) as world:
+        blocks, registered, left = world.results()[0]
     assert 4 <= blocks <= 2 * (SLOTS + 2 + MAX_HELD) and registered == left == 0
 
 
@@ -96,30 +96,34 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
 ) -> None:
     """Rows of 4 KiB end with a page, those of 4,000 bytes do not; and the giver `alone` writes in memory of
     its own."""
-    rows, steps, givers = 24, 40, 4
+    rows, steps, producers = 24, 40, 4
 
     def channel_to(worker: Worker) -> Channel:
-        giver = DeviceMesh.from_sizes(dp_size=givers)
-        taker = DeviceMesh.from_sizes(dp_size=2, tp_size=replicas)
+        producer = DeviceMesh.from_sizes(dp_size=producers)
+        consumer = DeviceMesh.from_sizes(dp_size=2, tp_size=replicas)
         route = Route("a -> b", "a", "b")
-        sides = RouteSide(giver, 0), RouteSide(taker, givers)
+        sides = RouteSide(producer, 0), RouteSide(consumer, producers)
         return Channel(RouteContext(route, *sides, worker.transport))
 
     def whole(step: int) -> Tensor:
-        return (torch.arange(givers * rows * width) + step).view(-1, width).float()
+        return (torch.arange(producers * rows * width) + step).view(-1, width).float()
 
-    def giver(worker: Worker) -> list[int]:
-        channel, blocks, own = channel_to(worker), 0, slice(worker.place * rows, (worker.place + 1) * rows)
+    def producer(worker: Worker) -> list[int]:
+        channel, blocks, own = (
+            channel_to(worker),
+            0,
+            slice(worker.job_rank * rows, (worker.job_rank + 1) * rows),
+        )
         for step in range(steps):
             x = (
                 torch.empty(rows, width)
-                if worker.place == alone
+                if worker.job_rank == alone
                 else worker.transport.alloc(rows * width * 4).view(torch.float32)
             )
-            y = torch.arange(givers * rows)[own] + step
+            y = torch.arange(producers * rows)[own] + step
             batch = Batch(
                 {"x": x.view(rows, width).copy_(whole(step)[own]), "y": y},
-                ids=torch.arange(givers * rows)[own],
+                ids=torch.arange(producers * rows)[own],
             )
             channel.send(batch, step, rows)
             blocks = max(blocks, worker.local.pool.stats().blocks)
@@ -127,166 +131,170 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
         worker.transport.close()
         return [blocks, worker.local.pool.stats().nbytes]
 
-    def taker(worker: Worker) -> list[bool]:
-        channel, rank, kept = channel_to(worker), worker.place - givers, deque[tuple[int, Batch]](maxlen=2)
+    def consumer(worker: Worker) -> list[bool]:
+        channel, rank, kept = (
+            channel_to(worker),
+            worker.job_rank - producers,
+            deque[tuple[int, Batch]](maxlen=2),
+        )
         mine = slice(rank // replicas * 2 * rows, (rank // replicas + 1) * 2 * rows)
         for step in range(steps):
             kept.append((step, channel.receive(step).value))
             for number, batch in kept:
                 assert torch.equal(batch["x"], whole(number)[mine])
-                assert torch.equal(batch["y"], torch.arange(givers * rows)[mine] + number)
+                assert torch.equal(batch["y"], torch.arange(producers * rows)[mine] + number)
         held = batch["x"].data_ptr() in worker.local.mapped_concat.addresses
         kept.clear()
         del batch
         worker.transport.close()
         return [held, not worker.local.mapped_concat.addresses]
 
-    with World(*[giver] * givers, *[taker] * (2 * replicas)) as world:
-        said = world.gave()
-    assert all(left == 0 and blocks <= 2 * (SLOTS + 3 + MAX_HELD) for blocks, left in said[:givers])
+    with World(*[producer] * producers, *[consumer] * (2 * replicas)) as world:
+        returned = world.results()
+    assert all(left == 0 and blocks <= 2 * (SLOTS + 3 + MAX_HELD) for blocks, left in returned[:producers])
     first = alone // 2  # taker 0 gets what givers 0 and 1 made
-    assert said[givers:] == [
-        [mapped or (alone < givers and rank // replicas != first), True] for rank in range(2 * replicas)
+    assert returned[producers:] == [
+        [mapped or (alone < producers and rank // replicas != first), True] for rank in range(2 * replicas)
     ]
 
 
 def test_rooms_that_came_in_one_message_go_back_each_after_its_last_view() -> None:
-    def giver(worker: Worker) -> list[int]:
+    def producer(worker: Worker) -> list[int]:
         registered = [worker.transport.alloc(GRAIN).fill_(number) for number in range(3)]
-        worker.transport.send((1,), LANE, worker.transport.frame((1,), registered, is_final=True))
+        worker.transport.send((1,), TAG, worker.transport.frame((1,), registered, is_final=True))
         blocks = [*worker.local.pool.registered.values()]
         del registered
         held = []
         for _ in range(3):
-            worker.hear()
-            worker.look()
+            worker.receive()
+            worker.poll()
             worker.local.pool.arena.stats()
             held.append(sum(bool(block.holders) for block in blocks))
-            worker.say("looked")
+            worker.report("looked")
         return held
 
-    def taker(worker: Worker) -> None:
-        came = worker.transport.receive_value(0, LANE)
+    def consumer(worker: Worker) -> None:
+        came = worker.transport.receive_value(0, TAG)
         for left in (3, 1, 0):
             del came[left:]
-            worker.say(f"{left} left")
-            worker.hear()
+            worker.report(f"{left} left")
+            worker.receive()
 
-    with World(giver, taker) as world:
+    with World(producer, consumer) as world:
         for left in (3, 1, 0):
-            assert world.hear(1) == f"{left} left"
-            world.tell(0)
-            assert world.hear(0) == "looked"
-            world.tell(1)
-        assert world.gave(0) == [[3, 1, 0]]
+            assert world.receive(1) == f"{left} left"
+            world.notify(0)
+            assert world.receive(0) == "looked"
+            world.notify(1)
+        assert world.results(0) == [[3, 1, 0]]
 
 
 def test_a_strip_goes_with_the_block_that_a_larger_one_replaces() -> None:
-    def giver(worker: Worker) -> None:
+    def producer(worker: Worker) -> None:
         for nbytes in (GRAIN, 2 * GRAIN):
             worker.transport.send(
                 (2,),
-                LANE,
+                TAG,
                 worker.transport.frame((2,), worker.transport.alloc(nbytes).fill_(7), is_final=True),
             )
-            worker.hear()
-            worker.look()
+            worker.receive()
+            worker.poll()
             for block in [*worker.local.pool.registered.values()]:
                 worker.local.pool.arena.discard(block)
 
-    def taker(worker: Worker) -> list[int]:
+    def consumer(worker: Worker) -> list[int]:
         counts = []
         for _ in range(2):
             joined = worker.transport.concat(
-                [worker.transport.receive_value(0, LANE), worker.transport.receive_value(1, LANE)]
+                [worker.transport.receive_value(0, TAG), worker.transport.receive_value(1, TAG)]
             )
             assert (joined == 7).all()
             counts.append(len(worker.local.mapped_concat.addresses))
             del joined
-            worker.say("read")
-            worker.hear()
-            worker.look()
+            worker.report("read")
+            worker.receive()
+            worker.poll()
             counts.append(len(worker.local.mapped_concat.addresses))
         return counts
 
-    with World(giver, giver, taker) as world:
+    with World(producer, producer, consumer) as world:
         for _ in range(2):
-            assert world.hear(2) == "read"
-            for place in (0, 1):
-                world.tell(place)
+            assert world.receive(2) == "read"
+            for job_rank in (0, 1):
+                world.notify(job_rank)
             time.sleep(0.2)
-            world.tell(2)
-        assert world.gave(2) == [[1, 0, 1, 0]]
+            world.notify(2)
+        assert world.results(2) == [[1, 0, 1, 0]]
 
 
 def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> None:
-    def giver(worker: Worker) -> str:
+    def producer(worker: Worker) -> str:
         try:
             for step in range(100):
                 room = worker.transport.alloc(GRAIN)
                 room.fill_(step)
                 worker.transport.send(
                     (1,),
-                    LANE,
+                    TAG,
                     worker.transport.frame((1,), room[step : step + 2 * INLINE_MAX], is_final=True),
                 )
         except BuffersHeld as held:
             return str(held)
         return ""
 
-    def taker(worker: Worker) -> int:
+    def consumer(worker: Worker) -> int:
         kept = []
         with suppress(PeerLost):
             for _ in range(100):
-                kept.append(worker.transport.receive_value(0, LANE))
+                kept.append(worker.transport.receive_value(0, TAG))
                 assert all(
                     bool((room == number).all()) and len(room) == 2 * INLINE_MAX
                     for number, room in enumerate(kept)
                 )
         return len(kept)
 
-    with World(giver, taker) as world:
-        [said] = world.gave(0)
+    with World(producer, consumer) as world:
+        [returned] = world.results(0)
         world.kill(0)
-        assert said == f"place 1 still holds {SLOTS + MAX_HELD} of what it was lent"
-        assert world.gave(1) == [SLOTS + MAX_HELD]
+        assert returned == f"job rank 1 still holds {SLOTS + MAX_HELD} of what it was lent"
+        assert world.results(1) == [SLOTS + MAX_HELD]
 
 
-def test_who_holds_what_on_one_lane_may_be_given_more_on_others() -> None:
+def test_a_peer_that_holds_buffers_on_one_tag_may_get_more_on_others() -> None:
     """One tensor, and others that nobody was given, while the taker is busy; the own place is among those who
     get it."""
-    tags = range(LANE, LANE + 8)
+    tags = range(TAG, TAG + 8)
 
-    def giver(worker: Worker) -> bool:
+    def producer(worker: Worker) -> bool:
         registered = [worker.transport.alloc(GRAIN).fill_(number) for number in range(SLOTS + MAX_HELD + 4)]
         for tag in tags:
             for _ in range(SLOTS):
                 worker.transport.send(
                     (0, 1), tag, worker.transport.frame((0, 1), registered[0], is_final=True)
                 )
-        worker.say("sent")
+        worker.report("sent")
         for tag in tags:
             for _ in range(SLOTS):
                 assert not worker.transport.receive_value(0, tag).any()
         worker.transport.close()
         return True
 
-    def taker(worker: Worker) -> bool:
-        worker.hear()
+    def consumer(worker: Worker) -> bool:
+        worker.receive()
         for tag in tags:
             for _ in range(SLOTS):
                 assert not worker.transport.receive_value(0, tag).any()
         worker.transport.close()
         return True
 
-    with World(giver, taker) as world:
-        assert world.hear(0) == "sent"
-        world.tell(1)
-        assert world.gave() == [True, True]
+    with World(producer, consumer) as world:
+        assert world.receive(0) == "sent"
+        world.notify(1)
+        assert world.results() == [True, True]
 
 
-def test_what_may_still_be_written_is_copied_and_so_is_what_does_not_say_what_it_is() -> None:
-    with met() as (transport, _):
+def test_writable_and_unknown_memory_is_copied() -> None:
+    with connected_impostor() as (transport, _):
         room = transport.alloc(GRAIN)
         numbers = room.view(torch.complex64)
         shown = {
@@ -307,7 +315,7 @@ def test_what_may_still_be_written_is_copied_and_so_is_what_does_not_say_what_it
 
 
 def test_memory_that_cannot_be_shared_is_memory_all_the_same() -> None:
-    with met() as (transport, _):
+    with connected_impostor() as (transport, _):
         before = len(os.listdir("/proc/self/fd"))
         registered = [transport.alloc(GRAIN) for _ in range(8)]
         assert len(os.listdir("/proc/self/fd")) - before == 8, "one descriptor for each"
@@ -324,7 +332,7 @@ def test_no_memory_for_a_frame_is_an_error_that_names_its_route(monkeypatch: pyt
     def refuse(nbytes: int) -> None:
         raise ArenaError(f"memory of {nbytes} bytes: Cannot allocate memory")
 
-    with met(route_of=lambda tag: {LANE: "a -> b"}[tag]) as (transport, _):
+    with connected_impostor(route_of=lambda tag: {TAG: "a -> b"}[tag]) as (transport, _):
         local = transport.transport_to(1)
         assert isinstance(local, LocalTransport)
         monkeypatch.setattr(local.pool.arena, "make", refuse)
@@ -332,65 +340,65 @@ def test_no_memory_for_a_frame_is_an_error_that_names_its_route(monkeypatch: pyt
             OutOfMemory,
             match=r"^cannot get 70,000 bytes for `a -> b`: memory of 131072 bytes: Cannot allocate memory$",
         ):
-            transport.lease((1,), LANE, 70_000)
+            transport.lease((1,), TAG, 70_000)
 
 
-def test_a_forked_child_neither_writes_to_our_memory_nor_speaks_in_our_name() -> None:
-    def giver(worker: Worker) -> list[int]:
+def test_a_forked_child_neither_writes_to_our_memory_nor_sends_in_our_name() -> None:
+    def producer(worker: Worker) -> list[int]:
         room = worker.transport.alloc(GRAIN).fill_(9)
-        worker.transport.send((1,), LANE, worker.transport.frame((1,), room, is_final=True))
+        worker.transport.send((1,), TAG, worker.transport.frame((1,), room, is_final=True))
         del room
         if not (child := os.fork()):
             worker.transport.alloc(GRAIN).fill_(77)
             os._exit(0)
         os.waitpid(child, 0)
-        worker.hear()
-        worker.look()
+        worker.receive()
+        worker.poll()
         fresh = worker.transport.alloc(GRAIN).fill_(33)
-        worker.say("made")
-        worker.hear()
+        worker.report("made")
+        worker.receive()
         return [int(fresh[0])]
 
-    def taker(worker: Worker) -> list[int]:
-        came = worker.transport.receive_value(0, LANE)
+    def consumer(worker: Worker) -> list[int]:
+        came = worker.transport.receive_value(0, TAG)
         if not (child := os.fork()):
             del came
             gc.collect()
             os._exit(0)
         os.waitpid(child, 0)
-        worker.say("took")
-        worker.hear()
+        worker.report("took")
+        worker.receive()
         return [int(came.min()), int(came.max())]
 
-    with World(giver, taker) as world:
-        assert world.hear(1) == "took"
-        world.tell(0)
-        assert world.hear(0) == "made"
-        world.tell(1)
-        assert world.gave(1) == [[9, 9]]
-        world.tell(0)
-        assert world.gave(0) == [[33]]
+    with World(producer, consumer) as world:
+        assert world.receive(1) == "took"
+        world.notify(0)
+        assert world.receive(0) == "made"
+        world.notify(1)
+        assert world.results(1) == [[9, 9]]
+        world.notify(0)
+        assert world.results(0) == [[33]]
 
 
-def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
-    def giver(worker: Worker) -> list[int]:
+def test_memory_that_two_transports_send_is_free_when_both_have_released_it() -> None:
+    def producer(worker: Worker) -> list[int]:
         room = worker.transport.alloc(GRAIN)
         room.fill_(7)
-        for tag in (LANE, BACK):
+        for tag in (TAG, BACK):
             worker.transport.send((0, 1), tag, worker.transport.frame((0, 1), room, is_final=True))
-        own = [worker.transport.receive_value(0, tag) for tag in (LANE, BACK)]
+        own = [worker.transport.receive_value(0, tag) for tag in (TAG, BACK)]
         assert all(torch.equal(tensor, room) for tensor in own)
         [block] = worker.local.pool.registered.values()
         held = []
         for drop in (
             lambda: own.pop(),
             lambda: own.pop(),
-            lambda: worker.say("dropped"),
-            lambda: worker.say("dropped"),
+            lambda: worker.report("dropped"),
+            lambda: worker.report("dropped"),
         ):
             drop()
-            worker.hear()
-            worker.look()
+            worker.receive()
+            worker.poll()
             worker.local.pool.arena.stats()
             held.append(sum(block.holders.values()))
         del room
@@ -401,22 +409,22 @@ def test_memory_that_goes_two_ways_is_free_when_both_gave_it_back() -> None:
             worker.transport.alloc(GRAIN).data_ptr() == block.memory.address,
         ]
 
-    def taker(worker: Worker) -> None:
-        kept = [worker.transport.receive_value(0, tag) for tag in (LANE, BACK)]
+    def consumer(worker: Worker) -> None:
+        kept = [worker.transport.receive_value(0, tag) for tag in (TAG, BACK)]
         assert all(tensor.tolist() == [7] * GRAIN for tensor in kept)
-        worker.say("took")
+        worker.report("took")
         for _ in range(2):
-            worker.hear()
+            worker.receive()
             kept.pop()
-            worker.say("dropped")
+            worker.report("dropped")
 
-    with World(giver, taker) as world:
-        assert world.hear(1) == "took"
+    with World(producer, consumer) as world:
+        assert world.receive(1) == "took"
         for _ in range(2):
-            world.tell(0)
+            world.notify(0)
         for _ in range(2):
-            assert world.hear(0) == "dropped"
-            world.tell(1)
-            assert world.hear(1) == "dropped"
-            world.tell(0)
-        assert world.gave(0) == [[4, 3, 2, 1, 0, True]]
+            assert world.receive(0) == "dropped"
+            world.notify(1)
+            assert world.receive(1) == "dropped"
+            world.notify(0)
+        assert world.results(0) == [[4, 3, 2, 1, 0, True]]

@@ -60,7 +60,7 @@ def test_batches() -> None:
     assert back["r"].lengths.tolist() == [2, 2, 0, 0]
 
 
-def test_what_cannot_be_sent_says_so() -> None:
+def test_what_cannot_be_sent_is_reported() -> None:
     with pytest.raises(FrameError, match="a set cannot be sent"):
         pack({1, 2})
 
@@ -115,7 +115,7 @@ def test_ids_that_count_are_as_many_as_the_samples_and_fit(ids: list[Any]) -> No
     assert batch.ids.tolist() == [[5], [6], [7]]
 
 
-def test_ids_that_count_need_no_place_where_columns_travel_beside_the_frame() -> None:
+def test_counting_ids_need_no_bytes_where_columns_travel_out_of_band() -> None:
     batch = Batch({"x": torch.arange(40.0)}, ids=Grid(5, (40,)))
     frame = Frame(batch, out_of_band=lambda tensor: True)
     [column] = frame.out_of_band
@@ -156,18 +156,18 @@ def test_a_frame_cut_anywhere_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "entry",
     [
         [9, 0, 1000], [9, 64 * 10**6, 1], [9, -64, 1], [9, 1, 1], [9, 0, -1], [9, 0, -1, -1], [12, 0, 1], [-1, 0, 1], ["float32", 0, 1],
         [9, 0, 2**62, 2**62], [9, 0, 0, 2**62, 2**62], [9, 0, 0, 2**63 - 1], [9, 2**63 - 1, 1], [9, 0, 2**62], [9, 0, 2**61, 8],
         [9, 0.0, 1], [True, 0, 1], [9, 0, True], [], [9], [9, 0, *[1] * 65], [9, 0, None], {"a": 1}, None, 3,
         [9, 0, msgpack.ExtType(5, b"\x7f" * 100_000)],
     ],
-    ids=lambda said: repr(said)[:40],
+    ids=lambda entry: repr(entry)[:40],
 )  # fmt: skip
-def test_a_tensor_that_does_not_lie_in_the_frame_is_refused(said: Any) -> None:
+def test_a_tensor_that_does_not_lie_in_the_frame_is_refused(entry: Any) -> None:
     with pytest.raises(FrameError) as caught:
-        unpack(framed(msgpack.packb(ext(1, said))))
+        unpack(framed(msgpack.packb(ext(1, entry))))
     assert len(str(caught.value)) < 300
 
 
@@ -238,7 +238,7 @@ def test_bytes_of() -> None:
     assert bytes_of(torch.tensor([1, 2, 255], dtype=torch.uint8)) == b"\x01\x02\xff"
 
 
-def test_a_tensor_beside_a_frame_is_found_again():
+def test_an_out_of_band_tensor_is_found_again():
     near, far = torch.arange(6, dtype=torch.int64).view(2, 3), torch.randn(4)
     frame = Frame(Batch({"near": near[:, :1], "far": far[:2]}), lambda tensor: tensor.dtype == torch.float32)
     assert [tensor.tolist() for tensor in frame.out_of_band] == [far[:2].tolist()]
@@ -250,7 +250,7 @@ def test_a_tensor_beside_a_frame_is_found_again():
 @pytest.mark.parametrize(
     "came", [(), (torch.zeros(15, dtype=torch.uint8),), (torch.zeros(17, dtype=torch.uint8),)]
 )
-def test_what_came_beside_a_frame_is_what_its_header_says(came):
+def test_out_of_band_tensors_match_the_header_of_their_frame(came):
     frame = Frame(torch.zeros(4), lambda tensor: True)
     with pytest.raises(FrameError, match="16 bytes beside the frame"):
         unpack(frame.write(torch.empty(frame.nbytes, dtype=torch.uint8)), came)

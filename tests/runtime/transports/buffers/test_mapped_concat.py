@@ -20,7 +20,7 @@ from meshctl.runtime.transports.buffers.arena import GRAIN, Mapped, Sealed
 from meshctl.runtime.transports.buffers.mapped_concat import MAX_TIMES_MAPPED, MIN_BYTES, PAGE, MappedConcat
 
 
-class Shelf:
+class Blocks:
     """Blocks of others, mapped here to be read."""
 
     def __init__(self, blocks: int = 2, nbytes: int = 4 * GRAIN) -> None:
@@ -48,10 +48,10 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    shelf = Shelf()
-    yield shelf
-    shelf.close()
+def blocks() -> Iterator[Blocks]:
+    blocks = Blocks()
+    yield blocks
+    blocks.close()
 
 
 def mapped(what: str = "memfd:meshctl") -> int:
@@ -62,30 +62,30 @@ def mapped(what: str = "memfd:meshctl") -> int:
     return sum(int(end, 16) - int(start, 16) for start, end in ranges)
 
 
-def test_it_is_the_same_memory(shelf: Shelf) -> None:
-    parts = [shelf.view(0, PAGE, 2 * GRAIN), shelf.view(1, 0, GRAIN + 3)]
-    joined = shelf.mapped_concat.concat(parts)
+def test_it_is_the_same_memory(blocks: Blocks) -> None:
+    parts = [blocks.view(0, PAGE, 2 * GRAIN), blocks.view(1, 0, GRAIN + 3)]
+    joined = blocks.mapped_concat.concat(parts)
     assert joined is not None and torch.equal(joined, torch.cat(parts))
-    shelf.written[1].view(0, 1).fill_(200)
+    blocks.written[1].view(0, 1).fill_(200)
     assert joined[2 * GRAIN] == 200, "nothing was copied"
 
 
-def test_who_made_the_parts_gets_them_back_when_nobody_reads_what_was_joined(shelf: Shelf) -> None:
-    joined = shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
+def test_who_made_the_parts_gets_them_back_when_nobody_reads_what_was_joined(blocks: Blocks) -> None:
+    joined = blocks.mapped_concat.concat([blocks.view(0, 0, GRAIN), blocks.view(1, 0, GRAIN)])
     assert joined is not None
     derived = joined.view(torch.int64)[GRAIN // 8 + 1 :]
     del joined
-    assert shelf.gone == []
+    assert blocks.gone == []
     del derived
-    assert sorted(shelf.gone) == [0, 1]
+    assert sorted(blocks.gone) == [0, 1]
 
 
-def test_memory_that_is_given_up_is_unmapped_when_nobody_reads_it(shelf: Shelf) -> None:
+def test_memory_that_is_given_up_is_unmapped_when_nobody_reads_it(blocks: Blocks) -> None:
     before = mapped()
-    joined = shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
+    joined = blocks.mapped_concat.concat([blocks.view(0, 0, GRAIN), blocks.view(1, 0, GRAIN)])
     assert joined is not None and mapped() == before + 2 * GRAIN
-    shelf.mapped_concat.forget(shelf.mapped[0])
-    assert torch.equal(joined[:GRAIN], shelf.written[0].view(0, GRAIN)), "it is still read"
+    blocks.mapped_concat.forget(blocks.mapped[0])
+    assert torch.equal(joined[:GRAIN], blocks.written[0].view(0, GRAIN)), "it is still read"
     del joined
     assert mapped() == before
 
@@ -102,56 +102,57 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def test_what_goes_round_is_mapped_once(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_round_is_mapped_once(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     made, before = counted(monkeypatch), mapped()
     for _ in range(5):
         for at in (0, GRAIN, 2 * GRAIN):
             assert (
-                shelf.mapped_concat.concat([shelf.view(0, at, GRAIN), shelf.view(1, at, GRAIN)]) is not None
+                blocks.mapped_concat.concat([blocks.view(0, at, GRAIN), blocks.view(1, at, GRAIN)])
+                is not None
             )
     assert made == [2, 2, 2] and mapped() == before + 6 * GRAIN
-    shelf.mapped_concat.clear()
+    blocks.mapped_concat.clear()
     assert mapped() == before
 
 
 def test_memory_that_is_joined_in_many_ways_is_not_mapped_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shelf = Shelf(2, 8 * GRAIN)
+    blocks = Blocks(2, 8 * GRAIN)
     before = mapped()
     for one in range(8):
         for other in range(8):
             assert (
-                shelf.mapped_concat.concat(
-                    [shelf.view(0, one * GRAIN, GRAIN), shelf.view(1, other * GRAIN, GRAIN)]
+                blocks.mapped_concat.concat(
+                    [blocks.view(0, one * GRAIN, GRAIN), blocks.view(1, other * GRAIN, GRAIN)]
                 )
                 is not None
             )
             assert mapped() - before <= MAX_TIMES_MAPPED * 16 * GRAIN
     monkeypatch.setattr(mapped_concat, "MAX_SPANS", 6)
-    assert shelf.mapped_concat.concat([shelf.view(1, 0, GRAIN), shelf.view(0, 0, GRAIN)]) is not None
+    assert blocks.mapped_concat.concat([blocks.view(1, 0, GRAIN), blocks.view(0, 0, GRAIN)]) is not None
     assert mapped() - before == 6 * GRAIN
-    shelf.close()
+    blocks.close()
 
 
-def test_memory_of_this_process_alone_is_not_mapped(shelf: Shelf) -> None:
+def test_memory_of_this_process_alone_is_not_mapped(blocks: Blocks) -> None:
     own = torch.zeros(2 * GRAIN + PAGE, dtype=torch.uint8)
     start = -own.data_ptr() % PAGE
-    assert shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), own[start : start + GRAIN]]) is None
+    assert blocks.mapped_concat.concat([blocks.view(0, 0, GRAIN), own[start : start + GRAIN]]) is None
 
 
-def test_where_no_more_can_be_mapped_nothing_is(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_more_can_be_mapped_nothing_is(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved = " ---p 00000000 00:00 0"
     before = mapped(reserved)
     seen: list[int] = []
     monkeypatch.setattr(libc, "mremap", lambda *_: seen.append(mapped(reserved)))
-    assert shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)]) is None
+    assert blocks.mapped_concat.concat([blocks.view(0, 0, GRAIN), blocks.view(1, 0, GRAIN)]) is None
     assert seen == [before + 2 * GRAIN] and mapped(reserved) == before
 
 
-def test_what_was_joined_is_read_only_also_where_this_process_made_a_part_of_it(shelf: Shelf) -> None:
-    shelf.mapped[0] = shelf.written[0]
-    joined = shelf.mapped_concat.concat([shelf.view(0, 0, GRAIN), shelf.view(1, 0, GRAIN)])
+def test_what_was_joined_is_read_only_also_where_this_process_made_a_part_of_it(blocks: Blocks) -> None:
+    blocks.mapped[0] = blocks.written[0]
+    joined = blocks.mapped_concat.concat([blocks.view(0, 0, GRAIN), blocks.view(1, 0, GRAIN)])
     assert joined is not None
     for at in (0, GRAIN):
         if not (child := os.fork()):
@@ -169,11 +170,13 @@ SIZES = st.sampled_from([PAGE, 2 * PAGE, GRAIN, GRAIN + 8, GRAIN - 16, 24])
 
 @given(st.lists(st.tuples(st.integers(0, 1), STARTS, SIZES), min_size=1, max_size=4), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_it_is_what_cat_gives_or_nothing(parts: Sequence[Part], wide: bool) -> None:
-    shelf = SHELF
+def test_the_result_is_that_of_cat_or_none(parts: Sequence[Part], wide: bool) -> None:
+    blocks = BLOCKS
     rows = (4,) if wide else ()
-    tensors = [shelf.view(block, at, nbytes).view(torch.int16).view(-1, *rows) for block, at, nbytes in parts]
-    joined = shelf.mapped_concat.concat(tensors)
+    tensors = [
+        blocks.view(block, at, nbytes).view(torch.int16).view(-1, *rows) for block, at, nbytes in parts
+    ]
+    joined = blocks.mapped_concat.concat(tensors)
     ends = [nbytes % PAGE == 0 for _, _, nbytes in parts[:-1]]
     assert (joined is not None) == (
         all(ends) and all(at % PAGE == 0 for _, at, _ in parts) and sum(n for *_, n in parts) >= MIN_BYTES
@@ -182,11 +185,11 @@ def test_it_is_what_cat_gives_or_nothing(parts: Sequence[Part], wide: bool) -> N
 
 
 @pytest.mark.parametrize("other", [torch.int32, torch.float16])
-def test_parts_of_different_kinds_are_not_joined(shelf: Shelf, other: torch.dtype) -> None:
-    one, two = shelf.view(0, 0, GRAIN).view(torch.int16), shelf.view(1, 0, GRAIN)
-    assert shelf.mapped_concat.concat([one, two.view(other)]) is None
-    assert shelf.mapped_concat.concat([one.view(-1, 2), two.view(torch.int16).view(-1, 4)]) is None
-    assert shelf.mapped_concat.concat([one[::2], two.view(torch.int16)]) is None
+def test_parts_of_different_kinds_are_not_joined(blocks: Blocks, other: torch.dtype) -> None:
+    one, two = blocks.view(0, 0, GRAIN).view(torch.int16), blocks.view(1, 0, GRAIN)
+    assert blocks.mapped_concat.concat([one, two.view(other)]) is None
+    assert blocks.mapped_concat.concat([one.view(-1, 2), two.view(torch.int16).view(-1, 4)]) is None
+    assert blocks.mapped_concat.concat([one[::2], two.view(torch.int16)]) is None
 
 
-SHELF = Shelf()
+BLOCKS = Blocks()

@@ -20,7 +20,7 @@ DTYPES = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, t
     st.booleans(),
     st.sampled_from(["plain", "turned", "conjugate"]),
 )
-def test_it_is_what_copy_gives(
+def test_the_result_is_that_of_copy(
     shape: list[int], dtype: torch.dtype, other: torch.dtype, alike: bool, form: str
 ) -> None:
     tensor = torch.randint(0, 2, shape).to(dtype)

@@ -79,12 +79,12 @@ def test_fits_whatever_changes(width: int) -> None:
         assert fits(draw(difference(after, before), width), width, 60)
 
 
-def test_of_very_much_it_says_how_much() -> None:
+def test_many_changes_are_counted() -> None:
     text = draw(difference(topology(small()), many()))
     assert "more changes: --format json" in text
 
 
-def test_another_order_of_dims_is_another_layout_and_said_once() -> None:
+def test_another_order_of_dims_is_another_layout_and_shown_once() -> None:
     def ordered(*order: str) -> Topology:
         alone = group("train", "cuda", 8, (0, 8))
         actor = component("actor", alone, pp_size=2, tp_size=4, order=order)

@@ -30,7 +30,7 @@ def test_a_dim_runs_to_the_right_and_the_others_downwards() -> None:
     ]
 
 
-def test_rows_say_their_nodes_where_there_is_room() -> None:
+def test_rows_show_their_nodes_where_they_fit() -> None:
     mesh = DeviceMesh.from_sizes(dp_size=2, tp_size=4)
     assert plain(grid(mesh, lambda rank: rank // 3, 80, 8))[1:] == [
         " 0 │     0  1  2  3  nodes 0-1",
@@ -78,7 +78,7 @@ def test_process_groups_are_a_table_or_a_sentence() -> None:
     ]
 
 
-def test_an_uneven_group_is_said_by_its_first_ranks() -> None:
+def test_an_uneven_group_is_shown_by_its_first_ranks() -> None:
     assert example(ProcessGroups("dp", 1, 9, None, (0, 1, 5, 6, 9, 10, 12, 13), "all")) == "0 1 5 …"
 
 
@@ -92,15 +92,15 @@ def test_a_chain() -> None:
     assert rows("abc", "ab", "bc") == ["╭───a", "╰─┬─b", "  ╰─c"]
 
 
-def test_what_is_taken_twice_goes_on() -> None:
+def test_a_value_with_two_consumers_goes_on() -> None:
     assert rows("abcd", "ab", "ac", "bd", "cd") == ["╭─────a", "├─┬───b", "╰─│─┬─c", "  ╰─┴─d"]
 
 
-def test_a_lane_is_used_again() -> None:
+def test_a_tag_is_used_again() -> None:
     assert rows("abcde", "ab", "ce", "de") == ["╭───a", "╰───b", "╭───c", "│ ╭─d", "╰─┴─e"]
 
 
-def test_a_stage_beside_the_rails() -> None:
+def test_a_stage_outside_of_the_rails() -> None:
     assert rows("abc", "ac") == ["╭─a", "│b", "╰─c"]
 
 
@@ -113,11 +113,11 @@ def test_below_a_stage_what_goes_on_goes_on() -> None:
     ]
 
 
-def test_no_rails_where_nothing_is_taken_or_too_much_at_once() -> None:
+def test_no_rails_without_inputs_or_with_too_many_at_once() -> None:
     assert lanes_of(["a", "b"], [], {"a": "", "b": ""}) is None
     names = [chr(ord("a") + number) for number in range(20)]
     assert lanes_of(names, [(name, "t") for name in names[:-1]], dict.fromkeys(names, "")) is None
 
 
-def test_what_takes_from_a_later_stage_has_no_rail() -> None:
+def test_an_input_from_a_later_stage_has_no_rail() -> None:
     assert lanes_of(["a", "b"], [("b", "a")], {"a": "", "b": ""}) is None

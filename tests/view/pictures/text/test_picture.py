@@ -82,7 +82,7 @@ def test_where_there_is_little_room_stages_and_counts_stay() -> None:
 
 @pytest.mark.parametrize("name", ["8", "16", "64", "100000"])
 @pytest.mark.parametrize("width", [48, 80, 200])
-def test_every_route_says_what_it_does_and_by_which_way(name: str, width: int) -> None:
+def test_every_route_shows_its_modes_and_its_transport(name: str, width: int) -> None:
     made = drawn(name)
     text = draw(made, width, lines=200)
     pipeline = " ".join(
@@ -93,9 +93,9 @@ def test_every_route_says_what_it_does_and_by_which_way(name: str, width: int) -
         if word != "│"
     )
     for route in made.routes:
-        said = rf"{route.producers} -> {route.consumers} .*?({SHORT[route.over]}|{OVER[route.over]})"
+        shown = rf"{route.producers} -> {route.consumers} .*?({SHORT[route.over]}|{OVER[route.over]})"
         how = route.collect + " " + route.dispatch.mode if route.kind == "data" else ""
-        assert re.search(said.replace(".*?", f"{how}.*?"), pipeline), (route.name, pipeline)
+        assert re.search(shown.replace(".*?", f"{how}.*?"), pipeline), (route.name, pipeline)
         assert not route.bytes or size(route.bytes) in pipeline, route.name
 
 
@@ -131,7 +131,7 @@ def test_at_80_columns_every_route_is_on_one_line_which_ends_with_its_way(name: 
         )
 
 
-def test_strides_and_examples_stay_beside_warnings() -> None:
+def test_strides_and_examples_remain_with_warnings() -> None:
     """A job of 100,000 devices with warnings keeps the stride and the example of each dim."""
     made = topology(
         JOBS["100000"](),
@@ -143,7 +143,7 @@ def test_strides_and_examples_stay_beside_warnings() -> None:
     assert re.search(r"ep +896 x 64 +2 +0 2 … 126 +cross", text)
 
 
-def test_what_is_said_in_words_is_said_in_short_before_it_is_cut() -> None:
+def test_words_are_abbreviated_before_they_are_cut() -> None:
     text = draw(drawn("64"), 48, lines=100)
     assert text.startswith("grpo-64  46 workers on 8 nodes, 8 devices idle\n")
     assert "dp  1 x 6, stride 1, 0 1 … 5, cross\n" in text
@@ -163,7 +163,7 @@ def test_warnings_are_whole_before_they_are_cut() -> None:
     assert "help: why" not in brief and re.search("MC538 .*…\n", brief)
 
 
-def test_every_row_of_nodes_says_what_devices_it_has() -> None:
+def test_every_row_of_nodes_shows_its_devices() -> None:
     """Also where the letters are too many for the types to stand side by side."""
     groups = [group("a", "cpu", 4), group("b", "cuda", 8, (0, 8))]
     components = [component(f"component_{number}", groups[number % 2]) for number in range(300)]
@@ -174,7 +174,7 @@ def test_every_row_of_nodes_says_what_devices_it_has() -> None:
     assert "cuda" in heading and "cpu" in heading
 
 
-def test_bytes_of_a_sample_are_said_where_samples_are_not_counted() -> None:
+def test_bytes_of_a_sample_are_shown_where_samples_are_not_counted() -> None:
     alone = group("a", "cpu", 2)
     stages = [
         call("batch", "actor.next", samples=4, sample_bytes=100),
@@ -188,7 +188,7 @@ def test_bytes_of_a_sample_are_said_where_samples_are_not_counted() -> None:
     )
 
 
-def test_takes_more_where_it_may() -> None:
+def test_the_picture_uses_more_lines_where_it_may() -> None:
     short, full = draw(drawn("100000"), lines=30), draw(drawn("100000"), lines=200)
     assert fits(short, 80, 30) and fits(full, 80, 200) and full.count("\n") > 60
 
@@ -255,8 +255,8 @@ def test_any_plan_fits_and_hides_nothing_unsaid(made: Plan, width: int, lines: i
     whole = topology(made)
     text = draw(whole, width, lines=lines)
     assert fits(text, width, lines)
-    said = re.search(r"\.\.\. and \d+ more: --component NAME", text)
-    assert said or all(
+    shown = re.search(r"\.\.\. and \d+ more: --component NAME", text)
+    assert shown or all(
         re.search(rf"^ +{component.letter} ", text, re.MULTILINE) for component in whole.components
     )
 

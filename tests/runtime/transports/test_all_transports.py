@@ -31,7 +31,7 @@ from meshctl.topology.modes import Dispatch
 from tests.runtime.pipelines import made, pipelines
 from tests.runtime.plans import call, plan
 
-PLACES = 5
+JOB_SIZE = 5
 pytestmark = pytest.mark.slow
 
 
@@ -95,7 +95,7 @@ def some() -> list[Plan]:
     )
     @given(pipelines())
     def collect(job: Plan) -> None:
-        if job.places <= PLACES:
+        if job.job_size <= JOB_SIZE:
             found.append(job)
 
     collect()
@@ -105,16 +105,16 @@ def some() -> list[Plan]:
 JOBS = some()
 
 
-def by_tcp(job: Plan, place: int, store: Store) -> DataPlane:
-    transport = DataPlane(Context(place, slots_of(job)))
+def by_tcp(job: Plan, job_rank: int, store: Store) -> DataPlane:
+    transport = DataPlane(Context(job_rank, slots_of(job)))
     tcp = TcpTransport(transport, "token")
-    store.set(f"{place}", str(tcp.address))
-    tcp.connect({other: Address.parse(store.get(f"{other}").decode()) for other in range(job.places)})
+    store.set(f"{job_rank}", str(tcp.address))
+    tcp.connect({other: Address.parse(store.get(f"{other}").decode()) for other in range(job.job_size)})
     return transport
 
 
-def reached(job: Plan, place: int, store: Store) -> DataPlane:
-    return connect_all(job, place, store)
+def reached(job: Plan, job_rank: int, store: Store) -> DataPlane:
+    return connect_all(job, job_rank, store)
 
 
 def slots_of(job: Plan) -> dict[int, int]:
@@ -142,7 +142,7 @@ def same(job: Plan) -> Plan:
 @dataclass(frozen=True)
 class Case:
     reach: Callable[[Plan, int, Store], DataPlane]
-    place: Callable[[Plan], Plan] = same
+    moved: Callable[[Plan], Plan] = same
 
 
 WAYS = {
@@ -153,37 +153,37 @@ WAYS = {
 }
 
 
-def work(way: str, place: int, port: int, folder: Path) -> None:
+def work(way: str, job_rank: int, port: int, folder: Path) -> None:
     """One worker: takes part in every job that has its place."""
-    said: list[Any] = []
+    answer: list[Any] = []
     case = WAYS[way]
-    for number, job in enumerate(map(case.place, JOBS)):
-        if place >= job.places:
+    for number, job in enumerate(map(case.moved, JOBS)):
+        if job_rank >= job.job_size:
             continue
         clients = [TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30)) for _ in "12"]
         store, listener = (PrefixStore(f"{way}/{number}", client) for client in clients)
-        group, rank = job.at_place(place)
+        group, rank = job.group_and_rank(job_rank)
         seen: list[Any] = []
         components = {}
         for placed in job.components_of(group):
             components[placed.name] = made(placed.name, seen)
             components[placed.name]._context = RankContext(placed.name, placed.mesh, rank)
-        transport = case.reach(job, place, store)
+        transport = case.reach(job, job_rank, store)
         ending = StopAgreement(
             PrefixStore("ending", store),
             PrefixStore("ending", listener),
-            place,
-            range(job.places),
+            job_rank,
+            range(job.job_size),
             transport.notify,
         )
         context = LoopContext(job, group, rank, components, transport, ending, lambda *args, **kwargs: None)
         last = Loop(context).run()
         transport.close()
-        said.append([number, last, told_by(seen)])
-    (folder / f"{way}-{place}.json").write_text(json.dumps(said))
+        answer.append([number, last, values_of(seen)])
+    (folder / f"{way}-{job_rank}.json").write_text(json.dumps(answer))
 
 
-def told_by(seen: list[Any]) -> list[Any]:
+def values_of(seen: list[Any]) -> list[Any]:
     """What a worker's components got, as plain data."""
     return [
         [step, batch.ids.tolist(), *([] if isinstance(more, Batch) else [more] for more in rest)]
@@ -192,21 +192,21 @@ def told_by(seen: list[Any]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[int, list[Any]]]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[int, list[Any]]]]:
     """What every worker saw, by place. Workers are forked before the store's threads exist."""
     folder = tmp_path_factory.mktemp("ways")
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     children = []
-    for place in range(PLACES):
+    for job_rank in range(JOB_SIZE):
         if pid := os.fork():
             children.append(pid)
             continue
         try:
             for way in WAYS:
-                work(way, place, port, folder)
+                work(way, job_rank, port, folder)
         except BaseException:
-            (folder / f"{place}.txt").write_text(traceback.format_exc())
+            (folder / f"{job_rank}.txt").write_text(traceback.format_exc())
         finally:
             os._exit(0)
     store = TCPStore(
@@ -220,7 +220,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[in
         assert not [path.read_text() for path in folder.glob("*.txt")]
         assert not children, "these jobs did not end within a minute"
         yield {
-            way: {place: json.loads((folder / f"{way}-{place}.json").read_text()) for place in range(PLACES)}
+            way: {
+                job_rank: json.loads((folder / f"{way}-{job_rank}.json").read_text())
+                for job_rank in range(JOB_SIZE)
+            }
             for way in WAYS
         }
     finally:
@@ -233,13 +236,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[in
 @pytest.mark.parametrize("number", range(len(JOBS)))
 @pytest.mark.parametrize("way", WAYS)
 def test_every_job_ends_with_all_samples_where_they_should_be(
-    told: dict[str, dict[int, list[Any]]], way: str, number: int
+    answers: dict[str, dict[int, list[Any]]], way: str, number: int
 ) -> None:
     from tests.runtime import in_process
 
     job = JOBS[number]
     mine = {
-        place: next(said for said in told[way][place] if said[0] == number) for place in range(job.places)
+        job_rank: next(answer for answer in answers[way][job_rank] if answer[0] == number)
+        for job_rank in range(job.job_size)
     }
     assert {last for _, last, _ in mine.values()} == {job.run.steps}
     seen: dict[tuple[str, int], list[Any]] = {}
@@ -247,8 +251,8 @@ def test_every_job_ends_with_all_samples_where_they_should_be(
         job, lambda name, rank: made(name, seen.setdefault((job.component(name).group, rank), []))
     )
     assert not outcome.faults
-    for place, (_, _, got) in mine.items():
-        assert got == told_by(seen[job.at_place(place)])
+    for job_rank, (_, _, got) in mine.items():
+        assert got == values_of(seen[job.group_and_rank(job_rank)])
 
 
 def test_nobody_listens_to_a_proposer_without_workers() -> None:

@@ -31,12 +31,12 @@ ENVIRON = {
 }
 
 
-def test_what_a_group_was_given_and_must_not_be_told() -> None:
+def test_secrets_of_a_group_are_not_shown() -> None:
     assert set(secrets_of(PLAN, "train", ENVIRON)) == {"written-out", "somebody", "key-of-wandb", "hub-token"}
     assert set(secrets_of(PLAN, "train", {})) == {"written-out"}
 
 
-def test_a_fault_and_its_log_tell_no_secret(
+def test_a_fault_and_its_log_contain_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in ENVIRON.items():
@@ -59,13 +59,13 @@ def test_a_fault_and_its_log_tell_no_secret(
     for text in (log, event["value"]["traceback"]):
         assert (
             "Traceback" in text
-            and "test_faults_told.py" in text
+            and "test_fault_reports.py" in text
             and shown in text
             and "key-of-wandb" not in text
         )
 
 
-def test_a_worker_that_has_read_no_plan_tells_its_fault_all_the_same(tmp_path: Path) -> None:
+def test_a_worker_that_has_read_no_plan_reports_its_fault_all_the_same(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     worker = Worker(
         WorkerEnv(run.plan, "train", 0, "localhost:1", 0), run, Journal(run.journal("train-0"), "train", 0)
