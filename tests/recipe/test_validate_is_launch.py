@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from meshctl.cli.launch import prepare
+from meshctl.cli.launch import Options, prepare
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.yaml_reader import dump
@@ -230,7 +230,7 @@ def held(recipe: dict[str, Any], file: Path) -> None:
         event("rejected")
         RECORDED.clear()
         with redirect_stderr(io.StringIO()) as stderr:
-            assert prepare(str(file), []) == (1, None)
+            assert prepare(str(file), [], Options()) == (1, None)
         assert not RECORDED, RECORDED
         assert all(f"[{error.code}]" in stderr.getvalue() for error in loaded.report.errors[:50])
         return

@@ -505,7 +505,7 @@ def test_a_stopped_peer_goes_on() -> None:
 def dies_after(worker: Worker, messages: int) -> None:
     """Has this process killed between two messages: it sends or hears so many."""
     local, left = worker.local, [messages]
-    sends, error_after_polling = local.send_queue.transmit, local.dispatch
+    transmit, dispatch = local.send_queue.transmit, local.dispatch
 
     def count() -> None:
         left[0] -= 1
@@ -514,13 +514,13 @@ def dies_after(worker: Worker, messages: int) -> None:
 
     def sent(*args: object) -> bool:
         count()
-        return sends(*args)  # type: ignore[arg-type]
+        return transmit(*args)  # type: ignore[arg-type]
 
-    def delay_dispatch(*args: object) -> None:
-        error_after_polling(*args)  # type: ignore[arg-type]
+    def dispatched(*args: object) -> None:
+        dispatch(*args)  # type: ignore[arg-type]
         count()
 
-    local.send_queue.transmit, local.dispatch = sent, delay_dispatch  # type: ignore[method-assign]
+    local.send_queue.transmit, local.dispatch = sent, dispatched  # type: ignore[method-assign]
 
 
 def ragged_batch(rank: int) -> Batch:
@@ -564,7 +564,7 @@ def at_work(job_rank: int, victim: int, messages: int) -> Callable[[Worker], int
     return work
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2, 3], ids=["teller", "writer", "taker", "other taker"])
+@pytest.mark.parametrize("victim", [0, 1, 2, 3], ids=["leader", "writer", "consumer", "other consumer"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_death_between_any_two_messages_ends_all_who_wait_within_a_second(victim: int, seed: int) -> None:
     messages = random.Random(100 * victim + seed).randrange(seed * 8, seed * 8 + 8)
@@ -575,7 +575,7 @@ def test_a_death_between_any_two_messages_ends_all_who_wait_within_a_second(vict
         ended = {victim: 0.0, **{job_rank: when for job_rank, (_, _, when) in ends.items()}}
         for job_rank, (kind, text, when) in ends.items():
             assert kind == "PeerLost" and text.endswith(" is gone"), (messages, ends)
-            named = int(text.split()[1])  # who does not wait for the victim itself hears of one that did
+            named = int(text.split()[2])  # who does not wait for the victim itself hears of one that did
             assert ended[named] < when < died + 1 and named != job_rank, (messages, ends)
         assert f"job rank {victim} is gone" in [text for _, text, _ in ends.values()]
 
