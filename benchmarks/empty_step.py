@@ -31,7 +31,8 @@ from meshctl.run.events import Journal
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
-from meshctl.runtime.loop import Loop, LoopContext
+from meshctl.runtime.loop import Loop
+from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.world import connect_all
 
@@ -194,9 +195,7 @@ def run(end: End, folder: Path, steps: int) -> None:
     component = (Maker if end.gives else Taker)(Turn(end.driver, steps))
     component._context = RankContext(placed.name, placed.mesh, end.rank)
     journal = Journal(folder / f"{end.group}-{end.rank}.jsonl", end.group, end.rank)
-    context = LoopContext(
-        end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal.write
-    )
+    context = LoopContext(end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal)
     loop = Loop(context)
     end.driver.answer(0)
     loop.run()

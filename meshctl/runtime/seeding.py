@@ -10,12 +10,30 @@ from typing import Any
 import torch
 
 
+class Seeds:
+    """The seeds of one stage, by step: equal for equal words, on any machine and layout."""
+
+    def __init__(self, *words: Any, device: str) -> None:
+        self._is_cpu = device == "cpu"
+        self._hash = hashlib.blake2b(repr(words)[:-1].encode() + b", ", digest_size=8)
+
+    def seed_all(self, step: int) -> None:
+        """Seeds the generators of torch, random and, where it is loaded, numpy."""
+        hashed = self._hash.copy()
+        hashed.update(b"%d)" % step)
+        _seed_all(hashed.digest(), is_cpu=self._is_cpu)
+
+
 def seed_all(*words: Any, device: str) -> None:
     """Seeds the generators of torch, random and, where it is loaded, numpy: equally for equal words, on any
     machine and layout."""
-    seed = int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
+    _seed_all(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), is_cpu=device == "cpu")
+
+
+def _seed_all(digest: bytes, *, is_cpu: bool) -> None:
+    seed = int.from_bytes(digest, "big") >> 1
     random.seed(seed)
-    if device == "cpu":
+    if is_cpu:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device: 0.1 ms
     else:
         torch.manual_seed(seed)

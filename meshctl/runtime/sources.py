@@ -20,6 +20,7 @@ class Sources:
         self._given = {stage.name: 0 for stage in plan.stages if stage.is_source}
         self._start = 0
         self._given_at_start: Mapping[str, int] = {}
+        self._totals: dict[str, int | None] = {}
 
     @property
     def bounding(self) -> list[str]:
@@ -27,12 +28,20 @@ class Sources:
         return [stage.name for stage in self._plan.stages if bounds_run(stage)]
 
     def begin(self, start: int, given: Mapping[str, int]) -> None:
-        """Continues after a step, with the samples that were given by then."""
+        """Continues after a step, with the samples that were given by then. Asks the sources of this worker
+        for their lengths."""
+        own = [
+            stage for stage in self._plan.stages if stage.is_source and stage.component in self._components
+        ]
+        self._totals = {stage.name: self._count(stage) for stage in own}
         self._given.update(given)
         self._start, self._given_at_start = start, dict(self._given)
 
     def total(self, stage: Stage) -> int | None:
         """Returns how many samples a source gives in the whole run, or None where it has no length."""
+        return self._totals[stage.name]
+
+    def _count(self, stage: Stage) -> int | None:
         length = getattr(self._components[stage.component], "__len__", None)
         return length() * max(1, self._plan.run.epochs) if length else None
 
@@ -40,8 +49,9 @@ class Sources:
         """Returns the numbers of a source's next samples, and counts them as given."""
         start = self._given[stage.name]
         stop = start + stage.samples
-        if not stage.when and (total := self.total(stage)) is not None:
-            stop = min(stop, total)
+        total = self._totals[stage.name]
+        if total is not None and stop > total and not stage.when:
+            stop = total
         self._given[stage.name] = stop
         return range(start, stop)
 

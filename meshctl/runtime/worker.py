@@ -33,7 +33,8 @@ from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.component import Component, ComponentError
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.instantiate import TargetError, extend_path, make
-from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
+from meshctl.runtime.loop import Loop
+from meshctl.runtime.loop_context import CheckpointHook, LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.seeding import seed_all
@@ -129,7 +130,7 @@ class Worker:
             components,
             data_plane,
             agreement,
-            self._journal.write,
+            self._journal,
             save,
             recorder,
             recorded,

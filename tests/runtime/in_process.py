@@ -18,10 +18,11 @@ from torch.distributed import HashStore
 
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded
-from meshctl.run.events import Event
+from meshctl.run.events import Event, EventLog
 from meshctl.run.shutdown import Proposer, StopAgreement, StopRequest
 from meshctl.runtime.component import Component
-from meshctl.runtime.loop import CheckpointHook, Loop, LoopContext
+from meshctl.runtime.loop import Loop
+from meshctl.runtime.loop_context import CheckpointHook, LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
@@ -45,6 +46,18 @@ class Outcome:
     faults: dict[int, Exception] = field(default_factory=dict)
     """Job rank -> the error that ended it."""
     events: list[Event] = field(default_factory=list)
+
+
+class KeptEvents(EventLog):
+    """Keeps a worker's events in memory."""
+
+    def __init__(self, events: list[Event], group: str, rank: int) -> None:
+        self._events, self._group, self._rank = events, group, rank
+
+    def write(
+        self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
+    ) -> None:
+        self._events.append(Event(name, self._group, self._rank, step, stage, value))
 
 
 def run(
@@ -72,9 +85,6 @@ def run(
     def work(job_rank: int) -> None:
         group, rank = plan.group_and_rank(job_rank)
 
-        def journal(name: str, *, step: int | None = None, stage: str = "", **value: Any) -> None:
-            outcome.events.append(Event(name, group, rank, step, stage, value))
-
         try:
             components = {}
             for placed in plan.components_of(group):
@@ -93,7 +103,7 @@ def run(
                 components,
                 data_planes[job_rank],
                 agreement,
-                journal,
+                KeptEvents(outcome.events, group, rank),
                 save,
                 recorder,
                 recorded,

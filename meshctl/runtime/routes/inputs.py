@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from meshctl.runtime.batch.batch import Batch
@@ -17,13 +17,12 @@ class _Value(NamedTuple):
     received: Received
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """The arguments of one call of an endpoint."""
 
-    positional: list[Any] = field(default_factory=list)
-    named: dict[str, Any] = field(default_factory=dict)
-    first: Batch | None = None
+    positional: list[Any]
+    named: dict[str, Any]
+    first: Batch | None
     """The first batch among them, which gives order and shares to the others."""
 
 
@@ -45,6 +44,8 @@ class Inputs:
 
     def receive(self, step: int) -> Arguments | None:
         """Returns the arguments of a step's call, or None where a stream has ended."""
+        if len(self.inputs) == 1 and len(self.inputs[0].channels) == 1:
+            return self._receive_only(step)
         received = [[_Value(c, c.receive(step)) for c in each.channels] for each in self.inputs]
         values = [value for some in received for value in some]
         if any(value.received.value is END for value in values):
@@ -61,6 +62,17 @@ class Inputs:
             else:
                 positional.append(argument)
         return Arguments(positional, named, first)
+
+    def _receive_only(self, step: int) -> Arguments | None:
+        """Returns the arguments where one stage gives all of them, so that nothing is aligned."""
+        [only] = self.inputs
+        value = only.channels[0].receive(step).value
+        if value is END:
+            return None
+        first = value if isinstance(value, Batch) else None
+        if only.parameter:
+            return Arguments([], {only.parameter: value}, first)
+        return Arguments([value], {}, first)
 
 
 def _joined(values: Sequence[_Value], leading: _Value | None) -> Any:

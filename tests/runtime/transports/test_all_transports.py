@@ -20,7 +20,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from meshctl.plan.model import Input, Plan
 from meshctl.run.shutdown import Proposer, StopAgreement
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.loop import Loop, LoopContext
+from meshctl.runtime.loop import Loop
+from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.data_plane import Context, DataPlane
@@ -28,6 +29,7 @@ from meshctl.runtime.transports.tcp.transport import Address, TcpTransport
 from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.modes import Dispatch
+from tests.runtime.in_process import KeptEvents
 from tests.runtime.pipelines import made, pipelines
 from tests.runtime.plans import call, plan
 
@@ -176,7 +178,7 @@ def work(way: str, job_rank: int, port: int, folder: Path) -> None:
             range(job.job_size),
             transport.notify,
         )
-        context = LoopContext(job, group, rank, components, transport, ending, lambda *args, **kwargs: None)
+        context = LoopContext(job, group, rank, components, transport, ending, KeptEvents([], group, rank))
         last = Loop(context).run()
         transport.close()
         answer.append([number, last, values_of(seen)])

@@ -1,0 +1,196 @@
+"""A `call` stage as one worker runs it: receive the inputs, call the method, send the value.
+
+What does not change between steps is computed once, when the loop is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.plan.model import Stage
+from meshctl.runtime.batch.batch import MARK, Batch, identify
+from meshctl.runtime.batch.tensordict import is_tensordict
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import END
+from meshctl.runtime.routes.inputs import Input, Inputs
+from meshctl.runtime.scalars import scalars
+from meshctl.runtime.seeding import Seeds
+from meshctl.runtime.sources import Sources
+from meshctl.runtime.user_modes import collect_mode, execute_mode
+from meshctl.topology.mesh import even_split
+from meshctl.topology.modes import producer_set
+from meshctl.topology.samples import Grid
+
+Channels = Mapping[tuple[str, str, str], Channel]
+"""Ends of data routes by (source, target, parameter)."""
+
+
+class Call:
+    """A stage that receives inputs. `SourceCall` is one without."""
+
+    def __init__(self, stage: Stage, context: LoopContext, channels: Channels, state: StepState) -> None:
+        self.stage = stage
+        self._state, self._recorder = state, context.recorder
+        mesh, rank = context.plan.component(stage.component).mesh, context.rank
+        component, self._data_rank = context.components[stage.component], mesh.data_rank(rank)
+        collect, execute = collect_mode(stage.collect), execute_mode(stage.execute)
+        producers = producer_set(collect, execute)
+        self.is_called = execute.is_called(mesh, rank)
+        """Whether the stage calls this rank."""
+        self._producer = producers.index_of(mesh, rank)
+        """This rank's index among the producers of the stage's value, or None."""
+        self._producers = producers.count(mesh)
+        self._outputs = tuple(end for (source, *_), end in channels.items() if source == stage.name)
+        inputs = [
+            Input(part.parameter, tuple(channels[name, stage.name, part.parameter] for name in part.stages))
+            for part in stage.inputs
+        ]
+        self._inputs = Inputs(tuple(inputs))
+        self._place, self._method = component.place, getattr(component, stage.method)
+        self._log = partial(self._add_logged, mesh.representative(self._data_rank) == rank)
+        self._seeds = Seeds(
+            context.plan.seed,
+            stage.component,
+            stage.name,
+            self._data_rank,
+            device=component.place.device.type,
+        )
+        self._reduction: str = "mean"
+        """How the value's numbers become one metric: `mean`, `sum` or `first`."""
+        if collect.join == "sum" or collect.join == "first":
+            self._reduction = collect.join
+        self._has_home = any(route.dispatch.home == stage.name for route in context.plan.routes)
+        """Whether a later stage sends the samples back to the data rank that made them."""
+
+    def outputs_to(self, running: Set[str]) -> tuple[Channel, ...]:
+        """Returns the ends of the routes into stages that run."""
+        return tuple(end for end in self._outputs if end.route.target in running)
+
+    def run(self, outputs: Sequence[Channel], step: int) -> None:
+        """Runs a step of the stage, and sends its value through `outputs`."""
+        state = self._state
+        state.at = (self.stage.name, step)
+        begin = perf_counter()
+        arguments = self._inputs.receive(step)
+        ready = perf_counter()
+        value: Any = END
+        weight = 1.0
+        if arguments is not None:
+            value, first = self._call(step, arguments.positional, arguments.named), arguments.first
+            if isinstance(value, Batch):
+                value = self._marked(identify(value, first))
+                weight = float(len(value))
+            if first is not None:
+                weight = float(len(first))
+        state.report.waits[self.stage.name] = ready - begin
+        state.report.stages[self.stage.name] = perf_counter() - ready
+        self._send(outputs, value, step, weight)
+
+    def _call(self, step: int, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
+        self._place.step, self._place.log = step, self._log
+        self._seeds.seed_all(step)
+        self._state.is_in_user_code = True
+        value = self._method(*positional, **named)
+        self._state.is_in_user_code = False
+        if isinstance(value, Batch) or not is_tensordict(value):
+            return value
+        return Batch.from_tensordict(value)
+
+    def _marked(self, batch: Batch) -> Batch:
+        """Adds marks to samples: the version of the weights that made them, and their home where a later
+        stage sends them back to it."""
+        marks: dict[str, Any] = {}
+        if (version := self._state.versions.get(self.stage.component)) is not None:
+            marks[MARK + "version"] = torch.full((len(batch),), version)
+        if self._has_home:
+            marks[MARK + "home." + self.stage.name] = torch.full((len(batch),), self._data_rank)
+        return batch.with_columns(**marks) if marks else batch
+
+    def _send(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
+        """Sends the value and returns whether the stream has ended. A value without consumers is a metric."""
+        if self._recorder and self._producer is not None:
+            routes = [end.route for end in outputs]
+            self._recorder.write(routes, step, self._producer, self._producers, value, weight)
+        ends = [end.send(value, step, weight) for end in outputs]
+        if value is END:
+            has_ended = not self._outputs or any(ends)
+            if has_ended:
+                self._state.ended = self._state.ended or self.stage.name
+            return has_ended
+        if not self._outputs and self._producer is not None and not isinstance(value, Batch):
+            self._state.report.add_metric(self.stage.name, scalars(value), weight, self._reduction)
+        return False
+
+    def _add_logged(self, is_counted: bool, values: Mapping[str, float], weight: float) -> None:
+        """`self.log` of a component: counted once per data rank."""
+        for name, value in values.items():
+            if not isinstance(value, (Mapping, bool, int, float, Tensor)):
+                raise TypeError(f"self.log takes numbers: {name!r} is a {type(value).__name__}")
+        if is_counted:
+            self._state.report.add_metric(self.stage.name, scalars(values), float(weight), "mean")
+
+
+class SourceCall(Call):
+    """A stage without inputs: each producer is called with the numbers of its share of the next samples."""
+
+    def __init__(
+        self, stage: Stage, context: LoopContext, channels: Channels, state: StepState, sources: Sources
+    ) -> None:
+        super().__init__(stage, context, channels, state)
+        self._sources, self._agreement = sources, context.agreement
+        self._whole_share = self._share_of(stage.samples)
+        """This producer's part of a call that is not the last, short one."""
+
+    def _share_of(self, count: int) -> range:
+        """Returns this producer's part of `count` samples; an empty one where others produce."""
+        return range(0) if self._producer is None else even_split(count, self._producers, self._producer)
+
+    def run(self, outputs: Sequence[Channel], step: int) -> None:
+        state = self._state
+        state.at = (self.stage.name, step)
+        begin = perf_counter()
+        value = self._next_samples(step)
+        state.report.waits[self.stage.name] = 0.0
+        state.report.stages[self.stage.name] = perf_counter() - begin
+        weight = float(len(value)) if isinstance(value, Batch) else 1.0
+        if self._send(outputs, value, step, weight) and self._producer == 0:
+            self._agreement.ask(f"the data of `{self.stage.name}` ended", ended=step)
+
+    def _next_samples(self, step: int) -> Any:
+        """Returns this producer's share of the next samples; their ids are their numbers."""
+        stage, numbers = self.stage, self._sources.next_numbers(self.stage)
+        if self._producer is None:
+            return None
+        is_whole = len(numbers) == stage.samples
+        part = self._whole_share if is_whole else self._share_of(len(numbers))
+        mine = numbers[part.start : part.stop]
+        value = self._call(step, (mine,), {})
+        if value is None:
+            if (total := self._sources.total(stage)) is not None:
+                raise StageError(
+                    f"`{stage.component}` gave no samples from {mine.start} on, and it has said that "
+                    f"there are {total}"
+                )
+            return END
+        if not isinstance(value, Batch):
+            raise StageError(
+                f"a source gives a Batch or None, `{stage.component}.{stage.method}` gave a "
+                f"{type(value).__name__}"
+            )
+        count = len(value)
+        if count > len(mine):
+            raise StageError(
+                f"`{stage.component}.{stage.method}` gave {count} samples, its share is {len(mine)}"
+            )
+        ids = Grid(mine.start, (count,)) if count else torch.empty((0, 1), dtype=torch.int64)
+        most = -(-len(numbers) // self._producers)
+        return self._marked(Batch(value.columns, ids=ids, most=most))

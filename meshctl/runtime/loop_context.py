@@ -1,0 +1,64 @@
+"""What a worker's loop works with, and what the stages of a step share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+from meshctl.plan.model import Plan, Stage
+from meshctl.run.directory import Recorded
+from meshctl.run.events import EventLog, StepReport
+from meshctl.run.shutdown import StopAgreement
+from meshctl.runtime.component import Component
+from meshctl.runtime.routes.end import RouteSide
+from meshctl.runtime.routes.record import Recorder
+from meshctl.runtime.transports.data_plane import DataPlane
+
+CheckpointHook = Callable[[int, Mapping[str, int]], None]
+"""Saves the state at a cut: (step, samples that each source has given)."""
+
+
+@dataclass(frozen=True)
+class LoopContext:
+    """What a worker's loop works with."""
+
+    plan: Plan
+    group: str
+    rank: int
+    """In the group's world."""
+    components: Mapping[str, Component]
+    """Those of this worker's group, set up."""
+    transport: DataPlane
+    agreement: StopAgreement
+    events: EventLog
+    save: CheckpointHook = lambda step, given: None
+    recorder: Recorder | None = None
+    recorded: Mapping[str, Recorded] = field(default_factory=dict)
+    """Route -> its recording, for the routes that the plan replays."""
+
+    def hosts(self, stage: Stage) -> bool:
+        """Returns whether this worker's group runs a stage, or one side of a sync."""
+        return stage.component in self.components or stage.to in self.components
+
+    def side(self, component: str, execute: str = "all") -> RouteSide:
+        placed = self.plan.component(component)
+        group = self.plan.group(placed.group)
+        node_of = cache(partial(self.plan.node_of, placed.group))
+        return RouteSide(placed.mesh, group.first_job_rank, execute, node_of, group.device_type)
+
+
+@dataclass
+class StepState:
+    """What the stages of a worker share while a step runs."""
+
+    at: tuple[str, int] = ("", 0)
+    """The stage and the step that are being run: where a fault is."""
+    begin: float = 0.0
+    """When it began, in seconds of `perf_counter`."""
+    report: StepReport = field(default_factory=lambda: StepReport(0))
+    is_in_user_code: bool = False
+    ended: str = ""
+    """The source whose stream has ended in this step, unannounced."""
+    versions: dict[str, int] = field(default_factory=dict)
+    """Component -> the step whose weights it has loaded."""

@@ -1,0 +1,69 @@
+"""The event file of a process: whole lines, one write for each event and for all events of a step."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from meshctl.run.events import Event, Follower, Journal, StepReport
+
+
+def report() -> StepReport:
+    made = StepReport(17, seconds=0.25)
+    made.stages, made.waits = {"loss": 0.125, '50% "odd"\n': 2.0}, {"loss": 0.0, '50% "odd"\n': 1e-7}
+    made.routes = {"a -> b": 1 << 40}
+    made.add_metric("loss", {"value": 1.5}, 4.0, "mean")
+    made.add_metric("loss", {"value": math.nan}, 1.0, "sum")
+    return made
+
+
+def events(path: Path) -> list[Event]:
+    return list(Follower(path.parent).new())
+
+
+def test_a_step_is_told_as_the_same_events_one_by_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "train-3.jsonl", "train", 3)
+    journal.write_step(report())
+    first, second, step = events(tmp_path / "train-3.jsonl")
+    assert (first.name, second.name, step.name) == ("metric", "metric", "step")
+    assert first.value == {"values": {"value": 1.5}, "weight": 4.0, "collect": "mean"}
+    assert math.isnan(second.value["values"]["value"])
+    assert (step.group, step.rank, step.step, step.stage) == ("train", 3, 17, "")
+    made = report()
+    assert step.value == {
+        "seconds": 0.25,
+        "stages": made.stages,
+        "waits": made.waits,
+        "routes": made.routes,
+    }
+
+
+def test_reports_with_other_stages_and_routes_are_told_with_theirs(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
+    journal.write_step(StepReport(1, stages={"a": 1.0, "b": 2.0}, waits={"a": 0.5}))
+    journal.write_step(StepReport(2, stages={"a": 1.0}, waits={"b": 2.0, "a": 0.5}))
+    journal.write_step(StepReport(3, stages={"a": 3.0, "b": 4.0}, waits={"a": 1.5}))
+    found = [event.value for event in events(tmp_path / "train-0.jsonl")]
+    assert [value["stages"] for value in found] == [{"a": 1.0, "b": 2.0}, {"a": 1.0}, {"a": 3.0, "b": 4.0}]
+    assert [value["waits"] for value in found] == [{"a": 0.5}, {"b": 2.0, "a": 0.5}, {"a": 1.5}]
+
+
+def test_the_events_of_a_step_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, writes = Journal(tmp_path / "train-0.jsonl", "train", 0), list[bytes]()
+    monkeypatch.setattr(os, "write", lambda file, data: writes.append(data))
+    journal.write_step(report())
+    [data] = writes
+    assert [json.loads(line)["name"] for line in data.splitlines()] == ["metric", "metric", "step"]
+    assert data.endswith(b"\n")
+
+
+def test_the_events_of_a_step_keep_their_order_when_they_are_sorted_by_time(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
+    for _ in range(50):
+        journal.write_step(report())
+    found = events(tmp_path / "train-0.jsonl")
+    assert [event.name for event in sorted(found, key=lambda event: event.time)] == [e.name for e in found]
