@@ -36,20 +36,17 @@ def equal_loads(weights: Numbers, parts: int) -> Numbers:
     """
     weights = numpy.maximum(weights, 1)
     loads = numpy.zeros(parts, numpy.int64)
-    owner = numpy.zeros(len(weights), numpy.int64)
-    light = numpy.arange(len(weights))
-    while len(light):
-        lacking = _lacking(loads, int(weights[light].sum()))
-        limit = (loads + lacking).min() // LIGHT_FRACTION
-        is_heavy = weights[light] > limit
+    owner = numpy.empty(len(weights), numpy.int64)
+    light: slice | Numbers = slice(None)
+    while len(left := weights[light]):
+        lacking = _lacking(loads, int(left.sum()))
+        is_heavy = left > (loads + lacking).min() // LIGHT_FRACTION
         if not is_heavy.any():
+            owner[light] = _fill(left, lacking)
             break
-        _longest_first(weights, light[is_heavy], loads, owner)
-        light = light[~is_heavy]
-    if len(light):
-        neighbours = owner[light]
-        _fill(weights[light], loads, neighbours)
-        owner[light] = neighbours
+        units = numpy.arange(len(weights))[light]
+        owner[units[is_heavy]] = _longest_first(left[is_heavy], loads)
+        light = units[~is_heavy]
     return owner
 
 
@@ -76,43 +73,55 @@ def equal_counts(weights: Numbers, parts: int) -> Numbers:
 
 def _lacking(loads: Numbers, amount: int) -> Numbers:
     """How much of `amount` each part receives so that the smallest loads rise to one level."""
-    rising = numpy.argsort(loads, kind="stable")
-    sums = numpy.cumsum(loads[rising])
-    needed = loads[rising] * numpy.arange(1, len(loads) + 1) - sums
-    filled = int(numpy.searchsorted(needed, amount, side="right"))
+    parts = loads.argsort(kind="stable")
+    rising = loads[parts]
+    sums = rising.cumsum()
+    needed = rising * numpy.arange(1, len(loads) + 1) - sums
+    filled = int(needed.searchsorted(amount, side="right"))
     level, rest = divmod(amount + int(sums[filled - 1]), filled)
     lacking = numpy.zeros(len(loads), numpy.int64)
-    lacking[rising[:filled]] = level - loads[rising[:filled]]
-    lacking[rising[:rest]] += 1
+    lacking[parts[:filled]] = level - rising[:filled]
+    lacking[parts[:rest]] += 1
     return lacking
 
 
-def _longest_first(weights: Numbers, units: Numbers, loads: Numbers, owner: Numbers) -> None:
-    """Gives each unit, the heaviest first, to the part with the smallest load."""
-    heap = [(load, part) for part, load in enumerate(loads.tolist())]
-    heapq.heapify(heap)
-    falling = units[numpy.argsort(-weights[units], kind="stable")]
-    for unit, weight in zip(falling.tolist(), weights[falling].tolist(), strict=True):
-        load, part = heap[0]
-        owner[unit] = part
-        heapq.heapreplace(heap, (load + weight, part))
-    for load, part in heap:
-        loads[part] = load
+def _longest_first(weights: Numbers, loads: Numbers) -> Numbers:
+    """The part of each unit, where each one, the heaviest first, goes to the part with the smallest load.
+    Adds the weights to `loads`.
 
-
-def _fill(weights: Numbers, loads: Numbers, owner: Numbers) -> None:
-    """Gives neighbouring units to each part, as many as it lacks, and then evens out the boundaries.
-
-    `weights` and `owner` are those of the light units, in sample order.
+    Units are dealt in rounds. In a round the heaviest unit goes to the smallest load, the next one to the
+    second smallest, and so on while a load is smaller than all those that the round has made. So the result
+    is that of dealing units one by one. The smallest load rises by a weight in each round, so the rounds are
+    about as many as the units of a part.
     """
-    sums = numpy.concatenate([[0], numpy.cumsum(weights)])
-    ends = numpy.cumsum(_lacking(loads, int(sums[-1])))[:-1]
-    cuts = numpy.searchsorted(sums, ends, side="right") - 1
-    owner[:] = numpy.searchsorted(cuts, numpy.arange(len(weights)), side="right")
-    before = numpy.diff(cuts, prepend=0)
-    after = numpy.diff(cuts, append=len(weights))
-    half = numpy.minimum(numpy.minimum(before, after) // 2, WINDOW // 2)
+    falling = (-weights).argsort(kind="stable")
+    dealt = numpy.empty(len(weights), numpy.int64)
+    first = 0
+    while first < len(weights):
+        parts = loads.argsort(kind="stable")[: len(weights) - first]
+        before = loads[parts]
+        after = before + weights[falling[first : first + len(parts)]]
+        is_smallest = before[1:] < numpy.minimum.accumulate(after)[:-1]
+        count = len(parts) if is_smallest.all() else 1 + int(is_smallest.argmin())
+        dealt[first : first + count] = parts[:count]
+        loads[parts[:count]] = after[:count]
+        first += count
+    owner = numpy.empty(len(weights), numpy.int64)
+    owner[falling] = dealt
+    return owner
+
+
+def _fill(weights: Numbers, lacking: Numbers) -> Numbers:
+    """The part of each light unit, in sample order: each part receives neighbours, as many as it lacks, and
+    then the boundaries are evened out."""
+    sums = numpy.concatenate([[0], weights.cumsum()])
+    ends = lacking.cumsum()[:-1]
+    cuts = sums.searchsorted(ends, side="right") - 1
+    counts = numpy.diff(cuts, prepend=0, append=len(weights))
+    owner = numpy.arange(len(lacking)).repeat(counts)
+    half = numpy.minimum(numpy.minimum(counts[:-1], counts[1:]) // 2, WINDOW // 2)
     _refine(weights, owner, cuts, half, ends - sums[cuts - half])
+    return owner
 
 
 def _refine(weights: Numbers, owner: Numbers, cuts: Numbers, half: Numbers, left: Numbers) -> None:
@@ -121,16 +130,17 @@ def _refine(weights: Numbers, owner: Numbers, cuts: Numbers, half: Numbers, left
     offsets = numpy.arange(-(WINDOW // 2), WINDOW // 2)
     is_inside = (offsets >= -half[:, None]) & (offsets < half[:, None])
     units = numpy.where(is_inside, cuts[:, None] + offsets, 0)
-    window = numpy.where(is_inside, weights[units], 0)
-    falling = numpy.argsort(-window, axis=1, kind="stable")
-    boundary = numpy.arange(len(cuts))
-    goes_right = numpy.ones(window.shape, bool)
-    for column in falling.T:
-        weight = window[boundary, column]
-        fits = weight <= left
-        goes_right[boundary, column] = ~fits
-        left = left - numpy.where(fits, weight, 0)
-    owner[units[is_inside]] = (boundary[:, None] + goes_right)[is_inside]
+    window = weights[units] * is_inside
+    order = (-window).argsort(axis=1, kind="stable")
+    falling = numpy.take_along_axis(window, order, 1).T.copy()
+    is_right = numpy.empty_like(falling)
+    for weight, goes_right in zip(falling, is_right, strict=True):
+        goes_right[:] = weight > left
+        left = left - weight * (1 - goes_right)
+    moved = numpy.empty_like(window)
+    numpy.put_along_axis(moved, order, is_right.T, 1)
+    moved += numpy.arange(len(cuts))[:, None]
+    owner[units[is_inside]] = moved[is_inside]
 
 
 def _capped_longest_first(items: Numbers, loads: Numbers) -> Numbers:

@@ -110,28 +110,40 @@ def _by_tokens(
     weights = numpy.concatenate(
         [numpy.asarray(lengths[run.producer], numpy.int64)[run.start : run.stop] for run in runs]
     )
-    starts = numpy.asarray(bounds[:-1])
-    if len(starts) < len(weights):
-        weights = numpy.add.reduceat(weights, starts)
+    first_of_unit = _as_array(bounds[:-1])
+    if len(first_of_unit) < len(weights):
+        weights = numpy.add.reduceat(weights, first_of_unit)
     part_of_unit = (equal_counts if with_equal_counts else equal_loads)(weights, parts)
-    part_of = numpy.repeat(part_of_unit, numpy.diff(bounds))
-    return _runs_of_parts(part_of, runs, parts)
+    return _runs_of_parts(part_of_unit, first_of_unit, runs, parts)
 
 
-def _runs_of_parts(part_of: Any, runs: Sequence[Run], parts: int) -> list[list[Run]]:
-    """The runs of each part; `part_of` has the part of each sample in sample order."""
+def _as_array(numbers: Sequence[int]) -> Any:
     import numpy
 
-    producers, starts, stops = numpy.asarray(runs, numpy.int64).T
-    counts = stops - starts
-    begins = numpy.cumsum(counts) - counts
-    order = numpy.argsort(part_of.astype(numpy.int16 if parts < 1 << 15 else numpy.int64), kind="stable")
-    producer = numpy.repeat(producers, counts)[order]
-    index = (numpy.arange(len(part_of)) + numpy.repeat(starts - begins, counts))[order]
-    part = part_of[order]
-    is_next = (part[1:] == part[:-1]) & (producer[1:] == producer[:-1]) & (index[1:] == index[:-1] + 1)
-    first = numpy.flatnonzero(numpy.concatenate([[True], ~is_next]))
+    if isinstance(numbers, range):
+        return numpy.arange(numbers.start, numbers.stop, numbers.step)
+    return numpy.asarray(numbers, numpy.int64)
+
+
+def _runs_of_parts(part_of_unit: Any, first_of_unit: Any, runs: Sequence[Run], parts: int) -> list[list[Run]]:
+    """The runs of each part. `first_of_unit` has the position of each unit's first sample in sample order,
+    `runs` are all samples in this order."""
+    import numpy
+
+    producers, starts, stops = numpy.array(runs, numpy.int64).T
+    ends = (stops - starts).cumsum()
+    begins = ends - (stops - starts)
+    changes = numpy.flatnonzero(part_of_unit[1:] != part_of_unit[:-1]) + 1
+    cuts = numpy.union1d(begins, first_of_unit[changes])
+    part = part_of_unit[first_of_unit.searchsorted(cuts, side="right") - 1]
+    run = begins.searchsorted(cuts, side="right") - 1
+    order = part.argsort(kind="stable")
+    part, producer = part[order], producers[run[order]]
+    start = (starts[run] - begins[run] + cuts)[order]
+    stop = start + numpy.diff(cuts, append=ends[-1])[order]
+    is_new = (part[1:] != part[:-1]) | (producer[1:] != producer[:-1]) | (start[1:] != stop[:-1])
+    first = numpy.flatnonzero(numpy.concatenate([[True], is_new]))
     last = numpy.concatenate([first[1:], [len(order)]]) - 1
-    found = list(map(Run, producer[first].tolist(), index[first].tolist(), (index[last] + 1).tolist()))
-    ends = numpy.searchsorted(part[first], numpy.arange(parts + 1)).tolist()
-    return [found[start:stop] for start, stop in pairwise(ends)]
+    found = list(map(Run, producer[first].tolist(), start[first].tolist(), stop[last].tolist()))
+    bounds = part[first].searchsorted(numpy.arange(parts + 1)).tolist()
+    return [found[start:stop] for start, stop in pairwise(bounds)]

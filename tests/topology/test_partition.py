@@ -147,6 +147,42 @@ def test_balancing_evens_out_tokens(lengths: list[int]) -> None:
     assert max(loads) - min(loads) <= max(lengths)
 
 
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3000)), min_size=1, max_size=60),
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.integers(1, 9),
+    st.booleans(),
+    st.randoms(),
+)
+def test_balanced_shares_do_not_depend_on_who_holds_the_samples(
+    groups: list[tuple[int, int]], producers: list[int], parts: int, equal_counts: bool, draw: random.Random
+) -> None:
+    """Every sample is in one share, groups stay whole, and shares follow from the samples alone."""
+    tokens = {
+        (group, place): total // (1 + place)
+        for group, (size, total) in enumerate(groups)
+        for place in range(size)
+    }
+    dispatch = Dispatch(balance="tokens", allow_empty=True, equal_counts=equal_counts)
+
+    def shares_of(held: list[list[Id]]) -> list[list[Id]]:
+        lengths = tuple([tokens[id] for id in ids] for ids in held)
+        table = SampleTable(tuple(map(tuple, held)), lengths, group_depth=1)
+        return [table.ids_of(part) for part in partition(table, parts, dispatch)]
+
+    alone = shares_of([list(tokens)])
+    held: list[list[Id]] = [[] for _ in producers]
+    for id in draw.sample(list(tokens), len(tokens)):
+        held[draw.choices(range(len(producers)), producers)[0]].append(id)
+    assert shares_of(held) == alone
+    assert sorted(id for share in alone for id in share) == list(tokens)
+    assert all(share == sorted(share) for share in alone)
+    owners = {(id[0], part) for part, share in enumerate(alone) for id in share}
+    assert len(owners) == len(groups)
+    assert equal_counts or sum(map(bool, alone)) == min(parts, len(groups))
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 10**5)), max_size=60),
     st.integers(1, 9),
