@@ -42,8 +42,8 @@ class MeshWithViews(TorchDeviceMesh):
 
 
 def mesh_with_views(mesh: DeviceMesh) -> TorchDeviceMesh:
-    """Returns torch's mesh with its views. All ranks of the mesh call this together."""
-    if not mesh.has_views:
+    """Returns torch's mesh with its views, on mps without. All ranks of the mesh call this together."""
+    if not mesh.has_views or mesh.device_type == "mps":
         return mesh.to_torch()
     made = mesh.to_torch(MeshWithViews)
     assert isinstance(made, MeshWithViews)

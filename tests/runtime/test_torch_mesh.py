@@ -166,8 +166,6 @@ def test_what_is_no_mesh_of_torchs_is_an_error_of_ours() -> None:
         pytest.raises(MeshError, match="the mesh has rank 7, and the world has the ranks 0 to 3"),
     ):
         DeviceMesh.from_ranks([0, 7], "tp").to_torch()
-    with pytest.raises(MeshError, match="torch has no mesh of mps devices"):
-        DeviceMesh.from_sizes(device_type="mps").to_torch()
     with pytest.raises(MeshError, match="there is no device type 'tpu', there are cuda, npu, mps, cpu"):
         DeviceMesh.from_sizes(device_type="tpu")
     with (
@@ -312,6 +310,16 @@ def sharding_over_flattened_dims_trains_as_one_process_does(rank: int) -> None:
         model = fully_shard(net(), mesh=mesh)
         trained(model, shards.get_slice(8, rank))
         assert_like_one_process(model)
+
+
+@check
+def a_mesh_of_mps_has_groups_of_gloo(rank: int) -> None:
+    made = component(rank, DeviceMesh.from_sizes(dp_size=4, tp_size=2, device_type="mps")).torch_mesh
+    assert made.device_type == "mps" and made["tp"].get_local_rank() == rank % 2
+    assert made["dp"].size() == 4 and made.get_coordinate() == (0, rank // 2, 0, 0, rank % 2)
+    total = torch.tensor(rank)
+    dist.all_reduce(total, group=made.get_group("tp"))
+    assert total == 4 * (rank // 2) + 1
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,125 @@
+"""Meshes of the same ranks by other dims: the views `data` and `expert`, and joined or divided dims.
+
+A view rearranges strides. Where no strides describe the result (some orders of dims), it lists the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from meshctl.topology.dims import RESERVED, MeshError
+from meshctl.topology.sizes import EXPERT_DIMS
+from meshctl.topology.strides import Dim, Layout, join, row_major, size_of, split
+
+if TYPE_CHECKING:
+    from meshctl.topology.mesh import DeviceMesh
+
+DATA_DIMS = ("dp", "fsdp")
+"""The dims that ulysses is carved out of."""
+
+
+def data_view(mesh: DeviceMesh) -> DeviceMesh:
+    """Returns the mesh with `data` and `ulysses` in place of dp and fsdp, where the first of them was."""
+    names = mesh.mesh_dim_names
+    first = min((names.index(dim) for dim in DATA_DIMS if dim in names), default=0)
+    order = _replaced(names, DATA_DIMS, first, ("data", "ulysses"))
+    return _refactored(mesh, order, DATA_DIMS, {"ulysses": mesh.ulysses_size}, "data")
+
+
+def expert_view(mesh: DeviceMesh) -> DeviceMesh:
+    """Returns the mesh with `ep_fsdp`, `ep` and `etp` in place of all dims but pp."""
+    stage = tuple(dim for dim in mesh.mesh_dim_names if dim != "pp")
+    order = (*(dim for dim in mesh.mesh_dim_names if dim == "pp"), *EXPERT_DIMS)
+    return _refactored(mesh, order, stage, {"etp": mesh.etp_size, "ep": mesh.ep_size}, "ep_fsdp")
+
+
+def joined(mesh: DeviceMesh, dims: tuple[str, ...], digits: Sequence[Dim], name: str) -> DeviceMesh:
+    """Returns the mesh with `dims` joined into the dim `name`, where the outermost of them was. The last of
+    `dims` is the fastest. `digits` are those of `dims` in the mesh."""
+    by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
+    first = min((mesh.mesh_dim_names.index(dim) for dim in dims if dim in by_name), default=0)
+    order = _replaced(mesh.mesh_dim_names, dims, first, (name,))
+    by_name[name] = join(digits)
+    return _regrouped(mesh, order, [by_name[dim] for dim in order], dims)
+
+
+def divided(mesh: DeviceMesh, dim: str, parts: Mapping[str, int]) -> DeviceMesh:
+    """Returns the mesh with `dim` divided into parts of these sizes, the last part the fastest.
+
+    Raises `MeshError` for a part whose name is that of another dim, or reserved.
+    """
+    for name in parts:
+        if name in RESERVED or (name != dim and name in mesh.mesh_dim_names):
+            reason = RESERVED.get(name, "a dim of the mesh already")
+            raise MeshError(f"{name!r} is {reason} and no name for a part of {dim}")
+    order = [name for other in mesh.mesh_dim_names for name in (parts if other == dim else (other,))]
+    outer, *inner = parts
+    return _refactored(mesh, tuple(order), (dim,), {name: parts[name] for name in reversed(inner)}, outer)
+
+
+def _replaced(
+    names: tuple[str, ...], old: Sequence[str], first: int, new: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Returns the names without `old`, and with `new` in the position `first`."""
+    before = (name for name in names[:first] if name not in old)
+    after = (name for name in names[first:] if name not in old)
+    return (*before, *new, *after)
+
+
+def _refactored(
+    mesh: DeviceMesh, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], outer: str
+) -> DeviceMesh:
+    """Returns the mesh with the dims `old` joined and divided anew: into dims of the sizes `inner`, the
+    fastest first, and the dim `outer` of the remaining size."""
+    by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
+    digits = {dim: found for dim, found in by_name.items() if dim not in old}
+    left: Dim | None = join(by_name[dim] for dim in old if dim in by_name)
+    for dim, size in inner.items():
+        halves = split(left, size) if left is not None else None
+        left, digits[dim] = halves or (None, ())
+    if left is None:
+        return _listed(mesh, order, old, inner, outer)
+    digits[outer] = left
+    return _regrouped(mesh, order, [digits[dim] for dim in order], old)
+
+
+def _listed(
+    mesh: DeviceMesh, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], outer: str
+) -> DeviceMesh:
+    """As `_refactored`, by a table of the ranks."""
+    by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
+    kept = [dim for dim in mesh.mesh_dim_names if dim not in old]
+    replaced = [dim for dim in old if dim in by_name]
+    table = mesh.layout.ranks((by_name[dim] for dim in (*kept, *replaced)), mesh.layout.start)
+    sizes = {dim: mesh.size(dim) for dim in kept}
+    sizes[outer] = prod(map(mesh.size, replaced)) // prod(inner.values())
+    sizes |= dict(reversed(inner.items()))
+    digits = dict(zip(sizes, row_major(tuple(sizes.values())), strict=True))
+    return _regrouped(mesh, order, [digits[dim] for dim in order], old, table)
+
+
+def _regrouped(
+    mesh: DeviceMesh,
+    names: tuple[str, ...],
+    digits: Sequence[Dim],
+    old: tuple[str, ...],
+    table: tuple[int, ...] = (),
+) -> DeviceMesh:
+    """Returns the same ranks without the dims `old`, and without the facts about these."""
+    keeps_data = not any(dim in old and dim in mesh.mesh_dim_names for dim in DATA_DIMS)
+    return replace(
+        mesh,
+        mesh_dim_names=names,
+        shape=tuple(map(size_of, digits)),
+        ulysses_size=mesh.ulysses_size if keeps_data else 1,
+        ep_size=1,
+        etp_size=1,
+        vpp_size=1 if "pp" in old else mesh.vpp_size,
+        sequence_parallel=mesh.sequence_parallel and "tp" not in old,
+        layout=Layout(tuple(digits), 0 if table else mesh.layout.start, table or mesh.layout.table),
+        absent=tuple(dim for dim in mesh.absent if dim not in old),
+        has_views=False,
+    )
