@@ -46,7 +46,7 @@ Overrides = Annotated[list[str] | None, argument("[KEY=VALUE]...", "Hydra's over
 DataFormat = Annotated[str, option("text or json.", sources.words("text", "json"), "--format", "-f")]
 
 
-def say_version(asked: bool) -> None:
+def show_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
@@ -58,7 +58,7 @@ def say_version(asked: bool) -> None:
 def meshctl(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=say_version, is_eager=True, help="Say the version, and leave."),
+        typer.Option("--version", callback=show_version, is_eager=True, help="Say the version, and leave."),
     ] = False,
 ) -> None:
     """A recipe says, a plan places, a run does."""

@@ -24,11 +24,11 @@ class Span:
     """Column in characters, from 1."""
     width: int = 1
     """Width in characters of that line."""
-    says: str = ""
+    label: str = ""
     """The note beside the mark, such as "`train` has 8 ranks"."""
 
-    def with_word(self, says: str) -> Span:
-        return Span(self.file, self.line, self.column, self.width, says)
+    def with_word(self, label: str) -> Span:
+        return Span(self.file, self.line, self.column, self.width, label)
 
 
 @dataclass(frozen=True)

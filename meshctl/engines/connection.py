@@ -145,7 +145,7 @@ class Handshake:
         self._nonce, self._expected = secrets.token_hex(16), ""
         self.node = -1
 
-    def hear(self, message: Message) -> bool:
+    def accepts(self, message: Message) -> bool:
         """Returns whether the peer has now proved that it has the token. Raises `ProtocolError`."""
         if self._expected:
             if not is_proof(message.get("proof"), self._expected):

@@ -59,7 +59,7 @@ def redact_report(report: Report, secrets: Secrets) -> Report:
 
 def _redacted(found: Diagnostic, known: Iterable[str]) -> Diagnostic:
     def span(one: Span) -> Span:
-        return replace(one, says=redact(one.says, known)) if one.says else one
+        return replace(one, label=redact(one.label, known)) if one.label else one
 
     return replace(
         found,

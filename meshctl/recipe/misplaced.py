@@ -103,8 +103,8 @@ def help_without_alternative(section: Section) -> str:
 def _named(key: str, item: Node, path: Path, root: Node) -> Location | None:
     """Returns the place of a group, a component or a stage that stands in another section."""
     if top := kind_of(item):
-        beside = f", beside `{path[1]}`" if len(path) > 1 and path[0] == top else ""
-        indent = f": indent it less{beside}" if path else ""
+        near = f", beside `{path[1]}`" if len(path) > 1 and path[0] == top else ""
+        indent = f": indent it less{near}" if path else ""
         return Location(
             f"it looks like {NAMED[top].title}, which goes under `{top}`{indent}",
             (top, key),

@@ -278,7 +278,7 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Ori
     for word, value in words.items():
         if word == "dispatch" and stage.is_source:
             continue
-        if word in endpoint.says:
+        if word in endpoint.stated:
             file, line, column = endpoint.place
             yield Origin(
                 where.get(word, (*path, word)), value, "decorator", Span(_near(file, cwd), line, column)

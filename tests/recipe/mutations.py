@@ -1482,7 +1482,7 @@ def _outcome(mutation: Mutation, report: Report) -> str:
         return "elsewhere"
     if _is_restored(mutation, report):
         return "restored"
-    output = f"{errors[0].message}\n{errors[0].help}\n" + "\n".join(span.says for span in _spans(errors[0]))
+    output = f"{errors[0].message}\n{errors[0].help}\n" + "\n".join(span.label for span in _spans(errors[0]))
     return "explained" if any(re.search(one, output) for one in mutation.remedies) else "no remedy"
 
 

@@ -76,7 +76,7 @@ def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) 
     assert values[field.key] == field.value_if_absent
     if field is not RECIPE.by_key["defaults"]:
         proposed = {one.text: one.description for one in overrides(Outline(TREE), "++" + ".".join(path))}
-        described = [says for text, says in proposed.items() if text.strip("+=.") == ".".join(path)]
+        described = [label for text, label in proposed.items() if text.strip("+=.") == ".".join(path)]
         assert described and {*described} == {field.doc}
 
 

@@ -25,7 +25,7 @@ def events(path: Path) -> list[Event]:
     return list(Follower(path.parent).new())
 
 
-def test_a_step_is_told_as_the_same_events_one_by_one(tmp_path: Path) -> None:
+def test_a_step_is_reported_as_the_same_events_one_by_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "train-3.jsonl", "train", 3)
     journal.write_step(report())
     first, second, step = events(tmp_path / "train-3.jsonl")
@@ -42,7 +42,7 @@ def test_a_step_is_told_as_the_same_events_one_by_one(tmp_path: Path) -> None:
     }
 
 
-def test_reports_with_other_stages_and_routes_are_told_with_theirs(tmp_path: Path) -> None:
+def test_reports_with_other_stages_and_routes_are_sent_with_theirs(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
     journal.write_step(StepReport(1, stages={"a": 1.0, "b": 2.0}, waits={"a": 0.5}))
     journal.write_step(StepReport(2, stages={"a": 1.0}, waits={"b": 2.0, "a": 0.5}))

@@ -158,7 +158,7 @@ class ForkServer:
     def serve(self, ready: Sequence[object]) -> None:
         """Reads a packet from each agent that is ready."""
         for agent in [agent for agent in self._agents if agent in ready]:
-            self._hear(agent)
+            self._read_request(agent)
 
     def reap(self) -> list[tuple[int, int]]:
         """Reports the workers that have ended to their agents, and kills what is left of their own process
@@ -176,7 +176,7 @@ class ForkServer:
                 self._send(child.agent, {"ended": child.key, "pid": pid, "code": code})
         return others
 
-    def _hear(self, agent: socket.socket) -> None:
+    def _read_request(self, agent: socket.socket) -> None:
         try:
             packet = agent.recv(PACKET_BYTES_MAX)
         except ConnectionResetError:

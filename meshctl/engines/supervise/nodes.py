@@ -179,7 +179,7 @@ class Nodes:
     def _authenticate(self, now: float) -> None:
         for stranger in list(self._strangers):
             try:
-                has_proved = any(stranger.hear(message) for message in stranger.connection.receive())
+                has_proved = any(stranger.accepts(message) for message in stranger.connection.receive())
             except ProtocolError:
                 has_proved = False
                 stranger.connection.close()
@@ -214,7 +214,7 @@ class Nodes:
         try:
             for message in node.connection.receive():
                 node.last_seen = now
-                reports += self._hear(number, node, message)
+                reports += self._on_message(number, node, message)
         except (ProtocolError, LookupError, TypeError, ValueError) as error:
             return [*reports, *self._lose(number, node, f"node {number} sends what cannot be read: {error}")]
         node.connection.flush()
@@ -224,7 +224,7 @@ class Nodes:
             return self._lose(number, node, f"node {number} has not answered for {self._lease_s:.0f} s")
         return reports
 
-    def _hear(self, number: int, node: _Node, message: Message) -> list[Report]:
+    def _on_message(self, number: int, node: _Node, message: Message) -> list[Report]:
         if message.get("attempt") != self._attempt["number"]:
             return []
         match message["type"]:

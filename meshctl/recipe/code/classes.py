@@ -49,7 +49,7 @@ class Endpoint:
     """Parameters that the decorator does not have; empty texts for arguments without a name."""
     metrics: tuple[str, ...] = ()
     """The names of the numbers that the method returns or logs, as far as they are literals."""
-    says: frozenset[str] = field(default=frozenset(), compare=False)
+    stated: frozenset[str] = field(default=frozenset(), compare=False)
     """The parameters that the decorator gives; the others have their defaults."""
     place: tuple[str, int, int] = field(default=("", 0, 0), compare=False)
     """File, line and column of the decorator."""
@@ -217,20 +217,20 @@ class Code(Sources):
                 continue
             given = {keyword.arg: keyword.value for keyword in call.keywords} if call else {}
             literals = {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
-            says = {key: str(literals[key]) for key in WORDS if key in literals}
+            stated = {key: str(literals[key]) for key in WORDS if key in literals}
             for key in WORDS:
-                if key in given and key not in says and (text := mode_text(self, module, given[key])):
-                    says[key] = text
-            unread = [key or "**" for key in given if key not in says and key in (*WORDS, None)]
+                if key in given and key not in stated and (text := mode_text(self, module, given[key])):
+                    stated[key] = text
+            unread = [key or "**" for key in given if key not in stated and key in (*WORDS, None)]
             strange = [key for key in given if key and key not in WORDS]
             nameless = [""] * len(call.args) if call else []
             return Endpoint(
-                **says,
+                **stated,
                 signature=signature(method, partial(self.meaning, module)),
                 unread=unread[0] if unread else "",
                 strange=(*strange, *nameless),
                 metrics=(*_returned(method), *logged),
-                says=frozenset(says),
+                stated=frozenset(stated),
                 place=(str(module.file), decorator.lineno, decorator.col_offset + 1),
             )
         return None

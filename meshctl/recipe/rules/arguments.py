@@ -70,8 +70,8 @@ def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
                 help, fixes = _meant(node, hint), _fixes(node, hint)
                 yield Diagnostic("MC508", message, node.span, (), help, fixes=fixes)
             elif not any(other.primary == node.target for other in facts.read.found):
-                says = (node.target.with_word("this is its value"),)
-                yield Diagnostic("MC508", message, node.span, says)
+                seconds = (node.target.with_word("this is its value"),)
+                yield Diagnostic("MC508", message, node.span, seconds)
 
 
 def _description(node: Node) -> str:

@@ -204,22 +204,22 @@ def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iter
         yield Diagnostic("MC519", message, span, help="leave `in` out, and say `samples`")
         return
     source = facts.recipe.pipeline.get(given.stages[0]) if len(given.stages) == 1 else None
-    collect, says = COLLECT["flatten"], tuple[Span, ...]()
+    collect, seconds = COLLECT["flatten"], tuple[Span, ...]()
     if source is not None:
         known = _collect_mode(facts, source)
         if known is None or _reduces_batches(facts, source):
             return
         word = f"`collect` is {facts.modes[source.name].collect}"
-        collect, says = known, (facts.key("pipeline", source.name).with_word(word),)
+        collect, seconds = known, (facts.key("pipeline", source.name).with_word(word),)
     if hint.is_batch and (collect.is_reduced or collect.is_list):
         gives = "numbers" if collect.is_reduced else "a list of its workers' values"
         message = f"{parameter} is a Batch, and `{given.stages[0]}` gives {gives}"
         help = "take a stage that gives a batch, or change `collect` there"
-        yield Diagnostic("MC519", message, span, says, help)
+        yield Diagnostic("MC519", message, span, seconds, help)
     elif hint.is_scalar and collect.is_batch:
         message = f"{parameter} is {hint.described}, and `{given.stages[0]}` gives a batch"
         help = "what a constructor is told belongs into the component's `args`"
-        yield Diagnostic("MC519", message, span, says, help)
+        yield Diagnostic("MC519", message, span, seconds, help)
 
 
 def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:

@@ -37,8 +37,8 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
         spans = [facts.value("components", other, "_target_") for other in others[:MAX_SECONDS]]
         help = _where_to_look(facts, facts.recipe.components[first].target)
         span = facts.value("components", first, "_target_")
-        says = tuple(s.with_word("and here") for s in spans)
-        yield Diagnostic("MC501", f"there is no module `{module}`", span, says, help)
+        seconds = tuple(s.with_word("and here") for s in spans)
+        yield Diagnostic("MC501", f"there is no module `{module}`", span, seconds, help)
 
 
 def _where_to_look(facts: Facts, target: str) -> str:

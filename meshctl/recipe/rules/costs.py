@@ -48,7 +48,7 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
         if not idle or not is_counted or not recipe.cluster.devices_of(kind):
             continue
         groups = [group for group in recipe.groups.values() if group.device_type == kind]
-        says = tuple(
+        seconds = tuple(
             facts.value("groups", group.name, "ranks").with_word(
                 f"`{group.name}` takes {counted(group.devices, 'device')}"
             )
@@ -59,7 +59,7 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.cluster_value("devices_per_node", *_type_key(recipe, kind))
         help = _how_to_use(recipe, kind, allocation)
         where = _listed(idle, allocation.cluster, kind)
-        yield Diagnostic("MC320", f"{message}: {where}", span, says, help, "warning")
+        yield Diagnostic("MC320", f"{message}: {where}", span, seconds, help, "warning")
 
 
 def _are_complete(recipe: Recipe, allocation: Allocation) -> bool:
@@ -182,9 +182,9 @@ def _spans_nodes(
         message = f"{which} {count} {dim} groups of `{name}` cross nodes"
     span = facts.value("components", name, "parallel", f"{dim}_size").with_word(f"groups of {size} ranks")
     has = f"`{component.group}` has {_ranks_per_node(runs)} on a node"
-    says = (facts.value("groups", component.group, "ranks").with_word(has),)
+    seconds = (facts.value("groups", component.group, "ranks").with_word(has),)
     help = _how_to_stay(facts, component, mesh, runs, dim)
-    return Diagnostic(WITHIN_LAYERS[dim], message, span, says, help, "warning")
+    return Diagnostic(WITHIN_LAYERS[dim], message, span, seconds, help, "warning")
 
 
 def _ranks_per_node(runs: Sequence[NodeRun]) -> str:

@@ -53,10 +53,10 @@ def workers_divide_devices(facts: Facts) -> Iterator[Diagnostic]:
         if group.device_type == "cpu" or not devices or devices % each == 0:
             continue
         has = f"`{name}` has {counted(devices, 'device')}"
-        says = (facts.value("groups", name, "ranks").with_word(has),)
+        seconds = (facts.value("groups", name, "ranks").with_word(has),)
         message = f"`gpus_per_worker` {each} does not divide the {devices} devices of group `{name}`"
         help = f"these do: {', '.join(map(str, divisors(devices)[:MAX_LISTED]))}"
-        yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), says, help)
+        yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), seconds, help)
 
 
 def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
@@ -69,10 +69,10 @@ def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
     for key, nodes in others:
         if nodes != count:
             stated = f"`{'.'.join(first)}` {'is' if is_number else 'lists'} {count}"
-            says = (facts.cluster_value(*first).with_word(stated),)
+            seconds = (facts.cluster_value(*first).with_word(stated),)
             message = f"`{'.'.join(key)}` lists {counted(nodes, 'node')}, the cluster has {count}"
             help = "give a number for each node" + (", or leave `nodes` out" if is_number else "")
-            yield Diagnostic("MC315", message, facts.cluster_value(*key), says, help)
+            yield Diagnostic("MC315", message, facts.cluster_value(*key), seconds, help)
 
 
 def workers_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
@@ -86,12 +86,12 @@ def workers_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
             continue
         numbers = _devices_of_worker(devices, worker, each)
         would_have = f"worker {worker} would have the devices {numbers}"
-        says = (facts.value("groups", group.name, "ranks").with_word(would_have),)
+        seconds = (facts.value("groups", group.name, "ranks").with_word(would_have),)
         sizes = {size for _, size in allocation.cluster.devices_per_node[group.device_type] if size}
         nodes = " or ".join(map(str, sorted(sizes, reverse=True)[:MAX_LISTED]))
         rule = f"a worker's devices must be neighbours on one node of {nodes}"
         span = facts.value("groups", group.name, "gpus_per_worker")
-        yield Diagnostic("MC304", f"`gpus_per_worker` {each}: {rule}", span, says)
+        yield Diagnostic("MC304", f"`gpus_per_worker` {each}: {rule}", span, seconds)
 
 
 def _allocated(facts: Facts) -> Iterator[tuple[DeviceGroup, DeviceRanges, Allocation]]:
@@ -125,11 +125,11 @@ def devices_are_disjoint(facts: Facts) -> Iterator[Diagnostic]:
             continue
         device = first_common_device(allocation.devices[one.name], allocation.devices[other.name])
         if device is not None:
-            says = (facts.value("groups", one.name, "ranks").with_word(f"`{one.name}` has it too"),)
+            seconds = (facts.value("groups", one.name, "ranks").with_word(f"`{one.name}` has it too"),)
             message = f"device {device} is in both `{one.name}` and `{other.name}`"
             help = f"give them different devices, or say `colocate: {one.name}` in `{other.name}`"
             span = facts.value("groups", other.name, "ranks")
-            yield Diagnostic("MC307", message, span, says, help)
+            yield Diagnostic("MC307", message, span, seconds, help)
 
 
 def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
@@ -141,8 +141,8 @@ def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
         wants = f"device {device}" if isinstance(group.ranks, tuple) else counted(group.ranks, "device")
         has = f"{total} of {group.device_type}" if _has_several_types(facts) else str(total)
         message = f"group `{name}` wants {wants}, the cluster has {has}"
-        says, help = _hardware(facts, group.device_type)
-        yield Diagnostic("MC309", message, facts.value("groups", name, "ranks"), (says,), help)
+        seconds, help = _hardware(facts, group.device_type)
+        yield Diagnostic("MC309", message, facts.value("groups", name, "ranks"), (seconds,), help)
 
 
 def _has_several_types(facts: Facts) -> bool:
@@ -194,10 +194,10 @@ def enough_devices_are_visible(facts: Facts) -> Iterator[Diagnostic]:
         if not are_names or not (needed := facts.devices_beyond_visible(group)):
             continue
         takes = f"`{name}` takes {counted(needed, 'device')} of a node"
-        says = (facts.value("groups", name, "ranks").with_word(takes),)
+        seconds = (facts.value("groups", name, "ranks").with_word(takes),)
         named = f"`visible_devices` names {counted(len(visible), 'device')}"
         message = f"{named}, group `{name}` takes {needed} of a node"
-        yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), says)
+        yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), seconds)
 
 
 def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
@@ -304,19 +304,19 @@ def hardware_is_disjoint(facts: Facts) -> Iterator[Diagnostic]:
 def _seen_twice(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, device: str) -> Diagnostic:
     kind = one.device_type
     if one.visible_devices and other.visible_devices:
-        says = facts.value("groups", one.name, "visible_devices").with_word(f"`{one.name}` sees it too")
+        seconds = facts.value("groups", one.name, "visible_devices").with_word(f"`{one.name}` sees it too")
         message = f"`{one.name}` and `{other.name}` both see the {kind} device {device} of node {node}"
         span = facts.value("groups", other.name, "visible_devices")
         help = f"name other devices, or say `colocate: {one.name}` in `{other.name}`"
-        return Diagnostic("MC317", message, span, (says,), help)
+        return Diagnostic("MC317", message, span, (seconds,), help)
     named, numbered = (one, other) if one.visible_devices else (other, one)
     has = f"`{numbered.name}` has number {device} of node {node}"
-    says = facts.value("groups", numbered.name, "ranks").with_word(has)
+    seconds = facts.value("groups", numbered.name, "ranks").with_word(has)
     sees = f"`{named.name}` sees the {kind} device {device} of node {node}"
     message = f"{sees}, which `{numbered.name}` has too unless it is renumbered"
     span = facts.value("groups", named.name, "visible_devices")
     help = "say `visible_devices` in both groups, or in none"
-    return Diagnostic("MC318", message, span, (says,), help, "warning")
+    return Diagnostic("MC318", message, span, (seconds,), help, "warning")
 
 
 def environment_keeps_devices(facts: Facts) -> Iterator[Diagnostic]:
@@ -331,11 +331,11 @@ def environment_keeps_devices(facts: Facts) -> Iterator[Diagnostic]:
                 yield Diagnostic("MC321", message, span, help="remove it", severity="warning")
             elif variable in SET_BY_MESHCTL.get(group.device_type, ()):
                 has = f"`{name}` has {counted(group.devices, f'{group.device_type} device')}"
-                says = (facts.value("groups", name, "ranks").with_word(has),)
+                seconds = (facts.value("groups", name, "ranks").with_word(has),)
                 takes_place = f"`{variable}` in `env` takes the place of the devices"
                 message = f"{takes_place} that each worker of `{name}` is given"
                 help = "remove it, or say it as `visible_devices`"
-                yield Diagnostic("MC321", message, span, says, help, "warning")
+                yield Diagnostic("MC321", message, span, seconds, help, "warning")
 
 
 RULES = (

@@ -56,7 +56,7 @@ def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
         if mesh.ulysses_size > 1:
             dims.append(f"ulysses {mesh.ulysses_size}")
         layout = facts.key("components", stage.component, "parallel")
-        says = (
+        seconds = (
             layout.with_word(f"`{stage.component}` has {', '.join(dims)}"),
             facts.key("pipeline", source.name).with_word(f"{facts.producers(source)} workers give its value"),
         )
@@ -64,7 +64,7 @@ def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
         gives = f"`execute: {execute}` of stage `{stage.name}` gives ranks {one} and {other}"
         message = f"{gives} of `{stage.component}` different samples, and they are peers of one data rank"
         help = "say `execute: all`, or choose layouts in which each producer has whole data ranks"
-        yield Diagnostic("MC528", message, _key_of(facts, stage, "execute"), says, help)
+        yield Diagnostic("MC528", message, _key_of(facts, stage, "execute"), seconds, help)
 
 
 def _key_of(facts: Facts, stage: Stage, *keys: str) -> Span:

@@ -23,10 +23,10 @@ def recipe_has_groups(facts: Facts) -> Iterator[Diagnostic]:
 def cpu_ranks_are_count(facts: Facts) -> Iterator[Diagnostic]:
     for name, group in facts.recipe.groups.items():
         if group.device_type == "cpu" and isinstance(group.ranks, tuple):
-            says = (facts.value("groups", name, "device_type").with_word("`device_type` is cpu"),)
+            seconds = (facts.value("groups", name, "device_type").with_word("`device_type` is cpu"),)
             message = f"`ranks` of the cpu group `{name}` is a count of processes, not a list"
             span = facts.value("groups", name, "ranks")
-            yield Diagnostic("MC302", message, span, says, f"write {len(group.ranks)}")
+            yield Diagnostic("MC302", message, span, seconds, f"write {len(group.ranks)}")
 
 
 def keys_fit_device_type(facts: Facts) -> Iterator[Diagnostic]:
@@ -68,17 +68,17 @@ def colocated_group_exists(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC305", message, span, missing=True)
         elif host.device_type and group.device_type and host.device_type != group.device_type:
             host_type = f"`{host.name}` is on {host.device_type}"
-            says = (facts.value("groups", host.name, "device_type").with_word(host_type),)
+            seconds = (facts.value("groups", host.name, "device_type").with_word(host_type),)
             message = (
                 f"group `{name}` is on {group.device_type}, it cannot share the devices of `{host.name}`"
             )
-            yield Diagnostic("MC305", message, span, says, missing=True)
+            yield Diagnostic("MC305", message, span, seconds, missing=True)
         elif isinstance(group.ranks, int) and group.devices > host.devices > 0:
             has = f"`{host.name}` has {counted(host.devices, 'device')}"
-            says = (facts.value("groups", host.name, "ranks").with_word(has),)
+            seconds = (facts.value("groups", host.name, "ranks").with_word(has),)
             shares = f"group `{name}` shares {counted(group.devices, 'device')} with `{host.name}`"
             ranks, help = facts.value("groups", name, "ranks"), f"write {host.devices} or less"
-            yield Diagnostic("MC306", f"{shares}, which has {host.devices}", ranks, says, help)
+            yield Diagnostic("MC306", f"{shares}, which has {host.devices}", ranks, seconds, help)
 
 
 def _is_own_host(name: str, groups: Mapping[str, DeviceGroup]) -> bool:
@@ -100,10 +100,10 @@ def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
         if group.program and components:
             component = components[0].name
             runs = f"`{component}` runs on `{name}`"
-            says = (facts.value("components", component, "group").with_word(runs),)
+            seconds = (facts.value("components", component, "group").with_word(runs),)
             message = f"group `{name}` runs a program, it cannot host components too"
             span = facts.key("groups", name, "program")
-            yield Diagnostic("MC312", message, span, says, "use two groups")
+            yield Diagnostic("MC312", message, span, seconds, "use two groups")
         elif not group.program and not components and facts.is_valid("groups", name) and are_placed:
             message = f"group `{name}` runs nothing"
             help = f"say `group: {name}` in a component, or `program: SCRIPT` in the group"

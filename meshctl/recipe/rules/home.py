@@ -66,9 +66,9 @@ def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
             source for source in one.sources if source in pipeline and not _passed(facts, source, one.home)
         ]
         if own and maker and own.group != maker.group:
-            says = facts.key("pipeline", one.home).with_word(f"`{one.home}` runs on `{maker.group}`")
+            seconds = facts.key("pipeline", one.home).with_word(f"`{one.home}` runs on `{maker.group}`")
             message = f"stage `{name}` runs on `{own.group}`, its samples have no home in `{one.home}`"
-            yield Diagnostic("MC535", message, span, (says,), "name a stage of the same group")
+            yield Diagnostic("MC535", message, span, (seconds,), "name a stage of the same group")
         elif strangers:
             message = f"the samples of `{strangers[0]}` did not pass `{one.home}`, they have no home there"
             help = "name a stage that it takes, or that those take"
@@ -105,22 +105,22 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
     made_by = EXECUTE.get(facts.modes[made.name].execute)
     is_spread = facts.join(made) == "samples" and made_by is not None and not made_by.is_single
     ranks, shares = home_mesh.data_size if is_spread else 1, mode.share_count(mesh)
-    says = facts.key("components", maker).with_word(f"`{maker}` has {counted(ranks, 'data rank')}")
+    seconds = facts.key("components", maker).with_word(f"`{maker}` has {counted(ranks, 'data rank')}")
     if ranks < home_mesh.data_size:
-        says = facts.key("pipeline", made.name).with_word("one worker gives its samples")
+        seconds = facts.key("pipeline", made.name).with_word("one worker gives its samples")
     homes = f"the samples of stage `{name}` have homes on {counted(ranks, 'data rank')} of `{maker}`"
     same_layout = "give both the same layout: `parallel: COMPONENT`"
     if execute.is_per_producer:
         if ranks > 1:
             sends = f"`execute: peer` sends the samples of stage `{name}` to their producer's workers"
-            yield Diagnostic("MC535", f"{sends}, and not home", span, (says,), "say `execute: all`")
+            yield Diagnostic("MC535", f"{sends}, and not home", span, (seconds,), "say `execute: all`")
     elif ranks > shares or (ranks < shares and not one.words.allow_empty):
         message = f"{homes}, `{component}` has {counted(shares, 'share')}"
-        yield Diagnostic("MC535", message, span, (says,), same_layout)
+        yield Diagnostic("MC535", message, span, (seconds,), same_layout)
     elif (moved := _first_moved(mode, mesh, home_mesh, ranks)) is not None:
         worker = home_mesh.representative(moved)
         where = f"the home of data rank {moved} is worker {worker}, not one of share {moved}"
-        yield Diagnostic("MC535", f"{homes}, and {where}", span, (says,), same_layout)
+        yield Diagnostic("MC535", f"{homes}, and {where}", span, (seconds,), same_layout)
     elif 0 < made.samples < ranks and not one.words.allow_empty:
         few = facts.value("pipeline", made.name, "samples").with_word(counted(made.samples, "sample"))
         help = "say `allow_empty: true` here too, or give more"

@@ -38,9 +38,11 @@ def _gives_batch(facts: Facts, stage: Stage, given: Input, index: int, name: str
         return
     gives = "numbers" if modes.collect_mode.is_reduced else "a list of its workers' values"
     span = facts.value("pipeline", stage.name, *input_path(given, index))
-    says = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
+    seconds = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
     message = f"a list of stages joins batches, `{name}` gives {gives}"
-    yield Diagnostic("MC537", message, span, says, "give each its own parameter: in: {PARAMETER: STAGE, ...}")
+    yield Diagnostic(
+        "MC537", message, span, seconds, "give each its own parameter: in: {PARAMETER: STAGE, ...}"
+    )
 
 
 def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:

@@ -51,10 +51,10 @@ def named_mesh_exists(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC402", f"component `{name}` takes its own mesh", span, missing=True)
         elif other.group != component.group and other.group in groups and component.group in groups:
             runs = f"`{other.name}` runs on `{other.group}`"
-            says = (facts.value("components", other.name, "group").with_word(runs),)
+            seconds = (facts.value("components", other.name, "group").with_word(runs),)
             message = f"`{name}` runs on `{component.group}`, it cannot take the mesh of `{other.name}`"
             help = "a mesh is shared within one group; write sizes"
-            yield Diagnostic("MC403", message, span, says, help)
+            yield Diagnostic("MC403", message, span, seconds, help)
 
 
 def _takes_own_mesh(facts: Facts, component: Component) -> bool:
@@ -107,9 +107,9 @@ def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit
         message = "only one size can be auto"
     span = facts.value("components", component.name, "parallel", misfit.size).with_word(misfit.drawn)
     help = f"nearest that fit: {'; '.join(map(str, misfit.fits))}" if misfit.fits else ""
-    says = (_contradicted(facts, component, sizes, misfit),)
+    seconds = (_contradicted(facts, component, sizes, misfit),)
     fixes = _fixes(facts, component, sizes, misfit)
-    return Diagnostic(CODES[misfit.rule], message, span, says, help, fixes=fixes)
+    return Diagnostic(CODES[misfit.rule], message, span, seconds, help, fixes=fixes)
 
 
 def _fixes(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> tuple[Fix, ...]:
@@ -192,10 +192,10 @@ def class_supports_layout(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC415", message, spans[dim], target, help)
         elif pair := layouts.conflict(sizes):
             one, other = pair
-            says = (spans[one].with_word(f"`{one}` is {sizes[one]}"), *target)
+            seconds = (spans[one].with_word(f"`{one}` is {sizes[one]}"), *target)
             span = spans[other].with_word(f"`{other}` is {sizes[other]}")
             message = f"`{found.target}` does not support `{one}` together with `{other}`"
-            yield Diagnostic("MC416", message, span, says, needs.help)
+            yield Diagnostic("MC416", message, span, seconds, needs.help)
 
 
 def declarations_are_readable(facts: Facts) -> Iterator[Diagnostic]:

@@ -130,7 +130,7 @@ def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
             continue
         drawn = f"pp {pp} x vpp {vpp} = {stages}" if vpp > 1 else f"pp {pp}"
         span = one.span(facts, "vpp_size" if vpp > 1 else "pp_size").with_word(drawn)
-        says = one.model.stated("num_layers")
+        seconds = one.model.stated("num_layers")
         if layers < stages:
             message = (
                 f"`{name}` has {counted(layers, 'layer')} for {counted(stages, 'stage')}: some have none"
@@ -139,11 +139,11 @@ def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
             is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.layout.with_ring, vpp=fewer)
             options = [f"vpp {fewer}"] if is_possible else []
             help = nearest_that_fit([*options, *one.layout.proposals])
-            yield Diagnostic("MC434", message, span, says, help)
+            yield Diagnostic("MC434", message, span, seconds, help)
         else:
             message = f"the {layers} layers of `{name}` are not even over {stages} stages"
             help = "the component must share them out so"
-            yield Diagnostic("MC437", f"{message}: {_uneven(layers, stages)}", span, says, help, "warning")
+            yield Diagnostic("MC437", f"{message}: {_uneven(layers, stages)}", span, seconds, help, "warning")
 
 
 def _uneven(layers: int, stages: int) -> str:
@@ -169,8 +169,8 @@ def ep_divides_experts(facts: Facts) -> Iterator[Diagnostic]:
             f"ep {size}" + (f" x ep_fsdp {ranks // size}" if is_rest_stated else "") for size in fitting
         ]
         message = f"`ep_size` {ep} does not divide the {counted(experts, 'expert')} of `{one.component.name}`"
-        span, says = one.span(facts, "ep_size"), one.model.stated("num_experts")
-        yield Diagnostic("MC435", message, span, says, nearest_that_fit(options))
+        span, seconds = one.span(facts, "ep_size"), one.model.stated("num_experts")
+        yield Diagnostic("MC435", message, span, seconds, nearest_that_fit(options))
 
 
 def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:

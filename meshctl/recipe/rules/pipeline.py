@@ -164,8 +164,8 @@ def sync_has_two_ends(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC551", message, facts.value("pipeline", name, "max_staleness"), (every,), help)
         if target is not None and target.frozen:
             frozen = facts.value("components", stage.to, "frozen")
-            says = (frozen.with_word("`frozen`: it has no weights to load"),)
-            yield Diagnostic("MC552", f"component `{stage.to}` is no target of a sync", to, says)
+            seconds = (frozen.with_word("`frozen`: it has no weights to load"),)
+            yield Diagnostic("MC552", f"component `{stage.to}` is no target of a sync", to, seconds)
 
 
 def sync_methods_exist(facts: Facts) -> Iterator[Diagnostic]:

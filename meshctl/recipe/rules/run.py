@@ -30,8 +30,8 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC560", message, span, help=help, missing=True)
         elif stage in pipeline and pipeline[stage].kind == "sync":
             message = f"`{metric}` is no metric, `{stage}` is a sync"
-            says = (facts.key("pipeline", stage).with_word("a sync gives no numbers"),)
-            yield Diagnostic("MC560", message, span, says, missing=True)
+            seconds = (facts.key("pipeline", stage).with_word("a sync gives no numbers"),)
+            yield Diagnostic("MC560", message, span, seconds, missing=True)
 
 
 def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
@@ -76,8 +76,8 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
             continue
         is_sync = pipeline[word].kind == "sync"
         why = "a sync moves weights, which are not recorded" if is_sync else "no stage takes it"
-        says = (facts.key("pipeline", word).with_word(why),)
-        yield Diagnostic("MC563", f"`{word}` has no route to record", span, says, did_you_mean("", routes))
+        seconds = (facts.key("pipeline", word).with_word(why),)
+        yield Diagnostic("MC563", f"`{word}` has no route to record", span, seconds, did_you_mean("", routes))
 
 
 RULES = (metric_exists, metric_is_given, route_exists)

@@ -52,11 +52,11 @@ def _runs_within_steps(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     why = _why_not_within(facts.times[stage.name], run)
     if not why or any(_why_not_within(facts.times[other], run) for other in stage.takes):
         return
-    says = (facts.value("run", "steps").with_word(f"the run has {counted(steps, 'step')}"),)
+    seconds = (facts.value("run", "steps").with_word(f"the run has {counted(steps, 'step')}"),)
     message = f"stage `{stage.name}` does not run in {counted(steps, 'step')}: {why}"
     if stage.kind == "sync":
         message = f"`{stage.name}` sends weights at the start only: {why}"
-    yield Diagnostic("MC545", message, _timing(facts, stage), says, severity="warning")
+    yield Diagnostic("MC545", message, _timing(facts, stage), seconds, severity="warning")
 
 
 def _why_not_within(times: Times, run: Run) -> str:
@@ -108,10 +108,10 @@ def every_is_kept(facts: Facts) -> Iterator[Diagnostic]:
             continue
         slower = [other for other in stage.takes if _is_slower(facts.times[other], stage.every)]
         if slower and not facts.times[name].at:
-            period, says = facts.times[name].period, tuple(_timing_of(facts, other) for other in slower)
+            period, seconds = facts.times[name].period, tuple(_timing_of(facts, other) for other in slower)
             stated = f"stage `{name}` says every {counted(stage.every, 'step')}"
             message = f"{stated}, and runs every {period}: only where {listed(slower)} runs"
-            yield Diagnostic("MC548", message, span, says, f"write {period}, or leave it out", "warning")
+            yield Diagnostic("MC548", message, span, seconds, f"write {period}, or leave it out", "warning")
 
 
 def _is_slower(times: Times, every: int) -> bool:
@@ -130,10 +130,10 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
         if sources:
             has = "has" if len(sources) == 1 else "have"
             who = f"{listed(stage.component for stage in sources)} {has} no `__len__`"
-        says = tuple(facts.value("components", stage.component, "_target_") for stage in sources)
+        seconds = tuple(facts.value("components", stage.component, "_target_") for stage in sources)
         message = f"`epochs` needs a source that knows its length, and {who}"
         help = "say `steps`, or write `__len__`: the samples of one epoch"
-        yield Diagnostic("MC547", message, facts.value("run", "epochs"), says, help)
+        yield Diagnostic("MC547", message, facts.value("run", "epochs"), seconds, help)
     elif not sources and not run.steps:
         span = facts.key("run" if facts.is_named("run") else "pipeline")
         message = "nothing ends this run but a stop: it has no `steps`, and no source runs in every step"
@@ -152,10 +152,10 @@ def _has_length(facts: Facts, stage: Stage) -> bool | None:
 def checkpoints_before_end(facts: Facts) -> Iterator[Diagnostic]:
     run = facts.recipe.run
     if run.checkpoint and facts.is_valid("run") and 0 < run.steps < run.checkpoint.every:
-        says = (facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}"),)
+        seconds = (facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}"),)
         message = f"a checkpoint every {run.checkpoint.every} steps: this run saves at its end only"
         span = facts.value("run", "checkpoint", "every")
-        yield Diagnostic("MC556", message, span, says, severity="note")
+        yield Diagnostic("MC556", message, span, seconds, severity="note")
 
 
 def run_keys_need_components(facts: Facts) -> Iterator[Diagnostic]:
@@ -182,11 +182,11 @@ def one_sync_per_target(facts: Facts) -> Iterator[Diagnostic]:
         if other is stage:
             continue
         loads = f"`{other.name}` loads them too, from `{other.component}`"
-        says = (facts.value("pipeline", other.name, "to").with_word(loads),)
+        seconds = (facts.value("pipeline", other.name, "to").with_word(loads),)
         syncs = f"syncs `{other.name}` and `{name}`"
         message = f"{syncs} both load the weights of `{stage.to}`, and the later one wins"
         span = facts.value("pipeline", name, "to")
-        yield Diagnostic("MC554", message, span, says, "keep one of them")
+        yield Diagnostic("MC554", message, span, seconds, "keep one of them")
 
 
 def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
@@ -201,11 +201,11 @@ def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
         next_checkpoint = saves_every * -(-stage.every // saves_every) if saves_every else run.steps
         is_in_time = stage.every + stage.lag <= run.steps or next_checkpoint < run.steps
         if stage.every <= run.steps and not is_in_time:
-            says = (facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}"),)
+            seconds = (facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}"),)
             late = f"what `{name}` sends arrives {counted(stage.lag, 'step')} later"
             message = f"`{stage.to}` never gets new weights: {late}"
             span = facts.value("pipeline", name, "max_staleness")
-            yield Diagnostic("MC555", message, span, says, severity="warning")
+            yield Diagnostic("MC555", message, span, seconds, severity="warning")
 
 
 RULES = (

@@ -65,11 +65,11 @@ def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
         if isinstance(component.parallel, Sizes) and component.parallel.given:
             proposals = LayoutNeeds(facts, component, component.parallel).help
             help = f"{help}; {proposals}" if proposals else help
-    says = tuple(
+    seconds = tuple(
         facts.key("components", name).with_word(f"`{name}` has {counted(count, 'share')}")
         for name, count in shares.items()
     )
-    return Diagnostic("MC541", message, facts.value("pipeline", source.name, "samples"), says, help)
+    return Diagnostic("MC541", message, facts.value("pipeline", source.name, "samples"), seconds, help)
 
 
 def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
@@ -87,11 +87,11 @@ def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
             if is_free or not groups < shares <= source.samples:
                 continue
             each = f"{source.samples // groups} samples from each of {groups}"
-            says = (facts.value("pipeline", source.name, "samples").with_word(each),)
+            seconds = (facts.value("pipeline", source.name, "samples").with_word(each),)
             are = f"the {source.samples} samples of `{source.name}` are {counted(groups, 'group')}"
             span = facts.value("pipeline", stage.name, *input_path(given, 0))
             help = "say `dispatch: {split_groups: true}`, or `allow_empty: true`, or begin with more"
-            yield Diagnostic("MC542", f"{are}, `{stage.component}` has {shares} shares", span, says, help)
+            yield Diagnostic("MC542", f"{are}, `{stage.component}` has {shares} shares", span, seconds, help)
 
 
 def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
@@ -132,8 +132,8 @@ def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
             gets = f"`{name}` gets {counted(each, 'sample')} a data rank"
             message = f"{gets}, fewer micro-batches than its pipeline has stages"
             help = f"give at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"
-            says = (pp_size.with_word(f"{stages} stages"),)
-            yield Diagnostic("MC543", message, span, says, help, "warning")
+            seconds = (pp_size.with_word(f"{stages} stages"),)
+            yield Diagnostic("MC543", message, span, seconds, help, "warning")
 
 
 RULES = (every_share_has_samples, groups_stay_whole, pipelines_are_filled)

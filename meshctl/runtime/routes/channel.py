@@ -319,13 +319,13 @@ class Channel:
     def _next(self, part: int, producer: int) -> _Message:
         """Returns the next frame of a producer, without those of older generations."""
         while True:
-            message = _message_in(self._hear(part, producer))
+            message = _message_in(self._receive_from(part, producer))
             if message is None:
                 raise self._unexpected(producer, "no frame of a route")
             if message.generation >= self._generation:
                 return message
 
-    def _hear(self, part: int, producer: int) -> Any:
+    def _receive_from(self, part: int, producer: int) -> Any:
         """Receives a value from a producer, or from the rank of this node that forwards it."""
         source = self._job_ranks[producer]
         peers = self._paths.forwarding(self._context.consumer_rank, part, producer)

@@ -298,7 +298,7 @@ class WeightChannel:
     def _invited(self, bucket: Bucket) -> Sequence[Tensor]:
         """Returns the items of a bucket in the frame that its leader laid out."""
         leader = self._context.producer.job_rank(bucket.leader)
-        message = self._next(leader, partial(self._hear, leader, SHARED_WRITE), self.last_sent)
+        message = self._next(leader, partial(self._receive_from, leader, SHARED_WRITE), self.last_sent)
         self._check(message, leader, bucket, [item.shard for item in bucket.items])
         return message.tensors
 
@@ -378,10 +378,10 @@ class WeightChannel:
         """Receives the frame of a producer; the first consumer forwards it to the others where it comes from
         another node."""
         if not self._buckets.is_forwarded(bucket, producer):
-            return self._hear(sender, VALUES)
+            return self._receive_from(sender, VALUES)
         first, *others = self._buckets.readers(bucket)
         if self._transport.job_rank != first:
-            return self._hear(first, FORWARD)
+            return self._receive_from(first, FORWARD)
         delivery = self._transport.receive(sender, self._tag + VALUES)
         value = self._value(delivery, sender)
         try:
@@ -390,7 +390,7 @@ class WeightChannel:
             raise self._buffers_held(held) from None
         return value
 
-    def _hear(self, job_rank: int, tag: int) -> Any:
+    def _receive_from(self, job_rank: int, tag: int) -> Any:
         return self._value(self._transport.receive(job_rank, self._tag + tag), job_rank)
 
     def _value(self, delivery: Delivery, job_rank: int) -> Any:
@@ -401,12 +401,12 @@ class WeightChannel:
 
     # Checking
 
-    def _next(self, job_rank: int, hear: Callable[[], Any], step: int) -> _Message:
+    def _next(self, job_rank: int, receive: Callable[[], Any], step: int) -> _Message:
         """Returns the next message of a producer, which must be of `step`. Messages of older generations and
         of dropped steps are skipped. Raises `RouteError`."""
         while True:
             begin = time.perf_counter()
-            value = hear()
+            value = receive()
             self.seconds_waited += time.perf_counter() - begin
             if not isinstance(value, list) or [type(part) for part in value] != [int, int, list, list]:
                 raise self._malformed(job_rank, "no step, sums and tensors")

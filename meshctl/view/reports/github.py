@@ -39,7 +39,7 @@ def annotation(found: Diagnostic, folder: str) -> str:
         given = {**{key: str(value) for key, value in place.items()}, **given}
     elif span:
         text.append(f"at {_place(span)}")
-    text += [f"{_place(second)}: {shown(second.says)}" for second in found.seconds]
+    text += [f"{_place(second)}: {shown(second.label)}" for second in found.seconds]
     text += [f"help: {shown(found.help)}"] if found.help else []
     properties = ",".join(f"{key}={_escaped(shown(value), ':,')}" for key, value in given.items())
     return f"::{COMMANDS[found.severity]} {properties}::{_escaped(chr(10).join(text))}"

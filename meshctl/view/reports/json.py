@@ -92,7 +92,7 @@ def _span(span: Span, lines: Lines) -> dict[str, Any]:
     text = lines.get(span.file, ())
     return {
         **_place(span),
-        "says": span.says or None,
+        "says": span.label or None,
         "text": text[span.line - 1] if span.line <= len(text) else None,
     }
 

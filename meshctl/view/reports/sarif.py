@@ -109,17 +109,17 @@ class _Run:
         region = _region(span)
         if span.line <= len(lines):
             region["snippet"] = {"text": lines[span.line - 1]}
-        says = {"message": {"text": span.says}} if span.says else {}
-        return {"physicalLocation": {**self.place(span.file), "region": region}, **says}
+        label = {"message": {"text": span.label}} if span.label else {}
+        return {"physicalLocation": {**self.place(span.file), "region": region}, **label}
 
     def place(self, file: str) -> dict[str, Any]:
         return {"artifactLocation": {"uri": self.uri(file), "index": self.files.index(file)}}
 
     def fix(self, fixes: Sequence[Fix]) -> dict[str, Any]:
-        says = "; ".join(f"`{fix.was}` -> `{fix.text}`" for fix in fixes)
+        label = "; ".join(f"`{fix.was}` -> `{fix.text}`" for fix in fixes)
         by_file = groupby(sorted(fixes, key=lambda fix: fix.span), lambda fix: fix.span.file)
         return {
-            "description": {"text": says},
+            "description": {"text": label},
             "artifactChanges": [self.change(file, list(some)) for file, some in by_file],
         }
 

@@ -92,7 +92,7 @@ def _excerpt(span: Span, line: str, mark: str, gutter: int, paint: Paint) -> Ite
     before, marked = line[: column - 1], line[column - 1 : column - 1 + span.width]
     number, bar = paint(f"{span.line:>{gutter}} |", "frame"), paint(f"{'':>{gutter}} |", "frame")
     yield f"{number} {shown(line)}".rstrip()
-    drawn = f"{mark * max(1, cells(marked))} {shown(span.says)}".rstrip()
+    drawn = f"{mark * max(1, cells(marked))} {shown(span.label)}".rstrip()
     yield f"{bar} {' ' * cells(before)}{paint(drawn, mark)}"
 
 

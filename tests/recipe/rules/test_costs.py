@@ -175,11 +175,11 @@ def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[st
     nodes, mesh = nodes_by_rank(facts), facts.meshes["actor"]
     warned = {found.code: found for found in process_groups_stay_on_node(facts)}
     for dim, code in WITHIN_LAYERS.items():
-        crossing = [len({nodes[rank] for rank in ranks}) > 1 for ranks in mesh.process_groups(dim)]
-        assert (code in warned) == any(crossing)
-        if any(crossing):
+        spread = [len({nodes[rank] for rank in ranks}) > 1 for ranks in mesh.process_groups(dim)]
+        assert (code in warned) == any(spread)
+        if any(spread):
             assert warned[code].message.split()[0] == (
-                "all" if all(crossing) and len(crossing) > 1 else "some" if len(crossing) > 1 else "the"
+                "all" if all(spread) and len(spread) > 1 else "some" if len(spread) > 1 else "the"
             )
             helps(recipe, warned[code])
 

@@ -58,7 +58,7 @@ def reported(recipe: dict[str, Any], folder: Path) -> list[tuple[str, str, str]]
         span = error.primary
         assert span is not None
         place = lines[span.file][span.line - 1][span.column - 1 :][: span.width]
-        found.append((error.message, place, " ".join(second.says for second in error.seconds)))
+        found.append((error.message, place, " ".join(second.label for second in error.seconds)))
     return found
 
 

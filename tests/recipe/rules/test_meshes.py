@@ -171,7 +171,10 @@ def test_a_dim_that_the_class_does_not_support(tmp_path: Path, target: str) -> N
 def test_a_pair_of_dims_that_the_class_excludes(tmp_path: Path) -> None:
     (found,) = report_of(tmp_path, "mine.Trainer", "{fsdp_size: 4, tp_size: 2}")
     assert found.code == "MC416" and found.message.endswith("does not support `fsdp` together with `tp`")
-    assert [span.says for span in (found.primary, *found.seconds) if span][:2] == ["`tp` is 2", "`fsdp` is 4"]
+    assert [span.label for span in (found.primary, *found.seconds) if span][:2] == [
+        "`tp` is 2",
+        "`fsdp` is 4",
+    ]
     assert found.help == "nearest that fit: dp 2 x fsdp 4; dp 4 x tp 2"
 
 

@@ -87,7 +87,7 @@ def test_the_notice_is_the_last_message_of_the_launcher() -> None:
     assert notices == ["starting", "", "checkpoint of step 3", "checkpoint of step 3", "stopping: Ctrl-C"]
 
 
-def test_a_picture_of_a_run_that_continues_says_from_where() -> None:
+def test_a_picture_of_a_run_that_continues_names_its_first_step() -> None:
     stream = Terminal()
     view = Dashboard(make_plan(), stream, clock=lambda: 0.0)
     view.on_attempt(1, 40)

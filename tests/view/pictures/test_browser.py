@@ -375,9 +375,9 @@ def test_a_route_shows_the_transport_to_each_partner(opened: Open) -> None:
         "train:6": {"scored -> metrics": "tcp"},
         "critic:3": {"rollouts -> baseline": "cuda ipc"},
     }
-    for worker, told in ways.items():
+    for worker, described in ways.items():
         page = opened(drawn, f"#{worker}")
-        for name, way in told.items():
+        for name, way in described.items():
             assert way_of(page, name) == way, (worker, name)
 
 

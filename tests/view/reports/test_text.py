@@ -66,7 +66,7 @@ def test_marks_stand_under_what_they_mark() -> None:
 
 def test_a_recipe_does_not_drive_the_terminal() -> None:
     assert drawn("a: \x1b[31mred\u202e", 1)[-2] == "1 | a: ?[31mred?"
-    evil = Diagnostic("MC1", "\x1b[2J", Span("\x07", 1, 1, says="\x1b"), help="\x1b]0;x")
+    evil = Diagnostic("MC1", "\x1b[2J", Span("\x07", 1, 1, label="\x1b"), help="\x1b]0;x")
     assert "\x1b" not in text(Report((evil,), (("\x07", ("x",)),)))
 
 

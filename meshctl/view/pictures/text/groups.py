@@ -120,9 +120,9 @@ class Groups:
             return table
         draw = partial(grid, mesh, self.nodes(group))
         below = draw(width, rows) if rows else []
-        beside = draw(width - TABLE_GAP - max(row.width for row in table), max(rows, len(table) - 1))
-        prefers_below = rows >= MANY_ROWS and _is_shortened(beside) and not _is_shortened(below)
-        return side_by_side(beside, table) if beside and not prefers_below else below + table
+        adjacent = draw(width - TABLE_GAP - max(row.width for row in table), max(rows, len(table) - 1))
+        prefers_below = rows >= MANY_ROWS and _is_shortened(adjacent) and not _is_shortened(below)
+        return side_by_side(adjacent, table) if adjacent and not prefers_below else below + table
 
     def _briefly(self, group: PlacedGroup, component: PlacedComponent) -> list[Line]:
         """fsdp 2 x 2 inside  tp 2 x 2 inside"""
