@@ -17,12 +17,10 @@ from typing import TypeAlias
 import numpy
 from numpy.typing import NDArray
 
+from meshctl.topology.balance_few import LIGHT_FRACTION, WINDOW, lacking_loads
+
 Numbers: TypeAlias = NDArray[numpy.int64]
 
-LIGHT_FRACTION = 16
-"""A light unit weighs at most 1/16 of the smallest load that parts are filled up to."""
-WINDOW = 16
-"""The number of units around a boundary between two parts that even out its two sides."""
 MAX_ITEMS = 1 << 13
 """The number of items that equal counts assign one by one; of more units, neighbours form blocks."""
 MIN_ITEMS_PER_PART = 4
@@ -39,7 +37,7 @@ def equal_loads(weights: Numbers, parts: int) -> Numbers:
     owner = numpy.empty(len(weights), numpy.int64)
     light: slice | Numbers = slice(None)
     while len(left := weights[light]):
-        lacking = _lacking(loads, int(left.sum()))
+        lacking = numpy.array(lacking_loads(loads.tolist(), int(left.sum())))
         is_heavy = left > (loads + lacking).min() // LIGHT_FRACTION
         if not is_heavy.any():
             owner[light] = _fill(left, lacking)
@@ -69,20 +67,6 @@ def equal_counts(weights: Numbers, parts: int) -> Numbers:
         owner[first:stop] = numpy.repeat(_capped_longest_first(items, loads), block)
         first = stop
     return owner
-
-
-def _lacking(loads: Numbers, amount: int) -> Numbers:
-    """How much of `amount` each part receives so that the smallest loads rise to one level."""
-    parts = loads.argsort(kind="stable")
-    rising = loads[parts]
-    sums = rising.cumsum()
-    needed = rising * numpy.arange(1, len(loads) + 1) - sums
-    filled = int(needed.searchsorted(amount, side="right"))
-    level, rest = divmod(amount + int(sums[filled - 1]), filled)
-    lacking = numpy.zeros(len(loads), numpy.int64)
-    lacking[parts[:filled]] = level - rising[:filled]
-    lacking[parts[:rest]] += 1
-    return lacking
 
 
 def _longest_first(weights: Numbers, loads: Numbers) -> Numbers:

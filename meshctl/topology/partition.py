@@ -14,8 +14,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
+from meshctl.topology.balance_few import equal_loads_of_few
 from meshctl.topology.mesh import even_split
 from meshctl.topology.samples import Id, RouteError, Run, SampleTable, sample_name
+
+FEW_SAMPLES = 512
+"""The largest batch that is balanced without arrays."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,15 @@ def _by_tokens(
     parts: int,
     with_equal_counts: bool,
 ) -> list[list[Run]]:
+    runs = table.in_order
+    if not runs:
+        return [[] for _ in range(parts)]
+    if table.total <= FEW_SAMPLES and not with_equal_counts:
+        return _few_by_tokens(table, lengths, bounds, parts)
     import numpy
 
     from meshctl.topology.balance import equal_counts, equal_loads
 
-    runs = table.in_order
-    if not runs:
-        return [[] for _ in range(parts)]
     weights = numpy.concatenate(
         [numpy.asarray(lengths[run.producer], numpy.int64)[run.start : run.stop] for run in runs]
     )
@@ -115,6 +121,24 @@ def _by_tokens(
         weights = numpy.add.reduceat(weights, first_of_unit)
     part_of_unit = (equal_counts if with_equal_counts else equal_loads)(weights, parts)
     return _runs_of_parts(part_of_unit, first_of_unit, runs, parts)
+
+
+def _few_by_tokens(
+    table: SampleTable, lengths: Sequence[Sequence[int]], bounds: Sequence[int], parts: int
+) -> list[list[Run]]:
+    import numpy
+
+    weights: list[int] = []
+    for producer, start, stop in table.in_order:
+        weights += numpy.asarray(lengths[producer][start:stop]).tolist()
+    if len(bounds) <= len(weights):
+        weights = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
+    part_of_unit = equal_loads_of_few(weights, parts)
+    changes = [unit for unit in range(1, len(weights)) if part_of_unit[unit - 1] != part_of_unit[unit]]
+    spans: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
+    for first, last in pairwise([0, *changes, len(weights)]):
+        spans[part_of_unit[first]].append((bounds[first], bounds[last]))
+    return list(map(table.between, spans))
 
 
 def _as_array(numbers: Sequence[int]) -> Any:

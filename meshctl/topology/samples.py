@@ -8,10 +8,11 @@ whatever its number of samples.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple, overload
 
@@ -99,6 +100,11 @@ class SampleTable:
         return tuple(merge_runs(sample_order(self)))
 
     @cached_property
+    def _begins(self) -> list[int]:
+        """The position, in sample order, of the first sample of each run of `in_order`."""
+        return list(accumulate([len(run) for run in self.in_order], initial=0))
+
+    @cached_property
     def _is_even(self) -> bool:
         """Whether each producer holds a grid whose ids follow those of the producer before it."""
         filled = [ids for ids in self.ids if len(ids)]
@@ -145,19 +151,17 @@ class SampleTable:
     def between(self, spans: Iterable[tuple[int, int]]) -> list[Run]:
         """The samples in spans [start, stop) of the sample order. The spans must rise."""
         found: list[Run] = []
-        number = at = 0
         for start, stop in spans:
+            number = bisect_right(self._begins, start) - 1
             while start < stop:
                 producer, first, last = self.in_order[number]
-                if start >= at + last - first:
-                    at, number = at + last - first, number + 1
-                    continue
-                begin, end = first + start - at, min(last, first + stop - at)
+                shift = first - self._begins[number]
+                begin, end = start + shift, min(last, stop + shift)
                 if found and found[-1].producer == producer and found[-1].stop == begin:
                     found[-1] = Run(producer, found[-1].start, end)
                 else:
                     found.append(Run(producer, begin, end))
-                start += end - begin
+                start, number = start + end - begin, number + 1
         return found
 
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.topology.balance import LIGHT_FRACTION, WINDOW, equal_counts, equal_loads
+from meshctl.topology.balance import equal_counts, equal_loads
+from meshctl.topology.balance_few import LIGHT_FRACTION, WINDOW, equal_loads_of_few
 from tests.examples import examples
 
 
@@ -96,6 +97,17 @@ def test_many_parts_are_as_good_as_longest_first(units: int, parts: int) -> None
     weights = log_normal(units)
     loads = numpy.bincount(equal_loads(weights, parts), weights, parts)
     assert loads.max() * LIGHT_FRACTION <= longest_first(weights.tolist(), parts) * (LIGHT_FRACTION + 1)
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(st.integers(0, 9) | st.integers(0, 900) | st.integers(0, 10**6), max_size=300),
+    st.integers(1, 40),
+)
+def test_few_units_are_assigned_as_many(weights: list[int], parts: int) -> None:
+    assert (
+        equal_loads_of_few(weights, parts) == equal_loads(numpy.array(weights, numpy.int64), parts).tolist()
+    )
 
 
 @settings(max_examples=200)

@@ -1,0 +1,79 @@
+"""Assigns some hundred weighted units to parts in plain Python, as `balance.equal_loads` assigns many.
+
+A step of a small batch is short, and some fifty calls of an array library take longer than all of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+LIGHT_FRACTION = 16
+"""A light unit weighs at most 1/16 of the smallest load that parts are filled up to."""
+WINDOW = 16
+"""The number of units around a boundary between two parts that even out its two sides."""
+
+
+def equal_loads_of_few(weights: Sequence[int], parts: int) -> list[int]:
+    """The part of each unit: the result of `balance.equal_loads`."""
+    if min(weights, default=1) < 1:
+        weights = [max(weight, 1) for weight in weights]
+    loads, owner = [0] * parts, [0] * len(weights)
+    light: Sequence[int] = range(len(weights))
+    while light:
+        lacking = lacking_loads(loads, sum([weights[unit] for unit in light]))
+        limit = min([load + more for load, more in zip(loads, lacking, strict=True)]) // LIGHT_FRACTION
+        heavy = [unit for unit in light if weights[unit] > limit]
+        if not heavy:
+            _fill(weights, light, lacking, owner)
+            break
+        _longest_first(weights, heavy, loads, owner)
+        light = [unit for unit in light if weights[unit] <= limit]
+    return owner
+
+
+def lacking_loads(loads: Sequence[int], amount: int) -> list[int]:
+    """How much of `amount` each part receives so that the smallest loads rise to one level."""
+    rising = sorted(range(len(loads)), key=loads.__getitem__)
+    count = total = 0
+    for part in rising:
+        if loads[part] * count - total > amount:
+            break
+        count, total = count + 1, total + loads[part]
+    level, rest = divmod(amount + total, count)
+    lacking = [0] * len(loads)
+    for number, part in enumerate(rising[:count]):
+        lacking[part] = level - loads[part] + (number < rest)
+    return lacking
+
+
+def _longest_first(weights: Sequence[int], units: Sequence[int], loads: list[int], owner: list[int]) -> None:
+    """Gives each unit, the heaviest first, to the part with the smallest load."""
+    heap = [(load, part) for part, load in enumerate(loads)]
+    heapq.heapify(heap)
+    for unit in sorted(units, key=weights.__getitem__, reverse=True):
+        load, part = heap[0]
+        owner[unit] = part
+        heapq.heapreplace(heap, (load + weights[unit], part))
+    for load, part in heap:
+        loads[part] = load
+
+
+def _fill(weights: Sequence[int], light: Sequence[int], lacking: Sequence[int], owner: list[int]) -> None:
+    """Gives neighbours among the light units to each part, as many as it lacks, and deals the units around
+    each boundary again: the heaviest that still fits goes to the part on the left."""
+    sums = list(accumulate([weights[unit] for unit in light], initial=0))
+    ends = list(accumulate(lacking))
+    cuts = [0, *[bisect_right(sums, end) - 1 for end in ends[:-1]], len(light)]
+    for part, (start, stop) in enumerate(pairwise(cuts)):
+        for unit in light[start:stop]:
+            owner[unit] = part
+    for part, (start, cut, stop) in enumerate(zip(cuts, cuts[1:], cuts[2:], strict=False)):
+        half = min((cut - start) // 2, (stop - cut) // 2, WINDOW // 2)
+        left = ends[part] - sums[cut - half]
+        for unit in sorted(light[cut - half : cut + half], key=weights.__getitem__, reverse=True):
+            fits = weights[unit] <= left
+            owner[unit] = part if fits else part + 1
+            left -= weights[unit] if fits else 0
