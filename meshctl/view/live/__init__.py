@@ -9,7 +9,7 @@ view.on_end(0, "")
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:  # this package contains every report, and reports need none of these
@@ -19,20 +19,25 @@ if TYPE_CHECKING:  # this package contains every report, and reports need none o
 
 
 def for_terminal(
-    plan: Plan, run: RunDir, stream: TextIO, environ: Mapping[str, str] = os.environ
+    plan: Plan,
+    run: RunDir,
+    stream: TextIO,
+    environ: Mapping[str, str] = os.environ,
+    follow: Collection[str] = (),
 ) -> Observer:
     """Returns the dashboard where the stream is a terminal that can move its cursor, otherwise plain output.
-    Both respect NO_COLOR."""
-    from meshctl.view.live.logs import GroupLogs
+    Both respect NO_COLOR. `follow` contains
+    GROUP and GROUP:RANK, whose output is shown completely."""
+    from meshctl.view.live.output import Output
 
-    logs = GroupLogs(plan, run, from_end=_is_continued(run))
+    output = Output(plan, run, follow, from_end=_is_continued(run))
     if stream.isatty() and environ.get("TERM", "") not in ("", "dumb"):
         from meshctl.view.live.dashboard import Dashboard
 
-        return Dashboard(plan, stream, logs)
+        return Dashboard(plan, stream, output)
     from meshctl.view.live.plain import PlainOutput
 
-    return PlainOutput(plan, run, stream, logs)
+    return PlainOutput(plan, run, stream, output)
 
 
 def _is_continued(run: RunDir) -> bool:

@@ -12,7 +12,8 @@ a second.
     route               a step    total
     batch -> rollouts   1.2 kB   240 kB
 
-Before its first step, a group shows the newest line that its workers have logged. `on_event` and `on_row`
+The lines of workers that `output.py` chooses scroll above the picture; before its first step, a group shows
+the newest line that its workers have logged. `on_event` and `on_row`
 only count, and a thread of rich draws the counts, so nothing waits for the terminal. The last picture stays
 because no alternate screen is used. A low terminal shows less.
 """
@@ -35,7 +36,7 @@ from rich.text import Text
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.view.formatting import bar, duration, milliseconds, number, rate, size, spark
-from meshctl.view.live.logs import POLL_S, GroupLogs
+from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import GroupState, RunState, State
 
 REFRESH_HZ = 8
@@ -58,11 +59,11 @@ class Dashboard:
         self,
         plan: Plan,
         stream: TextIO,
-        logs: GroupLogs | None = None,
+        output: Output | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state, self._clock, self._began = RunState(plan), clock, clock()
-        self._logs, self._newest, self._read_at = logs, dict[str, tuple[int, str]](), -POLL_S
+        self._output = output
         self._notice, self._closed = "starting", False
         self._lock = threading.Lock()
         self._live = Live(
@@ -72,6 +73,7 @@ class Dashboard:
             vertical_overflow="crop",
         )
         self._live.start(refresh=True)
+        self._thread = OutputThread(output, self._print) if output else None
 
     def on_attempt(self, number: int, step: int | None) -> None:
         with self._lock:
@@ -83,6 +85,8 @@ class Dashboard:
             self._notice = notice_after(event, self._notice)
 
     def on_row(self, metrics: Mapping[str, Any]) -> None:
+        if self._thread and self._state.last is None:
+            self._thread.on_row()
         with self._lock:
             self._state.on_row(metrics)
             self._began = min(
@@ -94,6 +98,8 @@ class Dashboard:
     def on_end(self, code: int, reason: str) -> None:
         """Leaves a last, short picture: the summary that follows has the times and bytes of the whole run."""
         if not self._closed:
+            if self._thread:
+                self._thread.end(self._state.failed)
             self._closed = True
             self._live.stop()
             self._live.console.print()
@@ -106,13 +112,13 @@ class Dashboard:
             return Picture.of(self._state, elapsed, self._notice, self._log_table())
 
     def _log_table(self) -> Table:
-        """Reads the log files twice a second, while a group has not run a step."""
-        if self._logs is None:
+        if self._output is None:
             return grid()
-        if self._clock() - self._read_at >= POLL_S:
-            self._read_at = self._clock()
-            self._newest = dict(self._logs.newest())
-        return newest_logs(self._state, self._newest, self._logs.hint)
+        return newest_logs(self._state, dict(self._output.newest), self._output.hint)
+
+    def _print(self, line: str) -> None:
+        """Prints a line above the picture."""
+        self._live.console.print(Text(line), soft_wrap=True)
 
 
 def notice_after(event: Event, notice: str) -> str:

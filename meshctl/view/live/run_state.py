@@ -173,6 +173,16 @@ class RunState:
                 yield name, self.histories[name]
 
     @property
+    def failed(self) -> list[tuple[str, int]]:
+        """Group and rank of the workers that failed."""
+        return [
+            (name, rank)
+            for name, group in self.groups.items()
+            for rank, state in sorted(group.states.items())
+            if state == "failed"
+        ]
+
+    @property
     def steps_per_second(self) -> float:
         """Measured between the first and the last row, so that the start of the run does not count; 0 with
         fewer than two rows."""

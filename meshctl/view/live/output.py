@@ -1,0 +1,214 @@
+"""The output of workers and programs on the screen: of each group the first lines, all warnings and the last
+lines, each as `GROUP:RANK: line`; of a rank that is followed, every line.
+
+    rollout:0: loading 1.2 GB of weights                first lines: of rank 0, and of others what is new
+    train:3: UserWarning: the cache is too small        a warning, at any time, of any rank
+    train:0: more in runs/x/logs/train/0.log            where the first lines end
+
+Lines that differ only in numbers are alike; of each kind, the screen shows one. The files have everything.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from meshctl.plan.model import Plan
+from meshctl.run.directory import RunDir
+from meshctl.view.live.logs import LogTail, printable
+
+POLL_S = 0.5
+MAX_FIRST_LINES = 20
+"""Of rank 0 of a group, and of all its other ranks together."""
+MAX_LAST_LINES = 5
+"""Of rank 0 of a group, and of each worker that failed."""
+MAX_FAILED = 4
+"""Failed workers of a run whose last lines are shown."""
+MAX_WARNINGS = 100
+"""Kinds of warnings of a group that are shown."""
+MAX_RANKS = 1024
+"""Ranks of a group whose files are read."""
+MIN_READ_BYTES, MAX_READ_BYTES = 1 << 16, 1 << 22
+"""Of one file and poll, and of all files. Of a file that grows faster, the middle is skipped."""
+MAX_FOLLOWED_LETTERS = 1 << 14
+
+WARNING = re.compile(
+    r"\w*Warning:|^warning\b|^\W{0,2}(WARN|ERROR|CRITICAL)\b|\b(WARNING|ERROR|CRITICAL)[: ]"
+    r"|(^|:)\[?[WE]\d{4} "
+)
+"""A line of a warning: Python's (`UserWarning:`), a log record's, a compiler's or glog's (`[W1122 12:00`)."""
+TRACEBACK = "Traceback (most recent call last)"
+"""Ends the lines of a worker of components: the launcher reports the first cause with its traceback."""
+
+Line = tuple[str, str]
+"""GROUP:RANK and the text."""
+
+
+@dataclass
+class RankOutput:
+    name: str
+    """GROUP:RANK"""
+    tail: LogTail
+    is_followed: bool
+    first_left: int = MAX_FIRST_LINES
+    """First lines that may still be shown of it, if it is rank 0."""
+    has_raised: bool = False
+    is_incomplete: bool = False
+    """Whether some of its lines were not examined, and the screen says so."""
+    unseen: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LAST_LINES))
+    """The lines after the last one that is on the screen."""
+
+    def new_lines(self, max_bytes: int) -> list[str]:
+        lines = self.tail.new_lines(max_bytes, is_complete=self.is_followed)
+        while self.is_followed and (more := self.tail.new_lines(max_bytes, is_complete=True)):
+            lines += more
+        return lines
+
+
+@dataclass
+class GroupOutput:
+    """Which lines of a group's ranks belong on the screen."""
+
+    ranks: list[RankOutput]
+    is_program: bool
+    first_left: int = MAX_FIRST_LINES
+    """First lines that may still be shown of ranks other than 0."""
+    kinds: set[str] = field(default_factory=set)
+    """The first lines that are on the screen, with # for numbers."""
+    warnings: set[str] = field(default_factory=set)
+
+    def choose(self, rank: RankOutput, line: str, is_stepping: bool) -> Iterable[str]:
+        """Returns a line if it belongs on the screen; `is_stepping` from the first complete step on."""
+        if rank.is_followed:
+            return [printable(line, MAX_FOLLOWED_LETTERS)]
+        if line.startswith(TRACEBACK) and not self.is_program:
+            rank.has_raised = True
+            rank.unseen.clear()
+        text = printable(line)
+        shown = self._shown(rank, text, is_stepping)
+        if text in shown:
+            rank.unseen.clear()
+        elif not rank.has_raised:
+            rank.unseen.append(text)
+        return shown
+
+    def _shown(self, rank: RankOutput, text: str, is_stepping: bool) -> Sequence[str]:
+        kind = re.sub(r"\d+", "#", text)
+        if WARNING.search(text):
+            is_new = kind not in self.warnings and len(self.warnings) < MAX_WARNINGS
+            self.warnings.add(kind)
+            return [text] if is_new else []
+        if rank.has_raised or (is_stepping and not self.is_program):
+            return []
+        if rank is self.ranks[0]:
+            return self._first_of_leader(rank, text, kind)
+        if kind in self.kinds or not self.first_left:
+            return []
+        self.first_left -= 1
+        self.kinds.add(kind)
+        return [text]
+
+    def _first_of_leader(self, rank: RankOutput, text: str, kind: str) -> Sequence[str]:
+        self.kinds.add(kind)
+        rank.first_left -= 1
+        if rank.first_left >= 0:
+            return [text]
+        return [f"more in {rank.tail.path}"] if rank.first_left == -1 else []
+
+
+class Output:
+    """The lines of a run for the screen."""
+
+    def __init__(
+        self, plan: Plan, run: RunDir, follow: Collection[str] = (), *, from_end: bool = False
+    ) -> None:
+        """`follow` contains GROUP and GROUP:RANK. `from_end` skips what earlier attempts have written."""
+        path = shlex.quote(str(run.log("GROUP", "RANK")))
+        self.hint = f"follow a rank: launch --follow GROUP:RANK, or tail -f {path}"
+        self.newest: dict[str, tuple[int, str]] = {}
+        """Group -> the rank and the text of the newest line that any of its ranks has written."""
+        self._is_stepping = False
+        self._groups = {
+            group.name: GroupOutput(
+                [
+                    RankOutput(
+                        name := f"{group.name}:{rank}",
+                        LogTail(run.log(group.name, rank), from_end=from_end),
+                        name in follow or group.name in follow,
+                    )
+                    for rank in range(min(group.workers, MAX_RANKS))
+                ],
+                group.program is not None,
+            )
+            for group in plan.groups
+        }
+        count = sum(len(group.ranks) for group in self._groups.values())
+        self._max_bytes = max(MIN_READ_BYTES, MAX_READ_BYTES // count)
+
+    def end_first_lines(self) -> None:
+        """The first step is complete: what components print from now on are not first lines."""
+        self._is_stepping = True
+
+    def new(self) -> Iterator[Line]:
+        """Yields the new lines for the screen."""
+        for name, group in self._groups.items():
+            is_newest = True
+            for number, rank in enumerate(group.ranks):
+                lines = rank.new_lines(self._max_bytes)
+                if lines and is_newest:
+                    is_newest = False
+                    self.newest[name] = number, printable(lines[-1])
+                for line in lines:
+                    for text in group.choose(rank, line, self._is_stepping):
+                        yield rank.name, text
+                if rank.tail.has_skipped and not rank.is_incomplete:
+                    rank.is_incomplete = True
+                    yield rank.name, f"prints faster than the screen shows; all of it is in {rank.tail.path}"
+
+    def last(self, failed: Sequence[tuple[str, int]] = ()) -> Iterator[Line]:
+        """Yields the last lines of each rank 0, and of workers that failed, which are not on the screen."""
+        leaders = [(name, 0) for name in self._groups]
+        for name, rank in dict.fromkeys([*leaders, *failed[:MAX_FAILED]]):
+            for one in self._groups[name].ranks[rank : rank + 1]:
+                yield from ((one.name, text) for text in one.unseen)
+                one.unseen.clear()
+
+
+class OutputThread:
+    """Writes the lines of a run to the screen from a thread of its own, twice a second."""
+
+    def __init__(self, output: Output, write: Callable[[str], None]) -> None:
+        self._output, self._write = output, write
+        self._lock, self._over = threading.Lock(), threading.Event()
+        threading.Thread(target=self._follow, name="output", daemon=True).start()
+
+    def poll(self) -> None:
+        """Writes what is new."""
+        with self._lock:
+            for worker, text in self._output.new():
+                self._write(f"{worker}: {text}")
+
+    def on_row(self) -> None:
+        """Ends the first lines at the first complete step."""
+        self.poll()
+        self._output.end_first_lines()
+
+    def end(self, failed: Sequence[tuple[str, int]]) -> None:
+        """Writes what is left, and the last lines. A second call does nothing."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self.poll()
+        with self._lock:
+            for worker, text in self._output.last(failed):
+                self._write(f"{worker}: {text}")
+
+    def _follow(self) -> None:
+        with suppress(OSError, ValueError):  # the reader of the stream has gone
+            while not self._over.wait(POLL_S):
+                self.poll()
