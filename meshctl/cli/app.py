@@ -198,6 +198,14 @@ def launch(
             metavar="ROUTE=DIR",
         ),
     ] = None,
+    follow: Annotated[
+        list[str] | None,
+        option("Print all output of a group or of one rank.", sources.ranks, metavar="GROUP[:RANK]"),
+    ] = None,
+    debug: Annotated[
+        str,
+        option("Give this worker the terminal, for breakpoint().", sources.ranks, metavar="GROUP:RANK"),
+    ] = "",
     multirun: Annotated[
         bool, option("Run every combination of key=1,2 one after another.", None, "--multirun", "-m")
     ] = False,
@@ -205,7 +213,7 @@ def launch(
     """Runs a recipe, or goes on from a run's checkpoint."""
     from meshctl.cli.launch import Options, launch
 
-    options = Options(dry_run, only, replay or ())
+    options = Options(dry_run, only, replay or (), follow or (), debug)
     if multirun:
         from meshctl.cli.multirun import multirun as launch_all
 

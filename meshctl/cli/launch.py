@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from meshctl.cli.parallel_start import run_in_fork
 from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import USAGE, draw
+from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.engines.engine import DEFAULT_ENGINE, CannotStart, Engine, Job, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin
@@ -39,6 +41,10 @@ class Options:
     dry_run: bool = False
     only: str | None = None
     replay: Sequence[str] = ()
+    follow: Sequence[str] = ()
+    """Each GROUP or GROUP:RANK."""
+    debug: str = ""
+    """GROUP:RANK"""
     engine: str = DEFAULT_ENGINE
 
 
@@ -64,8 +70,9 @@ def launch(
         return 0
     try:
         attempt = begin(ready.plan, ready.composed, ready.path, ready.resume)
-        if ready.start.only:
-            start = replace(ready.start, attempt=attempt.start.attempt)
+        if ready.start.only or ready.start.debug:
+            begun = attempt.start
+            start = replace(ready.start, path=begun.path, attempt=begun.attempt, resume=begun.resume)
             attempt.run.write_start(start)
             attempt = replace(attempt, start=start)
         attempt.run.forget_recorded(attempt.step or 0)
@@ -75,7 +82,7 @@ def launch(
         return refuse(f"the run directory cannot be written: {why(error)}: {error.filename}")
     if on_begin:
         on_begin(attempt.run)
-    return run(ready, attempt, engine_named(options.engine))
+    return run(ready, attempt, engine_named(options.engine), options.follow)
 
 
 def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, Launchable | None]:
@@ -87,6 +94,9 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
         if options.only is not None or options.replay:
             ready, notes = narrow_to_group(ready, options.only, options.replay)
         refuse_alone(ready)
+        check_workers(ready.plan, "--follow", options.follow)
+        if options.debug:
+            ready = with_debugging(ready, options.debug)
         engine_named(options.engine).preflight(ready.plan, Start(ready.path))
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
@@ -130,7 +140,7 @@ def import_torch() -> None:
     import_module("meshctl.engines.supervise.supervisor")
 
 
-def run(ready: Launchable, attempt: Attempt, engine: Engine) -> int:
+def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[str] = ()) -> int:
     """Runs what was prepared, shows it, and returns the exit code."""
     from meshctl.engines.node.preload import preload
     from meshctl.runtime.worker import main
@@ -138,13 +148,16 @@ def run(ready: Launchable, attempt: Attempt, engine: Engine) -> int:
     from meshctl.view.live.summary import summary
 
     plan, run = ready.plan, attempt.run
+    debugged = [DebuggedWorker(ready.start.debug)] if ready.start.debug else []
 
     def observers() -> list[Observer]:
         if ready.resume and not attempt.start.resume:
             print(f"{run.path} has no checkpoint: it starts from the beginning", flush=True)
-        return [for_terminal(plan, run, sys.stdout)]
+        return [*debugged, for_terminal(plan, run, sys.stdout, follow=follow, is_shared=bool(debugged))]
 
-    with Signals().handled() as signals:
+    with Signals().handled() as signals, ExitStack() as stack:
+        for worker in debugged:
+            stack.enter_context(worker.interrupted_by(signals.receive))
         preload(plan, ready.path)
         job = Job(plan, run, main, keep=(attempt.lock,))
         outcome = outcome_of(engine, job, attempt, signals, observers)

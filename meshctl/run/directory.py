@@ -39,6 +39,10 @@ class Start:
     """Route -> the folder of its source's recording, for the routes that the plan replays."""
     after: int = 0
     """The step before the first one, where a recording begins later than step 1."""
+    debug: str = ""
+    """GROUP:RANK of the worker that is debugged; empty for none."""
+    terminal: str = ""
+    """The path of the terminal that this worker has as its standard streams."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +113,16 @@ class RunDir:
 
     def read_start(self) -> Start:
         """Raises `ValueError` where `start.json` is damaged."""
-        path = self.path / "start.json"
+        file = self.path / "start.json"
         try:
-            data: dict[str, Any] = json.loads(path.read_text())
+            data: dict[str, Any] = json.loads(file.read_text())
             replay = {str(route): str(folder) for route, folder in dict(data.get("replay", {})).items()}
             only, after = str(data.get("only", "")), int(data.get("after", 0))
-            return Start(tuple(data["path"]), int(data["attempt"]), str(data["resume"]), only, replay, after)
+            debug, terminal = str(data.get("debug", "")), str(data.get("terminal", ""))
+            path, attempt, resume = tuple(data["path"]), int(data["attempt"]), str(data["resume"])
+            return Start(path, attempt, resume, only, replay, after, debug, terminal)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+            raise ValueError(f"{file} is damaged: {error}") from error
 
     def saved(self) -> int:
         """Returns the step of the latest checkpoint; 0 without one."""

@@ -30,6 +30,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded, RunDir
 from meshctl.run.events import Journal
 from meshctl.run.shutdown import StopAgreement
+from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.instantiate import TargetError, extend_path, make
@@ -77,6 +78,7 @@ def main(environ: Mapping[str, str] | None = None) -> int:
     env = WorkerEnv.parse(os.environ if environ is None else environ)
     run = RunDir.of_plan(env.plan)
     journal = Journal(run.journal(f"{env.group}-{env.rank}"), env.group, env.rank)
+    skip_without_terminal(f"{env.group}:{env.rank}")
     worker = Worker(env, run, journal)
     try:
         worker.work()
@@ -216,7 +218,8 @@ class Worker:
         """Writes the `fault` event with the stage and step, and the whole traceback to the log."""
         stage, step = self._loop.at if self._loop else ("", None)
         known = secrets_of(self._plan, self._env.group, os.environ) if self._plan else ()
-        sys.stderr.write(redact_traceback("".join(traceback.format_exception(error)), known))
+        if not sys.stderr.isatty():  # on a terminal the launcher shows it
+            sys.stderr.write(redact_traceback("".join(traceback.format_exception(error)), known))
         line, text = _described(error)
         line, text = redact(line, known), redact_traceback(text, known)
         doing = "" if stage else self._doing
@@ -249,6 +252,8 @@ def _described(error: Exception | SystemExit) -> tuple[str, str]:
     """Returns the message of an error and its traceback; the traceback of a `USER_ERRORS` is empty."""
     if isinstance(error, (*USER_ERRORS, PeerLost)):
         return str(error), ""
+    if type(error).__name__ == "BdbQuit":
+        return "the debugger was left", ""
     shown = error.with_traceback(user_frames(error.__traceback__))
     return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(shown))
 

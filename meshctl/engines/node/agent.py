@@ -92,6 +92,7 @@ class AgentJob:
                 env.variables(member),
                 argv,
                 cwd,
+                self.start.terminal if self.start.debug == f"{self.group}:{member.rank}" else "",
             )
             for member in self.members
         )

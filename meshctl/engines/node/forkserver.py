@@ -58,6 +58,8 @@ class SpawnRequest:
     """The command line to exec; None for a call of the server's worker function."""
     cwd: str = ""
     """The working directory; empty for the server's own."""
+    terminal: str = ""
+    """The terminal of a worker that is debugged; empty for one without standard input."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,7 @@ def _become(request: SpawnRequest, worker: WorkerMain, server: int) -> NoReturn:
         os.setsid()  # Ctrl-C in a terminal does not reach it
         default_signals()
         guard.die_with(server, signal.SIGKILL)
-        redirect(request.log)
+        redirect(request.log, request.terminal)
         guard.close_files()
         guard.rename(request.name)
         os.environ.update(request.env)
@@ -310,12 +312,15 @@ def default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def redirect(log: str) -> None:
-    """Appends stdout and stderr to a file, and closes stdin."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    for source, target in ((nothing, 0), (file, 1), (file, 2)):
-        os.dup2(source, target)
+def redirect(log: str, terminal: str = "") -> None:
+    """Appends stdout and stderr to a file, and closes stdin. With a terminal, all three are that."""
+    source = os.open(os.devnull, os.O_RDONLY)
+    target = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    if terminal:
+        os.write(target, f"meshctl: the output is on {terminal}\n".encode())
+        source = target = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    for file, number in ((source, 0), (target, 1), (target, 2)):
+        os.dup2(file, number)
 
 
 def _execute(argv: Sequence[str]) -> NoReturn:

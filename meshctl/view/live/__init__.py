@@ -24,14 +24,16 @@ def for_terminal(
     stream: TextIO,
     environ: Mapping[str, str] = os.environ,
     follow: Collection[str] = (),
+    is_shared: bool = False,
 ) -> Observer:
     """Returns the dashboard where the stream is a terminal that can move its cursor, otherwise plain output.
     Both respect NO_COLOR. `follow` contains
-    GROUP and GROUP:RANK, whose output is shown completely."""
+    GROUP and GROUP:RANK, whose output is shown completely. On a
+    terminal that a worker shares (`is_shared`), the output is plain."""
     from meshctl.view.live.output import Output
 
     output = Output(plan, run, follow, from_end=_is_continued(run))
-    if stream.isatty() and environ.get("TERM", "") not in ("", "dumb"):
+    if not is_shared and stream.isatty() and environ.get("TERM", "") not in ("", "dumb"):
         from meshctl.view.live.dashboard import Dashboard
 
         return Dashboard(plan, stream, output)

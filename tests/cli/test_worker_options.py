@@ -1,0 +1,143 @@
+"""`launch --follow` and `launch --debug`, as a user calls them; the debugger has a real terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshctl.run.directory import RunDir
+from tests.cli.commands import MAIN
+from tests.cli.test_launch import folder, meshctl, run_of  # noqa: F401
+
+PARTS = """
+import torch
+from meshctl import Batch, Component, endpoint
+
+class Maker(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.ones(len(samples), 2)})
+
+class Taker(Component):
+    def __init__(self, mood: str = "") -> None:
+        self.mood = mood
+
+    def setup(self) -> None:
+        print("the model of rank", self.rank)
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        print("in step", self.step)
+        if self.mood == "stops" and self.step == 2:
+            answer = self.rank * 41 + 1
+            breakpoint()
+        return {"seen": float(len(batch))}
+"""
+TIMEOUT_S = 60
+STOPS = "components.taker.args.mood=stops"
+
+
+class Terminal:
+    """A command that a terminal controls."""
+
+    def __init__(self, folder: Path, *words: str) -> None:  # noqa: F811
+        self._master, slave = pty.openpty()
+        command = [sys.executable, "-c", MAIN, *words]
+        self.process = subprocess.Popen(command, cwd=folder, preexec_fn=lambda: os.login_tty(slave))
+        os.close(slave)
+        self.shown = ""
+        self._waited = 0
+
+    def wait_for(self, text: str) -> None:
+        """Reads until a text is shown after the one that was waited for before."""
+        while (found := self.shown.find(text, self._waited)) < 0:
+            assert select.select([self._master], [], [], TIMEOUT_S)[0], self.shown
+            self.shown += os.read(self._master, 4096).decode(errors="replace")
+        self._waited = found + len(text)
+
+    def type(self, line: str) -> None:
+        os.write(self._master, line.encode())
+
+    def end(self) -> int:
+        try:
+            while data := os.read(self._master, 4096):
+                self.shown += data.decode(errors="replace")
+        except OSError:  # the last process has closed it
+            pass
+        os.close(self._master)
+        return self.process.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def here(folder: Path) -> Path:  # noqa: F811
+    (folder / "parts.py").write_text(PARTS)
+    return folder
+
+
+@pytest.mark.slow
+def test_breakpoint_stops_the_worker_that_is_debugged(here: Path) -> None:
+    terminal = Terminal(here, "launch", "recipe.yaml", "--debug", "two:1", STOPS)
+    terminal.wait_for("(Pdb) ")
+    terminal.type("p 'the answer is', answer\n")
+    terminal.wait_for("('the answer is', 42)")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("\x03")
+    terminal.wait_for("(Pdb) ")
+    terminal.type("c\n")
+    assert terminal.end() == 0, terminal.shown
+    assert "step 3/3" in terminal.shown and "two:0: in step 2" in terminal.shown
+    run = RunDir(run_of(here))
+    assert "breakpoint() is skipped: it needs launch --debug two:0" in run.log("two", 0).read_text()
+    assert run.log("two", 1).read_text().startswith("meshctl: the output is on /dev/")
+
+
+@pytest.mark.slow
+def test_a_debugger_that_is_left_ends_the_run(here: Path) -> None:
+    terminal = Terminal(here, "launch", "recipe.yaml", "--debug", "two:1", STOPS)
+    terminal.wait_for("(Pdb) ")
+    terminal.type("q\n")
+    assert terminal.end() == 5
+    assert "error: two:1 failed in stage sum, step 2: the debugger was left" in terminal.shown
+    assert "Traceback" not in terminal.shown
+
+
+def test_nothing_but_a_terminal_can_be_given_to_a_worker(here: Path) -> None:
+    done = meshctl(here, "launch", "recipe.yaml", "--debug", "two:1")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == "error: --debug needs a terminal as standard input and output\n"
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--follow", "tow"], "--follow: there is no group `tow`; did you mean `two`?"),
+        (
+            ["--follow", "two", "--follow", "two:2"],
+            "--follow: group `two` has no rank `2`; it has 2 ranks, from 0",
+        ),
+        (["--debug", "two:first"], "--debug: group `two` has no rank `first`; it has 2 ranks, from 0"),
+        (["--dry-run", "--follow", "one:"], "--follow: group `one` has no rank ``; it has 1 rank, from 0"),
+    ],
+)
+def test_workers_that_do_not_exist(here: Path, words: list[str], message: str) -> None:
+    done = meshctl(here, "launch", "recipe.yaml", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.slow
+def test_a_rank_is_followed_to_its_last_line(here: Path) -> None:
+    done = meshctl(here, "launch", "recipe.yaml", "--follow", "two:1", "run.steps=40")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("two:1: ")] == [
+        "two:1: the model of rank 1",
+        *(f"two:1: in step {step}" for step in range(1, 41)),
+    ]
+    assert "two:0: the model of rank 0" in lines and lines.count("two:0: in step 40") == 1

@@ -1,0 +1,46 @@
+"""`breakpoint()` in workers with and without a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from meshctl.runtime.breakpoints import skip_without_terminal
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "breakpointhook", sys.__breakpointhook__)
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+
+
+def test_without_a_terminal_it_is_a_warning_at_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    skip_without_terminal("train:1")
+    with pytest.warns(UserWarning, match="needs launch --debug train:1") as found:
+        breakpoint()
+    assert found[0].filename == __file__
+
+
+def test_on_a_terminal_it_is_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    skip_without_terminal("train:1")
+    assert sys.breakpointhook is sys.__breakpointhook__
+
+
+def test_a_hook_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setenv("PYTHONBREAKPOINT", "debugpy.breakpoint")
+    skip_without_terminal("train:1")
+    assert sys.breakpointhook is sys.__breakpointhook__
+    monkeypatch.delenv("PYTHONBREAKPOINT")
+    monkeypatch.setattr(sys, "breakpointhook", print)
+    skip_without_terminal("train:1")
+    assert sys.breakpointhook is print
