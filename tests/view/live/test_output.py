@@ -230,7 +230,7 @@ def test_plain_output_has_the_last_lines_of_a_worker_that_failed(run: RunDir) ->
     assert "train:1: the last thing" in stream.getvalue().splitlines()
 
 
-def test_plain_output_says_how_to_follow_a_rank(run: RunDir) -> None:
+def test_plain_output_shows_how_to_follow_a_rank(run: RunDir) -> None:
     stream, view = plain(run)
     view.on_attempt(0, None)
     view.on_end(0, "")
