@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Report, Span
-from meshctl.recipe.compose.errors import MAX_DEPTH
 from meshctl.recipe.compose.overrides import is_override
+from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
 from meshctl.recipe.compose.yaml_tree import Path
 from meshctl.recipe.secrets import Secrets
 from meshctl.text.redaction import (

@@ -1,6 +1,5 @@
 """Explains YAML that cannot be read: what is wrong, at the place where the user can mend it.
 
-exceeded_limit    a text that is nested too deep or unfolds to too many values, found before it is built
 explain           a text that the parser refuses; most are one of few mistakes: a tab, a control character,
                   a missing quote, bracket or space, a line that is indented below a value
 spaces_for_tabs   the edits that replace tabs in indentation
@@ -10,84 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-
-# Limits
-
-MAX_NODES = 20_000
-MAX_DEPTH = 64
-
-
-@dataclass
-class _Open:
-    """A mapping or list whose end has not been reached."""
-
-    anchor: str | None
-    count_before: int
-    is_mapping: bool
-    height: int = 1
-    is_at_key: bool = False
-
-    def next_weight(self) -> int:
-        """Returns what the next item counts: 0 for a mapping's key, otherwise 1."""
-        self.is_at_key = self.is_mapping and not self.is_at_key
-        return 0 if self.is_at_key else 1
-
-
-def exceeded_limit(loader: Any) -> tuple[str, Any] | None:
-    """Returns which limit a text exceeds and the mark where it does, or None if the text can be built.
-
-    The parser's events are counted, and an alias counts as much as its anchor holds, so an alias bomb costs
-    no more than its first values. Raises yaml's errors.
-    """
-    count = 0
-    open = list[_Open]()
-    anchors = dict[str | None, tuple[int, int]]()
-    """Anchor -> (count, height) of what it names."""
-    while not isinstance(event := loader.get_event(), yaml.StreamEndEvent):
-        height = 0
-        if isinstance(event, yaml.CollectionStartEvent):
-            count += open[-1].next_weight() if open else 1
-            open.append(_Open(event.anchor, count, isinstance(event, yaml.MappingStartEvent)))
-        elif isinstance(event, yaml.AliasEvent):
-            values, height = anchors.get(event.anchor, (1, 0))
-            count += values - 1 + (open[-1].next_weight() if open else 1)
-        elif isinstance(event, yaml.ScalarEvent):
-            anchors[event.anchor] = 1, 0
-            count += open[-1].next_weight() if open else 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            last = open.pop()
-            height = last.height
-            anchors[last.anchor] = 1 + count - last.count_before, height
-        else:
-            continue
-        if open and height:
-            open[-1].height = max(open[-1].height, 1 + height)
-        if len(open) + height > MAX_DEPTH:
-            return f"is nested deeper than {MAX_DEPTH} levels", event.start_mark
-        if count > MAX_NODES:
-            return f"unfolds to more than {MAX_NODES:,} values", event.start_mark
-    return None
-
-
-def alias_within(loader: Any, start: int, stop: int) -> tuple[Any, Any] | None:
-    """Returns the marks around the alias that refers to the collection at characters `start` to `stop` from
-    inside it."""
-    anchor = None
-    while not isinstance(event := loader.get_event(), yaml.StreamEndEvent):
-        mark: Any = event.start_mark
-        if isinstance(event, yaml.CollectionStartEvent) and mark.index == start:
-            anchor = event.anchor
-        elif isinstance(event, yaml.AliasEvent) and event.anchor == anchor and start < mark.index < stop:
-            return mark, event.end_mark
-    return None
-
 
 # Syntax
 
@@ -152,8 +79,6 @@ def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnos
     before = line[: span.column - 1]
     if "document" in problem:
         yield _wrong("a recipe is one YAML document, here a second begins", span, "remove the `---`")
-    if "alias" in problem:
-        yield _wrong(f"this alias names no anchor ({problem})", span)
     bare = [found.start() for found in BARE_MISSING.finditer(line)]
     if "node content" in problem and bare and bare[0] < span.column:
         at = replace(span, column=bare[0] + 1, width=3)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose import yaml_tree
-from meshctl.recipe.compose.errors import MAX_DEPTH
 from meshctl.recipe.compose.override_errors import explain, locate_value
+from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
 from meshctl.recipe.compose.yaml_tree import MISSING, Node
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.key_paths import is_key, keys_below

@@ -8,18 +8,21 @@ aliases that refer to themselves, and text that unfolds to more than a recipe ca
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose.errors import alias_within, exceeded_limit, explain
+from meshctl.recipe.compose.errors import explain
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, merge, over
 
 MAX_BYTES = 1 << 20
+MAX_NODES = 20_000
+"""Maximum number of values of a text; an alias counts as much as its anchor holds."""
+MAX_DEPTH = 64
+"""Maximum number of mappings and lists around one another."""
 MAX_DIGITS = 100
 """Maximum number of characters of a number; Python itself refuses to read or write much longer ones."""
 CORE = "tag:yaml.org,2002:"
@@ -42,6 +45,16 @@ class Text:
     tree: Node | None = None
     """None if the file could not be read at all."""
     found: list[Diagnostic] = field(default_factory=list)
+    refused: list[Node] = field(default_factory=list)
+    """Values that are not in the tree: those of keys that are given twice, or that are no text."""
+
+
+class _Unreadable(Exception):
+    """Ends the reading of a text that has no tree."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic = diagnostic
 
 
 def read(data: bytes, name: str) -> Text:
@@ -54,17 +67,15 @@ def read(data: bytes, name: str) -> Text:
     except UnicodeDecodeError as error:
         return _not_utf8(data, error, name)
     result = Text(name, tuple(text.splitlines()))
+    loader = _loader()(text)
     try:
-        if exceeded := _with_loader(text, exceeded_limit):
-            what, mark = exceeded
-            span = Span(name, mark.line + 1, mark.column + 1)
-            result.found.append(Diagnostic("MC010", f"this {what}, a recipe needs less", span))
-            return result
-        root = _with_loader(text, lambda loader: loader.get_single_node())
+        result.tree = _Builder(result, loader).tree()
     except yaml.YAMLError as error:
-        result.found.append(explain(error, name, text))
-        return result
-    result.tree = _Builder(result, text).tree(root) if root else Node({}, Span(name, 1, 1))
+        result.found = [explain(error, name, text)]
+    except _Unreadable as error:
+        result.found = [error.diagnostic]
+    finally:
+        loader.dispose()
     return result
 
 
@@ -136,14 +147,6 @@ def _dumper() -> Any:
     return Dumper
 
 
-def _with_loader(text: str, call: Callable[[Any], Any]) -> Any:
-    loader = _loader()(text)
-    try:
-        return call(loader)
-    finally:
-        loader.dispose()
-
-
 def _is_too_long(tag: str, written: str) -> bool:
     return len(written) > MAX_DIGITS and tag in (CORE + "int", CORE + "float")
 
@@ -162,166 +165,267 @@ def _construct(loader: Any, node: Any) -> Any:
 # Trees
 
 
+@dataclass
+class _Anchor:
+    """A value that aliases may repeat."""
+
+    span: Span
+    node: Node | None = None
+    """None until its end is reached: an alias in between leads into itself."""
+    count: int = 1
+    """Number of values in it."""
+    height: int = 0
+    """Number of mappings and lists around one another in it."""
+    inside: list[Span] = field(default_factory=list)
+    """The aliases in it that lead into itself."""
+
+
+@dataclass
 class _Builder:
-    """Builds our nodes from yaml's, in which aliases are unfolded."""
+    """Builds nodes from the parser's events, in one pass. Aliases are unfolded; the limits are checked while
+    values are counted, so an alias bomb costs no more than its first values."""
 
-    def __init__(self, text: Text, whole: str) -> None:
-        self.text, self.whole = text, whole
-        self.open: set[int] = set()
-        """The ids of the nodes around the current one."""
-        self.loader = _loader()("")
+    text: Text
+    loader: Any
+    anchors: dict[str, _Anchor] = field(default_factory=dict)
+    count: int = 0
+    depth: int = 0
+    height: int = 0
+    """Of the value that was read last, as its last line is."""
+    last_line: int = 0
 
-    def tree(self, root: Any) -> Node:
-        try:
-            return self.build(root)
-        finally:
-            self.loader.dispose()
+    def tree(self) -> Node:
+        self.loader.get_event()  # the beginning of the stream
+        if isinstance(self.loader.get_event(), yaml.StreamEndEvent):
+            return Node({}, Span(self.text.name, 1, 1))
+        root = self.node(self.loader.get_event())
+        self.loader.get_event()  # the end of the document
+        event = self.loader.get_event()
+        if not isinstance(event, yaml.StreamEndEvent):
+            raise yaml.MarkedYAMLError(problem="a second document", problem_mark=event.start_mark)
+        return root
 
     def report(
         self, code: str, message: str, span: Span, *seconds: Span, help: str = "", fixes: tuple[Fix, ...] = ()
     ) -> None:
         self.text.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes))
 
-    def build(self, node: Any, key: Span | None = None) -> Node:
-        if id(node) in self.open:
-            return self.cycle(node, key)
-        self.open.add(id(node))
-        try:
-            return self.build_opened(node, self.span(node), key)
-        finally:
-            self.open.discard(id(node))
+    def add(self, event: Any, count: int, height: int = 0) -> None:
+        """Counts values. Raises `_Unreadable` for more than a recipe needs."""
+        self.count, self.height = self.count + count, height
+        exceeded = f"unfolds to more than {MAX_NODES:,} values" if self.count > MAX_NODES else ""
+        if self.depth + height > MAX_DEPTH:
+            exceeded = f"is nested deeper than {MAX_DEPTH} levels"
+        if exceeded:
+            message = f"this {exceeded}, a recipe needs less"
+            raise _Unreadable(Diagnostic("MC010", message, self.span(event.start_mark)))
 
-    def cycle(self, node: Any, key: Span | None) -> Node:
-        """Reports an alias that refers to a collection around it."""
-        span, start, stop = self.span(node), node.start_mark.index, node.end_mark.index
-        marks = _with_loader(self.whole, lambda loader: alias_within(loader, start, stop))
-        alias = self.between(*marks) if marks else span
-        self.report("MC007", "this alias leads into itself", alias, span.with_word("it stands inside this"))
-        return Node(BROKEN, span, key)
+    def node(self, event: Any, key: Span | None = None, count: int = 1) -> Node:
+        """Returns the value that begins with an event; `count` is 0 for a mapping's key."""
+        span = self.between(event)
+        if isinstance(event, yaml.AliasEvent):
+            return self.repeated(event, span, key, count)
+        anchor = self.anchor(event, span)
+        if isinstance(event, yaml.ScalarEvent):
+            self.add(event, count)
+            node = self.scalar(event, span, key)
+        else:
+            node = self.collection(event, key, count, anchor)
+        anchor.node = node
+        return node
 
-    def build_opened(self, node: Any, span: Span, key: Span | None) -> Node:
-        if self.is_refused_tag(node, span):
-            return Node(BROKEN, span, key)
-        if isinstance(node, yaml.MappingNode):
-            return Node(self.mapping(node), span, key)
-        if isinstance(node, yaml.SequenceNode):
-            return Node([self.build(item) for item in node.value], span, key)
-        if _is_too_long(node.tag, node.value):
-            self.report("MC006", f"a number of {len(node.value):,} characters is none", span)
-            return Node(BROKEN, span, key)
-        try:
-            return Node(_construct(self.loader, node), span, key, written=node.value)
-        except (ValueError, KeyError, IndexError):
-            kind = node.tag.removeprefix(CORE)
-            self.report("MC006", f"`{node.value[:40]}` is no {kind}", span)
-            return Node(BROKEN, span, key)
+    def anchor(self, event: Any, span: Span) -> _Anchor:
+        """Returns what is known of a value, under its anchor if it has one."""
+        known = _Anchor(span)
+        if event.anchor is not None:
+            if first := self.anchors.get(event.anchor):
+                here, message = first.span.with_word("first given here"), f"`&{event.anchor}` is given twice"
+                self.report("MC003", message, span, here, help="rename one of them")
+            self.anchors[event.anchor] = known
+        return known
 
-    def is_refused_tag(self, node: Any, span: Span) -> bool:
+    def repeated(self, event: Any, span: Span, key: Span | None, count: int) -> Node:
+        """Returns the value of an alias."""
+        anchor = self.anchors.get(event.anchor)
+        if anchor is None:
+            self.report("MC003", f"this alias names no anchor `{event.anchor}`", span)
+            anchor = _Anchor(span, Node(BROKEN, span))
+        self.add(event, anchor.count - 1 + count, anchor.height)
+        if anchor.node is None:
+            anchor.inside.append(span)
+            return Node(BROKEN, span, key)
+        return replace(anchor.node, key=key)
+
+    def scalar(self, event: Any, span: Span, key: Span | None) -> Node:
+        self.last_line = event.end_mark.line - (event.end_mark.column == 0 and event.style in ("|", ">"))
+        lines = max(1, self.last_line - event.start_mark.line + 1)
+        tag, written = self.tag(event), event.value
+        value = written
+        if self.is_refused_tag(tag, SCALARS, span):
+            value = BROKEN
+        elif _is_too_long(tag, written):
+            self.report("MC006", f"a number of {len(written):,} characters is none", span)
+            value = BROKEN
+        elif tag != CORE + "str":
+            try:
+                value = _construct(self.loader, yaml.ScalarNode(tag, written))
+            except (ValueError, KeyError, IndexError):
+                self.report("MC006", f"`{written[:40]}` is no {tag.removeprefix(CORE)}", span)
+                value = BROKEN
+        return Node(value, span, key, "" if value is BROKEN else written, lines=lines)
+
+    def tag(self, event: Any) -> str:
+        is_explicit = event.tag not in (None, "!")
+        return str(
+            event.tag if is_explicit else self.loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+        )
+
+    def collection(self, event: Any, key: Span | None, count: int, anchor: _Anchor) -> Node:
+        self.depth += 1
+        self.add(event, count)
+        before, is_mapping = self.count, isinstance(event, yaml.MappingStartEvent)
+        read = self.mapping if is_mapping else self.list
+        value, height, end = read(event.flow_style)
+        self.depth -= 1
+        self.height = height
+        anchor.count, anchor.height = 1 + self.count - before, height
+        span = self.between(event, end)
+        for alias in anchor.inside:
+            inside = span.with_word("it stands inside this")
+            self.report("MC007", "this alias leads into itself", alias, inside)
+        tag = event.tag if event.tag not in (None, "!") else CORE + ("map" if is_mapping else "seq")
+        if self.is_refused_tag(tag, {"map"} if is_mapping else {"seq"}, span):
+            self.text.refused.append(Node(value, span))
+            return Node(BROKEN, span, key)
+        return Node(value, span, key)
+
+    def is_refused_tag(self, tag: str, allowed: set[str], span: Span) -> bool:
         """Reports a tag that is not YAML's own for this kind of node."""
-        kind = node.tag.removeprefix(CORE)
-        if node.tag == CORE + "value":
+        if tag == CORE + "value":
             self.report("MC006", "a bare `=` is a tag of YAML 1.1", span, help='quote it: "="')
             return True
-        allowed = SCALARS
-        if not isinstance(node, yaml.ScalarNode):
-            allowed = {"map"} if isinstance(node, yaml.MappingNode) else {"seq"}
-        if node.tag.startswith(CORE) and kind in allowed:
+        if tag.startswith(CORE) and tag.removeprefix(CORE) in allowed:
             return False
-        message = f"the tag `{node.tag.replace(CORE, '!!')}` is not allowed"
+        message = f"the tag `{tag.replace(CORE, '!!')}` is not allowed"
         self.report("MC006", message, span, help="a recipe is plain data: remove it")
         return True
 
+    def list(self, is_flow: bool) -> tuple[list[Node], int, Any]:
+        """Returns the items, the height and the end of a list."""
+        items, height = list[Node](), 1
+        while not isinstance(event := self.loader.get_event(), yaml.SequenceEndEvent):
+            items.append(self.node(event))
+            height = max(height, 1 + self.height)
+        return items, height, event
+
     # Mappings
 
-    def mapping(self, node: Any) -> dict[str, Node]:
-        items: dict[str, Node] = {}
-        pairs: dict[str, tuple[Any, Any]] = {}
-        merged: dict[str, Node] = {}
+    def mapping(self, is_flow: bool) -> tuple[dict[str, Node], int, Any]:
+        """Returns the items, the height and the end of a mapping."""
+        items, merged = dict[str, Node](), dict[str, Node]()
+        pairs = dict[str, str]()
+        """Key -> its text and that of its value."""
         merge_key: Span | None = None
-        for key_node, value_node in node.value:
-            span = self.span(key_node)
-            if key_node.tag == CORE + "merge":
+        height = 1
+        while not isinstance(event := self.loader.get_event(), yaml.MappingEndEvent):
+            is_scalar = isinstance(event, yaml.ScalarEvent)
+            is_merge = is_scalar and self.tag(event) == CORE + "merge"
+            key, span = self.key(event)
+            height = max(height, 1 + self.height)
+            value = self.node(self.loader.get_event(), span)
+            height = max(height, 1 + self.height)
+            if is_merge:
                 if merge_key:
                     self.report_twice("<<", span, merge_key, "merge several in one list: `<<: [*a, *b]`")
-                merged, merge_key = _under(merged, self.merged(value_node, span)), span
-                continue
-            key, value = self.key(key_node, span), self.build(value_node, span)
-            if key is None:
-                continue
-            if key not in items:
-                items[key], pairs[key] = value, (key_node, value_node)
-                continue
-            old = items[key]
-            fixes = self.removal(pairs[key], (key_node, value_node), node.flow_style)
-            self.report_twice(key, span, old.key or old.span, "keep one of them", fixes)
-            if old.is_mapping and value.is_mapping:
-                items[key] = merge(old, value)
-        return _under(items, merged)
+                merged, merge_key = _under(merged, self.merged(value)), span
+            elif key is None:
+                self.text.refused.append(value)
+            elif key not in items:
+                items[key], pairs[key] = value, self.pair_text(span, value)
+            else:
+                old, written = items[key], self.pair_text(span, value)
+                fixes = self.removal(span, written, is_flow) if written == pairs[key] else ()
+                self.report_twice(key, span, old.key or old.span, "keep one of them", fixes)
+                self.text.refused.append(value)
+                if old.is_mapping and value.is_mapping:
+                    items[key] = merge(old, value)
+        return _under(items, merged), height, event
 
     def report_twice(self, key: str, span: Span, first: Span, help: str, fixes: tuple[Fix, ...] = ()) -> None:
         first = first.with_word("first given here")
         self.report("MC005", f"`{key}` is given twice", span, first, help=help, fixes=fixes)
 
-    def removal(self, first: tuple[Any, Any], later: tuple[Any, Any], is_flow: bool) -> tuple[Fix, ...]:
-        """Returns the edit that removes the later of two keys, if both are followed by the same text on their
-        own lines."""
-        written, mark = self.pair_text(*later), later[0].start_mark
-        line = self.text.lines[mark.line][: mark.column]
+    def removal(self, key: Span, written: str, is_flow: bool) -> tuple[Fix, ...]:
+        """Returns the edit that removes a key and its value, `written`, which an earlier key repeats."""
+        line = self.text.lines[key.line - 1][: key.column - 1]
         before = re.search(r",\s*$" if is_flow else r"^\s*$", line)
-        if not written or written != self.pair_text(*first) or before is None:
+        if not written or before is None:
             return ()
-        start = before.start() if is_flow else mark.column
+        start = before.start() if is_flow else key.column - 1
         was = line[start:] + written
-        return (Fix(Span(self.text.name, mark.line + 1, start + 1, len(was)), was, ""),)
+        return (Fix(Span(key.file, key.line, start + 1, len(was)), was, ""),)
 
-    def pair_text(self, key: Any, value: Any) -> str:
+    def pair_text(self, key: Span, value: Node) -> str:
         """Returns the text of a key and its value if it is whole on one line and means the same wherever it
         is written: without anchors, aliases and tags."""
-        line, stop = self.text.lines[key.start_mark.line], value.end_mark.column
-        colon = line[key.end_mark.column : value.start_mark.column]
-        written = line[value.start_mark.column : stop]
-        is_one_line = key.end_mark.line == value.start_mark.line == value.end_mark.line
-        is_quoted = isinstance(value, yaml.ScalarNode) and value.style in ("'", '"')
-        is_plain = is_quoted or not re.search(r"[&*!|>]", written)
-        if not (written and is_one_line and is_plain and re.fullmatch(r"\s*:\s+", colon)):
+        span = value.span
+        if (
+            span.line != key.line
+            or self.last_line + 1 != key.line
+            or (value.written == "" and value.value is None)
+        ):
             return ""
-        return str(line[key.start_mark.column : stop])
+        line, stop = self.text.lines[key.line - 1], span.column - 1 + span.width
+        colon = line[key.column - 1 + key.width : span.column - 1]
+        written = line[span.column - 1 : stop]
+        is_plain = written[:1] in ("'", '"') or not re.search(r"[&*!|>]", written)
+        return line[key.column - 1 : stop] if is_plain and re.fullmatch(r"\s*:\s+", colon) else ""
 
-    def merged(self, node: Any, key: Span) -> dict[str, Node]:
+    def merged(self, value: Node) -> dict[str, Node]:
         """Returns what `<<` merges into a mapping; the first of several sources that gives a key wins."""
         found: dict[str, Node] = {}
-        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-            built = self.build(source, key)
-            if not built.is_mapping and built.value is not BROKEN:
+        for source in value.value if value.is_list else [value]:
+            if not source.is_mapping and source.value is not BROKEN:
                 help = "name the anchor of one: `<<: *anchor`"
-                self.report("MC009", "`<<` merges a mapping, this is none", built.span, help=help)
-            found = _under(found, dict(built.items()))
+                self.report("MC009", "`<<` merges a mapping, this is none", source.span, help=help)
+            found = {**dict(source.items()), **found}
         return found
 
-    def key(self, node: Any, span: Span) -> str | None:
-        """Returns the text of a key, or None for a key that is no text, which is reported."""
-        is_scalar = isinstance(node, yaml.ScalarNode)
-        if is_scalar and node.tag not in (CORE + "null", CORE + "bool"):
-            return str(node.value)
-        what = f"`{node.value}` is a {node.tag.removeprefix(CORE)}" if is_scalar else "this is none"
+    def key(self, event: Any) -> tuple[str | None, Span]:
+        """Returns the text and the span of a key; the text is None for a key that is no text, which is
+        reported."""
         fixes: tuple[Fix, ...] = ()
-        if is_scalar and not node.style and re.fullmatch(r"[\w~]+", node.value):
-            fixes = (Fix(span, node.value, f'"{node.value}"'),)
+        if isinstance(event, yaml.ScalarEvent):
+            span, text, kind = self.between(event), event.value, self.tag(event).removeprefix(CORE)
+            self.add(event, 0)
+            self.anchor(event, span).node = Node(text, span, written=text)
+            if kind not in ("null", "bool"):
+                return text, span
+            what = f"`{text}` is a {kind}"
+            if not event.style and re.fullmatch(r"[\w~]+", text):
+                fixes = (Fix(span, text, f'"{text}"'),)
+        else:
+            node = self.node(event, count=0)
+            span, what = node.span, "this is none"
+            if node.written:
+                return node.written, span
         self.report("MC008", f"a key must be text, {what} in YAML 1.1", span, help="quote it", fixes=fixes)
-        return None
+        return None, span
 
     # Spans
 
-    def span(self, node: Any) -> Span:
-        if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
-            return Span(self.text.name, node.start_mark.line + 1, node.start_mark.column + 1)
-        return self.between(node.start_mark, node.end_mark)
+    def span(self, mark: Any) -> Span:
+        return Span(self.text.name, mark.line + 1, mark.column + 1)
 
-    def between(self, start: Any, end: Any) -> Span:
-        """Returns the span between two marks; it ends with the line if the text does not."""
+    def between(self, first: Any, last: Any = None) -> Span:
+        """Returns the span of one event, or of all from the first to the last; it ends with the line if the
+        text does not."""
+        start, end = first.start_mark, (last or first).end_mark
+        if isinstance(first, yaml.ScalarEvent) and first.style in ("|", ">"):
+            return self.span(start)
         line = self.text.lines[start.line] if start.line < len(self.text.lines) else ""
         stop = end.column if end.line == start.line else len(line.rstrip())
-        return Span(self.text.name, start.line + 1, start.column + 1, max(1, stop - start.column))
+        return replace(self.span(start), width=max(1, stop - start.column))
 
 
 def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:

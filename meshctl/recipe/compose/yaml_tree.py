@@ -47,6 +47,8 @@ class Node:
     """Whether any of its text came from the environment, by `oc.env`."""
     target: Span | None = None
     """The span of the value that it refers to."""
+    lines: int = 1
+    """Number of lines of a scalar's text."""
     made: str = ""
     """Why it exists although no text gives it, such as "the file's name"; its span is where it would be
     written."""
