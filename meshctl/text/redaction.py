@@ -348,11 +348,8 @@ def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[
             yield from secret_places(item, here, under or is_secret_at(here))
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            option = (
-                index > 0
-                and follows_option(value[index - 1])
-                and not (isinstance(item, str) and item.startswith("-"))
-            )
+            is_option = isinstance(item, str) and item.startswith("-") and not item.startswith("- ")
+            option = index > 0 and follows_option(value[index - 1]) and not is_option
             yield from secret_places(item, (*path, str(index)), under or option)
     elif under and is_text(value):
         yield path, value

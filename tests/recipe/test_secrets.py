@@ -250,7 +250,7 @@ components:
         abc
 
     c: 3
-    args:
+    more:
     - --token
     - abc
     - --token=abc
@@ -282,7 +282,7 @@ components:
         ***
 
     c: 3
-    args:
+    more:
     - --token
     - ***
     - --token=***
@@ -301,9 +301,28 @@ components:
 """
 
 
-def test_a_key_that_is_no_text_hides_as_much() -> None:
-    lines = ["? {a: token}", ": {token: abc}", "? [x]", ": y", "auth: abc"]
-    assert mask_lines("recipe.yaml", lines) == (lines[0], ": {token: ***}", *lines[2:4], "auth: ***")
+def test_what_the_tree_does_not_have_is_hidden() -> None:
+    lines = [
+        "? [x]",
+        ": abc",
+        "token:",
+        "  no: abc",
+        "auth: abc",
+        "auth: [abc]",
+        "password: !tag abc",
+        "x: 1",
+    ]
+    shown = [
+        "? [x]",
+        ": ***",
+        "token:",
+        "  no: ***",
+        "auth: ***",
+        "auth: [***]",
+        "password: ********",
+        "x: 1",
+    ]
+    assert mask_lines("recipe.yaml", lines) == tuple(shown)
 
 
 def test_the_lines_of_a_file_keep_their_columns() -> None:

@@ -46,7 +46,7 @@ class Text:
     """None if the file could not be read at all."""
     found: list[Diagnostic] = field(default_factory=list)
     refused: list[Node] = field(default_factory=list)
-    """Values that are not in the tree: those of keys that are given twice, or that are no text."""
+    """Values that are not in the tree, since they or their keys are wrong."""
 
 
 class _Unreadable(Exception):
@@ -259,26 +259,30 @@ class _Builder:
     def scalar(self, event: Any, span: Span, key: Span | None) -> Node:
         self.last_line = event.end_mark.line - (event.end_mark.column == 0 and event.style in ("|", ">"))
         lines = max(1, self.last_line - event.start_mark.line + 1)
-        tag, written = self.tag(event), event.value
-        value = written
+        node = Node(event.value, span, key, event.value, lines=lines)
+        tag = self.tag(event)
+        if tag == CORE + "str":
+            return node
         if self.is_refused_tag(tag, SCALARS, span):
-            value = BROKEN
-        elif _is_too_long(tag, written):
-            self.report("MC006", f"a number of {len(written):,} characters is none", span)
-            value = BROKEN
-        elif tag != CORE + "str":
-            try:
-                value = _construct(self.loader, yaml.ScalarNode(tag, written))
-            except (ValueError, KeyError, IndexError):
-                self.report("MC006", f"`{written[:40]}` is no {tag.removeprefix(CORE)}", span)
-                value = BROKEN
-        return Node(value, span, key, "" if value is BROKEN else written, lines=lines)
+            return self.broken(node)
+        if _is_too_long(tag, node.written):
+            self.report("MC006", f"a number of {len(node.written):,} characters is none", span)
+            return self.broken(node)
+        try:
+            value = _construct(self.loader, yaml.ScalarNode(tag, node.written))
+            return Node(value, span, key, node.written, lines=lines)
+        except (ValueError, KeyError, IndexError):
+            self.report("MC006", f"`{node.written[:40]}` is no {tag.removeprefix(CORE)}", span)
+            return self.broken(node)
+
+    def broken(self, node: Node) -> Node:
+        self.text.refused.append(node)
+        return Node(BROKEN, node.span, node.key)
 
     def tag(self, event: Any) -> str:
-        is_explicit = event.tag not in (None, "!")
-        return str(
-            event.tag if is_explicit else self.loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-        )
+        if event.tag not in (None, "!"):
+            return str(event.tag)
+        return str(self.loader.resolve(yaml.ScalarNode, event.value, event.implicit))
 
     def collection(self, event: Any, key: Span | None, count: int, anchor: _Anchor) -> Node:
         self.depth += 1
@@ -295,8 +299,7 @@ class _Builder:
             self.report("MC007", "this alias leads into itself", alias, inside)
         tag = event.tag if event.tag not in (None, "!") else CORE + ("map" if is_mapping else "seq")
         if self.is_refused_tag(tag, {"map"} if is_mapping else {"seq"}, span):
-            self.text.refused.append(Node(value, span))
-            return Node(BROKEN, span, key)
+            return self.broken(Node(value, span, key))
         return Node(value, span, key)
 
     def is_refused_tag(self, tag: str, allowed: set[str], span: Span) -> bool:

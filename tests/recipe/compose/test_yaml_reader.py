@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader
 
-from meshctl.recipe.compose.yaml_reader import MAX_DEPTH, MAX_NODES
-from meshctl.recipe.compose.yaml_reader import dump, read, scalar, scalar_resolvers
+from meshctl.recipe.compose.yaml_reader import MAX_DEPTH, MAX_NODES, dump, read, scalar, scalar_resolvers
 from meshctl.recipe.compose.yaml_tree import plain
 
 TEXTS = [
