@@ -1,34 +1,82 @@
 """The types of recipe values, as the table of fields (`fields.py`) names them.
 
-A type is plain data. What it accepts is written once for each side that needs it: `field_reader.py` and
-`reader.py` read a value of the type, `schema.py` describes it to editors, and shell completion proposes
-values.
+    value = type_.read(reader, node, path)       None for a wrong value, which the reader reports
+    type_.schema()                               the JSON Schema of the values that `read` accepts
+
+A new type is one class. `section_types.py` has the types of mappings.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    from meshctl.recipe.fields import Section
+from meshctl.diagnostics import Span
+from meshctl.recipe.compose.yaml_tree import MISSING, Node, Path
+from meshctl.recipe.json_schema import (
+    AUTO,
+    MAX_COUNT,
+    OPEN,
+    REST,
+    WORD,
+    Schema,
+    any_case,
+    count_or_list,
+    list_of,
+    text,
+    texts,
+    whole,
+    words,
+)
+from meshctl.recipe.scalars import (
+    as_whole,
+    boolean_hint,
+    integer_hint,
+    is_scalar,
+    is_whole,
+    number_of,
+    rewritten,
+    shown,
+    text_of,
+)
+from meshctl.text.english import MAX_LETTERS, did_you_mean
+from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES
+from meshctl.topology.sizes import DIMS
 
-MAX_COUNT = 10_000_000
+if TYPE_CHECKING:
+    from meshctl.recipe.field_reader import FieldReader
+
 MAX_SEED = 2**63 - 1
 MAX_STEPS = 10**12
 MAX_BYTES = 10**15
 MAX_NAME = 100
 """Characters of a name, which becomes a part of file names."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+RUN_NAME = re.compile(r"\w[\w.@+-]*")
 
 Top = Literal["groups", "components", "pipeline"]
 """The top-level mappings whose keys users choose."""
+
+
+def is_run_name(name: str) -> bool:
+    """Returns whether a name can be that of a folder of runs."""
+    return RUN_NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
 
 
 @dataclass(frozen=True)
 class Type:
     empty: ClassVar[Any] = None
     """The value of a key that is left out and has no default, and of one that could not be read."""
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        """Returns the value of a node; None for a wrong one, which is reported."""
+        raise NotImplementedError
+
+    def schema(self) -> Schema:
+        raise NotImplementedError
 
 
 # Simple values
@@ -42,11 +90,27 @@ class Whole(Type):
     max: int = MAX_COUNT
     empty: ClassVar[Any] = 0
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        value = number_of(node, int)
+        if not is_whole(value) or not self.min <= value <= self.max:
+            is_too_large = is_whole(value) and value > self.max
+            wanted = f"a whole number {f'up to {self.max:,}' if is_too_large else f'from {self.min}'}"
+            reader.expected(wanted, node, path, integer_hint(node), as_whole(node, self.min, self.max))
+            return None
+        reader.check_octal(node, path)
+        return int(value)
+
+    def schema(self) -> Schema:
+        return whole(self.min, self.max)
+
 
 class OptionalWhole(Whole):
     """A whole number of which 0 and "left out" mean different things."""
 
     empty: ClassVar[Any] = None
+
+    def schema(self) -> Schema:
+        return whole()
 
 
 @dataclass(frozen=True)
@@ -56,15 +120,55 @@ class Size(Type):
     may_be_auto: bool = True
     empty: ClassVar[Any] = 0
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if self.may_be_auto and node.value == "auto":
+            return "auto"
+        value = number_of(node, int)
+        if not is_whole(value) or not 1 <= value <= MAX_COUNT:
+            wanted = f"a whole number from 1{' or auto' if self.may_be_auto else ''}"
+            reader.expected(wanted, node, path, integer_hint(node), as_whole(node, 1, MAX_COUNT))
+            return None
+        reader.check_octal(node, path)
+        return int(value)
+
+    def schema(self) -> Schema:
+        auto = {"const": "auto", "description": AUTO}
+        return {"anyOf": [auto, whole(1)]} if self.may_be_auto else whole(1)
+
 
 class Seconds(Type):
     """A finite number from 0."""
 
     empty: ClassVar[Any] = 0.0
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        value = number_of(node, float)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            reader.expected("a number from 0", node, path)
+            return None
+        reader.check_octal(node, path)
+        return float(value)
+
+    def schema(self) -> Schema:
+        return {"type": ["number", "string"], "minimum": 0, "pattern": OPEN}
+
 
 class Boolean(Type):
     empty: ClassVar[Any] = False
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        written = str(node.value).lower()
+        value = {"true": True, "false": False}.get(written) if node.from_environment else node.value
+        if isinstance(value, bool):
+            return value
+        hint = boolean_hint(written)
+        right = hint.removeprefix("write ") if hint.startswith("write ") else written
+        fixes = rewritten(node, right) if right in ("true", "false") else ()
+        reader.expected("true or false", node, path, hint, fixes)
+        return None
+
+    def schema(self) -> Schema:
+        return {"type": ["boolean", "string"], "pattern": OPEN}
 
 
 @dataclass(frozen=True)
@@ -73,17 +177,51 @@ class Text(Type):
     """The mapping whose names the text may be; None for any text."""
     empty: ClassVar[Any] = ""
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if not isinstance(node.value, str) or node.value == MISSING:
+            reader.expected("text", node, path)
+            return None
+        return node.value
+
+    def schema(self) -> Schema:
+        return text()
+
 
 class RunName(Text):
     """A text that can name a folder of runs."""
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        name: str | None = Text().read(reader, node, path)
+        if name and not is_run_name(name):
+            help = "use letters, digits, `-`" if len(name) <= MAX_NAME else f"use {MAX_NAME} letters or less"
+            message = f"`{name[:MAX_LETTERS]}` cannot name a folder of runs"
+            reader.report(path, "MC106", message, node.span, help=help)
+        return name
+
+    def schema(self) -> Schema:
+        return {**text(f"^(({WORD}|[0-9])({REST}|[.@+-])*)?$"), "maxLength": MAX_NAME}
 
 
 class ClassPath(Text):
     """The dotted path of a class."""
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        text: str | None = Text().read(reader, node, path)
+        if text and not CLASS_PATH.fullmatch(text):
+            help = "write module.Class, without a path or `.py`"
+            reader.report(path, "MC501", f"`{text}` is no dotted path of a class", node.span, help=help)
+            return None
+        return text
+
+    def schema(self) -> Schema:
+        return text(rf"^{WORD}{REST}*(\.{WORD}{REST}*)+$")
+
 
 class Endpoint(Text):
     """COMPONENT.METHOD."""
+
+    def schema(self) -> Schema:
+        return text(rf"^{NAME.pattern}\.{WORD}{REST}*$")
 
 
 @dataclass(frozen=True)
@@ -98,6 +236,16 @@ class Word(Type):
     """The code of the diagnostic for another word."""
     empty: ClassVar[Any] = ""
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        word = Text().read(reader, node, path)
+        if word and word not in self.words:
+            reader.unknown_word(word, self.words, self.noun, self.code, node, path)
+            return None
+        return word
+
+    def schema(self) -> Schema:
+        return words(self.words)
+
 
 @dataclass(frozen=True)
 class DeviceType(Type):
@@ -105,6 +253,19 @@ class DeviceType(Type):
 
     words: Mapping[str, str]
     empty: ClassVar[Any] = ""
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        written = Text().read(reader, node, path)
+        if not written:
+            return written
+        device_type = DEVICE_ALIASES.get(written.lower(), written.lower())
+        if device_type in DEVICE_TYPES:
+            return device_type
+        reader.unknown_word(written, DEVICE_TYPES, "a device type", "MC301", node, path)
+        return None
+
+    def schema(self) -> Schema:
+        return words(self.words, any_case((*DEVICE_TYPES, *DEVICE_ALIASES)))
 
 
 # Lists
@@ -119,15 +280,45 @@ class Texts(Type):
     """Whether the names are only the first part of each text: `STAGE.NAME`."""
     empty: ClassVar[Any] = ()
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if isinstance(node.value, str) and node.value != MISSING:
+            return (node.value,)
+        if not node.is_list:
+            reader.expected("a list of texts", node, path)
+            return None
+        for index, item in enumerate(node.value):
+            if not isinstance(item.value, str):
+                reader.expected("text", item, (*path, str(index)))
+        return tuple(item.value for item in node.value if isinstance(item.value, str))
+
+    def schema(self) -> Schema:
+        return texts()
+
 
 class Arguments(Type):
     """A list of texts and numbers; numbers stay as they are written."""
 
     empty: ClassVar[Any] = ()
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if not node.is_list:
+            reader.expected("a list", node, path, "write it as [a, b], or one `- item` a line")
+            return None
+        for index, item in enumerate(node.value):
+            if not is_scalar(item):
+                reader.expected("text or a number", item, (*path, str(index)))
+        return tuple(text_of(item) for item in node.value if is_scalar(item))
+
+    def schema(self) -> Schema:
+        return list_of({"type": ["string", "number", "boolean"]})
+
 
 class DimOrder(Texts):
     """All dims of a mesh, outermost first."""
+
+    def schema(self) -> Schema:
+        dims = words(dict.fromkeys(DIMS, ""))
+        return list_of(dims, minItems=len(DIMS), maxItems=len(DIMS), uniqueItems=True)
 
 
 # Values of several forms, each the type of one key
@@ -138,11 +329,76 @@ class Ranks(Type):
 
     empty: ClassVar[Any] = 0
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if isinstance(node.value, str) and (devices := _devices_in(node.value)):
+            hint = f"write [{', '.join(map(str, devices))}]"
+            reader.expected("a whole number from 1, or a list", node, path, hint)
+            return None
+        if not node.is_list:
+            return Whole(1).read(reader, node, path)
+        seen: dict[int, Span] = {}
+        for item in node.value:
+            number = number_of(item, int)
+            if not is_whole(number) or not 0 <= number <= MAX_COUNT:
+                reader.expected("the number of a device, from 0", item, path)
+                return None
+            if number in seen:
+                message = f"`{shown(path)}` names device {number} twice"
+                reader.report(path, "MC102", message, item.span, seen[number].with_word("here already"))
+                return None
+            seen[number] = item.span
+        if not seen:
+            reader.report(path, "MC102", f"`{shown(path)}` names no device", node.span)
+        return tuple(seen) or None
+
+    def schema(self) -> Schema:
+        return count_or_list(minItems=1, uniqueItems=True)
+
 
 class DeviceCounts(Type):
     """A count for all nodes, a list with one for each node, or a mapping of device types to either."""
 
     empty: ClassVar[Any] = 0
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if not node.is_mapping:
+            return self.counts(reader, node, path)
+        found: dict[str, int | tuple[int, ...]] = {}
+        spans: dict[str, Span] = {}
+        for key, item in node.items():
+            here, span = (*path, key), item.key or item.span
+            device_type = DEVICE_ALIASES.get(key.lower(), key.lower())
+            if device_type == "cpu":
+                help = "leave it out: a cpu group says how many processes it has"
+                message = "`devices_per_node` counts accelerators, cpu is none"
+                reader.report(here, "MC314", message, span, help=help)
+            elif device_type not in ACCELERATORS:
+                help = did_you_mean(device_type, ACCELERATORS)
+                reader.report(here, "MC301", f"`{key}` is not a device type", span, help=help)
+            elif device_type in spans:
+                message = f"`devices_per_node` says {device_type} twice"
+                reader.report(here, "MC314", message, span, spans[device_type].with_word("here already"))
+            else:
+                spans[device_type] = span
+                if counts := self.counts(reader, item, here):
+                    found[device_type] = counts
+        return found
+
+    def counts(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        """Returns the number of devices of every node, or of one node after the other."""
+        if not node.is_list:
+            return Whole(1).read(reader, node, path)
+        counts = [Whole().read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
+        if not any(counts) and None not in counts:
+            message, help = f"`{shown(path)}` says no device", "the list has a number for each node"
+            reader.report(path, "MC102", message, node.span, help=help)
+        return tuple(count or 0 for count in counts) if any(counts) else None
+
+    def schema(self) -> Schema:
+        counts = count_or_list(contains={"not": {"const": 0}})
+        device_types = any_case((*ACCELERATORS, *DEVICE_ALIASES))
+        by_type = {"patternProperties": {device_types: counts}, "additionalProperties": False}
+        return {**counts, "type": [*counts["type"], "object"], **by_type}
 
 
 class VisibleDevices(Type):
@@ -150,59 +406,62 @@ class VisibleDevices(Type):
 
     empty: ClassVar[Any] = ()
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if node.value == "" or (node.is_list and not node.value):
+            help = "leave it out for all; a job without devices is on cpu"
+            reader.report(path, "MC102", f"`{shown(path)}` names no device", node.span, help=help)
+            return None
+        if node.is_list:
+            return Arguments().read(reader, node, path)
+        is_text_or_number = isinstance(node.value, (str, int)) and not isinstance(node.value, bool)
+        devices = tuple(part.strip() for part in text_of(node).split(",")) if is_text_or_number else ()
+        if node.value == MISSING or not devices or not all(devices):
+            reader.expected('text like "8,9"', node, path)
+            return None
+        return devices
+
+    def schema(self) -> Schema:
+        items = {"type": ["string", "number", "boolean"]}
+        return {"type": ["string", "integer", "array"], "minLength": 1, "minItems": 1, "items": items}
+
 
 class Environment(Type):
     """A mapping of environment variables to values, or a list of variables to pass through."""
 
     empty: ClassVar[Any] = ()
 
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if node.is_list:
+            return tuple((name, None) for name in Texts().read(reader, node, path) or ())
+        if reader.mapping(node, path) is None:
+            return None
+        values: list[tuple[str, str | None]] = []
+        for key, item in node.items():
+            here = (*path, key)
+            if not key or "=" in key or "\0" in key:
+                message = f"`{key[:MAX_LETTERS]}` cannot name an environment variable"
+                reader.report(here, "MC106", message, item.key or item.span)
+            elif isinstance(item.value, bool):
+                reader.expected("text or a number", item, here, f'quote it: "{item.written}"')
+            elif is_scalar(item):
+                values.append((key, text_of(item)))
+            else:
+                reader.expected("text or a number", item, here)
+        return tuple(values)
 
-@dataclass(frozen=True)
-class Script(Type):
-    """The path of a script, or a section that names a module."""
-
-    section: Section
-
-
-@dataclass(frozen=True)
-class Inputs(Type):
-    """A stage, a list of stages, or a mapping of parameters to stages or to sections."""
-
-    section: Section
-    """The section that a parameter may be."""
-    empty: ClassVar[Any] = ()
-
-
-class PlainData(Type):
-    """A mapping of plain data to any depth; null is an empty one."""
-
-
-class FreeMapping(Type):
-    """A mapping of anything."""
-
-
-class Defaults(Type):
-    """Hydra's defaults list, which composition has consumed before a recipe is read."""
-
-
-# Sections
+    def schema(self) -> Schema:
+        return {
+            "type": ["object", "array", "string"],
+            "pattern": OPEN,
+            "propertyNames": {"pattern": r"^[^=\x00]+$"},
+            "additionalProperties": {"type": ["string", "number"]},
+            "items": {"type": "string"},
+        }
 
 
-@dataclass(frozen=True)
-class Nested(Type):
-    """A mapping that is a section, or a shorter form of it."""
-
-    section: Section
-    shorthand: Text | Word | None = None
-    """The type of a single value in place of the mapping."""
-    wanted: str = "a mapping"
-    """What messages call an acceptable value."""
-    may_be_off: bool = False
-    """Whether `false` and null stand for its absence."""
-
-
-@dataclass(frozen=True)
-class Named(Type):
-    """A mapping of names, which users choose, to sections."""
-
-    section: Section
+def _devices_in(text: str) -> list[int]:
+    """Returns the numbers in `0,1` or `0-3` if there are at least two, and not too many for a list."""
+    if found := re.fullmatch(r"(\d{1,6})-(\d{1,6})", text):
+        first, last = int(found[1]), int(found[2])
+        return list(range(first, last + 1)) if 0 < last - first < 16 else []
+    return [int(part) for part in text.split(",")] if re.fullmatch(r"\d{1,6}( *, *\d{1,6})+", text) else []

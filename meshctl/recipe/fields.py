@@ -10,18 +10,12 @@ the code that uses it. Rules between several fields are code, in `reader.py` and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
-
 from meshctl.recipe import field_types as types
 from meshctl.recipe.field_types import (
     MAX_BYTES,
     MAX_SEED,
     MAX_STEPS,
     Boolean,
-    Nested,
     OptionalWhole,
     Seconds,
     Size,
@@ -30,58 +24,18 @@ from meshctl.recipe.field_types import (
     Whole,
     Word,
 )
+from meshctl.recipe.section_types import (
+    Defaults,
+    Field,
+    FreeMapping,
+    Inputs,
+    Named,
+    Nested,
+    PlainData,
+    Script,
+    Section,
+)
 from meshctl.topology.sizes import MAY_BE_AUTO, SIZES
-
-Path = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Field:
-    """One key of a section."""
-
-    key: str
-    type: types.Type
-    doc: str
-    default: Any = None
-    """The value in force where the key is left out; None where leaving it out has a meaning of its own."""
-    required: str = ""
-    """The message where the key is missing, with `{name}` for the name of the mapping; empty if it may be."""
-    required_help: str = ""
-    aliases: str = ""
-    """Other systems' names for the key, separated by spaces."""
-    related: str = ""
-    """Names of about the same in other systems, which are proposed and never replaced."""
-
-    @property
-    def value_if_absent(self) -> Any:
-        return self.type.empty if self.default is None else self.default
-
-
-@dataclass(frozen=True, eq=False)
-class Section:
-    """A mapping of a recipe with a fixed set of keys."""
-
-    name: str
-    title: str
-    """What messages call such a mapping."""
-    fields: tuple[Field, ...]
-
-    @cached_property
-    def by_key(self) -> dict[str, Field]:
-        return {field.key: field for field in self.fields}
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.by_key)
-
-    def default(self, key: str) -> Any:
-        """Returns the value of a key that is left out."""
-        return self.by_key[key].value_if_absent
-
-    def defaults(self) -> Iterator[Field]:
-        """Yields the fields whose default is in force where they are left out."""
-        return (field for field in self.fields if field.default is not None)
-
 
 # Words that values are made of
 
@@ -116,11 +70,6 @@ TIMES = {
     "checkpoint": "whenever a checkpoint is written",
 }
 BALANCE = {"tokens": "even out the tokens of the shares"}
-AUTO = "the number of ranks that the other sizes leave"
-DEFAULTS_ENTRIES = {
-    "_self_": "the position of this file among those that it includes",
-    "base": "settings that most runs want",
-}
 
 DISPATCH_MODE = Word(DISPATCH_MODES, "a dispatch mode", "MC520")
 
@@ -251,7 +200,7 @@ GROUP = Section("group", "a group", (
     Field("colocate", Text("groups"),
         doc="Another group whose devices this one shares, as a world of its own.",
         aliases="colocated_with"),
-    Field("program", types.Script(PROGRAM),
+    Field("program", Script(PROGRAM),
         doc="A script in place of components, or {module: NAME}; it receives torchrun's environment.",
         aliases="script entrypoint",
         related="command"),
@@ -284,7 +233,7 @@ COMPONENT = Section("component", "a component", (
             "component of the same group whose mesh is shared. Default: dp over all workers.",
         aliases="parallelism parallel_config parallel_dims device_mesh",
         related="mesh layout"),
-    Field("args", types.PlainData(), doc="Keyword arguments of the constructor, plain data."),
+    Field("args", PlainData(), doc="Keyword arguments of the constructor, plain data."),
     Field("frozen", Boolean(),
         doc="Whether the component has no state to checkpoint and is no target of a sync: a "
             "reference, a teacher.",
@@ -339,7 +288,7 @@ CALL = Section("call", "a stage that calls", (
     Field("call", types.Endpoint(),
         doc="COMPONENT.METHOD: the endpoint that computes the stage's value.",
         related="method endpoint function component"),
-    Field("in", types.Inputs(INPUT),
+    Field("in", Inputs(INPUT),
         doc="Stages whose values the endpoint receives: one; a list, joined by sample id; or a "
             "mapping of parameters, PARAMETER: STAGE or PARAMETER: {from: STAGE, dispatch: MODE}. A "
             "stage without it is a source.",
@@ -442,7 +391,7 @@ CLUSTER = Section("cluster", "`cluster`", (
 ))
 
 RECIPE = Section("recipe", "a recipe", (
-    Field("defaults", types.Defaults(),
+    Field("defaults", Defaults(),
         doc="Files that the recipe is composed of, in the order of merging: `base`, `./neighbour`, "
             "`layout@components.NAME.parallel: fsdp`; `_self_` is this file."),
     Field("name", types.RunName(),
@@ -454,18 +403,18 @@ RECIPE = Section("recipe", "a recipe", (
     Field("cluster", Nested(CLUSTER),
         doc="Devices that the job may use. Default: the least that hold the groups.",
         related="nodes"),
-    Field("groups", types.Named(GROUP),
+    Field("groups", Named(GROUP),
         doc="Device groups by name: where components run. Each is one torchrun world.",
         related="resources device_groups"),
-    Field("components", types.Named(COMPONENT),
+    Field("components", Named(COMPONENT),
         doc="Components by name: what runs, on which group, in which layout.",
         related="workers models roles"),
-    Field("pipeline", types.Named(STAGE),
+    Field("pipeline", Named(STAGE),
         doc="Stages by name, in the order of a step: the data flow. A stage's name is also the name "
             "of its value.",
         related="stages flow"),
     Field("run", Nested(RUN), doc="How long the recipe runs, and what it writes.", related="trainer"),
-    Field("vars", types.FreeMapping(),
+    Field("vars", FreeMapping(),
         doc="Values written once and used as ${vars.NAME}.",
         aliases="variables"),
 ))

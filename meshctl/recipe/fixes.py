@@ -112,26 +112,6 @@ def keys_meant(node: Node, known: Sequence[str]) -> dict[str, tuple[Fix, ...]]:
     }
 
 
-def rewritten(node: Node, text: str) -> tuple[Fix, ...]:
-    """Returns the edit of a scalar's text; for the same text, the edit that removes its quotes."""
-    return () if node.from_environment or not node.written else (Fix(node.span, node.written, text),)
-
-
-def quoted(node: Node) -> tuple[Fix, ...]:
-    """Returns the edit that makes text of a boolean or a number, as it is written."""
-    return rewritten(node, f'"{node.written}"') if re.fullmatch(r"[\w.+-]+", node.written) else ()
-
-
-def as_whole(node: Node, least: int, most: int) -> tuple[Fix, ...]:
-    """Returns the edit that makes a whole number of 1e3, 2.0 or "7", if it is one from `least` to `most`."""
-    value = node.value
-    is_text = isinstance(value, str) and re.fullmatch(r"0|-?[1-9]\d{0,18}", value)
-    is_float = isinstance(value, float) and abs(value) < 1e15 and value == int(value)
-    if not (is_text or is_float) or not least <= int(value) <= most:
-        return ()
-    return rewritten(node, str(int(value)))
-
-
 # Checking
 
 

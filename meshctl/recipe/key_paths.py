@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from meshctl.recipe.compose.yaml_tree import Node, Path
-from meshctl.recipe.field_types import Inputs, Named, Nested
-from meshctl.recipe.fields import CALL, RECIPE, STAGE, SYNC, Field, Section
+from meshctl.recipe.fields import CALL, RECIPE, STAGE, SYNC
+from meshctl.recipe.section_types import Field, Inputs, Named, Nested, Section
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES
 
 

@@ -27,8 +27,8 @@ from meshctl.recipe.fields import (
     SECTIONS,
     STAGE,
     SYNC,
-    Section,
 )
+from meshctl.recipe.section_types import Section
 from meshctl.recipe.suggestions import meanings
 
 NAMED = {"groups": GROUP, "components": COMPONENT, "pipeline": STAGE}

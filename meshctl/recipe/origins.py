@@ -23,11 +23,12 @@ from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves, plain, replaced
-from meshctl.recipe.fields import CALL, CHECKPOINT, GROUP, RECIPE, RUN, SYNC, Section
+from meshctl.recipe.fields import CALL, CHECKPOINT, GROUP, RECIPE, RUN, SYNC
 from meshctl.recipe.load import Loaded
 from meshctl.recipe.model import Recipe, Stage
 from meshctl.recipe.rules import Facts
 from meshctl.recipe.secrets import Secrets, shown
+from meshctl.recipe.section_types import Section
 from meshctl.text.redaction import HIDDEN
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe import field_types as types
 from meshctl.recipe.compose.yaml_tree import Node, Path, merge, put
-from meshctl.recipe.fields import CALL, PLANNED, RECIPE, STAGE, SYNC, Section
+from meshctl.recipe.field_types import Environment
+from meshctl.recipe.fields import CALL, PLANNED, RECIPE, STAGE, SYNC
 from meshctl.recipe.fixes import keys_meant
 from meshctl.recipe.misplaced import (
     NAMED,
@@ -27,10 +27,11 @@ from meshctl.recipe.misplaced import (
     kind_of,
     location_of,
 )
+from meshctl.recipe.section_types import FreeMapping, Inputs, Named, Nested, PlainData, Script, Section
 from meshctl.recipe.suggestions import called, nearest_key
 from meshctl.text.english import MAX_LETTERS, listed
 
-MAPPINGS = (types.Nested, types.Named, types.PlainData, types.FreeMapping, types.Environment)
+MAPPINGS = (Nested, Named, PlainData, FreeMapping, Environment)
 """Types whose values are mappings, or may be."""
 
 
@@ -131,13 +132,13 @@ class _Walk:
                 break
         return items
 
-    def value(self, node: Node, path: Path, type_: types.Type) -> Node:
+    def value(self, node: Node, path: Path, type_: Type) -> Node:
         match type_:
-            case types.Named():
+            case Named():
                 return self.named(node, path, type_.section)
-            case types.Nested() | types.Script():
+            case Nested() | Script():
                 return self.section(node, path, type_.section)
-            case types.Inputs() if node.is_mapping and node.get("from") is None:
+            case Inputs() if node.is_mapping and node.get("from") is None:
                 items = {key: self.section(item, (*path, key), type_.section) for key, item in node.items()}
                 return replace(node, value=items)
         return node
@@ -272,9 +273,9 @@ def _empty_above(item: Node, node: Node, section: Section) -> str:
     return key if is_empty else ""
 
 
-def _is_named_item(item: Node, type_: types.Type) -> bool:
+def _is_named_item(item: Node, type_: Type) -> bool:
     """Returns whether the value of a key with a section is a group, a component or a stage."""
-    if not isinstance(type_, types.Nested) or not kind_of(item):
+    if not isinstance(type_, Nested) or not kind_of(item):
         return False
     return not any(key in type_.section.by_key for key, _ in item.items())
 

@@ -8,8 +8,8 @@ import pytest
 from meshctl.cli.completion.outline import Outline
 from meshctl.cli.completion.overrides import overrides
 from meshctl.diagnostics import Span
-from meshctl.recipe import field_types, model, reader, schema
-from meshctl.recipe.compose.yaml_tree import Node, of_plain
+from meshctl.recipe import field_types, model
+from meshctl.recipe.compose.yaml_tree import BROKEN, Node, of_plain
 from meshctl.recipe.field_reader import FieldReader
 from meshctl.recipe.fields import (
     CHECKPOINT,
@@ -22,10 +22,9 @@ from meshctl.recipe.fields import (
     RUN,
     SECTIONS,
     STAGE,
-    Field,
-    Section,
 )
 from meshctl.recipe.key_paths import field_at, section_at
+from meshctl.recipe.section_types import Defaults, Field, Nested, Section
 from meshctl.recipe.structure import correct
 from meshctl.recipe.suggestions import ALIASES, RELATED, nearest_key
 
@@ -70,9 +69,9 @@ EVERY = [
 def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) -> None:
     path = (*PATHS[section.name], field.key)
     assert field_at(path, TREE) == field
-    assert schema.section_schema(section)["properties"][field.key]["description"] == field.doc
+    assert section.schema()["properties"][field.key]["description"] == field.doc
     assert field.doc and len(field.doc) <= 220
-    values = FieldReader(readers=reader.TYPE_READERS).section(Node({}, HERE), PATHS[section.name], section)
+    values = FieldReader().section(Node({}, HERE), PATHS[section.name], section)
     assert values[field.key] == field.value_if_absent
     if field is not RECIPE.by_key["defaults"]:
         proposed = {one.text: one.description for one in overrides(Outline(TREE), "++" + ".".join(path))}
@@ -80,10 +79,12 @@ def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) 
         assert described and {*described} == {field.doc}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in vars(field_types).values() if isinstance(kind, type)])
-def test_every_type_is_read_and_described(kind: type) -> None:
-    if issubclass(kind, field_types.Type) and kind is not field_types.Type:
-        assert kind in reader.TYPE_READERS and kind in schema.SCHEMAS
+@pytest.mark.parametrize("field", [field for section in SECTIONS for field in section.fields])
+def test_every_type_is_read_and_described(field: Field) -> None:
+    assert field.type.schema()
+    own = FieldReader()
+    field.type.read(own, Node(BROKEN, HERE), ("x",))
+    assert own.wrong == (set() if isinstance(field.type, Defaults) else {("x",)})
 
 
 def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         "cool_down", field_types.Seconds(), "Seconds of rest between steps.", default=2.5, aliases="rest"
     )
     section = Section("run", "`run`", (*RUN.fields, new))
-    nested = Field("run", field_types.Nested(section), "")
+    nested = Field("run", Nested(section), "")
     monkeypatch.setitem(RECIPE.by_key, "run", nested)
     monkeypatch.setitem(ALIASES, "rest", "cool_down")
     own = FieldReader()
@@ -102,7 +103,7 @@ def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [found.message for found in own.found] == ["`cool_down` must be a number from 0, it is -1"]
     (unknown,) = correct(of_plain({"run": {"cool_down": 1, "rest": 1}}, HERE)).found
     assert (unknown.message, unknown.help) == ("`run` has no key `rest`", "did you mean `cool_down`?")
-    described = schema.section_schema(section)["properties"]["cool_down"]
+    described = section.schema()["properties"]["cool_down"]
     assert (described["description"], described["default"]) == ("Seconds of rest between steps.", 2.5)
     assert [
         one.description for one in overrides(Outline(TREE), "run.cool") if one.text == "run.cool_down="

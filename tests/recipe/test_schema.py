@@ -17,7 +17,8 @@ from meshctl.recipe.compose.yaml_reader import read as read_text
 from meshctl.recipe.compose.yaml_tree import MISSING, Node, of_plain, plain
 from meshctl.recipe.fields import SECTIONS
 from meshctl.recipe.reader import Read, read
-from meshctl.recipe.schema import layouts, schema
+from meshctl.recipe.schema import schema
+from meshctl.recipe.section_types import layouts
 from meshctl.recipe.structure import correct
 from meshctl.recipe.templates import KINDS, Choice, files
 from meshctl.topology.cluster import DEVICE_TYPES

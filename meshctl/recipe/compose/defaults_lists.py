@@ -18,7 +18,8 @@ from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, is_dir, real
 from meshctl.recipe.compose.overrides import LAYOUT, Override, is_layout
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node
 from meshctl.recipe.fields import RECIPE
-from meshctl.recipe.fixes import PLAIN, renamed, rewritten
+from meshctl.recipe.fixes import PLAIN, renamed
+from meshctl.recipe.scalars import rewritten
 from meshctl.text.english import did_you_mean, nearest
 
 CHOICE = "__choice__"

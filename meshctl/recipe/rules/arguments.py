@@ -8,9 +8,9 @@ from meshctl.diagnostics import Diagnostic, Fix
 from meshctl.recipe.code.classes import Class
 from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
-from meshctl.recipe.field_reader import integer_hint
-from meshctl.recipe.fixes import as_whole, quoted, renamed, rewritten
+from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.scalars import as_whole, integer_hint, quoted, rewritten
 from meshctl.text.english import listed, nearest
 
 YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")

@@ -1,0 +1,67 @@
+"""The parts of the JSON Schema of recipes, of which each type of values makes its own.
+
+Three things make a schema fit for recipes: `${...}` and `???` may stand for any value; nothing is required,
+since an included file may contain it; a key is unknown where the reader would refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+MAX_COUNT = 10_000_000
+AUTO = "the number of ranks that the other sizes leave"
+
+OPEN = r"^\?\?\?$|\$\{"
+"""A text that may stand for any value: still to be given, or written elsewhere."""
+WORD, REST = r"[^\x00-@\[-^`{-\x7f]", r"[^\x00-/:-@\[-^`{-\x7f]"
+"""The first and the further characters of an identifier in any alphabet: `\\w` is ASCII in some engines, and
+more in others."""
+
+
+def mapping(**more: object) -> Schema:
+    return {"type": ["object", "string"], "pattern": OPEN, **more}
+
+
+def ref(name: str) -> Schema:
+    """Returns a reference to the schema of a section."""
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def whole(min: int = 0, max: int = MAX_COUNT) -> Schema:
+    return {"type": ["integer", "string"], "minimum": min, "maximum": max, "pattern": OPEN}
+
+
+def text(pattern: str = "") -> Schema:
+    return {"type": "string", **({"pattern": f"{pattern}|{OPEN}"} if pattern else {})}
+
+
+def texts() -> Schema:
+    """A list of texts, or one."""
+    return {"type": ["string", "array"], "items": {"type": "string"}}
+
+
+def list_of(item: Schema, **more: object) -> Schema:
+    return {"type": ["array", "string"], "pattern": OPEN, "items": item, **more}
+
+
+def words(words: Mapping[str, str], pattern: str = "") -> Schema:
+    """One of a few words, each with its meaning; or a text that matches a pattern."""
+    known = [{"const": word, "description": meaning} for word, meaning in words.items()]
+    return {"anyOf": [*known, {"type": "string", "pattern": f"{pattern}|{OPEN}" if pattern else OPEN}]}
+
+
+def any_case(words: Iterable[str]) -> str:
+    """Returns a pattern for words in any case: a schema has no flag for that."""
+    return f"^({'|'.join(''.join(f'[{letter}{letter.upper()}]' for letter in word) for word in words)})$"
+
+
+def count_or_list(**more: object) -> Schema:
+    return {**whole(1), "type": ["integer", "array", "string"], "items": whole(), **more}
+
+
+def plain_data() -> Schema:
+    """The schema of what `args` contain, at any depth."""
+    inner = {"$ref": "#/$defs/data"}
+    return {"properties": {"_target_": False}, "additionalProperties": inner, "items": inner}

@@ -1,0 +1,126 @@
+"""What a scalar of a recipe says, how it should be written where it is wrong, and the edits for that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from meshctl.diagnostics import Fix
+from meshctl.recipe.compose.yaml_tree import MISSING, Node, Path
+
+MAX_QUOTED = 60
+"""Characters of a wrong value that a message quotes."""
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def shown(path: Path) -> str:
+    """Returns the last key of a path; of a list's item, with the key of the list."""
+    return ".".join(path[-2:]) if len(path) > 1 and path[-1].isdigit() else path[-1]
+
+
+def number_of(node: Node, kind: Callable[[str], Any]) -> Any:
+    """Returns a node's value; text from the environment is converted by `kind` if it can be."""
+    if node.from_environment and isinstance(node.value, str):
+        try:
+            return kind(node.value)
+        except ValueError:
+            return node.value
+    return node.value
+
+
+def text_of(node: Node) -> str:
+    """Returns a scalar as it is written: 010 is a name here, not 8."""
+    return node.value if isinstance(node.value, str) else node.written or str(node.value)
+
+
+def is_scalar(node: Node) -> bool:
+    return isinstance(node.value, (str, int, float)) and node.value != MISSING
+
+
+# Help for wrong values
+
+
+def found_instead(node: Node) -> str:
+    """Returns what stands in place of a right value. A text from the environment may be a secret."""
+    if node.from_environment:
+        return "what the environment gives is not"
+    if node.value is None:
+        return "found nothing"
+    if node.is_mapping:
+        return "found a mapping"
+    if node.is_list:
+        return "found a list"
+    if isinstance(node.value, str):
+        return f"it is the text `{node.value[:MAX_QUOTED]}`"
+    return f"it is {(node.written or str(node.value))[:MAX_QUOTED]}"
+
+
+def integer_hint(node: Node) -> str:
+    """Returns how to write a value as a whole number, if it may have been meant to be one."""
+    value = node.value
+    if isinstance(value, str) and not node.from_environment:
+        if re.fullmatch(r"[-+]?(0|[1-9]\d*)", value):
+            return "remove the quotes"
+        if re.fullmatch(r"[-+]?0\d+", value):
+            return f"write {int(value)}: a number does not begin with 0"
+        if re.fullmatch(r"0o[0-7]{1,20}", value):
+            return f"write {int(value, 8)}"
+        if re.fullmatch(r"[-+]?\d{1,3}([ ,.']\d{3})+", value):
+            return f"write {re.sub('[^0-9+-]', '', value)}"
+    if isinstance(value, float) and value == value and abs(value) < 1e15 and value == int(value):
+        return f"write {int(value)}"
+    return ""
+
+
+def boolean_hint(written: str) -> str:
+    if written in ("true", "false"):
+        return "remove the quotes"
+    if written in ("1", "yes", "on"):
+        return "write true"
+    return "write false" if written in ("0", "no", "off") else ""
+
+
+def yaml_hint(node: Node, wanted: str) -> str:
+    value = node.value
+    if wanted == "text" and isinstance(value, bool):
+        return f'`{node.written}` is a boolean in YAML 1.1, quote it: "{node.written}"'
+    if wanted == "text" and isinstance(value, (int, float)):
+        return f'quote it: "{node.written}"'
+    if not isinstance(value, str) or not value:
+        return ""
+    reference = re.fullmatch(r"\$?[({]{0,2}(\w+(\.\w+)+)[)}]{0,2}", value)
+    if reference and not value[0].isalnum():
+        return f"another value of the recipe is ${{{reference[1]}}}"
+    return "YAML's quotes are straight ones" if value[0] in "\u201c\u201d\u2018\u2019\u201e" else ""
+
+
+# Edits
+
+
+def rewritten(node: Node, text: str) -> tuple[Fix, ...]:
+    """Returns the edit of a scalar's text; for the same text, the edit that removes its quotes."""
+    return () if node.from_environment or not node.written else (Fix(node.span, node.written, text),)
+
+
+def quoted(node: Node) -> tuple[Fix, ...]:
+    """Returns the edit that makes text of a boolean or a number, as it is written."""
+    return rewritten(node, f'"{node.written}"') if re.fullmatch(r"[\w.+-]+", node.written) else ()
+
+
+def as_whole(node: Node, least: int, most: int) -> tuple[Fix, ...]:
+    """Returns the edit that makes a whole number of 1e3, 2.0 or "7", if it is one from `least` to `most`."""
+    value = node.value
+    is_text = isinstance(value, str) and re.fullmatch(r"0|-?[1-9]\d{0,18}", value)
+    is_float = isinstance(value, float) and abs(value) < 1e15 and value == int(value)
+    if not (is_text or is_float) or not least <= int(value) <= most:
+        return ()
+    return rewritten(node, str(int(value)))
+
+
+def as_text(node: Node, wanted: str) -> tuple[Fix, ...]:
+    is_text_wanted = wanted in ("text", "text or a number")
+    return quoted(node) if is_text_wanted and isinstance(node.value, (bool, int, float)) else ()

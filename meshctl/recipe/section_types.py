@@ -1,0 +1,308 @@
+"""The mappings of a recipe: fields, sections, and the types of values that contain them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from meshctl.recipe.compose.folders import files, shipped
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves, plain
+from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Text, Type, Word
+from meshctl.recipe.json_schema import OPEN, Schema, mapping, plain_data, ref, texts, words
+from meshctl.recipe.scalars import is_whole
+from meshctl.text.english import MAX_LETTERS
+
+if TYPE_CHECKING:
+    from meshctl.recipe.field_reader import FieldReader
+
+DEFAULTS_ENTRIES = {
+    "_self_": "the position of this file among those that it includes",
+    "base": "settings that most runs want",
+}
+CONFIG_GROUP = r"^((override|optional) )*/?"
+"""What may stand before a config group in a defaults list."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a section."""
+
+    key: str
+    type: Type
+    doc: str
+    default: Any = None
+    """The value in force where the key is left out; None where leaving it out has a meaning of its own."""
+    required: str = ""
+    """The message where the key is missing, with `{name}` for the name of the mapping; empty if it may be."""
+    required_help: str = ""
+    aliases: str = ""
+    """Other systems' names for the key, separated by spaces."""
+    related: str = ""
+    """Names of about the same in other systems, which are proposed and never replaced."""
+
+    @property
+    def value_if_absent(self) -> Any:
+        return self.type.empty if self.default is None else self.default
+
+    def schema(self) -> Schema:
+        default = {} if self.default is None else {"default": self.default}
+        return {"description": self.doc, **self.type.schema(), **default}
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A mapping of a recipe with a fixed set of keys."""
+
+    name: str
+    title: str
+    """What messages call such a mapping."""
+    fields: tuple[Field, ...]
+
+    @cached_property
+    def by_key(self) -> dict[str, Field]:
+        return {field.key: field for field in self.fields}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.by_key)
+
+    def default(self, key: str) -> Any:
+        """Returns the value of a key that is left out."""
+        return self.by_key[key].value_if_absent
+
+    def defaults(self) -> Iterator[Field]:
+        """Yields the fields whose default is in force where they are left out."""
+        return (field for field in self.fields if field.default is not None)
+
+    def schema(self, *, has_shorthand: bool = False) -> Schema:
+        """Returns the schema of the mapping: these keys and no others; with a shorthand, it may be one
+        text, too."""
+        kind = {"type": ["object", "string"]} if has_shorthand else mapping()
+        properties = {field.key: field.schema() for field in self.fields}
+        return {**kind, "properties": properties, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Script(Type):
+    """The path of a script, or a section that names a module."""
+
+    section: Section
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        """Returns `script` or `module`."""
+        script = {} if node.is_mapping else {"script": Text().read(reader, node, path) or ""}
+        found = script or reader.section(node, path, self.section)
+        if not any(found.values()) and path not in reader.wrong:
+            reader.expected("a script, or {module: NAME}", node, path)
+        return found
+
+    def schema(self) -> Schema:
+        fields = {field.key: {**field.schema(), "minLength": 1} for field in self.section.fields}
+        keys = {"minProperties": 1, "properties": fields, "additionalProperties": False}
+        return {"type": ["string", "object"], "minLength": 1, **keys}
+
+
+@dataclass(frozen=True)
+class Inputs(Type):
+    """A stage, a list of stages, or a mapping of parameters to stages or to sections."""
+
+    section: Section
+    """The section that a parameter may be."""
+    empty: ClassVar[Any] = ()
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        is_one_input = node.is_mapping and node.get("from") is not None
+        if is_one_input and {key for key, _ in node.items()} <= set(self.section.keys):
+            help = "say which parameter takes it, {batch: {from: STAGE, dispatch: all}}, or say"
+            help = f"{help} `dispatch` beside `in`"
+            message = "`in` names a stage, or parameters that take stages"
+            reader.report(path, "MC102", message, node.span, help=help)
+            return None
+        if (node.is_list or node.is_mapping) and not node.value:
+            reader.report(path, "MC102", "`in` names no stage", node.span, help="leave it out for a source")
+            return None
+        if node.is_mapping:
+            items = node.items()
+            return tuple(reader.build(self.section, name, item, (*path, name)) for name, item in items)
+        one = reader.build(self.section, "", node, path)
+        return None if path in reader.wrong else (one,)
+
+    def schema(self) -> Schema:
+        parameter = {"anyOf": [texts(), ref(self.section.name)]}
+        return {
+            **texts(),
+            "type": ["string", "array", "object"],
+            "minItems": 1,
+            "minProperties": 1,
+            "additionalProperties": parameter,
+        }
+
+
+class PlainData(Type):
+    """A mapping of plain data to any depth; null is an empty one."""
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        if node.value is None or reader.mapping(node, path) is None:
+            return None
+        _check_plain_data(reader, node, path)
+        value = plain(node)
+        return value if isinstance(value, dict) else None
+
+    def schema(self) -> Schema:
+        return {"type": ["object", "string", "null"], "pattern": OPEN, **plain_data()}
+
+
+class FreeMapping(Type):
+    """A mapping of anything."""
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> None:
+        """Reports every `???`."""
+        for found, leaf in leaves(node, path) if reader.mapping(node, path) else ():
+            if leaf.value == MISSING:
+                reader.expected("a value", leaf, found)
+
+    def schema(self) -> Schema:
+        return mapping()
+
+
+class Defaults(Type):
+    """Hydra's defaults list, which composition has consumed before a recipe is read."""
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> None:
+        """Composition has read it, or `reader.py` reads it with what stands beside it."""
+
+    def schema(self) -> Schema:
+        """A list of files, and of one `group@package: option` each."""
+        option: Schema = {
+            "type": ["string", "number", "boolean", "null", "array"],
+            "items": {"type": ["string", "number", "boolean"]},
+        }
+        choice = {
+            "type": "object",
+            "minProperties": 1,
+            "maxProperties": 1,
+            "propertyNames": {"not": {"pattern": f"{CONFIG_GROUP}hydra(/|@|$)"}},
+            "patternProperties": {
+                f"{CONFIG_GROUP}layout(@|$)": {"anyOf": [*words(dict(layouts()))["anyOf"], option]}
+            },
+            "additionalProperties": option,
+        }
+        known = words(DEFAULTS_ENTRIES)["anyOf"]
+        return {"type": "array", "items": {"anyOf": [*known, {"type": "string"}, choice]}}
+
+
+@dataclass(frozen=True)
+class Nested(Type):
+    """A mapping that is a section, or a shorter form of it."""
+
+    section: Section
+    shorthand: Text | Word | None = None
+    """The type of a single value in place of the mapping."""
+    wanted: str = "a mapping"
+    """What messages call an acceptable value."""
+    may_be_off: bool = False
+    """Whether `false` and null stand for its absence."""
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        """Returns the values of a section, or its shorter form."""
+        if node.is_mapping:
+            return reader.section(node, path, self.section)
+        if self.may_be_off and (node.value is None or node.value is False):
+            return None
+        is_word = isinstance(self.shorthand, Word)
+        if self.shorthand and (is_word or (isinstance(node.value, str) and node.value != MISSING)):
+            found = self.shorthand.read(reader, node, path)
+            return found if isinstance(found, str) else None
+        if self.wanted != "a mapping":
+            reader.expected(self.wanted, node, path)
+            return None
+        steps = node.value if is_whole(node.value) else "STEPS"
+        reader.mapping(node, path, f"write {{every: {steps}}}" if "every" in self.section.by_key else "")
+        return None
+
+    def schema(self) -> Schema:
+        if isinstance(self.shorthand, Word):
+            return {"anyOf": [*self.shorthand.schema()["anyOf"], ref(self.section.name)]}
+        if self.may_be_off:
+            return {"anyOf": [ref(self.section.name), {"enum": [False, None]}]}
+        return ref(self.section.name)
+
+
+@dataclass(frozen=True)
+class Named(Type):
+    """A mapping of names, which users choose, to sections."""
+
+    section: Section
+
+    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+        """Returns the groups, components or stages by name; an item that is no mapping is reported and left
+        out."""
+        if reader.mapping(node, path) is None:
+            return None
+        found = {}
+        for name, item in node.items():
+            here = (*path, name)
+            _check_name(reader, name, item, here)
+            if reader.mapping(item, here, _long_form(item, self.section)):
+                found[name] = reader.build(self.section, name, item, here)
+        return found
+
+    def schema(self) -> Schema:
+        item, names = ref(self.section.name), f"^{NAME.pattern}$"
+        if self.section.name == "stage":  # or in a recipe that changes another one, some keys of either
+            sync = {"if": {"required": ["sync"]}, "then": ref("sync"), "else": item}
+            item = {"if": {"required": ["call"]}, "then": ref("call"), "else": sync}
+        if self.section.name == "group":
+            names = f"^(?!agent-){NAME.pattern}$"
+        return mapping(propertyNames={"pattern": names, "maxLength": MAX_NAME}, additionalProperties=item)
+
+
+def _check_plain_data(reader: FieldReader, node: Node, path: Path) -> None:
+    """Reports what is no plain data: a `???` in it must still be given, a `_target_` would be code."""
+    if node.value == MISSING or node.value is BROKEN:
+        reader.expected("a value", node, path)
+    for key, item in node.items():
+        if key == "_target_":
+            message = "`args` are plain data, a `_target_` in them is not instantiated"
+            help = "let the component build it from plain arguments"
+            reader.report((*path, key), "MC107", message, item.span, help=help)
+        _check_plain_data(reader, item, (*path, key))
+    for index, item in enumerate(node.value if node.is_list else ()):
+        _check_plain_data(reader, item, (*path, str(index)))
+    if isinstance(node.value, float) and not abs(node.value) < float("inf"):
+        reader.expected("a finite number", node, path)
+    if type(node.value) in (int, float):
+        reader.check_octal(node, path)
+
+
+def _check_name(reader: FieldReader, name: str, item: Node, path: Path) -> None:
+    is_reserved = path[0] == "groups" and name.startswith("agent-")
+    if is_reserved or not NAME.fullmatch(name):
+        message = f"`{name[:MAX_LETTERS]}` cannot be a name"
+        help = "a name has letters, digits, `_` and `-`, and begins with a letter"
+    elif len(name) > MAX_NAME:
+        message, help = f"a name of {len(name)} letters is too long", f"use {MAX_NAME} or less"
+    else:
+        return
+    reader.report(path, "MC106", message, item.key or item.span, help=help)
+
+
+def _long_form(item: Node, section: Section) -> str:
+    """Returns the mapping to write in place of one value."""
+    value = item.value
+    if section.name == "group" and isinstance(value, int) and not isinstance(value, bool):
+        return f"write {{ranks: {value}}}"
+    if section.name == "component" and isinstance(value, str) and CLASS_PATH.fullmatch(value):
+        return f"write {{_target_: {value}, group: GROUP}}"
+    if section.name == "stage" and isinstance(value, str) and value.count(".") == 1:
+        return f"write {{call: {value}}}"
+    return ""
+
+
+def layouts() -> Iterator[tuple[str, str]]:
+    """Yields the layouts of the package, each with the first line of its file."""
+    for file in files(shipped() / "layout", ".yaml"):
+        first, _, _ = file.read_text(encoding="utf-8").partition("\n")
+        yield file.stem, first.removeprefix("#").strip() if first.startswith("#") else ""
