@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshctl.recipe import fields
-from meshctl.recipe.fields import Field, Section
+from meshctl.recipe.section_types import Field, Section
 
 FILE = Path(__file__).with_name("recipes.md")
 SHOWN = {
