@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from meshctl.recipe import field_types as types
 from meshctl.recipe.compose.yaml_tree import Node, Path
+from meshctl.recipe.field_types import Type
 from meshctl.recipe.fields import (
     CALL,
     CHECKPOINT,
@@ -28,7 +28,7 @@ from meshctl.recipe.fields import (
     STAGE,
     SYNC,
 )
-from meshctl.recipe.section_types import Section
+from meshctl.recipe.section_types import Named, Nested, Section
 from meshctl.recipe.suggestions import meanings
 
 NAMED = {"groups": GROUP, "components": COMPONENT, "pipeline": STAGE}
@@ -84,11 +84,9 @@ def location_of(key: str, section: Section, path: Path, item: Node, root: Node) 
     return None
 
 
-def _fits(item: Node, type_: types.Type) -> bool:
+def _fits(item: Node, type_: Type) -> bool:
     """Returns whether a value can be one of a type that takes mappings only."""
-    is_mapping_only = isinstance(type_, types.Named) or (
-        isinstance(type_, types.Nested) and not type_.shorthand
-    )
+    is_mapping_only = isinstance(type_, Named) or (isinstance(type_, Nested) and not type_.shorthand)
     is_value = item.value is None or isinstance(item.value, (str, bool))
     return not (is_mapping_only and is_value)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_tree import Node, Path, merge, put
-from meshctl.recipe.field_types import Environment
+from meshctl.recipe.field_types import Environment, Type
 from meshctl.recipe.fields import CALL, PLANNED, RECIPE, STAGE, SYNC
 from meshctl.recipe.fixes import keys_meant
 from meshctl.recipe.misplaced import (
