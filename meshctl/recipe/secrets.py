@@ -16,7 +16,7 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import fields
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
-from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves, plain
+from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves, plain, with_leaves
 from meshctl.recipe.fields import RECIPE
 from meshctl.text.redaction import (
     HIDDEN,
@@ -203,28 +203,22 @@ def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str])
 # Without them
 
 
-def shown(node: Node, secrets: Secrets, path: Path = (), under: bool = False) -> Node:
-    """Returns the value at a path with its secrets hidden; references stay as written. With `under`, all of
-    it is secret."""
-    under = under or path in secrets.paths or is_secret_at(path)
-    if isinstance(node.value, dict):
-        items = {key: shown(item, secrets, (*path, key), under) for key, item in node.value.items()}
-        return replace(node, value=items)
-    if isinstance(node.value, list):
-        follows = [False, *(follows_option(item.value) for item in node.value)]
-        listed = [
-            shown(item, secrets, (*path, str(index)), under or follows[index])
-            for index, item in enumerate(node.value)
-        ]
-        return replace(node, value=listed)
-    text = node.value
-    if node.from_environment:
-        text = HIDDEN
-    elif under and _has_text(node):
-        text = _without_literals(str(node.value))
-    elif isinstance(node.value, str):
-        text = redact(node.value, secrets.written)
-    return node if text == node.value else replace(node, value=text, written=text)
+def shown(node: Node, secrets: Secrets, path: Path = ()) -> Node:
+    """Returns the value at a path with its secrets hidden; references stay as written."""
+    places = {found for found, _ in secret_places(plain(node), path, is_secret_at(path))}
+    is_below = path in secrets.paths
+
+    def hidden(leaf: Node, here: Path) -> Node:
+        text = leaf.value
+        if leaf.from_environment:
+            text = HIDDEN
+        elif (is_below or here in secrets.paths or here in places) and _has_text(leaf):
+            text = _without_literals(str(leaf.value))
+        elif isinstance(leaf.value, str):
+            text = redact(leaf.value, secrets.written)
+        return leaf if text == leaf.value else replace(leaf, value=text, written=text)
+
+    return with_leaves(node, path, hidden)
 
 
 def _without_literals(text: str) -> str:

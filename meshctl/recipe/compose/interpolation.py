@@ -5,12 +5,11 @@
     ${oc.select:a.b,default}   ${oc.decode:text}    and no other resolver: a resolver is code
 
 In `args` and `env`, `${oc.env:X}` is kept as written: the worker resolves it, so no secret is in a plan.
-References inside it are resolved here. `\\${` is a plain `${`.
+References inside it are resolved here. `references.py` has the syntax.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from meshctl.recipe.compose.references import (
     split_arguments,
     target_of,
 )
-from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves, with_leaves
 from meshctl.recipe.fixes import meant
 from meshctl.recipe.suggestions import nearest_key
 from meshctl.text.english import did_you_mean
@@ -38,156 +37,84 @@ MAX_CHAIN = 64
 """Maximum number of references that lead to one another."""
 
 
-class ReportedElsewhere(InvalidInterpolation):
-    """The reference leads to a value that is missing or wrong, which is reported where it is written."""
-
-    def __init__(self) -> None:
-        super().__init__("", "")
-
-
-class TooMuch(InvalidInterpolation):
-    """A limit of the evaluation is exceeded; it is reported once, at the first value that exceeds it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("MC218", message)
-
-
 def resolve(
     root: Node, environ: Mapping[str, str] = os.environ, decode: Callable[[str], Any] = str
 ) -> tuple[Node, list[Diagnostic]]:
     """Returns the tree without interpolations, except those of the environment in `args` and `env`, and what
     is wrong with them. `decode` reads a YAML scalar."""
-    resolver = _Resolver(_Evaluator(root, environ, decode))
-    return resolver.resolve(root, ()), resolver.found
+    resolver = _Resolver(root, environ, decode)
+    return with_leaves(root, (), resolver.resolved), resolver.found
 
 
 @dataclass
 class _Resolver:
-    """Resolves every value of a tree, and reports each mistake once: where it is written, not wherever
-    something refers to it."""
-
-    evaluator: _Evaluator
-    found: list[Diagnostic] = field(default_factory=list)
-    circles: set[frozenset[Path]] = field(default_factory=set)
-    """Those that have been reported."""
-    is_limit_reported: bool = False
-
-    def resolve(self, node: Node, path: Path) -> Node:
-        """Returns the node resolved; the same object if nothing in it changes."""
-        if isinstance(node.value, dict):
-            items = {key: self.resolve(item, (*path, key)) for key, item in node.value.items()}
-            is_same = all(map(operator.is_, items.values(), node.value.values()))
-            return node if is_same else replace(node, value=items)
-        if isinstance(node.value, list):
-            values = [self.resolve(item, (*path, str(index))) for index, item in enumerate(node.value)]
-            return node if all(map(operator.is_, values, node.value)) else replace(node, value=values)
-        if not _is_interpolated(node):
-            return node
-        try:
-            value = self.evaluator.read(node, path, _is_kept(path))
-        except InvalidInterpolation as wrong:
-            self.found += self.diagnostics(wrong, node, path)
-            value = replace(node, value=BROKEN)
-        target = value.span if value.span != node.span else None
-        return replace(value, span=node.span, key=node.key, target=target)
-
-    def diagnostics(self, wrong: InvalidInterpolation, leaf: Node, path: Path) -> Iterator[Diagnostic]:
-        root = self.evaluator.root
-        if isinstance(wrong, ReportedElsewhere) or (isinstance(wrong, TooMuch) and self.is_limit_reported):
-            return
-        if isinstance(wrong, TooMuch):
-            self.is_limit_reported = True
-            yield replace(wrong.diagnostic, primary=leaf.span)
-        elif wrong.circle:
-            yield from self.circle(wrong, leaf, path)
-        elif wrong.path in (None, path):
-            yield replace(wrong.diagnostic, primary=leaf.span, fixes=_renamed(root, leaf, path))
-        elif wrong.path and _is_kept(wrong.path) and wrong.diagnostic.code == "MC215":
-            written = root.at(wrong.path)
-            assert written is not None
-            words = f"`{'.'.join(wrong.path)}` is left to the workers, but this must be known now"
-            yield replace(wrong.diagnostic, primary=leaf.span, seconds=(written.span.with_word(words),))
-
-    def circle(self, wrong: InvalidInterpolation, leaf: Node, path: Path) -> Iterator[Diagnostic]:
-        """Reports a circle at the first of its values; the others are the second spans."""
-        here = next((index for index, one in enumerate(wrong.circle) if path[: len(one)] == one), None)
-        if here is None or frozenset(wrong.circle) in self.circles:
-            return
-        self.circles.add(frozenset(wrong.circle))
-        circle = [*wrong.circle[here:], *wrong.circle[:here]]
-        names = [".".join(one) for one in (*circle, circle[0])]
-        seconds = []
-        for one, following in zip(circle[1:], names[2:], strict=True):
-            if node := self.evaluator.root.at(one):
-                seconds.append(node.span.with_word(f"which refers to `{following}`"))
-        message = f"this refers to itself: {' -> '.join(names)}"
-        yield Diagnostic("MC213", message, leaf.span, tuple(seconds))
-
-
-def _is_interpolated(node: Node) -> bool:
-    return isinstance(node.value, str) and "${" in node.value
-
-
-def _is_kept(path: Path) -> bool:
-    """Returns whether the environment of a value is left to the worker, or for `vars` to the values that
-    refer to it."""
-    return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
-
-
-def _lost(root: Node, target: Path) -> tuple[int, list[str]]:
-    """Returns the index of the first key of `target` that does not exist, and the keys that do in its
-    place."""
-    depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
-    parent = root.at(target[:depth])
-    return depth, [key for key, _ in parent.items()] if parent else []
-
-
-def _renamed(root: Node, leaf: Node, path: Path) -> tuple[Fix, ...]:
-    """Returns the edit of the one reference that leads nowhere to the key that was meant."""
-    broken = [
-        (text, target) for text, target in references(leaf.value, path) if target and not root.at(target)
-    ]
-    if len(broken) != 1:
-        return ()
-    ((written, target),) = broken
-    depth, keys = _lost(root, target)
-    key = target[depth]
-    right = meant(key, keys)
-    if not right or written.count(key) != 1 or leaf.written.count(written) != 1:
-        return ()
-    text = leaf.written.replace(written, written.replace(key, right))
-    return (Fix(leaf.span, leaf.written, text),)
-
-
-@dataclass
-class _Evaluator:
-    """Evaluates single values of a tree. Its methods raise `InvalidInterpolation`."""
+    """Resolves the values of a tree, and reports each mistake once: where it is written, not wherever
+    something refers to it. Methods that evaluate raise `InvalidInterpolation`."""
 
     root: Node
     environ: Mapping[str, str]
     decode: Callable[[str], Any]
+    found: list[Diagnostic] = field(default_factory=list)
     open: list[Path] = field(default_factory=list)
     """The references that are being followed."""
     reads: int = 0
+    circles: set[frozenset[Path]] = field(default_factory=set)
+    """Those that have been reported; the empty one stands for an exceeded limit."""
 
-    def read(self, node: Node, path: Path, keep: bool) -> Node:
-        """Returns the node with every interpolation in it evaluated; `keep` leaves the environment as it
+    def resolved(self, leaf: Node, path: Path) -> Node:
+        """Returns the value of a leaf in its place; a broken one where its interpolation is wrong."""
+        if not _is_interpolated(leaf):
+            return leaf
+        try:
+            value = self.value(leaf, path, _is_kept(path))
+        except InvalidInterpolation as wrong:
+            self.found += self.diagnostics(wrong, leaf, path)
+            value = replace(leaf, value=BROKEN)
+        target = value.span if value.span != leaf.span else None
+        return replace(value, span=leaf.span, key=leaf.key, target=target)
+
+    # Reports
+
+    def diagnostics(self, wrong: InvalidInterpolation, leaf: Node, path: Path) -> Iterator[Diagnostic]:
+        """Yields what is wrong with the text of a leaf. What is wrong in the text that it refers to is
+        reported there; a circle is reported at the first of its values, and a limit once."""
+        found = replace(wrong.diagnostic, primary=leaf.span)
+        here = next((index for index, one in enumerate(wrong.circle) if path[: len(one)] == one), None)
+        if wrong.circle or wrong.is_limit:
+            circle = frozenset(wrong.circle)
+            if circle not in self.circles and (here is not None or wrong.is_limit):
+                self.circles.add(circle)
+                yield self.circle(found, [*wrong.circle[here:], *wrong.circle[:here]]) if circle else found
+        elif wrong.path == path:
+            yield replace(found, fixes=_renamed(self.root, leaf, path))
+        elif wrong.path and _is_kept(wrong.path) and found.code == "MC215":
+            written = self.root.at(wrong.path)
+            assert written is not None
+            words = f"`{'.'.join(wrong.path)}` is left to the workers, but this must be known now"
+            yield replace(found, seconds=(written.span.with_word(words),))
+
+    def circle(self, found: Diagnostic, circle: list[Path]) -> Diagnostic:
+        names = [".".join(one) for one in (*circle, circle[0])]
+        nodes = zip(map(self.root.at, circle[1:]), names[2:], strict=True)
+        words = [node.span.with_word(f"which refers to `{following}`") for node, following in nodes if node]
+        message = f"this refers to itself: {' -> '.join(names)}"
+        return replace(found, message=message, seconds=tuple(words))
+
+    # Evaluation
+
+    def value(self, leaf: Node, path: Path, keep: bool) -> Node:
+        """Returns a leaf with every interpolation in its text evaluated; `keep` leaves the environment as it
         is."""
         self.reads += 1
         if self.reads > MAX_READS:
-            raise TooMuch("the interpolations unfold to more than a recipe can need")
-        if isinstance(node.value, dict):
-            items = {key: self.read(item, (*path, key), keep) for key, item in node.value.items()}
-            return replace(node, value=items)
-        if isinstance(node.value, list):
-            values = [self.read(item, (*path, str(index)), keep) for index, item in enumerate(node.value)]
-            return replace(node, value=values)
-        if node.value is BROKEN:
-            raise ReportedElsewhere
-        if not _is_interpolated(node):
-            return node
+            message = "the interpolations unfold to more than a recipe can need"
+            raise InvalidInterpolation("MC218", message, is_limit=True)
+        if leaf.value is BROKEN:
+            raise InvalidInterpolation("", "", path=path)  # it is reported where it is written
+        if not _is_interpolated(leaf):
+            return leaf
         try:
-            return self.text(node, path, keep)
+            return self.text(leaf, path, keep)
         except InvalidInterpolation as wrong:
             wrong.path = path if wrong.path is None else wrong.path
             raise
@@ -200,7 +127,7 @@ class _Evaluator:
             return values[0]
         for value, (text, _) in zip(values, parts, strict=True):
             if value.is_mapping or value.is_list or value.value is None:
-                what = "nothing" if value.value is None else "a mapping" if value.is_mapping else "a list"
+                what = "a mapping" if value.is_mapping else "a list" if value.is_list else "nothing"
                 message = f"`${{{text}}}` is {what}, which cannot be part of a text"
                 raise InvalidInterpolation("MC218", message)
         joined = "".join(str(value.value) for value in values)
@@ -210,7 +137,7 @@ class _Evaluator:
     def inner(self, text: str, path: Path, keep: bool, node: Node) -> Node:
         """Returns the value of what is between `${` and `}`."""
         if "${" in text:
-            text = str(self.read(replace(node, value=text), path, keep).value)
+            text = str(self.value(replace(node, value=text), path, keep).value)
         text = text.strip()
         name, colon, arguments = text.partition(":")
         if not colon:
@@ -234,10 +161,8 @@ class _Evaluator:
 
     def decoded(self, given: list[str], arguments: str, node: Node) -> Node:
         if "${oc.env:" in arguments:
-            message, help = (
-                "`oc.decode` cannot read what only the worker knows",
-                "say the value itself, or use it as text",
-            )
+            message = "`oc.decode` cannot read what only the worker knows"
+            help = "say the value itself, or use it as text"
             raise InvalidInterpolation("MC217", message, help)
         text = ",".join(given)
         return replace(node, value=self.decode(text), written=text)
@@ -277,14 +202,15 @@ class _Evaluator:
             help = self.suggestion(target, path)
             raise InvalidInterpolation("MC212", f"there is no `{name}` in the recipe", help, missing=True)
         if node.value == MISSING:
-            raise ReportedElsewhere
+            raise InvalidInterpolation("", "", path=target)  # it is reported where it is written
         if target == path[: len(target)]:
             raise InvalidInterpolation("MC213", f"this refers to `{name}`, which it is part of")
         if len(self.open) == MAX_CHAIN:
-            raise TooMuch(f"more than {MAX_CHAIN} references lead to one another")
+            message = f"more than {MAX_CHAIN} references lead to one another"
+            raise InvalidInterpolation("MC218", message, is_limit=True)
         self.open.append(target)
         try:
-            return self.read(node, target, keep)
+            return with_leaves(node, target, lambda leaf, path: self.value(leaf, path, keep))
         finally:
             self.open.pop()
 
@@ -301,3 +227,38 @@ class _Evaluator:
         """Returns the path of the only other value of this name, wherever it is."""
         found = [path for path, _ in leaves(self.root) if path[-1:] == (key,) and path != here]
         return found[0] if len(found) == 1 else ()
+
+
+def _is_interpolated(node: Node) -> bool:
+    return isinstance(node.value, str) and "${" in node.value
+
+
+def _is_kept(path: Path) -> bool:
+    """Returns whether the environment of a value is left to the worker, or for `vars` to the values that
+    refer to it."""
+    return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
+
+
+def _lost(root: Node, target: Path) -> tuple[int, list[str]]:
+    """Returns the index of the first key of `target` that does not exist, and the keys that do in its
+    place."""
+    depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
+    parent = root.at(target[:depth])
+    return depth, [key for key, _ in parent.items()] if parent else []
+
+
+def _renamed(root: Node, leaf: Node, path: Path) -> tuple[Fix, ...]:
+    """Returns the edit of the one reference that leads nowhere to the key that was meant."""
+    broken = [
+        (text, target) for text, target in references(leaf.value, path) if target and not root.at(target)
+    ]
+    if len(broken) != 1:
+        return ()
+    ((written, target),) = broken
+    depth, keys = _lost(root, target)
+    key = target[depth]
+    right = meant(key, keys)
+    if not right or written.count(key) != 1 or leaf.written.count(written) != 1:
+        return ()
+    text = leaf.written.replace(written, written.replace(key, right))
+    return (Fix(leaf.span, leaf.written, text),)

@@ -16,14 +16,24 @@ class InvalidInterpolation(Exception):
     """Ends the evaluation of one value; `interpolation.resolve` makes a diagnostic of it."""
 
     def __init__(
-        self, code: str, message: str, help: str = "", circle: tuple[Path, ...] = (), *, missing: bool = False
+        self,
+        code: str,
+        message: str,
+        help: str = "",
+        circle: tuple[Path, ...] = (),
+        path: Path | None = None,
+        *,
+        missing: bool = False,
+        is_limit: bool = False,
     ) -> None:
         super().__init__(message)
         self.diagnostic = Diagnostic(code, message, help=help, missing=missing)
         self.circle = circle
         """The references that lead back to the first of them."""
-        self.path: Path | None = None
+        self.path = path
         """The path of the value in whose own text it is."""
+        self.is_limit = is_limit
+        """Whether a limit is exceeded, which is reported once."""
 
 
 def references(text: str, path: Path) -> Iterator[tuple[str, Path | None]]:

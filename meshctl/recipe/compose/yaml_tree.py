@@ -10,8 +10,9 @@ can be mounted at several places. A node keeps what it replaced, for "was 2, set
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,6 +115,19 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
             yield from leaves(item, (*path, str(index)))
     else:
         yield path, node
+
+
+def with_leaves(node: Node, path: Path, change: Callable[[Node, Path], Node]) -> Node:
+    """Returns the tree with every leaf replaced by `change(leaf, path)`; the same nodes where nothing
+    changes."""
+    if isinstance(node.value, dict) and node.value:
+        items = {key: with_leaves(item, (*path, key), change) for key, item in node.value.items()}
+        is_same = all(map(operator.is_, items.values(), node.value.values()))
+        return node if is_same else replace(node, value=items)
+    if isinstance(node.value, list) and node.value:
+        values = [with_leaves(item, (*path, str(index)), change) for index, item in enumerate(node.value)]
+        return node if all(map(operator.is_, values, node.value)) else replace(node, value=values)
+    return change(node, path)
 
 
 def merge(old: Node, new: Node) -> Node:
