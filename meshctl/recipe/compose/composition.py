@@ -63,7 +63,7 @@ def compose(
     lists.chosen = frozenset(one.target for one in choices)
     root = Node({}, Span(name, 1, 1))
     entries: list[DefaultsEntry] = []
-    if store.is_readable(PRIMARY):
+    if store.config(PRIMARY).tree is not None:
         layouts = [one for one in choices if is_layout(one.parsed.package) and not one.is_deletion]
         others = [one for one in choices if one not in layouts]
         entries = hydra_defaults.resolve(lists, PRIMARY, others, name)
@@ -82,14 +82,13 @@ def compose(
 
 def _chosen(store: ConfigStore, entry: DefaultsEntry) -> Iterator[str]:
     """Yields the `group@package` of the options that the defaults list of one config chooses."""
-    entries = None if entry.config == CHOICE else store.defaults(entry.config)
+    entries = store.config(entry.config).defaults
     for item in entries.value if entries is not None and entries.is_list else ():
         yield from (key.split(" ")[-1] for key, _ in item.items())
 
 
 def _empty(store: ConfigStore, name: str) -> Diagnostic:
-    text = store.text(PRIMARY)
-    lines = text.lines if text else ()
+    _, lines = next(iter(store.sources), (name, ()))
     what = "has only comments" if lines else "is empty"
     if any(line.split("#")[0].strip() for line in lines):
         what = "has no keys"
@@ -99,7 +98,7 @@ def _empty(store: ConfigStore, name: str) -> Diagnostic:
 
 def _merged(root: Node, store: ConfigStore, entries: Iterable[DefaultsEntry]) -> Node:
     for entry in entries:
-        tree = store.tree(entry.config)
+        tree = store.config(entry.config).tree
         if tree is None:
             continue
         if is_layout(entry.package) and root.at(entry.path) is not None and not entry.is_part_of_group:
@@ -114,7 +113,7 @@ def _layout(lists: DefaultsLists, override: Override) -> Node:
     layout = Node({}, override.value_span, override.key_span)
     lists.set_choice(override)
     for entry in hydra_defaults.resolve(lists, CHOICE, [], override.file):
-        tree = lists.store.tree(entry.config)
+        tree = lists.store.config(entry.config).tree
         if tree is not None:
             layout = yaml_tree.merge(layout, tree)
     return replace(layout, key=override.key_span)

@@ -33,6 +33,18 @@ UNREADABLE = {"MC001", "MC002", "MC003", "MC004", "MC010"}
 """A file with one of these codes has no tree to check."""
 
 
+@dataclass(frozen=True)
+class Config:
+    """One config, read."""
+
+    tree: Node | None = None
+    """Its mapping without the defaults list; None where it cannot be read."""
+    defaults: Node | None = None
+    """Its defaults list, unchecked."""
+    header: str = ""
+    """Its first lines, which can hold Hydra's `# @package` directive."""
+
+
 @dataclass
 class ConfigStore:
     """Finds and reads the files of one recipe."""
@@ -50,6 +62,7 @@ class ConfigStore:
         self._files: dict[str, list[Path]] = {}
         self._options: dict[str, list[str]] = {}
         self._texts: dict[Path, Text] = {}
+        self._configs: dict[str, Config] = {}
 
     # Names
 
@@ -83,35 +96,22 @@ class ConfigStore:
 
     # Texts
 
-    def text(self, name: str) -> Text | None:
-        """Returns the text of a config, or None where no file has this name."""
-        file = self.file(name)
-        if file is None:
-            return None
+    def config(self, name: str) -> Config:
+        """Returns a config; one that does not exist, or cannot be read, is empty."""
+        if name not in self._configs:
+            file = self.file(name)
+            self._configs[name] = Config() if file is None else self._config(file)
+        return self._configs[name]
+
+    def _config(self, file: Path) -> Config:
         if file not in self._texts:
             self._texts[file] = _as_mapping(self._read(file))
-        return self._texts[file]
-
-    def is_readable(self, name: str) -> bool:
-        text = self.text(name)
-        return text is not None and not any(found.code in UNREADABLE for found in text.found)
-
-    def tree(self, name: str) -> Node | None:
-        """Returns a config's mapping without its defaults list, or None where the config cannot be read."""
-        text = self.text(name)
-        if text is None or text.tree is None or not text.tree.is_mapping:
-            return None
-        return replace(text.tree, value={key: item for key, item in text.tree.items() if key != "defaults"})
-
-    def defaults(self, name: str) -> Node | None:
-        """Returns a config's defaults list, unchecked."""
-        text = self.text(name)
-        return text.tree.get("defaults") if text and text.tree else None
-
-    def header(self, name: str) -> str:
-        """Returns the first lines of a config, which can hold Hydra's `# @package` directive."""
-        text = self.text(name)
-        return "\n".join(text.lines[:8]) if text else ""
+        text = self._texts[file]
+        header = "\n".join(text.lines[:8])
+        if text.tree is None or any(found.code in UNREADABLE for found in text.found):
+            return Config(header=header)
+        items = {key: item for key, item in text.tree.items() if key != "defaults"}
+        return Config(replace(text.tree, value=items), text.tree.get("defaults"), header)
 
     @property
     def found(self) -> list[Diagnostic]:

@@ -42,7 +42,7 @@ class DefaultsLists:
     def of(self, name: str) -> list[Any]:
         """Returns the valid entries of a config's defaults list, as plain data for Hydra."""
         if name not in self._checked:
-            entries = self.store.defaults(name) if self.store.is_readable(name) else None
+            entries = self.store.config(name).defaults
             self._checked[name] = list(self._valid_entries(name, entries)) if entries else []
         return self._checked[name]
 

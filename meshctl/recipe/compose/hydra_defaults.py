@@ -15,7 +15,7 @@ from typing import Any
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.config_store import PRIMARY
-from meshctl.recipe.compose.defaults_lists import CHOICE, DefaultsLists
+from meshctl.recipe.compose.defaults_lists import DefaultsLists
 from meshctl.recipe.compose.overrides import Override, hydra_errors
 
 MAX_INCLUDES = 500
@@ -83,11 +83,11 @@ def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: 
 
 def _includes_nothing(lists: DefaultsLists) -> bool:
     """Returns whether the recipe includes nothing and is mounted at the top, so that Hydra is not needed."""
-    return lists.of(PRIMARY) in ([], ["_self_"]) and "@package" not in lists.store.header(PRIMARY)
+    return lists.of(PRIMARY) in ([], ["_self_"]) and "@package" not in lists.store.config(PRIMARY).header
 
 
 def _defaults_span(lists: DefaultsLists, name: str, file: str) -> Span:
-    entries = None if name == CHOICE else lists.store.defaults(name)
+    entries = lists.store.config(name).defaults
     return (entries.key or entries.span) if entries else Span(file, 1, 1)
 
 
@@ -143,10 +143,9 @@ def _repository_class() -> Any:
             self.loads += 1
             if self.loads > 2 * MAX_INCLUDES:  # Hydra loads each include twice
                 raise _TooManyIncludes
-            header = "" if config_path == CHOICE else self.lists.store.header(config_path)
             config = OmegaConf.create({"defaults": self.lists.of(config_path)})
-            header_dict = self._get_header_dict(header)
-            return ConfigResult(provider=self.provider, path=self.path, config=config, header=header_dict)
+            header = self._get_header_dict(self.lists.store.config(config_path).header)
+            return ConfigResult(provider=self.provider, path=self.path, config=config, header=header)
 
     class Repository(ConfigRepository):
         def __init__(self, lists: DefaultsLists) -> None:
