@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from meshctl.recipe.code.declarations import Declarations, declarations_of
@@ -117,37 +117,32 @@ class Code(Sources):
         return self._found[target]
 
     def _find(self, target: str) -> Found:
-        owner, _, name = target.rpartition(".")
-        module = self.module(owner)
-        if module is None:
-            return NotFound(self.first_missing(owner))
-        if isinstance(module, Unread):
-            return module
-        if name not in module.names and (starred := self.starred(module, name)):
-            there = self._find(starred)
-            return replace(there, target=target) if isinstance(there, Class) else there
-        if name not in module.names:
-            if module.stars or "__getattr__" in module.names:
-                return Unread(f"`{owner}` does not say all its names")
-            own = (key for key, statement in module.names.items() if isinstance(statement, ast.ClassDef))
-            return NotFound(owner, tuple(own), True)
         found = self.follow(target)
         if isinstance(found, str):
             return self._unread(target, found)
-        where, definition = found
+        module, definition = found
         if not isinstance(definition, ast.ClassDef):
             return NoClass("a function")
-        return self._described(target, where, definition)
+        return self._described(target, module, definition)
 
-    def _unread(self, target: str, reached: str) -> Unread:
+    def _unread(self, target: str, reached: str) -> Found:
         """Describes where following a target ended."""
         owner, _, name = reached.rpartition(".")
         module = self.module(owner) if owner else None
-        if not isinstance(module, Module):
+        if isinstance(module, Unread):
+            return module
+        if module is None and reached == target:
+            return NotFound(self.first_missing(owner))
+        if module is None:
             return Unread(f"`{target}` is `{reached}`, whose source is not on the path")
         if name in module.names:
             return Unread(f"`{reached}` is no class statement")
-        return Unread(f"`{name}` is not said in `{owner}`")
+        if reached != target:
+            return Unread(f"`{name}` is not said in `{owner}`")
+        if module.stars or "__getattr__" in module.names:
+            return Unread(f"`{owner}` does not say all its names")
+        own = (key for key, statement in module.names.items() if isinstance(statement, ast.ClassDef))
+        return NotFound(owner, tuple(own), True)
 
     def _described(self, target: str, module: Module, node: ast.ClassDef) -> Class:
         line = list(self._line(module, node, 0, set()))
