@@ -26,6 +26,7 @@ from meshctl.text.redaction import (
     mask,
     mask_unreadable,
     redact,
+    shapes,
     stretches,
     stretches_of,
     stretches_of_override,
@@ -87,7 +88,8 @@ def mask_lines(file: str, lines: Sequence[str], secrets: Secrets = NO_SECRETS) -
         else:
             by_line = _in_tree(text, lines, places)
     pairs = zip(lines, by_line, strict=True)
-    return tuple(mask(line, [*found, *stretches_of(line, secrets.written)]) for line, found in pairs)
+    known = secrets.written
+    return tuple(mask(line, [*found, *stretches_of(line, known), *shapes(line)]) for line, found in pairs)
 
 
 def _in_tree(text: Text, lines: Sequence[str], places: Collection[Position]) -> list[list[Stretch]]:

@@ -7,8 +7,9 @@
                                              its column
     redact_arguments(["--token", "abc"])            ["--token", "<redacted>"]
 
-Three things are looked at: the key in front of a text; the option before an argument; and `known` texts,
-which stand under a secret's key elsewhere or came from the environment. If it is not clear how far a secret
+Four things are looked at: the key in front of a text; the option before an argument; the shape of a text,
+such as a token of GitHub; and `known` texts, which stand under a secret's key elsewhere or came from the
+environment. If it is not clear how far a secret
 extends, too much is hidden. A reference (`${oc.env:NAME}`) is shown: it contains no secret. Where the secrets
 of a recipe's files stand is known to `recipe/secrets.py`.
 """
@@ -64,6 +65,19 @@ _SUSPECT = {
 }
 """A word in lower case -> the pattern that begins with it. A text without any of these has nothing to
 hide."""
+_SHAPES = (
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9]{20,}|sk-(?:ant|proj|svcacct|admin|or)-[\w-]{20,}"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|xox[a-z]-[\w-]{10,}|AIza[\w-]{35}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{40,}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}(?:\.[\w-]*)?|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*))"
+)
+"""Tokens of Hugging Face, OpenAI, Anthropic, GitHub, GitLab, AWS, Slack, Google, NVIDIA, npm and PyPI, web
+tokens and private keys: they are secrets under any key."""
+_SHAPE_WORDS = (
+    *("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "AKIA", "ASIA", "xox"),
+    *("AIza", "nvapi-", "npm_", "pypi-", "eyJ", "-----BEGIN"),
+)
+"""One of these is in each text of such a shape."""
 _KEY = r"(?<![\w.\-])[.\-]*(?P<key>\w[\w.\-]*)\\?[\"']?\s*[:=]\s*"
 _OPTION = r"(?<![\w-])--?(?P<key>[A-Za-z][\w.\-]*)\\?[\"']?(?:\s*,\s*|\s+)(?!-)"
 _LOGIN = r"://[^\s/@:]*:(?P<value>[^\s/@]+(?:@[^\s/@,\"']+)*)@"
@@ -122,8 +136,21 @@ def is_secret_at(path: Path) -> bool:
 
 def is_suspect(text: str) -> bool:
     """Returns whether a text may have something to hide, by a quick search."""
+    if any(shapes(text)):
+        return True
     lowered = text.lower()
     return any(word in lowered and _made(pattern).search(lowered) for word, pattern in _SUSPECT.items())
+
+
+def shapes(text: str) -> Iterator[Stretch]:
+    """Yields the tokens in a text that are secrets by their shape."""
+    if any(word in text for word in _SHAPE_WORDS):
+        yield from (found.span() for found in _made(_SHAPES).finditer(text))
+
+
+def is_token(value: Any) -> bool:
+    """Returns whether a value is a secret by its shape, and nothing else."""
+    return isinstance(value, str) and any(span == (0, len(value)) for span in shapes(value))
 
 
 def is_text(value: Any) -> bool:
@@ -295,6 +322,7 @@ def stretches(text: str, in_flow: bool = False, names: Collection[str] = ()) -> 
     if not names and not is_suspect(text):
         return []
     found = [match.span("value") for match in _made(_LOGIN).finditer(text) if _hides(match["value"])]
+    found += shapes(text)
     for pattern, of_option in ((_KEY, False), (_OPTION, True)):
         position = 0
         while match := _made(pattern).search(text, position):
@@ -340,8 +368,8 @@ def _bare(in_flow: bool) -> str:
 
 
 def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[tuple[Path, Any]]:
-    """Yields (path, value) of every scalar in plain data that is secret by its key or by the option before
-    it."""
+    """Yields (path, value) of every scalar in plain data that is secret by its key, the option before it or
+    its shape."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             here = (*path, str(key))
@@ -351,7 +379,7 @@ def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[
             is_option = isinstance(item, str) and item.startswith("-") and not item.startswith("- ")
             option = index > 0 and follows_option(value[index - 1]) and not is_option
             yield from secret_places(item, (*path, str(index)), under or option)
-    elif under and is_text(value):
+    elif is_token(value) or (under and is_text(value)):
         yield path, value
 
 
