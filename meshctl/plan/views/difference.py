@@ -10,9 +10,9 @@ differ in the digests only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
 from meshctl.topology.placement import NodeRun
@@ -27,8 +27,6 @@ Mark = Literal["added", "removed", "changed"]
 Value = int | str | tuple[int, ...] | None
 Facts = Mapping[tuple[str, str], Value]
 """(what, dim) -> value; dim is empty for facts that are not about a dim."""
-Thing = TypeVar("Thing")
-Named = TypeVar("Named", PlacedGroup, PlacedComponent)
 
 SUMMARY: Mapping[Subject, tuple[str, ...]] = {
     "groups": ("workers", "device type", "devices per worker", "place", "colocate", "program"),
@@ -77,13 +75,16 @@ class Difference:
 
 
 def difference(before: Topology, after: Topology) -> Difference:
+    both = before, after
     changes = [
-        *_compared("job", {"": before}, {"": after}, _of_job),
-        *_compared("groups", _named(before.groups), _named(after.groups), _of_group),
-        *_compared("components", _named(before.components), _named(after.components), _of_component),
-        *_compared("stages", _stages(before, after), _stages(after, before), lambda each: _of_stage(*each)),
-        *_compared("routes", _data(before), _data(after), _of_route),
-        *_compared("weights", _weights(before), _weights(after), lambda each: _of_weights(*each)),
+        *_compared("job", *({"": _of_job(topology)} for topology in both)),
+        *_compared("groups", *({each.name: _of_group(each) for each in one.groups} for one in both)),
+        *_compared(
+            "components", *({each.name: _of_component(each) for each in one.components} for one in both)
+        ),
+        *_compared("stages", _of_stages(before, after), _of_stages(after, before)),
+        *_compared("routes", *map(_of_routes, both)),
+        *_compared("weights", *map(_of_weights, both)),
         *_warnings(before, after),
     ]
     return Difference(before.name, after.name, (before.digest, after.digest), tuple(changes))
@@ -92,26 +93,16 @@ def difference(before: Topology, after: Topology) -> Difference:
 # Comparing
 
 
-def _compared(
-    subject: Subject, before: Mapping[str, Thing], after: Mapping[str, Thing], facts: Callable[[Thing], Facts]
-) -> Iterator[Change]:
+def _compared(subject: Subject, before: Mapping[str, Facts], after: Mapping[str, Facts]) -> Iterator[Change]:
     """Yields the changes in the order of `after`; something removed stands at its former position."""
     for name in merged(list(before), list(after)):
         if name not in after:
-            yield Change(
-                subject,
-                name,
-                "removed",
-                tuple(Fact(what, value, None) for what, value in _summary(subject, facts(before[name]))),
-            )
+            removed = (Fact(what, value, None) for what, value in _summary(subject, before[name]))
+            yield Change(subject, name, "removed", tuple(removed))
         elif name not in before:
-            yield Change(
-                subject,
-                name,
-                "added",
-                tuple(Fact(what, None, value) for what, value in _summary(subject, facts(after[name]))),
-            )
-        elif changed := tuple(_changed(facts(before[name]), facts(after[name]))):
+            added = (Fact(what, None, value) for what, value in _summary(subject, after[name]))
+            yield Change(subject, name, "added", tuple(added))
+        elif changed := tuple(_changed(before[name], after[name])):
             yield Change(subject, name, "changed", changed)
 
 
@@ -143,38 +134,37 @@ def _changed(before: Facts, after: Facts) -> Iterator[Fact]:
 # Facts
 
 
-def _named(things: Iterable[Named]) -> dict[str, Named]:
-    return {thing.name: thing for thing in things}
+def _facts(thing: object, names: str, **more: Value) -> Facts:
+    """Returns the facts with the names of attributes, and further ones."""
+    values = {name: getattr(thing, name) for name in names.split()} | more
+    texts = {True: "yes", False: "no"}
+    return {
+        (name.replace("_", " "), ""): texts[value] if isinstance(value, bool) else value
+        for name, value in values.items()
+    }
 
 
 def _of_job(topology: Topology) -> Facts:
-    per_node: dict[tuple[str, str], Value] = {
-        (f"{kind} per node", ""): runs[0][1]
-        if len(runs) == 1
-        else tuple(each for count, each in runs for _ in range(min(count, MAX_NODE_RUNS)))
-        for kind, runs in topology.cluster.devices_per_node.items()
-        if runs
-    }
-    return {
-        ("workers", ""): topology.workers,
-        ("nodes", ""): topology.cluster.nodes,
-        **per_node,
-        ("idle devices", ""): topology.idle,
-    }
+    per_node: dict[str, Value] = {}
+    for kind, runs in topology.cluster.devices_per_node.items():
+        sizes = [each for count, each in runs for _ in range(min(count, MAX_NODE_RUNS))]
+        if runs:
+            per_node[f"{kind}_per_node"] = tuple(sizes) if len(runs) > 1 else sizes[0]
+    nodes = topology.cluster.nodes
+    return _facts(topology, "workers", nodes=nodes, **per_node, idle_devices=topology.idle)
 
 
 def _of_group(group: PlacedGroup) -> Facts:
-    return {
-        ("workers", ""): group.workers,
-        ("device type", ""): group.device_type,
-        ("devices", ""): group.devices,
-        ("devices per worker", ""): group.gpus_per_worker,
-        ("nodes", ""): group.nodes,
-        ("place", ""): place(group.node_runs),
-        ("visible devices", ""): ",".join(group.visible_devices),
-        ("colocate", ""): group.colocate,
-        ("program", ""): group.program,
-    }
+    return _facts(
+        group,
+        "workers device_type devices",
+        devices_per_worker=group.gpus_per_worker,
+        nodes=group.nodes,
+        place=place(group.node_runs),
+        visible_devices=",".join(group.visible_devices),
+        colocate=group.colocate,
+        program=group.program,
+    )
 
 
 def place(node_runs: Sequence[NodeRun]) -> str:
@@ -183,121 +173,96 @@ def place(node_runs: Sequence[NodeRun]) -> str:
     for run in node_runs[:MAX_NODE_RUNS]:
         nodes = f"node {run.first_node}" if run.nodes == 1 else f"nodes {run.first_node}-{run.last_node}"
         words.append(nodes + (f" from device {run.first_device}" if run.first_device > 0 else ""))
-    return ", ".join(words) + (
-        f", {len(node_runs) - MAX_NODE_RUNS} more" if len(node_runs) > MAX_NODE_RUNS else ""
-    )
+    if len(node_runs) > MAX_NODE_RUNS:
+        words.append(f"{len(node_runs) - MAX_NODE_RUNS} more")
+    return ", ".join(words)
 
 
 def _of_component(component: PlacedComponent) -> Facts:
     mesh = component.mesh
     sizes = {dim: mesh.size(dim) for dim in mesh.mesh_dim_names}
-    views = {"ulysses": mesh.ulysses_size, "ep": mesh.ep_size, "etp": mesh.etp_size, "vpp": mesh.vpp_size}
+    sizes |= {"ulysses": mesh.ulysses_size, "ep": mesh.ep_size, "etp": mesh.etp_size, "vpp": mesh.vpp_size}
     return {
-        ("group", ""): component.group,
-        ("target", ""): component.target,
-        ("layout", ""): component.layout,
-        **{("size", dim): size for dim, size in {**sizes, **views}.items()},
-        ("order of dims", ""): " ".join(mesh.mesh_dim_names),
-        ("sequence parallel", ""): _yes_or_no(mesh.sequence_parallel),
-        ("frozen", ""): _yes_or_no(component.frozen),
-        ("data ranks", ""): component.data_size,
+        **_facts(component, "group target layout"),
+        **{("size", dim): size for dim, size in sizes.items()},
+        **_facts(
+            component,
+            "",
+            order_of_dims=" ".join(mesh.mesh_dim_names),
+            sequence_parallel=mesh.sequence_parallel,
+            frozen=component.frozen,
+            data_ranks=component.data_size,
+        ),
         **{("reach", groups.dim): groups.reach for groups in component.process_groups},
     }
 
 
-def _yes_or_no(text: bool) -> str:
-    return "yes" if text else "no"
-
-
-def _stages(topology: Topology, other: Topology) -> dict[str, tuple[PlacedStage, int]]:
-    """Returns the stages with their positions among the common ones, so that a new stage does not move the
-    others."""
-    both = {stage.name for stage in topology.stages} & {stage.name for stage in other.stages}
-    order = {
-        name: number
-        for number, name in enumerate((stage.name for stage in topology.stages if stage.name in both), 1)
-    }
-    return {stage.name: (stage, order.get(stage.name, 0)) for stage in topology.stages}
+def _of_stages(topology: Topology, other: Topology) -> dict[str, Facts]:
+    """Returns the facts of the stages with their positions among the common ones, so that a new stage does
+    not move the others."""
+    names = {stage.name for stage in other.stages}
+    common = [stage.name for stage in topology.stages if stage.name in names]
+    order = {name: number for number, name in enumerate(common, 1)}
+    return {stage.name: _of_stage(stage, order.get(stage.name, 0)) for stage in topology.stages}
 
 
 def _of_stage(stage: PlacedStage, order: int) -> Facts:
     called, to = f"{stage.component}.{stage.method}", f"{stage.to}.{stage.to_method}"
-    ends: Facts = {("call", ""): called} if stage.kind == "call" else {("from", ""): called, ("to", ""): to}
+    ends = {"call": called} if stage.kind == "call" else {"from": called, "to": to}
     return {
-        **ends,
-        ("execute", ""): stage.execute,
-        ("collect", ""): stage.collect,
-        ("samples", ""): stage.samples,
-        ("bytes of a sample", ""): stage.sample_bytes,
-        ("every", ""): stage.every,
-        ("when", ""): stage.when,
-        ("lag", ""): stage.lag,
-        ("checksum", ""): _yes_or_no(stage.checksum),
-        ("order", ""): order,
+        **_facts(stage, "", **ends),
+        **_facts(stage, "execute collect samples", bytes_of_a_sample=stage.sample_bytes),
+        **_facts(stage, "every when lag checksum", order=order),
     }
 
 
-def _data(topology: Topology) -> dict[str, Flow]:
-    return {route.name: route for route in topology.routes if route.kind == "data"}
-
-
-def _of_route(route: Flow) -> Facts:
+def _of_routes(topology: Topology) -> dict[str, Facts]:
     """Samples are a fact of the stage; bytes are a fact of the route."""
     return {
-        ("from", ""): route.producer,
-        ("to", ""): route.consumer,
-        ("ranks", ""): (route.producers, route.consumers),
-        ("shares", ""): route.shares,
-        ("collect", ""): route.collect,
-        ("dispatch", ""): route.dispatch.mode,
-        ("balance", ""): route.dispatch.balance,
-        ("home", ""): route.dispatch.home,
-        ("allow empty", ""): _yes_or_no(route.dispatch.allow_empty),
-        ("split groups", ""): _yes_or_no(route.dispatch.split_groups),
-        ("equal counts", ""): _yes_or_no(route.dispatch.equal_counts),
-        ("bytes a step", ""): route.bytes,
-        ("over", ""): route.over,
+        route.name: {
+            **_ends(route),
+            **_facts(route, "shares collect", dispatch=route.dispatch.mode),
+            **_facts(route.dispatch, "balance home allow_empty split_groups equal_counts"),
+            **_facts(route, "", bytes_a_step=route.bytes, over=route.over),
+        }
+        for route in topology.routes
+        if route.kind == "data"
     }
 
 
-def _weights(topology: Topology) -> dict[str, tuple[Flow, str, str]]:
-    """Returns the routes with the layouts of both ends."""
+def _of_weights(topology: Topology) -> dict[str, Facts]:
     layouts = {component.name: component.layout for component in topology.components}
     return {
-        each.name: (each, layouts[each.producer], layouts[each.consumer])
-        for each in topology.routes
-        if each.kind == "weights"
+        route.name: {
+            **_ends(route),
+            **_facts(
+                route,
+                "",
+                layout_of_the_producer=layouts[route.producer],
+                layout_of_the_consumer=layouts[route.consumer],
+            ),
+            **_facts(route, "slots", bytes_a_step=route.bytes, over=route.over),
+        }
+        for route in topology.routes
+        if route.kind == "weights"
     }
 
 
-def _of_weights(route: Flow, producer: str, consumer: str) -> Facts:
-    return {
-        ("from", ""): route.producer,
-        ("to", ""): route.consumer,
-        ("ranks", ""): (route.producers, route.consumers),
-        ("layout of the producer", ""): producer,
-        ("layout of the consumer", ""): consumer,
-        ("slots", ""): route.slots,
-        ("bytes a step", ""): route.bytes,
-        ("over", ""): route.over,
-    }
+def _ends(route: Flow) -> Facts:
+    ranks = route.producers, route.consumers
+    ends: dict[str, Value] = {"from": route.producer, "to": route.consumer, "ranks": ranks}
+    return _facts(route, "", **ends)
 
 
 def _warnings(before: Topology, after: Topology) -> Iterator[Change]:
-    """Warnings with equal messages are the same."""
+    """Yields the warnings that one of the plans has and the other has not, by their messages."""
     olds, news = (
-        [(warning.code, warning.message) for warning in topology.warnings] for topology in (before, after)
+        dict.fromkeys((warning.code, warning.message) for warning in topology.warnings)
+        for topology in (before, after)
     )
-    yield from (
-        Change("warnings", code, "removed", (Fact("message", text, None),))
-        for code, text in _without(olds, news)
-    )
-    yield from (
-        Change("warnings", code, "added", (Fact("message", None, text),))
-        for code, text in _without(news, olds)
-    )
-
-
-def _without(some: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    left = set(others)
-    return [each for each in dict.fromkeys(some) if each not in left]
+    for code, text in olds:
+        if (code, text) not in news:
+            yield Change("warnings", code, "removed", (Fact("message", text, None),))
+    for code, text in news:
+        if (code, text) not in olds:
+            yield Change("warnings", code, "added", (Fact("message", None, text),))

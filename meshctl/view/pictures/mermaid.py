@@ -2,9 +2,9 @@
 
     flowchart TB
       subgraph g0["rollout: 4 workers on cuda"]
-        s1["B rollouts<br>sampler.sample<br>dp 2 x tp 2"]
+        s2["B rollouts<br>sampler.sample<br>dp 2 x tp 2"]
       end
-      s0 -->|"4 → 2<br>flatten, slice_dp<br>8.19 MB, tcp"| s1
+      s1 -->|"4 → 2<br>flatten, slice_dp<br>8.19 MB, tcp"| s2
 
 A subgraph is a device group, a box is a stage, and an arrow is a route with the numbers of producer and
 consumer ranks and the transport; a dotted one moves weights. Components that no stage calls, and programs,
@@ -15,8 +15,9 @@ can be taken for a keyword of Mermaid.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
+from meshctl.plan.views.topology import Flow, PlacedGroup, Topology
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import size
 from meshctl.view.pictures import OVER
@@ -32,100 +33,89 @@ PLAIN = set(" _-.,/()+=")
 
 
 def draw(topology: Topology) -> str:
-    return "\n".join(_lines(topology)) + "\n"
-
-
-def _lines(topology: Topology) -> Iterator[str]:
-    groups = topology.groups[:MAX_GROUPS]
-    ids = {group.name: f"g{number}" for number, group in enumerate(groups)}
-    home = {component.name: component.group for component in topology.components}
-    running = sorted(topology.stages, key=lambda stage: stage.after)
-    stages = [
-        (number, stage) for number, stage in enumerate(running[:MAX_STAGES]) if home[stage.component] in ids
-    ]
-    yield "flowchart TB"
-    yield f"  accTitle: {_words(topology.name)}, plan {topology.digest}"
-    yield (
+    shown, marks = _shown(topology), Marks(topology)
+    lines = [
+        "flowchart TB",
+        f"  accTitle: {_words(topology.name)}, plan {topology.digest}",
         f"  accDescr: {len(topology.groups)} device groups, {len(topology.stages)} stages, "
-        f"{len(topology.routes)} routes"
-    )
-    for group in groups:
-        yield f"  subgraph {ids[group.name]}[{_quoted(_about(group))}]"
-        yield from _boxes(topology, group, ids[group.name], stages)
-        yield "  end"
-    flows = list(_flows(topology, stages, ids, home))
-    yield from flows[:MAX_ROUTES]
-    drawn = {
-        "group": (topology.groups, groups),
-        "stage": (running, stages),
-        "route": (topology.routes, flows[:MAX_ROUTES]),
+        f"{len(topology.routes)} routes",
+        *(
+            line
+            for number, group in enumerate(shown.groups)
+            for line in _subgraph(marks, shown, group, number)
+        ),
+        *_arrows(shown),
+        *_more(topology, shown),
+        f"  class {','.join(f'g{number}' for number in range(len(shown.groups)))} group",
+        f"  classDef group fill:transparent,stroke:{COLORS['edge'].light}",
+        *(
+            f"  classDef h{number} fill:{hue.tint.light},stroke:{hue.line.light},color:{hue.ink.light}"
+            for number, hue in enumerate(HUES)
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(topology: Topology) -> Topology:
+    """Returns the groups, stages and routes that are drawn; stages keep their positions."""
+    groups = topology.groups[:MAX_GROUPS]
+    drawn = {component for group in groups for component in group.components}
+    stages = tuple(stage for stage in topology.stages[:MAX_STAGES] if stage.component in drawn)
+    names = {stage.name for stage in stages}
+    routes = [
+        route
+        for route in topology.routes
+        if {route.source, route.target} <= names and {route.producer, route.consumer} <= drawn
+    ]
+    return replace(topology, groups=groups, stages=stages, routes=tuple(routes[:MAX_ROUTES]))
+
+
+def _more(topology: Topology, shown: Topology) -> Iterator[str]:
+    counts = {
+        "more group": len(topology.groups) - len(shown.groups),
+        "more stage": len(topology.stages) - len(shown.stages),
+        "more route": len(topology.routes) - len(shown.routes),
     }
-    left = {thing: len(all) - len(some) for thing, (all, some) in drawn.items()}
-    if words := [
-        f"{number:,} more {thing}{'s' * (number > 1)}" for thing, number in left.items() if number > 0
-    ]:
+    if words := [f"{number:,} {thing}{'s' * (number > 1)}" for thing, number in counts.items() if number > 0]:
         yield f"  more[{_quoted('and ' + ', '.join(words))}]"
-    yield f"  class {','.join(ids.values())} group"
-    yield f"  classDef group fill:transparent,stroke:{COLORS['edge'].light}"
-    for number, hue in enumerate(HUES):
-        yield f"  classDef h{number} fill:{hue.tint.light},stroke:{hue.line.light},color:{hue.ink.light}"
 
 
-def _about(group: PlacedGroup) -> list[str]:
+def _subgraph(marks: Marks, shown: Topology, group: PlacedGroup, number: int) -> Iterator[str]:
+    """Yields a group with its stages. A sync is a box in each of its two groups."""
     workers = f"{group.workers:,} {'worker' if group.workers == 1 else 'workers'} on {group.device_type}"
-    return [f"{_name(group.name)}: {workers}" + (f", {group.nodes:,} nodes" if group.nodes > 1 else "")]
-
-
-def _boxes(
-    topology: Topology, group: PlacedGroup, id: str, stages: list[tuple[int, PlacedStage]]
-) -> Iterator[str]:
-    """Yields the stages of a group. A sync is a box in each of its two groups."""
-    members = {
-        each.name: (number, each)
-        for number, each in enumerate(topology.components)
-        if each.group == group.name
-    }
+    nodes = f", {group.nodes:,} nodes" if group.nodes > 1 else ""
+    yield f"  subgraph g{number}[{_quoted(f'{_name(group.name)}: {workers}{nodes}')}]"
     called = set[str]()
-    for number, stage in stages:
-        if stage.component in members:
-            yield _box(
-                f"s{number}",
-                [_name(stage.name), _call(stage.component, stage.method)],
-                *members[stage.component],
-            )
-        if stage.to in members:
-            yield _box(
-                f"t{number}", [_name(stage.name), _call(stage.to, stage.to_method)], *members[stage.to]
-            )
+    for stage in shown.stages:
+        ends = (("s", stage.component, stage.method), ("t", stage.to, stage.to_method))
+        for prefix, name, method in ends:
+            if name in group.components:
+                lines = [_name(stage.name), f"{_name(name)}.{_name(method)}"]
+                yield _box(f"{prefix}{stage.after}", lines, marks, name)
         called |= {stage.component, stage.to}
-    idle = [each for name, each in members.items() if name not in called]
-    for number, component in idle[:MAX_UNUSED]:
-        yield _box(f"c{number}", [], number, component)
+    idle = [name for name in group.components if name not in called]
+    for count, name in enumerate(idle[:MAX_UNUSED]):
+        yield _box(f"c{number}_{count}", [_name(name)], marks, name)
     if len(idle) > MAX_UNUSED:
-        yield f"    c_{id}[{_quoted(f'and {len(idle) - MAX_UNUSED} more components')}]"
-    if not members:
-        letter = Marks(topology).group_letter(group.name)
+        yield f"    c{number}_more[{_quoted(f'and {len(idle) - MAX_UNUSED} more components')}]"
+    if not group.components:
+        letter = marks.group_letter(group.name)
         text = _quoted(f"{letter.text} {_name(group.program)}")
-        yield f"    p_{id}[{text}]:::h{letter.style.removeprefix('C')}"
+        yield f"    p{number}[{text}]:::h{letter.style.removeprefix('C')}"
+    yield "  end"
 
 
-def _box(id: str, lines: list[str], number: int, component: PlacedComponent) -> str:
-    about = lines or [_name(component.name)]
-    text = _quoted([f"{component.letter} {about[0]}", *about[1:], component.layout])
-    return f"    {id}[{text}]:::h{number % len(HUES)}"
+def _box(id: str, lines: list[str], marks: Marks, component: str) -> str:
+    letter = marks.letter(component)
+    text = _quoted([f"{letter.text} {lines[0]}", *lines[1:], marks.components[component].layout])
+    return f"    {id}[{text}]:::h{letter.style.removeprefix('C')}"
 
 
-def _flows(
-    topology: Topology, stages: list[tuple[int, PlacedStage]], groups: dict[str, str], home: dict[str, str]
-) -> Iterator[str]:
-    """Yields the routes between stages that are drawn."""
-    ids = {stage.name: number for number, stage in stages}
-    for flow in topology.routes:
-        if flow.source in ids and flow.target in ids:
-            if flow.kind == "data":
-                yield f"  s{ids[flow.source]} -->|{_quoted(_label(flow))}| s{ids[flow.target]}"
-            elif home[flow.consumer] in groups:
-                yield f"  s{ids[flow.source]} -.->|{_quoted(_label(flow))}| t{ids[flow.target]}"
+def _arrows(shown: Topology) -> Iterator[str]:
+    ids = {stage.name: stage.after for stage in shown.stages}
+    for flow in shown.routes:
+        arrow, prefix = ("-->", "s") if flow.kind == "data" else ("-.->", "t")
+        yield f"  s{ids[flow.source]} {arrow}|{_quoted(_label(flow))}| {prefix}{ids[flow.target]}"
 
 
 def _label(flow: Flow) -> list[str]:
@@ -147,10 +137,6 @@ def _moves(flow: Flow) -> str:
     by = f" by {dispatch.balance}" if dispatch.balance else ""
     home = f" home of {dispatch.home}" if dispatch.home else ""
     return f"{shown_mode(flow.collect)}, {shown_mode(dispatch.mode)}{by}{home}"
-
-
-def _call(component: str, method: str) -> str:
-    return f"{_name(component)}.{_name(method)}"
 
 
 def _name(text: str) -> str:

@@ -1,5 +1,5 @@
-"""Plans to draw: everything at once, a hundred thousand devices, CPU, a program, one worker; odd names, very
-many of everything."""
+"""Plans to draw: those whose pictures are pinned (of 8, 16, 64 and 100,000 devices, on CPU, and a program),
+everything at once, one worker, odd names, and very many of everything."""
 
 from __future__ import annotations
 
@@ -63,6 +63,104 @@ def call(name: str, what: str, *inputs: str | Input, **more: Any) -> Stage:
 
 def sync(name: str, source: str, target: str, **more: Any) -> Stage:
     return Stage(name, "sync", source, "weights", to=target, to_method="load_weights", **more)
+
+
+def eight() -> Plan:
+    """The recipe of the design."""
+    rollout = group("rollout", "cuda", 4, (0, 4))
+    train = group("train", "cuda", 4, (4, 8))
+    judge = group("judge", "cpu", 2)
+    components = [
+        component("prompts", rollout),
+        component("sampler", rollout, dp_size=4),
+        component("judge", judge, dp_size=2),
+        component("actor", train, fsdp_size=2, tp_size=2),
+    ]
+    stages = [
+        call("batch", "prompts.next", samples=64, sample_bytes=2000),
+        call("rollouts", "sampler.sample", "batch", samples=512, sample_bytes=16_000),
+        call("scored", "judge.score", Input(("rollouts",), dispatch=Dispatch(balance="tokens"))),
+        call("metrics", "actor.update", "scored", collect="mean"),
+        sync("publish", "actor", "sampler"),
+    ]
+    return plan("grpo-arithmetic", Cluster.of(1, cuda=8), [rollout, train, judge], components, stages)
+
+
+def sixteen() -> Plan:
+    """Two uneven nodes of two device types: workers of two devices, groups on the same devices, a program, an
+    idle device, views."""
+    rollout = group("rollout", "cuda", 4, (0, 8), gpus_per_worker=2)
+    critic, train = group("critic", "cuda", 4, (0, 4), colocate="rollout"), group("train", "cuda", 8, (8, 16))
+    watch = group(
+        "watch", "npu", 1, (0, 1), visible_devices=("3",), program=Program(("watch.py", "--every", "5"))
+    )
+    judge = group("judge", "cpu", 3)
+    components = [
+        component("prompts", rollout),
+        component("sampler", rollout, dp_size=2, tp_size=2),
+        component("values", critic, fsdp_size=4, frozen=True),
+        component(
+            "actor",
+            train,
+            pp_size=2,
+            fsdp_size=2,
+            tp_size=2,
+            ep_size=2,
+            ulysses_size=2,
+            vpp_size=2,
+            sequence_parallel=True,
+        ),
+        component("judge", judge),
+    ]
+    stages = [
+        call("batch", "prompts.next", samples=64, sample_bytes=2000),
+        call("rollouts", "sampler.sample", "batch", samples=512, sample_bytes=16_000),
+        call("scored", "judge.score", Input(("rollouts",), dispatch=Dispatch(balance="tokens"))),
+        call(
+            "compared",
+            "judge.compare",
+            Input(("scored",), "scored"),
+            Input(("rollouts",), "other"),
+            execute="peer",
+            samples=512,
+        ),
+        call("metrics", "actor.update", Input(("scored", "compared"))),
+        call("baseline", "values.update", "rollouts", collect="mean", every=2),
+        sync("publish", "actor", "sampler", lag=1),
+    ]
+    return plan(
+        "sixteen",
+        Cluster.of(2, cuda=8, npu=[0, 2]),
+        [rollout, critic, train, watch, judge],
+        components,
+        stages,
+    )
+
+
+def sixty_four() -> Plan:
+    """Eight nodes; workers of four devices, a pipeline that forks and joins, a node idle."""
+    rollout = group("rollout", "cuda", 6, (0, 24), gpus_per_worker=4)
+    frozen = group("frozen", "cuda", 8, (24, 32))
+    train = group("train", "cuda", 24, (32, 56))
+    judge = group("judge", "cpu", 8)
+    components = [
+        component("prompts", rollout),
+        component("sampler", rollout),
+        component("judge", judge),
+        component("reference", frozen, tp_size=8, frozen=True),
+        component("actor", train, pp_size=3, fsdp_size=2, tp_size=4),
+        component("critic", train, fsdp_size=12, tp_size=2),
+    ]
+    stages = [
+        call("batch", "prompts.next", samples=96, sample_bytes=2000),
+        call("rollouts", "sampler.sample", "batch", samples=768, sample_bytes=60_000),
+        call("scored", "judge.score", "rollouts"),
+        call("logits", "reference.score", "rollouts"),
+        call("values", "critic.value", "rollouts"),
+        call("metrics", "actor.update", Input(("scored", "values", "logits")), collect="mean"),
+        sync("publish", "actor", "sampler", every=2, lag=1),
+    ]
+    return plan("grpo-64", Cluster.of(8, cuda=8), [rollout, frozen, train, judge], components, stages)
 
 
 def everything() -> Plan:
@@ -183,9 +281,8 @@ def twice() -> Plan:
 
 
 def program() -> Plan:
-    return plan(
-        "program", Cluster(), [group("train", "cpu", 2, program=Program(("train.py", "--lr", "<b>")))], [], []
-    )
+    script = Program(("train.py", "--lr", "<b>"))
+    return plan("program", Cluster.of(1, cuda=4), [group("train", "cuda", 4, (0, 4), program=script)], [], [])
 
 
 def one() -> Plan:
@@ -198,6 +295,31 @@ def one() -> Plan:
         [component("actor", alone)],
         [call("metrics", "actor.update", samples=1)],
     )
+
+
+WARNINGS = {
+    "64": [
+        Warning(
+            "MC320",
+            "8 of 64 cuda devices are used by no group: node 7",
+            "recipe.yaml:2:11",
+            "give them to a group",
+        ),
+        Warning("MC420", "`tp` of `actor` crosses nodes", "recipe.yaml:19:7", ""),
+    ]
+}
+PINNED = {
+    "8": eight,
+    "16": sixteen,
+    "64": sixty_four,
+    "100000": hundred_thousand,
+    "on_cpu": small,
+    "program": program,
+}
+
+
+def drawn(name: str) -> Topology:
+    return topology(PINNED[name](), WARNINGS.get(name, ()))
 
 
 PLANS = {

@@ -28,7 +28,6 @@ from meshctl.view.formatting import size
 from meshctl.view.pictures import html, svg
 from tests.plan.jobs import DeviceType, of_types
 from tests.topology.meshes import producer_ranks, producers_of, samples_by_rank
-from tests.view.pictures.jobs import sixteen
 from tests.view.pictures.plans import (
     ODD,
     PLANS,
@@ -38,6 +37,7 @@ from tests.view.pictures.plans import (
     odd,
     one,
     program,
+    sixteen,
     small,
     twice,
 )

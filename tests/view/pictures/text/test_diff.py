@@ -13,8 +13,19 @@ from meshctl.plan.views.topology import Topology, Warning, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.view.pictures.text.diff import draw
 from tests.view.conftest import Pinned
-from tests.view.pictures.jobs import drawn
-from tests.view.pictures.plans import PLANS, call, component, everything, group, many, odd, plan, small, sync
+from tests.view.pictures.plans import (
+    PLANS,
+    call,
+    component,
+    drawn,
+    everything,
+    group,
+    many,
+    odd,
+    plan,
+    small,
+    sync,
+)
 from tests.view.pictures.text.test_picture import fits
 
 

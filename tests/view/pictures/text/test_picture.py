@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,21 +19,30 @@ from meshctl.view.pictures.text.picture import draw
 from meshctl.view.pictures.text.pipeline import SHORT
 from meshctl.view.pictures.text.styled import in_encoding, width_of
 from tests.examples import examples
-from tests.plan.jobs import DeviceType, of_types
 from tests.view.conftest import Pinned
-from tests.view.pictures.jobs import JOBS, drawn
-from tests.view.pictures.plans import PLANS, call, component, everything, group, many, odd, plan, small
+from tests.view.pictures.plans import (
+    PINNED,
+    PLANS,
+    call,
+    component,
+    drawn,
+    everything,
+    group,
+    many,
+    odd,
+    plan,
+)
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", PINNED)
 def test_golden(name: str, pinned: Pinned) -> None:
     pinned(f"topology_{name}.txt", draw(drawn(name)))
 
 
 def test_color_changes_no_letter() -> None:
-    for made in map(drawn, JOBS):
+    for made in map(drawn, PINNED):
         assert ESCAPE.sub("", draw(made, color=True)) == draw(made)
 
 
@@ -99,24 +107,6 @@ def test_every_route_shows_its_modes_and_its_transport(name: str, width: int) ->
         assert not route.bytes or size(route.bytes) in pipeline, route.name
 
 
-@pytest.mark.parametrize(
-    ("types", "near", "far"),
-    [
-        (("cuda", "cuda"), "cuda ipc", "nccl"),
-        (("cpu", "cpu"), "shared memory", "tcp"),
-        (("cuda", "cpu"), "shared memory", "tcp"),
-        (("cpu", "cuda"), "shared memory", "tcp"),
-    ],
-)
-def test_by_which_way_routes_go_from_these_devices_to_those(
-    types: tuple[DeviceType, DeviceType], near: str, far: str
-) -> None:
-    for nodes, way in ((1, near), (2, far)):
-        text = draw(topology(of_types(replace(small(), cluster=Cluster(nodes)), types)))
-        assert re.search(rf"^ +rollouts  2 -> 4  flatten  slice_dp  2 shares  {way}$", text, re.MULTILINE)
-        assert re.search(rf"^ +weights   4 -> 2  fsdp 2 x tp 2 => dp 2  {way}$", text, re.MULTILINE)
-
-
 @pytest.mark.parametrize("name", ["8", "16", "64", "100000", "on_cpu"])
 def test_at_80_columns_every_route_is_on_one_line_which_ends_with_its_way(name: str) -> None:
     made = drawn(name)
@@ -133,14 +123,10 @@ def test_at_80_columns_every_route_is_on_one_line_which_ends_with_its_way(name: 
 
 def test_strides_and_examples_remain_with_warnings() -> None:
     """A job of 100,000 devices with warnings keeps the stride and the example of each dim."""
-    made = topology(
-        JOBS["100000"](),
-        [Warning("MC421", "all 896 ep groups of `actor` cross nodes", "recipe.yaml:11:152", "ep 8 x etp 1")]
-        * 3,
-    )
-    text = draw(made)
+    crosses = Warning("MC421", "all ep groups of `actor` cross nodes", "recipe.yaml:11:152", "ep 8 x etp 1")
+    text = draw(topology(PINNED["100000"](), [crosses] * 3))
     assert fits(text, 80, 60)
-    assert re.search(r"ep +896 x 64 +2 +0 2 … 126 +cross", text)
+    assert re.search(r"ep +2048 x 32 +1 +0 1 … 31 +cross", text)
 
 
 def test_words_are_abbreviated_before_they_are_cut() -> None:
@@ -156,7 +142,7 @@ def test_warnings_are_whole_before_they_are_cut() -> None:
         "a.yaml:1:1",
         "why",
     )
-    made = topology(JOBS["8"](), [found] * 2)
+    made = topology(PINNED["8"](), [found] * 2)
     whole, without, brief = (draw(made, lines=lines) for lines in (60, 34, 28))
     assert "help: why" in whole
     assert "help: why" not in without and "data ranks\n" in without

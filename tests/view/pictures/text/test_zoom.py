@@ -14,8 +14,7 @@ from meshctl.plan.views.topology import topology
 from meshctl.view.pictures.text.styled import width_of
 from meshctl.view.pictures.text.zoom import draw
 from tests.view.conftest import Pinned
-from tests.view.pictures.jobs import hundred_thousand, program, sixteen
-from tests.view.pictures.plans import PLANS
+from tests.view.pictures.plans import PLANS, hundred_thousand, program, sixteen
 
 
 def drawn(plan: Plan, zoom: Zoom, width: int = 80, color: bool = False) -> str:
