@@ -19,7 +19,7 @@ class Color:
 class Hue:
     tint: Color
     """The background of a worker."""
-    ink: Color
+    text: Color
     """Text on the tint, and on the page."""
     line: Color
     """A border."""
@@ -31,7 +31,7 @@ COLORS = {
     "sunk": Color("#f1efeb", "#24282e"),
     "line": Color("#dedad2", "#353b44"),
     "edge": Color("#857f74", "#7d8694"),
-    "ink": Color("#1d2127", "#e9e7e2"),
+    "text": Color("#1d2127", "#e9e7e2"),
     "muted": Color("#5a616c", "#a9b0bb"),
     "accent": Color("#2451c4", "#9dbcff"),
     "glow": Color("#dfe8ff", "#25345c"),
@@ -54,10 +54,10 @@ HUES = (
 
 
 def tokens() -> dict[str, Color]:
-    """Returns every color by name: `ink`, `h0-tint`, ..."""
+    """Returns every color by name: `text`, `h0-tint`, ..."""
     hues = {
         f"h{number}-{part}": getattr(hue, part)
         for number, hue in enumerate(HUES)
-        for part in ("tint", "ink", "line")
+        for part in ("tint", "text", "line")
     }
     return {**COLORS, **hues}

@@ -29,7 +29,7 @@ from meshctl.view.pictures.svg import escaped
 SCRIPTS = ("mesh.js", "page.js", "map.js", "pipeline.js", "worker.js")
 GAP = re.compile(r"\{([a-z_]+)\}")
 HUE = """\
-.hN { background: var(--hN-tint); color: var(--hN-ink); border-color: var(--hN-line) }
+.hN { background: var(--hN-tint); color: var(--hN-text); border-color: var(--hN-line) }
 .fN { background: var(--hN-line) }
 """
 UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")

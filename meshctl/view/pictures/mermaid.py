@@ -49,7 +49,7 @@ def draw(topology: Topology) -> str:
         f"  class {','.join(f'g{number}' for number in range(len(shown.groups)))} group",
         f"  classDef group fill:transparent,stroke:{COLORS['edge'].light}",
         *(
-            f"  classDef h{number} fill:{hue.tint.light},stroke:{hue.line.light},color:{hue.ink.light}"
+            f"  classDef h{number} fill:{hue.tint.light},stroke:{hue.line.light},color:{hue.text.light}"
             for number, hue in enumerate(HUES)
         ),
     ]

@@ -22,7 +22,7 @@ COLUMN_PX, LINE_PX, MARGIN_PX = 8.4, 16.3, 20
 BASELINE_PX = 12.5
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 RULES = """\
-text { font: 14px "DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", ui-monospace, monospace; fill: {ink} }
+text { font: 14px "DejaVu Sans Mono", Menlo, Consolas, "Liberation Mono", ui-monospace, monospace; fill: {text} }
 .bold { font-weight: 700 } .faint { fill: {muted} } .warning { fill: {warn}; font-weight: 700 } .page { fill: {page} }
 """  # noqa: E501
 
@@ -61,7 +61,7 @@ def _style(color: Callable[[str], str]) -> str:
     """Returns the style rules with the colors of one theme; `C0` is the letter of a component, `c0` its
     name."""
     hues = "".join(
-        f".c{n}, .C{n} {{ fill: {{h{n % len(HUES)}-ink}} }} .C{n} {{ font-weight: 700 }} "
+        f".c{n}, .C{n} {{ fill: {{h{n % len(HUES)}-text}} }} .C{n} {{ font-weight: 700 }} "
         f".T{n} {{ fill: {{h{n % len(HUES)}-tint}} }}\n"
         for n in range(len(PALETTE))
     )

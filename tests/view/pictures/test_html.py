@@ -141,18 +141,18 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-TEXT = [("ink", on) for on in ("page", "surface", "sunk", "warn-tint")] + [
+TEXT = [("text", on) for on in ("page", "surface", "sunk", "warn-tint")] + [
     ("muted", on) for on in ("page", "surface", "sunk")
 ]
 TEXT += [
     ("warn", "warn-tint"),
     ("muted", "warn-tint"),
     ("page", "accent"),
-    ("page", "ink"),
+    ("page", "text"),
     ("accent", "surface"),
 ]
 TEXT += [
-    (f"h{number}-ink", on) for number in range(len(HUES)) for on in (f"h{number}-tint", "surface", "page")
+    (f"h{number}-text", on) for number in range(len(HUES)) for on in (f"h{number}-tint", "surface", "page")
 ]
 LINES = [(line, on) for line in ("edge", "accent") for on in ("page", "surface", "sunk")]
 

@@ -67,7 +67,7 @@ def test_texts_have_their_columns(name: str) -> None:
 
 def test_both_themes_are_in_it() -> None:
     light, _, dark = draw(topology(everything())).partition("prefers-color-scheme: dark")
-    for name in ("ink", "muted", "page", "warn", "h0-tint", "h7-ink"):
+    for name in ("text", "muted", "page", "warn", "h0-tint", "h7-text"):
         assert tokens()[name].light in light and tokens()[name].dark in dark, name
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from meshctl.view.pictures.text.styled import Ink, Line, cut, ink, width_of
+from meshctl.view.pictures.text.styled import Line, Segment, cut, styled, width_of
 
 UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
 JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
@@ -66,7 +66,7 @@ def drawn(rows: Sequence[Row]) -> list[Line]:
 
 
 def _inside(row: Row) -> Line:
-    made, bar = Line(), ink("│", "faint")
+    made, bar = Line(), styled("│", "faint")
     for number, placed in enumerate(row):
         is_joined = number > 0 and row[number - 1].end == placed.start
         made = made if is_joined else Line(made.padded(placed.start), bar)
@@ -87,13 +87,13 @@ def _border(above: Row, below: Row) -> Line:
     made, at = Line(), 0
     for placed in below:
         title = _title(placed.box)
-        made = Line(made, ink(border[at : placed.start + 1], "faint"), title)
+        made = Line(made, styled(border[at : placed.start + 1], "faint"), title)
         at = placed.start + 1 + width_of(title.text)
-    return Line(made, ink(border[at:], "faint"))
+    return Line(made, styled(border[at:], "faint"))
 
 
-def _title(box: Box) -> Ink:
+def _title(box: Box) -> Segment:
     """Returns the title as it stands in the upper border."""
     longest = box.width - 2 if box.width > 4 else box.width
     text = cut(box.title, longest) if longest > 2 or width_of(box.title) <= longest else ""
-    return ink(f" {text} " if text and width_of(text) <= box.width - 2 else text)
+    return styled(f" {text} " if text and width_of(text) <= box.width - 2 else text)

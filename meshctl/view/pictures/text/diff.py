@@ -22,7 +22,7 @@ from meshctl.view.pictures import OVER
 from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.grid import REACHES
 from meshctl.view.pictures.text.picture import MIN_WIDTH
-from meshctl.view.pictures.text.styled import Line, ink, joined, printed, wrapped
+from meshctl.view.pictures.text.styled import Line, joined, printed, styled, wrapped
 
 SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 WORDS = {"changed": "changed", "added": "new", "removed": "gone"}
@@ -55,11 +55,11 @@ def title(difference: Difference, width: int) -> Line:
     names = " -> ".join(dict.fromkeys((difference.before, difference.after)))
     marks = [change.mark for change in difference.changes]
     counts = [Line(f"{marks.count(mark)} {word}") for mark, word in WORDS.items() if mark in marks]
-    text = Line(ink(names, "bold"), "  ", joined(counts))
+    text = Line(styled(names, "bold"), "  ", joined(counts))
     before, after = difference.digests
-    digests = Line(ink(f"plan {before[:8]} -> {after[:8]}", "faint"))
-    room = width - digests.width
-    return Line(text.padded(room), digests) if text.width + 2 <= room else text.fit(width)
+    digests = Line(styled(f"plan {before[:8]} -> {after[:8]}", "faint"))
+    space = width - digests.width
+    return Line(text.padded(space), digests) if text.width + 2 <= space else text.fit(width)
 
 
 def _section(heading: str, changes: Sequence[Change], width: int) -> Section:
@@ -74,8 +74,8 @@ def _in_full(changes: Sequence[Change], width: int) -> list[Line]:
     """Returns each change with all of its facts."""
     made: list[Line] = []
     for change, head in zip(changes, _heads(changes), strict=True):
-        room = width - head.width
-        first, *rest = wrapped(list(_pieces(_facts(change), room)), room, " ") or [Line()]
+        space = width - head.width
+        first, *rest = wrapped(list(_pieces(_facts(change), space)), space, " ") or [Line()]
         made += [Line(head, first), *(Line(" " * head.width, each) for each in rest)]
     return made
 
@@ -90,16 +90,16 @@ def _heads(changes: Sequence[Change]) -> Iterator[Line]:
     wide = min(MAX_NAME, max(Line(change.name).width for change in changes))
     for change in changes:
         style = "bold" if change.mark == "changed" else change.mark
-        name = Line(ink(change.name, "warning" if change.subject == "warnings" else style))
+        name = Line(styled(change.name, "warning" if change.subject == "warnings" else style))
         gap = "  " if wide else ""
-        yield Line("  ", ink(SIGNS[change.mark], change.mark), " ", name.fit(wide).padded(wide), gap)
+        yield Line("  ", styled(SIGNS[change.mark], change.mark), " ", name.fit(wide).padded(wide), gap)
 
 
-def _pieces(facts: Sequence[Line], room: int) -> Iterator[Line]:
+def _pieces(facts: Sequence[Line], space: int) -> Iterator[Line]:
     """Yields the facts with commas after them; a long fact, or a single one, is split at any word."""
     for number, fact in enumerate(facts, 1):
         comma = "," if number < len(facts) else ""
-        if len(facts) > 1 and fact.width + len(comma) <= room:
+        if len(facts) > 1 and fact.width + len(comma) <= space:
             yield Line(fact, comma)
         else:
             *words, last = fact.words()
@@ -133,7 +133,7 @@ def _changed(fact: Fact) -> Line:
     before, after = shown(fact.what, fact.before), shown(fact.what, fact.after)
     match fact.what:
         case "reach":
-            reach = ink(after, "" if fact.after == "inside" else "warning")
+            reach = styled(after, "" if fact.after == "inside" else "warning")
             return Line(f"{fact.dim} groups ", f"{before} -> " if fact.before else "", reach)
         case "ranks":
             return Line(f"{before} ranks become {after}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from meshctl.view.pictures.text.styled import Line, ink
+from meshctl.view.pictures.text.styled import Line, styled
 
 NOT_SPACED_COST, NO_LEGEND_COST = 12, 6
 """Of a picture without empty lines between the sections, and of one without a legend."""
@@ -37,15 +37,15 @@ class Section:
     more: Callable[[int], str]
     """Returns the last line, given the number of lines that are left out."""
 
-    def level_for(self, room: int) -> Level:
+    def level_for(self, space: int) -> Level:
         """Returns the most detailed level that fits, or the shortest one."""
-        return next((level for level in self.levels if len(level.lines) <= room), self.levels[-1])
+        return next((level for level in self.levels if len(level.lines) <= space), self.levels[-1])
 
-    def shortened(self, lines: list[Line], room: int) -> list[Line]:
-        if len(lines) <= room:
+    def shortened(self, lines: list[Line], space: int) -> list[Line]:
+        if len(lines) <= space:
             return lines
-        kept = max(0, room - 1)
-        return [*lines[:kept], Line("  ", ink(self.more(len(lines) - kept), "faint"))][:room]
+        kept = max(0, space - 1)
+        return [*lines[:kept], Line("  ", styled(self.more(len(lines) - kept), "faint"))][:space]
 
 
 def fitted(head: Line, sections: Sequence[Section], foot: Sequence[Line], lines: int) -> list[Line]:
@@ -54,17 +54,17 @@ def fitted(head: Line, sections: Sequence[Section], foot: Sequence[Line], lines:
     Of all combinations of levels that fit, the one with the least cost is chosen. If not even the shortest
     levels fit, the sections share the lines evenly, and short sections leave theirs to the others.
     """
-    room = lines - 1 - len(sections)
-    levels = product(*([each for each in section.levels if each.least <= room] for section in sections))
+    space = lines - 1 - len(sections)
+    levels = product(*([each for each in section.levels if each.least <= space] for section in sections))
     choices = product((True, False), (True, False), levels)
     for is_spaced, has_foot, chosen in sorted(choices, key=_cost):
         bodies = [level.lines for level in chosen]
         foot_lines = foot if has_foot else ()
         gaps = is_spaced * (len(sections) + bool(foot_lines))
-        if sum(map(len, bodies)) + gaps + len(foot_lines) <= room:
+        if sum(map(len, bodies)) + gaps + len(foot_lines) <= space:
             return _joined(head, sections, bodies, foot_lines, is_spaced)
-    bodies = [section.level_for(room // len(sections)).lines for section in sections]
-    each = zip(sections, bodies, shares(list(map(len, bodies)), room), strict=True)
+    bodies = [section.level_for(space // len(sections)).lines for section in sections]
+    each = zip(sections, bodies, shares(list(map(len, bodies)), space), strict=True)
     bodies = [section.shortened(body, share) for section, body, share in each]
     return _joined(head, sections, bodies, (), is_spaced=False)[:lines]
 
@@ -85,14 +85,14 @@ def _joined(
     gap = [Line()] if is_spaced else []
     made = [head]
     for section, body in zip(sections, bodies, strict=True):
-        made += [*gap, Line(ink(section.heading, "bold")), *body]
+        made += [*gap, Line(styled(section.heading, "bold")), *body]
     return [*made, *(gap if foot else []), *foot]
 
 
-def shares(wanted: Sequence[int], room: int) -> list[int]:
-    """Splits `room`: each gets what it wants, or an even share of what the others leave."""
-    rooms, left = [0] * len(wanted), max(0, room)
+def shares(wanted: Sequence[int], space: int) -> list[int]:
+    """Splits `space`: each gets what it wants, or an even share of what the others leave."""
+    spaces, left = [0] * len(wanted), max(0, space)
     for place, index in enumerate(sorted(range(len(wanted)), key=lambda index: wanted[index])):
-        rooms[index] = min(wanted[index], left // (len(wanted) - place))
-        left -= rooms[index]
-    return rooms
+        spaces[index] = min(wanted[index], left // (len(wanted) - place))
+        left -= spaces[index]
+    return spaces

@@ -6,7 +6,7 @@
      1   0 │      8   9  10  11  node 1  tp    4 x 4       1  0 1 2 3  inside
          1 │     12  13  14  15  node 1
 
-The innermost dim runs to the right, the others downwards. Where there is not enough room, the first and last
+The innermost dim runs to the right, the others downwards. Where there is not enough space, the first and last
 ranks are kept.
 """
 
@@ -20,7 +20,7 @@ from meshctl.plan.views.topology import ProcessGroups
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.placement import NodeRun
 from meshctl.view.formatting import count
-from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Ink, Line, columns, ink
+from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, Segment, columns, styled
 
 REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
 """Whether the process groups of a dim are inside nodes or cross them."""
@@ -70,7 +70,7 @@ def grid(mesh: DeviceMesh, nodes: NodeOf | None, width: int, most: int) -> list[
     for label, row in zip(index[1:], rows, strict=True):
         drawn.append(Line(label, " " * len(dims[-1]), _cells(shown, row.text if row else None, cell)))
         noted.append(Line(drawn[-1], row.where(nodes, last) if row and nodes else ""))
-    heading = Line(index[0], dims[-1], _cells(shown, str, cell)).styled("faint")
+    heading = Line(index[0], dims[-1], _cells(shown, str, cell)).with_style("faint")
     return [heading, *(noted if max(row.width for row in noted) <= width else drawn)]
 
 
@@ -87,15 +87,15 @@ class Row:
 
     def where(self, nodes: NodeOf, last: int) -> Line:
         ends = sorted({nodes(self.rank(column)) for column in (0, last)})
-        return Line(ink(f"  node{'s' * (len(ends) > 1)} {'-'.join(map(str, ends))}", "faint"))
+        return Line(styled(f"  node{'s' * (len(ends) > 1)} {'-'.join(map(str, ends))}", "faint"))
 
 
-def _columns(total: int, room: int, wide: int) -> list[int | None]:
+def _columns(total: int, space: int, wide: int) -> list[int | None]:
     """Returns all columns, or the first ones, a gap and the last; empty if the first and the last do not
     fit."""
-    if total * wide <= room:
+    if total * wide <= space:
         return list(range(total))
-    shown = (room - GAP_COLUMNS) // wide
+    shown = (space - GAP_COLUMNS) // wide
     return [*range(shown - 1), None, total - 1] if shown > 1 else []
 
 
@@ -135,7 +135,8 @@ def _indices(down: Sequence[tuple[str, int]], rows: Sequence[Row | None]) -> lis
         bars.append(" ┆ " if row and before and row.number > number + 1 else " │ ")
         number, before = row.number if row else 0, at
     labels = ["  ".join(text.rjust(each) for text, each in zip(texts, wide, strict=True)) for texts in made]
-    return [Line(ink(label + bar, "faint") if down else "") for label, bar in zip(labels, bars, strict=True)]
+    texts = [label + bar if down else "" for label, bar in zip(labels, bars, strict=True)]
+    return [Line(styled(text, "faint")) for text in texts]
 
 
 def _cells(shown: Sequence[int | None], text: Callable[[int], str] | None, wide: int) -> str:
@@ -153,14 +154,14 @@ def process_groups(found: Sequence[ProcessGroups], width: int) -> list[Line]:
     if len(found) < 2:
         return [sentence(groups, width) for groups in found]
     shape = (Column(), Column(right=True), Column(right=True), Column(5, shorten=Line.by_words), Column())
-    heading = [Line(ink(word, "faint")) for word in ("dim", "groups", "stride", "first", "nodes")]
+    heading = [Line(styled(word, "faint")) for word in ("dim", "groups", "stride", "first", "nodes")]
     return columns([heading, *map(_facts, found)], shape, width)
 
 
 def _facts(groups: ProcessGroups) -> list[Line]:
     counts = Line(f"{groups.count} x {groups.size}")
     stride = Line("-" if groups.stride is None else str(groups.stride))
-    return [Line(ink(groups.dim, "bold")), counts, stride, Line(example(groups)), Line(reach(groups))]
+    return [Line(styled(groups.dim, "bold")), counts, stride, Line(example(groups)), Line(reach(groups))]
 
 
 def sentence(groups: ProcessGroups, width: int) -> Line:
@@ -169,9 +170,9 @@ def sentence(groups: ProcessGroups, width: int) -> Line:
     first = "first " * (groups.count > 1) + example(groups)
     nodes = " a node" if groups.reach == "inside" else " nodes"
     counts = f"  {count(groups.count, 'group')} of {groups.size}{stride}, "
-    full = Line(ink(groups.dim, "bold"), counts, first, ", ", reach(groups), nodes)
+    full = Line(styled(groups.dim, "bold"), counts, first, ", ", reach(groups), nodes)
     counts = f"  {groups.count} x {groups.size}{stride}, "
-    short = Line(ink(groups.dim, "bold"), counts, example(groups), ", ", reach(groups))
+    short = Line(styled(groups.dim, "bold"), counts, example(groups), ", ", reach(groups))
     return full if full.width <= width else short
 
 
@@ -185,6 +186,6 @@ def example(groups: ProcessGroups) -> str:
     return f"{first} {second} {ELLIPSIS} {first + (groups.size - 1) * groups.stride}"
 
 
-def reach(groups: ProcessGroups) -> Ink:
+def reach(groups: ProcessGroups) -> Segment:
     is_slow = groups.reach != "inside" and groups.dim in DIMS_IN_EVERY_LAYER
-    return ink(REACHES[groups.reach], "warning" if is_slow else "")
+    return styled(REACHES[groups.reach], "warning" if is_slow else "")

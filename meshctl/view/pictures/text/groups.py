@@ -23,7 +23,7 @@ from meshctl.view.formatting import count
 from meshctl.view.pictures.text.grid import NodeOf, grid, node_of, process_groups, reach
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.placement import nodes_label
-from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, ink, wrapped
+from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, styled, wrapped
 
 MANY_ROWS = 8
 """If so many rows are allowed, a complete grid below the table is preferred to a shortened one beside it."""
@@ -64,7 +64,7 @@ class Groups:
                 rows.append((letter, own, Line(group.name), *rest))
             if not group.components:
                 letter, gap = Line("    ", self.marks.group_letter(group.name)), [Line()] * 3
-                program = Line(ink(f"program {group.program}" if group.program else "", "faint"))
+                program = Line(styled(f"program {group.program}" if group.program else "", "faint"))
                 rows.append((letter, Line(), Line(group.name), *gap, program))
         return columns(rows, (*TABLE[:2], Column(least=8), *TABLE[2:]), self.width)
 
@@ -88,7 +88,7 @@ class Groups:
 
     def _name(self, group: PlacedGroup) -> Line:
         letter = Line(self.marks.group_letter(group.name), " ") if not group.components else ""
-        return Line("  ", letter, ink(group.name, "bold"))
+        return Line("  ", letter, styled(group.name, "bold"))
 
     def _cells(self, component: PlacedComponent) -> list[Line]:
         return [
@@ -96,8 +96,8 @@ class Groups:
             Line(self.marks.name(component.name)),
             Line(component.layout),
             Line("frozen" * component.frozen),
-            Line(ink(count(component.data_size, "data rank"), "faint")),
-            Line(ink(component.target, "faint")),
+            Line(styled(count(component.data_size, "data rank"), "faint")),
+            Line(styled(component.target, "faint")),
         ]
 
     def _meshes(self, group: PlacedGroup) -> list[list[PlacedComponent]]:
@@ -127,7 +127,7 @@ class Groups:
     def _briefly(self, group: PlacedGroup, component: PlacedComponent) -> list[Line]:
         """fsdp 2 x 2 inside  tp 2 x 2 inside"""
         words = [
-            Line(ink(each.dim, "bold"), f" {each.count} x {each.size} ", reach(each))
+            Line(styled(each.dim, "bold"), f" {each.count} x {each.size} ", reach(each))
             for each in component.process_groups
         ]
         return wrapped(words, self.width - len(DETAIL_INDENT))

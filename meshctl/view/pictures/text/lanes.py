@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshctl.view.pictures.text.styled import Ink, Line, ink
+from meshctl.view.pictures.text.styled import Line, Segment, styled
 
 MAX_LANES = 6
 """Side by side. Pictures with more have none, and the names of the inputs must be enough."""
@@ -38,7 +38,7 @@ def lanes_of(
     for source, target in edges:
         last_consumer[source] = max(target, last_consumer.get(source, 0))
     lanes: list[int | None] = []  # the producer of each
-    stages, below = list[list[Ink]](), list[list[Ink]]()
+    stages, below = list[list[Segment]](), list[list[Segment]]()
     for stage in range(len(order)):
         inputs = [
             lane for lane, producer in enumerate(lanes) if producer is not None and (producer, stage) in edges
@@ -52,12 +52,12 @@ def lanes_of(
         ends = [producer is not None and last_consumer[producer] <= stage for producer in lanes]
         joints = zip(_joints(lanes, inputs, new, ends), colors, strict=True)
         stages.append(
-            [part for joint, color in joints for part in (ink(joint[0], color), ink(joint[1], "faint"))]
+            [part for joint, color in joints for part in (styled(joint[0], color), styled(joint[1], "faint"))]
         )
         lanes = [None if end else producer for producer, end in zip(lanes, ends, strict=True)]
         below.append(
             [
-                ink("  " if producer is None else "│ ", color)
+                styled("  " if producer is None else "│ ", color)
                 for producer, color in zip(lanes, colors, strict=True)
             ]
         )
@@ -68,7 +68,7 @@ def lanes_of(
 
 
 def _lanes(
-    order: Sequence[str], stages: Sequence[Sequence[Ink]], below: Sequence[Sequence[Ink]], width: int
+    order: Sequence[str], stages: Sequence[Sequence[Segment]], below: Sequence[Sequence[Segment]], width: int
 ) -> Lanes:
     return Lanes(
         {name: Line(*_lead(each, width)) for name, each in zip(order, stages, strict=True)},
@@ -101,6 +101,6 @@ def _joints(
     return made
 
 
-def _lead(row: Sequence[Ink], width: int) -> list[Ink]:
+def _lead(row: Sequence[Segment], width: int) -> list[Segment]:
     """Returns the row, continued to the name of its stage."""
-    return [*row, ink(("─" if row and row[-1].text == "─" else " ") * (width * 2 - len(row)), "faint")]
+    return [*row, styled(("─" if row and row[-1].text == "─" else " ") * (width * 2 - len(row)), "faint")]

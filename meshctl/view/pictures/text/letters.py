@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshctl.plan.views.topology import PlacedComponent, PlacedGroup, Topology, letters_of
-from meshctl.view.pictures.text.styled import PALETTE, Ink, Line, ink, joined
+from meshctl.view.pictures.text.styled import PALETTE, Line, Segment, joined, styled
 
 IDLE = "·"
 MAX_LETTERS = 3
@@ -34,7 +34,7 @@ class Marks:
         return {name: number for number, name in enumerate(self.components)}
 
     @cached_property
-    def _programs(self) -> dict[str, Ink]:
+    def _programs(self) -> dict[str, Segment]:
         """The letters of groups without components."""
         programs = [group.name for group in self.topology.groups if not group.components]
         first = len(self.topology.components)
@@ -42,16 +42,16 @@ class Marks:
             name: _mark(letters_of(number).lower(), first + number) for number, name in enumerate(programs)
         }
 
-    def letter(self, component: str) -> Ink:
+    def letter(self, component: str) -> Segment:
         if component not in self._numbers:
-            return Ink("?")
+            return Segment("?")
         return _mark(self.components[component].letter, self._numbers[component])
 
-    def name(self, component: str) -> Ink:
+    def name(self, component: str) -> Segment:
         """Returns the name of a component in its color."""
-        return ink(component, self.letter(component).style.lower())
+        return styled(component, self.letter(component).style.lower())
 
-    def group_letter(self, group: str) -> Ink:
+    def group_letter(self, group: str) -> Segment:
         """Returns the letter of a group without components."""
         return self._programs[group]
 
@@ -83,5 +83,5 @@ class Marks:
         return runs
 
 
-def _mark(letter: str, number: int) -> Ink:
-    return ink(letter, f"C{number % len(PALETTE)}")
+def _mark(letter: str, number: int) -> Segment:
+    return styled(letter, f"C{number % len(PALETTE)}")

@@ -23,7 +23,7 @@ from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.groups import Groups
 from meshctl.view.pictures.text.letters import IDLE, Marks
 from meshctl.view.pictures.text.pipeline import Pipeline
-from meshctl.view.pictures.text.styled import Line, ink, printed, words_of, wrapped
+from meshctl.view.pictures.text.styled import Line, printed, styled, words_of, wrapped
 
 MIN_WIDTH = 40
 """Columns; narrower pictures are drawn at this width and clipped."""
@@ -43,17 +43,18 @@ def pictured(topology: Topology, width: int, lines: int) -> list[Line]:
 
 
 def title(topology: Topology, width: int) -> Line:
-    """Returns the name, the sizes, and the plan's digest if there is room."""
+    """Returns the name, the sizes, and the plan's digest if there is space."""
     groups = f" in {count(len(topology.groups), 'group')}" if len(topology.groups) > 1 else ""
     idle = f", {count(topology.idle, 'device')} idle" if topology.idle else ""
     workers, nodes = count(topology.workers, "worker"), count(topology.cluster.nodes, "node")
     full, short = (
-        Line(ink(topology.name, "bold"), "  ", f"{workers}{also} on {nodes}{idle}") for also in (groups, "")
+        Line(styled(topology.name, "bold"), "  ", f"{workers}{also} on {nodes}{idle}")
+        for also in (groups, "")
     )
-    digest = Line(ink(f"plan {topology.digest}", "faint"))
-    room = width - digest.width
-    if topology.digest and full.width + 2 <= room:
-        return Line(full.padded(room), digest)
+    digest = Line(styled(f"plan {topology.digest}", "faint"))
+    space = width - digest.width
+    if topology.digest and full.width + 2 <= space:
+        return Line(full.padded(space), digest)
     return full if full.width <= width else short.fit(width)
 
 
@@ -118,13 +119,13 @@ def _in_full(warnings: Sequence[Warning], width: int, helps: bool = True) -> lis
         texts = wrapped(words, width - indent, " ")
         if warning.help and helps:
             texts += wrapped(words_of(f"help: {warning.help}", "faint"), width - indent, " ")
-        made.append(Line("  ", ink(warning.code, "warning"), "  ", *texts[:1]))
+        made.append(Line("  ", styled(warning.code, "warning"), "  ", *texts[:1]))
         made += [Line(" " * indent, each) for each in texts[1:]]
     return made
 
 
 def _briefly(warnings: Sequence[Warning]) -> list[Line]:
-    return [Line("  ", ink(warning.code, "warning"), "  ", warning.message) for warning in warnings]
+    return [Line("  ", styled(warning.code, "warning"), "  ", warning.message) for warning in warnings]
 
 
 def _by_code(warnings: Sequence[Warning]) -> list[Line]:
@@ -151,5 +152,5 @@ def legend(topology: Topology, marks: Marks, width: int) -> list[Line]:
     if any(route.kind == "data" and route.shares != route.consumers for route in topology.routes):
         words.append("2 shares of each batch")
     return [
-        Line("  ", each).styled("faint") for each in wrapped(list(map(Line, words)), width - 2, "   ")[:1]
+        Line("  ", each).with_style("faint") for each in wrapped(list(map(Line, words)), width - 2, "   ")[:1]
     ]

@@ -22,7 +22,7 @@ from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER
 from meshctl.view.pictures.text.lanes import Lanes, lanes_of
 from meshctl.view.pictures.text.letters import Marks
-from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, ink, joined, wants, wrapped
+from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, joined, styled, wants, wrapped
 
 SHORT = {**OVER, "node": "shm", "device": "ipc"}
 """Distances, for narrow pictures."""
@@ -79,13 +79,13 @@ class Pipeline:
 
     # Stages
 
-    def call(self, stage: PlacedStage, room: int) -> Line:
+    def call(self, stage: PlacedStage, space: int) -> Line:
         """Returns `rollouts = B sampler.sample(batch)`, with as many inputs as fit."""
         choices = [self._call(stage, named) for named in range(MAX_INPUTS, -1, -1)]
-        return next((each for each in choices if each.width <= room), choices[-1])
+        return next((each for each in choices if each.width <= space), choices[-1])
 
     def _call(self, stage: PlacedStage, named: int) -> Line:
-        name, producer = ink(stage.name, "bold"), self._component(stage.component)
+        name, producer = styled(stage.name, "bold"), self._component(stage.component)
         if stage.kind == "call":
             return Line(name, " = ", producer, f".{stage.method}(", self._inputs(stage, named), ")")
         if (stage.method, stage.to_method) == ("weights", "load_weights"):
@@ -105,7 +105,7 @@ class Pipeline:
         return joined(_few(inputs, named))
 
     def _input(self, parameter: str, sources: Sequence[str], named: int) -> Line:
-        names = _few([Line(ink(source, self.styles.get(source, ""))) for source in sources], named)
+        names = _few([Line(styled(source, self.styles.get(source, ""))) for source in sources], named)
         keyword = f"{parameter}=" if parameter not in ("", *sources[:1]) else ""
         return Line(keyword, "[", joined(names), "]") if len(sources) > 1 else Line(keyword, names[0])
 
@@ -127,7 +127,7 @@ class Pipeline:
 
     def ends(self, route: Flow) -> tuple[Line, Line]:
         """Returns what a route carries, and its numbers of producer and consumer ranks."""
-        name = ink(route.source, self.styles.get(route.source, "")) if route.kind == "data" else "weights"
+        name = styled(route.source, self.styles.get(route.source, "")) if route.kind == "data" else "weights"
         return Line(name), Line(f"{route.producers or UNKNOWN} -> {route.consumers or UNKNOWN}")
 
     def transfer(self, route: Flow, words: Mapping[str, str], shares: bool = True) -> tuple[Line, ...]:
@@ -138,10 +138,10 @@ class Pipeline:
             _dispatch(route),
             Line(count(route.shares, "share") if has_shares else ""),
             Line(size(route.bytes) if route.bytes else ""),
-            Line(ink(words[route.over], "faint")),
+            Line(styled(words[route.over], "faint")),
         )
 
-    def resharding(self, route: Flow, words: Mapping[str, str], room: int) -> Line:
+    def resharding(self, route: Flow, words: Mapping[str, str], space: int) -> Line:
         """Returns how weights are re-sharded."""
         known = self.marks.components
         ends = [known[name].layout for name in (route.producer, route.consumer) if name in known]
@@ -149,10 +149,10 @@ class Pipeline:
         parts = (
             Line(layouts),
             Line(size(route.bytes) if route.bytes else ""),
-            Line(ink(words[route.over], "faint")),
+            Line(styled(words[route.over], "faint")),
         )
         full = joined(filter(None, parts), "  ")
-        return full if full.width <= room else Line("re-sharded, ", words[route.over]).fit(room)
+        return full if full.width <= space else Line("re-sharded, ", words[route.over]).fit(space)
 
 
 def _dispatch(route: Flow) -> Line:
@@ -184,17 +184,17 @@ def in_full(pipeline: Pipeline, width: int, wraps: bool = True) -> list[Line]:
 def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
     """Returns a line for each stage: its number, lanes, call and facts. The facts are aligned, except behind
     long calls."""
-    room, facts = width - pipeline.indent, []
+    space, facts = width - pipeline.indent, []
     for stage in pipeline.stages:
         least = pipeline.call(stage, 0).width
-        facts.append(pipeline.facts(stage).clip(max(room // 2, room - 3 - least)))
-    rooms = [room - fact.width - 3 for fact in facts]
-    calls = [pipeline.call(stage, each) for stage, each in zip(pipeline.stages, rooms, strict=True)]
-    column = max((call.width for call in calls if call.width <= min(rooms)), default=0)
+        facts.append(pipeline.facts(stage).clip(max(space // 2, space - 3 - least)))
+    spaces = [space - fact.width - 3 for fact in facts]
+    calls = [pipeline.call(stage, each) for stage, each in zip(pipeline.stages, spaces, strict=True)]
+    column = max((call.width for call in calls if call.width <= min(spaces)), default=0)
     made = []
     for stage, call, fact in zip(pipeline.stages, calls, facts, strict=True):
         lane = Line(pipeline.lanes.stages[stage.name], " ") if pipeline.lanes else Line()
-        head = call.clip(room - fact.width - 3 * bool(fact))
+        head = call.clip(space - fact.width - 3 * bool(fact))
         head = Line(head.padded(column), "   ", fact) if fact else head
         made.append(Line(f"  {stage.after:>{pipeline.digits}}  ", lane, head))
     return made
@@ -207,17 +207,17 @@ def _routes(pipeline: Pipeline, width: int, wraps: bool) -> dict[str, list[Line]
     longest = max(width // 2, MIN_NAME + 2 + max((ranks.width for _, ranks in ends), default=0))
     heads = columns(ends, (Column(least=MIN_NAME), Column()), longest)
     column = max((head.width for head in heads), default=0)
-    room = width - column - 2
+    space = width - column - 2
     data = [route for route in pipeline.routes if route.kind == "data"]
-    words = SHORT if wants([pipeline.transfer(each, OVER) for each in data], TRANSFER) > room else OVER
+    words = SHORT if wants([pipeline.transfer(each, OVER) for each in data], TRANSFER) > space else OVER
     least = wants([pipeline.transfer(each, words, shares=False) for each in data], TRANSFER)
-    is_aligned = least <= room or not wraps
-    rows = columns([pipeline.transfer(each, words) for each in data], TRANSFER, room)
+    is_aligned = least <= space or not wraps
+    rows = columns([pipeline.transfer(each, words) for each in data], TRANSFER, space)
     transfers = {route.name: row for route, row in zip(data, rows, strict=True)}
     made: dict[str, list[Line]] = {}
     for route, end, head in zip(pipeline.routes, ends, heads, strict=True):
         if route.kind == "weights":
-            cells = [pipeline.resharding(route, words, room if is_aligned else width - 2)]
+            cells = [pipeline.resharding(route, words, space if is_aligned else width - 2)]
         else:
             cells = [cell for cell in pipeline.transfer(route, words, shares=False) if cell]
         is_row = is_aligned and route.kind == "data"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from meshctl.plan.views.topology import NodeKind, Topology
 from meshctl.view.pictures.text.boxes import Box, Row, drawn, side_by_side
 from meshctl.view.pictures.text.letters import IDLE, Marks
-from meshctl.view.pictures.text.styled import Column, Line, columns, cut, ink, joined, width_of
+from meshctl.view.pictures.text.styled import Column, Line, columns, cut, joined, styled, width_of
 
 INDENT = 2
 MAX_LABEL = 22
@@ -166,7 +166,7 @@ def in_boxes(topology: Topology, marks: Marks, width: int) -> list[Line]:
 def in_lines(topology: Topology, marks: Marks, width: int) -> list[Line]:
     """Returns one line for each kind of node, with equal neighbors together."""
     (table,) = tables(topology, together=True)
-    rows = [[Line(), *(Line(ink(name, "faint")) for name in table.types)]]
+    rows = [[Line(), *(Line(styled(name, "faint")) for name in table.types)]]
     for row in table.rows:
         cells = (joined((counted(part, marks) for part in parts), " │ ") for parts in row.parts)
         rows.append([Line(" " * INDENT, row.label), *cells, Line(row.note)])
@@ -183,7 +183,7 @@ class Sheet:
     width: int
 
     @property
-    def room(self) -> int:
+    def space(self) -> int:
         """The columns for boxes."""
         labels, notes = ([len(text) for text in texts] for texts in zip(*self._texts, strict=True))
         return self.width - INDENT - max(labels) - 1 - (max(notes) + 1 if any(notes) else 0)
@@ -193,7 +193,7 @@ class Sheet:
         return [(row.label, row.note) for row in self.table.rows]
 
     def in_full(self) -> list[Line]:
-        """Returns every device in its column, as wide as the titles need and the room allows; nothing if it
+        """Returns every device in its column, as wide as the titles need and the space allows; nothing if it
         does not fit."""
         parts = [part for row in self.table.rows for of_type in row.parts for part in of_type]
         longest = max(letters(part, self.marks).width for part in parts)
@@ -203,7 +203,7 @@ class Sheet:
         widest = max(good, min(max(titles, default=good), good + 8))
         for pitch in [*range(widest, good, -1), good, narrow]:
             rows, starts = self._aligned(pitch)
-            if starts[-1] <= self.room:
+            if starts[-1] <= self.space:
                 return self._labelled(rows, self._texts, self._numbers(starts, pitch))
         return []
 
@@ -213,7 +213,7 @@ class Sheet:
         texts: list[tuple[str, str]] = []
         for row in self.table.rows:
             boxes = [self._counted(part) for parts in row.parts for part in parts]
-            lines = _broken([replace(box, width=min(box.width, self.room - 2)) for box in boxes], self.room)
+            lines = _broken([replace(box, width=min(box.width, self.space - 2)) for box in boxes], self.space)
             rows += lines
             texts += [(row.label, row.note), *[("", "")] * (len(lines) - 1)]
         return self._labelled(rows, texts, [(2, self.table.types[0])])
@@ -264,7 +264,7 @@ class Sheet:
             above = Line(above.padded(column), text if text != first else "")
         boxes = drawn(rows)
         right = INDENT + wide + 1 + max(each.width for each in boxes)
-        made = [Line(" " * INDENT, Line(first).padded(wide, right=True), " ", above).styled("faint")]
+        made = [Line(" " * INDENT, Line(first).padded(wide, right=True), " ", above).with_style("faint")]
         for number, each in enumerate(boxes):
             label, note = texts[number // 2] if number % 2 else ("", "")
             line = Line(" " * INDENT, Line(label).padded(wide), " ", each)
@@ -290,11 +290,11 @@ class Sheet:
         for device in range(part.count):
             is_continued = device + 1 < part.count and part.continues(device + 1)
             if part.continues(device):
-                made = Line(made, ink("═" * (pitch if is_continued else pitch - 2), "faint"))
+                made = Line(made, styled("═" * (pitch if is_continued else pitch - 2), "faint"))
             else:
                 made = Line(made, " ", self._begun(part, device), " " * is_continued)
                 rest = (device + 1) * pitch - made.width
-                made = Line(made, ink("═" * rest * is_continued, "faint"))
+                made = Line(made, styled("═" * rest * is_continued, "faint"))
             made = made.padded((device + 1) * pitch)
         return made.trimmed()
 
@@ -302,7 +302,7 @@ class Sheet:
         """Returns the letters of the groups whose workers begin at a device, and double lines for others."""
         texts = (self.marks.of_group(share.group) for share in part.shares)
         words = (
-            text if share.begins(device) else Line(ink("═" * text.width, "faint"))
+            text if share.begins(device) else Line(styled("═" * text.width, "faint"))
             for share, text in zip(part.shares, texts, strict=True)
         )
         return joined(words, "+") or letters(part, self.marks)
@@ -315,7 +315,7 @@ class Sheet:
 
 def letters(part: Part, marks: Marks) -> Line:
     """Returns the letters of the groups, with a + between colocated ones."""
-    return joined((marks.of_group(share.group) for share in part.shares), "+") or Line(ink(IDLE, "faint"))
+    return joined((marks.of_group(share.group) for share in part.shares), "+") or Line(styled(IDLE, "faint"))
 
 
 def counted(part: Part, marks: Marks) -> Line:
@@ -329,17 +329,17 @@ def counted(part: Part, marks: Marks) -> Line:
     return Line(letters(part, marks), words)
 
 
-def _broken(boxes: Sequence[Box], room: int) -> list[Row]:
+def _broken(boxes: Sequence[Box], space: int) -> list[Row]:
     """Returns the boxes in at most `MAX_ROWS` rows; the last one counts those that are left out."""
     made: list[list[Box]] = [[]]
     for box in boxes:
-        if made[-1] and sum(each.width + 1 for each in made[-1]) + box.width + 2 > room:
+        if made[-1] and sum(each.width + 1 for each in made[-1]) + box.width + 2 > space:
             made.append([])
         made[-1].append(box)
     if len(made) > MAX_ROWS:
         left, made = sum(map(len, made[MAX_ROWS:])), made[:MAX_ROWS]
         longest = len(f" … {len(boxes)} more ")
-        while sum(each.width + 1 for each in made[-1]) + longest + 2 > room:
+        while sum(each.width + 1 for each in made[-1]) + longest + 2 > space:
             made[-1].pop()
             left += 1
         made[-1].append(Box(longest, "", Line(f" … {left} more")))

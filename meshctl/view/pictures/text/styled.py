@@ -1,6 +1,6 @@
 """Lines of styled text, measured in the columns of a terminal, for the text picture and its zooms.
 
-    Line("  ", ink("A", "c0"), " prompts")        a line of plain and of styled parts
+    Line("  ", styled("A", "c0"), " prompts")        a line of plain and of styled parts
     columns([row, ...], [Column(), ...], width)   aligned rows of lines, with wide texts cut: with…name
 
 Styles are words that become escape codes at the very end. rich is not used because it takes 0.05 s to import.
@@ -32,14 +32,14 @@ CODES = {
 ELLIPSIS = "…"
 
 
-class Ink(NamedTuple):
+class Segment(NamedTuple):
     text: str
     style: str = ""
     """A key of `CODES`; empty for plain text."""
 
 
-def ink(text: str, style: str = "") -> Ink:
-    return Ink(visible(text), style)
+def styled(text: str, style: str = "") -> Segment:
+    return Segment(visible(text), style)
 
 
 def visible(text: str) -> str:
@@ -53,16 +53,16 @@ def _visible(character: str) -> str:
     return " " * cells(character) if category(character) == "Zs" else shown(character).replace(character, "?")
 
 
-class Line(tuple[Ink, ...]):
-    """One line of text, made of strings, inks and other lines."""
+class Line(tuple[Segment, ...]):
+    """One line of text, made of strings, segments and other lines."""
 
-    def __new__(cls, *parts: str | Ink | Line) -> Line:
-        made: list[Ink] = []
+    def __new__(cls, *parts: str | Segment | Line) -> Line:
+        made: list[Segment] = []
         for part in parts:
             if isinstance(part, Line):
                 made += part
             else:
-                made.append(part if isinstance(part, Ink) else ink(part))
+                made.append(part if isinstance(part, Segment) else styled(part))
         return super().__new__(cls, (part for part in made if part.text))
 
     @property
@@ -73,9 +73,9 @@ class Line(tuple[Ink, ...]):
     def width(self) -> int:
         return sum(width_of(part.text) for part in self)
 
-    def styled(self, style: str) -> Line:
-        """Returns the line with a style for all inks without one."""
-        return Line(*(part if part.style else Ink(part.text, style) for part in self))
+    def with_style(self, style: str) -> Line:
+        """Returns the line with a style for all segments without one."""
+        return Line(*(part if part.style else Segment(part.text, style) for part in self))
 
     def padded(self, width: int, right: bool = False) -> Line:
         space = " " * max(0, width - self.width)
@@ -86,16 +86,16 @@ class Line(tuple[Ink, ...]):
         parts = list(self)
         while parts and not parts[-1].text.rstrip(" "):
             parts.pop()
-        return Line(*parts[:-1], Ink(parts[-1].text.rstrip(" "), parts[-1].style)) if parts else Line()
+        return Line(*parts[:-1], Segment(parts[-1].text.rstrip(" "), parts[-1].style)) if parts else Line()
 
     def clip(self, width: int) -> Line:
         """Returns the line cut at `width`, with an ellipsis if something is missing."""
         if self.width <= width:
             return self
-        made, left = list[Ink](), width - 1
+        made, left = list[Segment](), width - 1
         for part in self:
             fits = _first(part.text, left)
-            made.append(Ink(fits, part.style))
+            made.append(Segment(fits, part.style))
             left -= width_of(fits)
             if fits != part.text:
                 break
@@ -109,7 +109,7 @@ class Line(tuple[Ink, ...]):
             return self
         longest = max(range(len(self)), key=lambda index: width_of(self[index].text))
         text, style = self[longest]
-        shorter = Ink(cut(text, max(3, width_of(text) - excess)), style)
+        shorter = Segment(cut(text, max(3, width_of(text) - excess)), style)
         return Line(*self[:longest], shorter, *self[longest + 1 :]).clip(width)
 
     def by_words(self, width: int) -> Line:
@@ -124,7 +124,7 @@ class Line(tuple[Ink, ...]):
         return self.fit(width)
 
     def words(self) -> list[Line]:
-        return [Line(ink(word, part.style)) for part in self for word in part.text.split()]
+        return [Line(styled(word, part.style)) for part in self for word in part.text.split()]
 
 
 def joined(parts: Iterable[Line], between: str = ", ") -> Line:
@@ -147,7 +147,7 @@ def wrapped(words: Sequence[Line], width: int, between: str = "  ") -> list[Line
 
 
 def words_of(text: str, style: str = "") -> list[Line]:
-    return Line(ink(text, style)).words()
+    return Line(styled(text, style)).words()
 
 
 # Plain text
@@ -267,7 +267,7 @@ def printed(lines: Iterable[Line], color: bool = False) -> str:
     return "".join(("".join(map(_coded, each)) if color else each.text) + "\n" for each in drawn)
 
 
-def _coded(part: Ink) -> str:
+def _coded(part: Segment) -> str:
     is_styled = part.style and part.text.strip(" ")
     return f"\x1b[{CODES[part.style]}m{part.text}\x1b[0m" if is_styled else part.text
 

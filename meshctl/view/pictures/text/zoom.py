@@ -36,8 +36,8 @@ from meshctl.view.pictures.text.styled import (
     Line,
     columns,
     cut,
-    ink,
     printed,
+    styled,
     wants,
     words_of,
     wrapped,
@@ -89,11 +89,11 @@ class Sheet:
 
 def headed(heading: str, body: Sequence[Line]) -> list[Line]:
     """Returns a section, or nothing if it has no lines."""
-    return [Line(), Line(ink(heading, "bold")), *body] if body else []
+    return [Line(), Line(styled(heading, "bold")), *body] if body else []
 
 
 def titles(*words: str) -> list[Line]:
-    return [Line(ink(word, "faint")) for word in words]
+    return [Line(styled(word, "faint")) for word in words]
 
 
 def ranks_of(ranks: Ranks) -> str:
@@ -116,7 +116,7 @@ def run_of(numbers: Sequence[int]) -> str:
 
 def _component(sheet: Sheet, zoom: ComponentZoom) -> list[Line]:
     component, nodes = zoom.component, Groups(sheet.marks, sheet.width).nodes(zoom.group)
-    group = Line(ink(component.group, "bold"), ", ", facts(zoom.group))
+    group = Line(styled(component.group, "bold"), ", ", facts(zoom.group))
     made = [
         Line(sheet.name(component.name), "  in group ", group),
         *sheet.folded(", ".join(_facts(zoom))),
@@ -150,7 +150,7 @@ def _views(zoom: ComponentZoom) -> Iterator[Line]:
     """Yields the dims of size 1, and the factors of the views."""
     ones = [dim.name for dim in zoom.dims if dim.size == 1 and not dim.view]
     if ones:
-        yield Line(ink(f"  of size 1: {', '.join(ones)}", "faint"))
+        yield Line(styled(f"  of size 1: {', '.join(ones)}", "faint"))
     for view in dict.fromkeys(dim.view for dim in zoom.dims if dim.view):
         factors = [f"{dim.name} {dim.size}" for dim in zoom.dims if dim.view == view]
         yield Line(f"  view {view}: {' x '.join(factors)}")
@@ -160,9 +160,9 @@ def _views(zoom: ComponentZoom) -> Iterator[Line]:
 
 
 def _dim(sheet: Sheet, zoom: DimZoom) -> list[Line]:
-    made = [Line(ink(zoom.dim, "bold"), f"  in {count(len(zoom.components), 'component')}")]
+    made = [Line(styled(zoom.dim, "bold"), f"  in {count(len(zoom.components), 'component')}")]
     for along in zoom.components:
-        heading = Line(sheet.name(along.component), "  in group ", ink(along.group, "bold"))
+        heading = Line(sheet.name(along.component), "  in group ", styled(along.group, "bold"))
         made += [Line(), heading, *_one_by_one(along, sheet.width)]
     return made
 
@@ -180,7 +180,7 @@ def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
             rows.append([Line(f"  {ELLIPSIS}")])
         crosses = "cross" if group.crosses and along.facts.reach == "some" else ""
         cells = (f"  {group.number}", *map(str, group.at.values()), ranks_of(group.ranks))
-        rows.append([*map(Line, cells), Line(ink(crosses, "faint"))])
+        rows.append([*map(Line, cells), Line(styled(crosses, "faint"))])
         before = group.number
     numbers = [Column(right=True)] * (len(dims) + 1)
     shape = (*numbers, Column(least=12, gap=3, shorten=Line.by_words), Column(spare=1))
@@ -193,7 +193,7 @@ def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
 def _node(sheet: Sheet, zoom: NodeZoom) -> list[Line]:
     alike = sum(stop - start for start, stop in zoom.alike)
     like = f", like {nodes_label(zoom.alike)}" if alike > 1 else ""
-    made = [Line(ink(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}", like)]
+    made = [Line(styled(f"node {zoom.node}", "bold"), f"  of {zoom.nodes}", like)]
     whole = sheet.marks.topology
     kind = next(kind for kind in whole.nodes if kind.nodes == zoom.alike)
     alone = replace(whole, nodes=(replace(kind, nodes=((zoom.node, zoom.node + 1),)),))
@@ -201,7 +201,7 @@ def _node(sheet: Sheet, zoom: NodeZoom) -> list[Line]:
     for group, processes in zoom.counts.items():
         listed = [process for process in zoom.processes if process.group == group]
         left = processes - len(listed)
-        more = [Line(ink(f"  ... and {left} more", "faint"))] if left else []
+        more = [Line(styled(f"  ... and {left} more", "faint"))] if left else []
         made += headed(f"{group}: {count(processes, 'worker')}", [*_workers(sheet, zoom, listed), *more])
     return made
 
@@ -232,7 +232,7 @@ def _indices(coordinate: Mapping[str, int]) -> str:
 
 
 def _rank(sheet: Sheet, zoom: RankZoom) -> list[Line]:
-    name = ink(f"{zoom.group}:{zoom.rank}", "bold")
+    name = styled(f"{zoom.group}:{zoom.rank}", "bold")
     place = f"rank {zoom.rank} of {zoom.workers}, job rank {zoom.job_rank} of {zoom.job_size}"
     made = [Line(name, "  ", place), *sheet.folded(", ".join(_location(zoom)))]
     for mesh in zoom.components:
@@ -287,17 +287,17 @@ def _in_mesh(sheet: Sheet, rank: int, seen: RankInMesh) -> list[Line]:
 def _peers(rank: int, peers: Peers) -> tuple[Line, ...]:
     """Returns a row with the rank itself in bold."""
     named = [
-        ink(f" {each}" if number else each, "bold" if each == str(rank) else "")
+        styled(f" {each}" if number else each, "bold" if each == str(rank) else "")
         for number, each in enumerate(ranks_of(peers.ranks).split(" "))
     ]
     reach = Line("cross" if peers.crosses else "inside")
-    return Line("  ", ink(peers.dim, "bold")), Line(str(peers.index)), Line(*named), reach
+    return Line("  ", styled(peers.dim, "bold")), Line(str(peers.index)), Line(*named), reach
 
 
 def _neighbours(neighbours: Neighbours) -> Line:
     ends = ((neighbours.before, "before"), (neighbours.after, "after"))
     words = [f"rank {rank} {word}" if rank is not None else f"none {word}" for rank, word in ends]
-    return Line(ink(neighbours.dim, "bold"), f"{' ring' if neighbours.ring else ''}: {', '.join(words)}")
+    return Line(styled(neighbours.dim, "bold"), f"{' ring' if neighbours.ring else ''}: {', '.join(words)}")
 
 
 def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:
@@ -306,7 +306,7 @@ def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:
         share = f"share {stage.share} of {stage.shares}" if stage.share is not None else ""
         words = share or ("" if stage.called else "not called")
         samples = _samples(stage.samples, stage.count, stage.total)
-        name, letter = Line("  ", ink(stage.stage, "bold")), sheet.marks.letter(stage.component)
+        name, letter = Line("  ", styled(stage.stage, "bold")), sheet.marks.letter(stage.component)
         rows.append((name, Line(letter), Line(words), Line(samples)))
     return _noted(sheet, columns(rows, STAGES, sheet.width), [stage.note for stage in stages])
 
@@ -345,13 +345,13 @@ def _routes(sheet: Sheet, routes: Sequence[RankRoute]) -> list[Line]:
 
 def _exchanges(route: RankRoute) -> Iterator[tuple[Line, ...]]:
     word = ("to" if route.is_producer else "from") + " some of" * route.some
-    name = Line("  ", ink(route.route, "bold"))
+    name = Line("  ", styled(route.route, "bold"))
     left = route.partners - len(route.exchanges)
     for number, exchange in enumerate(route.exchanges):
         if left and number == len(route.exchanges) - 1:
             yield Line(), Line(f"{ELLIPSIS} {left} more"), Line(), Line()
         ranks = Line(f"{word} {cut(route.other_group, GROUP_NAME)} {ranks_of(exchange.ranks)}")
-        distance = Line(ink(OVER[exchange.over], "faint"))
+        distance = Line(styled(OVER[exchange.over], "faint"))
         yield Line() if number else name, ranks, Line(_samples(exchange.samples, None, 0)), distance
     if not route.exchanges:
         yield name, Line(f"{word} no rank"), Line(), Line()

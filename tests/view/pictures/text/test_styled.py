@@ -13,8 +13,8 @@ from meshctl.view.pictures.text.styled import (
     Line,
     columns,
     cut,
-    ink,
     printed,
+    styled,
     width_of,
     wrapped,
 )
@@ -30,7 +30,7 @@ def test_a_name_is_cut_in_its_middle() -> None:
 def test_nothing_cut_is_too_wide(text: str, width: int) -> None:
     assert width_of(cut(text, width)) <= width
     for shorter in (Line.clip, Line.fit, Line.by_words):
-        assert shorter(Line("ab", text, ink(text, "bold")), width).width <= width
+        assert shorter(Line("ab", text, styled(text, "bold")), width).width <= width
 
 
 @pytest.mark.parametrize("character", ["\x1b", "\n", "\r", "\u2028", "\u202e", "\x7f", "\x00", "\u200b"])
@@ -39,7 +39,11 @@ def test_nothing_in_a_name_drives_the_terminal(character: str) -> None:
 
 
 def test_spaces_of_other_scripts_stay_spaces() -> None:
-    assert ink("a\u3000b").text == "a  b" and ink("a\u00a0b").text == "a b" and ink("a\tb").text == "a    b"
+    assert (
+        styled("a\u3000b").text == "a  b"
+        and styled("a\u00a0b").text == "a b"
+        and styled("a\tb").text == "a    b"
+    )
 
 
 def test_columns_are_aligned_and_empty_ones_take_no_room() -> None:
@@ -64,7 +68,7 @@ def test_where_there_is_no_room_some_are_cut_and_some_left_out() -> None:
 
 def test_numbers_are_cut_between_them() -> None:
     """A part of a number is another number."""
-    row = (Line("dp"), Line("4095 8191", ink(" 12287", "bold"), " … 65535"))
+    row = (Line("dp"), Line("4095 8191", styled(" 12287", "bold"), " … 65535"))
     shape = (Column(), Column(least=9, shorten=Line.by_words))
     assert [columns([row], shape, width)[0].text for width in (40, 24, 17, 13)] == [
         "dp  4095 8191 12287 … 65535",
@@ -82,8 +86,8 @@ def test_wrapped() -> None:
 
 
 def test_colors_are_codes_and_plain_text_has_none() -> None:
-    assert printed([Line(ink("A", "C0"), " x")], color=True) == f"\x1b[1;38;5;{PALETTE[0]}mA\x1b[0m x\n"
-    assert printed([Line(ink("A", "C0"), " x  ")]) == "A x\n"
+    assert printed([Line(styled("A", "C0"), " x")], color=True) == f"\x1b[1;38;5;{PALETTE[0]}mA\x1b[0m x\n"
+    assert printed([Line(styled("A", "C0"), " x  ")]) == "A x\n"
 
 
 @pytest.mark.parametrize("color", PALETTE)
@@ -129,8 +133,8 @@ def test_what_fits_in_no_way_is_cut_evenly() -> None:
 
 
 @given(st.lists(st.integers(0, 100), min_size=1), st.integers(0, 200))
-def test_shares(wanted: list[int], room: int) -> None:
-    rooms = shares(wanted, room)
-    assert sum(rooms) == min(room, sum(wanted)) and all(
-        0 <= got <= want for got, want in zip(rooms, wanted, strict=True)
+def test_shares(wanted: list[int], space: int) -> None:
+    spaces = shares(wanted, space)
+    assert sum(spaces) == min(space, sum(wanted)) and all(
+        0 <= got <= want for got, want in zip(spaces, wanted, strict=True)
     )
