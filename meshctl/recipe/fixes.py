@@ -22,6 +22,7 @@ from dataclasses import replace
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.suggestions import ALIASES, nearest_key
+from meshctl.text.english import similar
 
 AMBIGUOUS = {
     *("nproc", "nproc_per_node", "n_procs", "num_workers", "batch_size", "num_samples", "n_samples"),
@@ -42,12 +43,13 @@ BOM = "\ufeff"
 def meant(word: str, options: Iterable[str]) -> str:
     """Returns the one option that a word must mean, or an empty text. Two near options are ambiguous, and
     another number makes another name."""
-    options = list(options)
+    all_options = tuple(options)
     other = word.lower().replace("-", "_")
-    if other in AMBIGUOUS or word in options:
+    if other in AMBIGUOUS or word in all_options:
         return ""
-    if (known := ALIASES.get(other, "")) in options:
+    if (known := ALIASES.get(other, "")) in all_options:
         return known
+    options = similar(word, all_options)
     if same := [option for option in options if option.lower().replace("-", "_") == other]:
         return same[0] if len(same) == 1 else ""
     edits = 2 if len(word) >= TWO_EDITS_FROM else 1

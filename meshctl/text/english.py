@@ -8,14 +8,17 @@ did_you_mean("x", ["train", "test"])   "there are `train` and `test`"
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 
 MAX_LISTED = 12
 """Number of words that a message lists before it counts the rest."""
 MAX_LETTERS = 80
 """Length in characters up to which a word is compared with others, and to which messages cut it."""
 MIN_SIMILARITY = 0.6
+MAX_COMPARED = 200
+"""Number of options up to which a word is compared with each of them."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -34,11 +37,37 @@ def listed(words: Iterable[str], conjunction: str = "and") -> str:
     return f"{', '.join(quoted[:-1])} {conjunction} {quoted[-1]}"
 
 
+def similar(word: str, options: Iterable[str]) -> tuple[str, ...]:
+    """Returns the options that a word may be compared with: all of a few; of many, those that are equal to it
+    once a letter is left out of both."""
+    options = tuple(options)
+    if len(options) <= MAX_COMPARED:
+        return options
+    index = _by_shortened(options)
+    found = (option for text in _shortened(word) for option in index.get(text, ()))
+    return tuple(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=8)
+def _by_shortened(options: tuple[str, ...]) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for option in options:
+        for text in _shortened(option):
+            found.setdefault(text, []).append(option)
+    return found
+
+
+def _shortened(word: str) -> set[str]:
+    """Returns a word in lower case, and what is left of it without each of its letters."""
+    word = word.lower()[:MAX_LETTERS]
+    return {word, *(word[:at] + word[at + 1 :] for at in range(len(word)))}
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """Returns the option that is spelled most like a word, in any case; empty if none is similar."""
     if len(word) > MAX_LETTERS:
         return ""
-    by_lower_case = {option.lower(): option for option in reversed(list(options))}
+    by_lower_case = {option.lower(): option for option in reversed(similar(word, options))}
     close = get_close_matches(word.lower(), by_lower_case, n=1, cutoff=MIN_SIMILARITY)
     return by_lower_case[close[0]] if close else ""
 
@@ -46,6 +75,6 @@ def nearest(word: str, options: Iterable[str]) -> str:
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """Returns a help text: the option nearest to an unknown word, or else all options."""
     options = list(options)
-    if meant := nearest(word, options):
+    if word and (meant := nearest(word, options)):
         return f"did you mean `{meant}`?"
     return f"there {'is' if len(options) == 1 else 'are'} {listed(options)}" if options else ""

@@ -22,6 +22,7 @@ from meshctl.recipe.rules import (
     joins,
     meshes,
     models,
+    names,
     pipeline,
     run,
     schedule,
@@ -31,7 +32,7 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(groups, devices, meshes, models, components, arguments),
+    *(names, groups, devices, meshes, models, components, arguments),
     *(pipeline, calls, home, shares, joins, flow, schedule, run, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)

@@ -8,23 +8,11 @@ from collections.abc import Iterator
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.classes import Class, Code, Found, NoClass, NotFound
 from meshctl.recipe.code.modules import Unread
-from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed
 
 MAX_SECONDS = 4
 """How many further places of one mistake are shown."""
-
-
-def group_exists(facts: Facts) -> Iterator[Diagnostic]:
-    groups = facts.recipe.groups
-    for name, component in facts.recipe.components.items():
-        group = component.group
-        if group and not facts.is_named("groups", group) and facts.is_valid("components", name, "group"):
-            span = facts.value("components", name, "group")
-            message = f"component `{name}` runs on the group `{group}`, which there is not"
-            help, fixes = did_you_mean(group, groups), renamed(span, group, groups)
-            yield Diagnostic("MC500", message, span, help=help, fixes=fixes, missing=True)
 
 
 def module_exists(facts: Facts) -> Iterator[Diagnostic]:
@@ -111,4 +99,4 @@ def _diagnostic_of_class(target: str, found: Class, span: Span) -> Diagnostic | 
     return Diagnostic("MC503", message, span, help="derive it from meshctl.Component")
 
 
-RULES = (group_exists, module_exists, class_is_component)
+RULES = (module_exists, class_is_component)

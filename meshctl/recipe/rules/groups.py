@@ -7,10 +7,9 @@ from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.compose.folders import files, is_dir, is_file
-from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import DeviceGroup, Program
 from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import counted, did_you_mean, listed, nearest
+from meshctl.text.english import counted, listed, nearest
 
 
 def recipe_has_groups(facts: Facts) -> Iterator[Diagnostic]:
@@ -58,12 +57,8 @@ def colocated_group_exists(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span, host = facts.value("groups", name, "colocate"), groups.get(group.colocate)
         if host is None:
-            if not facts.is_named("groups", group.colocate):
-                message = f"there is no group `{group.colocate}` to share devices with"
-                help = did_you_mean(group.colocate, [other for other in groups if other != name])
-                fixes = renamed(span, group.colocate, [*groups])
-                yield Diagnostic("MC305", message, span, help=help, fixes=fixes, missing=True)
-        elif _is_own_host(name, groups):
+            continue
+        if _is_own_host(name, groups):
             message = f"group `{name}` shares devices with itself"
             yield Diagnostic("MC305", message, span, missing=True)
         elif host.device_type and group.device_type and host.device_type != group.device_type:

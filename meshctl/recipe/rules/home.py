@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import DispatchWords, Stage
 from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import counted, did_you_mean
+from meshctl.text.english import counted
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import DISPATCH, EXECUTE, DispatchMode
 
@@ -44,16 +43,6 @@ def _homes(facts: Facts) -> Iterator[Home]:
                 yield Home(stage, given.dispatch.home, given.dispatch, path, given.stages)
 
 
-def home_exists(facts: Facts) -> Iterator[Diagnostic]:
-    for one in _homes(facts):
-        if not facts.is_named("pipeline", one.home):
-            span = facts.value("pipeline", one.stage.name, *one.path)
-            others = [other for other in facts.recipe.pipeline if other != one.stage.name]
-            help, fixes = did_you_mean(one.home, others), renamed(span, one.home, others)
-            message = f"there is no stage `{one.home}` to be home"
-            yield Diagnostic("MC534", message, span, help=help, fixes=fixes, missing=True)
-
-
 def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
     """The samples come from the home stage, which runs on the same group and has as many shares."""
     pipeline, components = facts.recipe.pipeline, facts.recipe.components
@@ -66,6 +55,8 @@ def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
             source for source in one.sources if source in pipeline and not _passed(facts, source, one.home)
         ]
         if own and maker and own.group != maker.group:
+            if not {own.group, maker.group} <= {*facts.recipe.groups}:
+                continue
             seconds = facts.key("pipeline", one.home).with_word(f"`{one.home}` runs on `{maker.group}`")
             message = f"stage `{name}` runs on `{own.group}`, its samples have no home in `{one.home}`"
             yield Diagnostic("MC535", message, span, (seconds,), "name a stage of the same group")
@@ -136,4 +127,4 @@ def _first_moved(mode: DispatchMode, mesh: DeviceMesh, home: DeviceMesh, ranks: 
     return None
 
 
-RULES = (home_exists, home_made_samples)
+RULES = (home_made_samples,)

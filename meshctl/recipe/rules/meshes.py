@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.declarations import LAYOUT_DIMS
-from meshctl.recipe.fixes import renamed
 from meshctl.recipe.meshes import sizes_of
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.layouts import LayoutNeeds
-from meshctl.text.english import counted, did_you_mean, listed
+from meshctl.text.english import counted, listed
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS, EXPERT_DIMS, Misfit, settle
 
@@ -38,16 +37,8 @@ def named_mesh_exists(facts: Facts) -> Iterator[Diagnostic]:
             continue
         span, other = facts.value("components", name, "parallel"), components.get(named)
         if other is None:
-            if facts.is_named("components", named):
-                continue
-            of_group = facts.recipe.components_of(component.group)
-            same = [one.name for one in of_group if one.name != name]
-            help = did_you_mean(named, same) or "write sizes: {dp_size: 2}"
-            message = f"there is no component `{named}` whose mesh `{name}` could take"
-            yield Diagnostic(
-                "MC402", message, span, help=help, fixes=renamed(span, named, same), missing=True
-            )
-        elif _takes_own_mesh(facts, component):
+            continue
+        if _takes_own_mesh(facts, component):
             yield Diagnostic("MC402", f"component `{name}` takes its own mesh", span, missing=True)
         elif other.group != component.group and other.group in groups and component.group in groups:
             runs = f"`{other.name}` runs on `{other.group}`"

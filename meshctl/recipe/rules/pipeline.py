@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts, input_path
-from meshctl.text.english import counted, did_you_mean
+from meshctl.recipe.rules.names import named_stages
+from meshctl.text.english import counted
 
 
 def components_have_pipeline(facts: Facts) -> Iterator[Diagnostic]:
@@ -31,26 +31,6 @@ def sources_state_samples(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC540", message, facts.key("pipeline", name), help=help, missing=True)
 
 
-def component_exists(facts: Facts) -> Iterator[Diagnostic]:
-    components = facts.recipe.components
-    for name, stage in facts.recipe.pipeline.items():
-        call_key = "call" if stage.kind == "call" else "sync"
-        for key, component in ((call_key, stage.component), ("to", stage.to)):
-            is_known = not component or facts.is_named("components", component)
-            if is_known or not facts.is_valid("pipeline", name, key):
-                continue
-            span, node = facts.value("pipeline", name, key), facts.written.node("pipeline", name, key)
-            method = str(node.value)[len(component) :] if node else ""
-            yield Diagnostic(
-                "MC512",
-                f"there is no component `{component}`",
-                span,
-                help=did_you_mean(component, components),
-                fixes=renamed(span, component, components, method),
-                missing=True,
-            )
-
-
 def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
     """Every component is called or synced by a stage; one that is not only takes memory."""
     stages = facts.recipe.pipeline.values()
@@ -64,30 +44,16 @@ def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC517", message, facts.key("components", name), severity="warning")
 
 
-def stage_exists(facts: Facts) -> Iterator[Diagnostic]:
-    """`in:` and `after:` name other stages, and a stage whose value is taken is no sync."""
+def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
+    """A stage whose value is taken is no sync."""
     pipeline = facts.recipe.pipeline
     for name, stage in pipeline.items():
-        for other, path in _references(stage):
-            span = facts.value("pipeline", name, *path)
+        for other, path in named_stages(stage):
             if other in pipeline and pipeline[other].kind == "sync" and path[0] == "in":
                 message = f"stage `{name}` takes `{other}`, which is a sync"
-                sync = facts.key("pipeline", other).with_word("a sync gives no value")
-                yield Diagnostic("MC531", message, span, (sync,), f"say `after: {other}`")
-            elif other not in pipeline and not facts.is_named("pipeline", other):
-                others = [one for one in pipeline if one != name]
-                help, fixes = did_you_mean(other, others), renamed(span, other, others)
-                message = f"there is no stage `{other}`"
-                yield Diagnostic("MC530", message, span, help=help, fixes=fixes, missing=True)
-
-
-def _references(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the stages that a stage names, each with its path below the stage."""
-    for given in stage.inputs:
-        for index, other in enumerate(given.stages):
-            yield other, input_path(given, index)
-    for index, other in enumerate(stage.after):
-        yield other, ("after", str(index)) if len(stage.after) > 1 else ("after",)
+                span, sync = facts.value("pipeline", name, *path), facts.key("pipeline", other)
+                says = (sync.with_word("a sync gives no value"),)
+                yield Diagnostic("MC531", message, span, says, f"say `after: {other}`")
 
 
 def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
@@ -192,9 +158,8 @@ def _method_exists(
 RULES = (
     components_have_pipeline,
     sources_state_samples,
-    component_exists,
     components_are_used,
-    stage_exists,
+    inputs_are_calls,
     stages_are_acyclic,
     joined_stages_differ,
     sync_has_two_ends,

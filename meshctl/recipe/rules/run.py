@@ -18,12 +18,9 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
     for index, metric in enumerate(facts.recipe.run.show):
         stage, dot, name = metric.partition(".")
         span = facts.item("run", "show", index=index)
-        if not facts.is_named("pipeline", stage):
-            message = f"`{metric}` is no metric, there is no stage `{stage}`"
-            fixes = renamed(span, stage, pipeline, metric[len(stage) :])
-            help = did_you_mean(stage, pipeline)
-            yield Diagnostic("MC560", message, span, help=help, fixes=fixes, missing=True)
-        elif not name:
+        if stage not in pipeline:
+            continue
+        if not name:
             message = f"`{metric}` is {'no metric' if dot else 'a stage'}, metrics are STAGE.NAME"
             options = [f"{stage}.{option}" for option in _metrics_of(facts, stage)]
             help = did_you_mean("", options) or f"write {stage}.NAME"
@@ -60,7 +57,8 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
     """Recorded routes are SOURCE -> TARGET, or SOURCE for all routes of a stage whose value is taken."""
     pipeline = facts.recipe.pipeline
     is_readable = facts.is_valid("run", "record") and all(
-        facts.is_valid("pipeline", name) for name in pipeline
+        facts.is_valid("pipeline", name) and all(facts.is_named("pipeline", one) for one in stage.takes)
+        for name, stage in pipeline.items()
     )
     if not pipeline or not is_readable:
         return

@@ -73,7 +73,7 @@ ALIKE = "the samples of stage `again` have homes on"
     ("stages", "layouts", "expected"),
     [
         ({"first": FIRST, "again": look("first")}, {}, None),
-        ({"first": FIRST, "again": look("frist")}, {}, ("there is no stage `frist` to be home", "frist", "")),
+        ({"first": FIRST, "again": look("frist")}, {}, ("there is no stage `frist` for `home`", "frist", "")),
         (
             {"first": FIRST, "again": look("again")},
             {},

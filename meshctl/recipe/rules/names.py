@@ -1,0 +1,179 @@
+"""MC305, MC402, MC500, MC512, MC530, MC534 and MC560: the groups, components and stages that a recipe names
+exist.
+
+A name that several places give is reported once. If it is near to a group, a component or a stage that
+nothing names, that one is misspelt, and is what the report points at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.model import Stage
+from meshctl.recipe.rules.facts import Facts, input_path
+from meshctl.text.english import did_you_mean, nearest, similar
+
+MAX_SECONDS = 4
+"""Number of further places of one missing name that a report shows."""
+NOUNS = {"groups": "group", "components": "component", "pipeline": "stage"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A place where a recipe names a group, a component or a stage."""
+
+    top: str
+    name: str
+    span: Span
+    code: str
+    message: str
+    """The message where the name does not exist."""
+    own: str = ""
+    """The name of the group, component or stage that refers; it is not proposed to itself."""
+    after: str = ""
+    """The text behind the name at the span, such as the method of `call`."""
+    options: tuple[str, ...] | None = None
+    """The names that may be meant; None for all of `top`."""
+    help: str = ""
+    """The help where no name is near."""
+
+
+def references(facts: Facts) -> Iterator[Reference]:
+    """Yields every reference whose value is valid."""
+    yield from _groups(facts)
+    yield from _components(facts)
+    yield from _stages(facts)
+
+
+def _groups(facts: Facts) -> Iterator[Reference]:
+    for name, component in facts.recipe.components.items():
+        if component.group and facts.is_valid("components", name, "group"):
+            span = facts.value("components", name, "group")
+            message = f"component `{name}` runs on group `{component.group}`, which does not exist"
+            yield Reference("groups", component.group, span, "MC500", message)
+    for name, group in facts.recipe.groups.items():
+        if group.colocate and group.device_type != "cpu":
+            span = facts.value("groups", name, "colocate")
+            message = f"group `{name}` shares the devices of group `{group.colocate}`, which does not exist"
+            yield Reference("groups", group.colocate, span, "MC305", message, own=name)
+
+
+def _components(facts: Facts) -> Iterator[Reference]:
+    for name, stage in facts.recipe.pipeline.items():
+        call_key = "call" if stage.kind == "call" else "sync"
+        for key, component in ((call_key, stage.component), ("to", stage.to)):
+            if not component or not facts.is_valid("pipeline", name, key):
+                continue
+            span, node = facts.value("pipeline", name, key), facts.written.node("pipeline", name, key)
+            method = str(node.value)[len(component) :] if node else ""
+            message = f"there is no component `{component}`"
+            yield Reference("components", component, span, "MC512", message, after=method)
+    for name, given in facts.recipe.components.items():
+        if isinstance(given.parallel, str):
+            span = facts.value("components", name, "parallel")
+            same = tuple(one.name for one in facts.recipe.components_of(given.group) if one.name != name)
+            message = f"there is no component `{given.parallel}` whose mesh `{name}` could share"
+            yield Reference(
+                *("components", given.parallel, span, "MC402", message, name),
+                options=same,
+                help="write sizes: {dp_size: 2}",
+            )
+
+
+def _stages(facts: Facts) -> Iterator[Reference]:
+    for name, stage in facts.recipe.pipeline.items():
+        for other, path in named_stages(stage):
+            span = facts.value("pipeline", name, *path)
+            yield Reference("pipeline", other, span, "MC530", f"there is no stage `{other}`", own=name)
+        for home, path in named_homes(stage):
+            span, message = facts.value("pipeline", name, *path), f"there is no stage `{home}` for `home`"
+            yield Reference("pipeline", home, span, "MC534", message, own=name)
+    for index, metric in enumerate(facts.recipe.run.show if facts.is_valid("run", "show") else ()):
+        other, _, name = metric.partition(".")
+        if facts.recipe.pipeline:
+            span, message = (
+                facts.item("run", "show", index=index),
+                f"there is no stage `{other}` for `{metric}`",
+            )
+            yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
+
+
+def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields the stages that a stage names, each with its path below the stage."""
+    for given in stage.inputs:
+        for index, other in enumerate(given.stages):
+            yield other, input_path(given, index)
+    for index, other in enumerate(stage.after):
+        yield other, ("after", str(index)) if len(stage.after) > 1 else ("after",)
+
+
+def named_homes(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields the stages that `home` names, each with its path below the stage."""
+    if stage.dispatch.home:
+        yield stage.dispatch.home, ("dispatch", "home")
+    for given in stage.inputs:
+        if given.dispatch and given.dispatch.home:
+            yield given.dispatch.home, ("in", given.parameter, "dispatch", "home")
+
+
+@dataclass
+class _Names:
+    """What a recipe defines at one of its tops, and what it names."""
+
+    defined: tuple[str, ...]
+    used: set[str] = field(default_factory=set)
+    missing: dict[str, list[Reference]] = field(default_factory=dict)
+
+    @cached_property
+    def unused(self) -> tuple[str, ...]:
+        return tuple(name for name in self.defined if name not in self.used)
+
+
+def names_exist(facts: Facts) -> Iterator[Diagnostic]:
+    defined: Mapping[str, Mapping[str, object]] = {
+        "groups": facts.recipe.groups,
+        "components": facts.recipe.components,
+        "pipeline": facts.recipe.pipeline,
+    }
+    by_top = {top: _Names(tuple(names)) for top, names in defined.items()}
+    for one in references(facts):
+        names = by_top[one.top]
+        if facts.is_named(one.top, one.name):
+            names.used.add(one.name)
+        else:
+            names.missing.setdefault(one.name, []).append(one)
+    for names in by_top.values():
+        for name, some in names.missing.items():
+            misspelt = nearest(name, names.unused) if len(some) > 1 else ""
+            yield _definition(facts, misspelt, name, some) if misspelt else _missing(names, some)
+
+
+def _definition(facts: Facts, name: str, meant: str, some: list[Reference]) -> Diagnostic:
+    """Returns the diagnostic of a name that is misspelt where it is defined."""
+    span, noun = facts.key(some[0].top, name), NOUNS[some[0].top]
+    says = tuple(one.span.with_word(f"`{meant}` is named here") for one in some[:MAX_SECONDS])
+    message = f"there is no {noun} `{meant}`, which is named {len(some)} times, and nothing names `{name}`"
+    fixes = renamed(span, name, [meant])
+    return Diagnostic(
+        some[0].code, message, span, says, f"did you mean `{meant}`?", fixes=fixes, missing=True
+    )
+
+
+def _missing(names: _Names, some: list[Reference]) -> Diagnostic:
+    first = some[0]
+    options = names.defined if first.options is None else first.options
+    others = [other for other in similar(first.name, options) if other != first.own]
+    near = nearest(first.name, others)
+    help = f"did you mean `{near}`?"
+    if not near:
+        help = did_you_mean("", (other for other in options if other != first.own)) or first.help
+    fixes = tuple(fix for one in some for fix in renamed(one.span, one.name, others, one.after))
+    says = tuple(one.span.with_word("and here") for one in some[1 : MAX_SECONDS + 1])
+    return Diagnostic(first.code, first.message, first.span, says, help, fixes=fixes, missing=True)
+
+
+RULES = (names_exist,)

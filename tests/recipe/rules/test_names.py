@@ -1,0 +1,49 @@
+"""Names that are not defined: one report for each, at what is misspelt."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe import fixes
+from meshctl.recipe.load import load
+from tests.recipe.mutations import FOLDER
+
+GRPO = (FOLDER / "grpo.yaml").read_text(encoding="utf-8")
+
+
+def errors(text: str) -> list[Diagnostic]:
+    held = {str((FOLDER / "grpo.yaml").resolve()): text.encode()}
+    return list(load("grpo.yaml", [], FOLDER, held=held).report.errors)
+
+
+@pytest.mark.parametrize(
+    ("was", "new", "code"),
+    [("  judge:\n    _target_", "  jduge:\n    _target_", "MC512"), ("  metrics:", "  metrcs:", "MC560")],
+)
+def test_a_name_that_is_used_once_is_reported_where_it_is_used(was: str, new: str, code: str) -> None:
+    (one,) = errors(GRPO.replace(was, new))
+    assert one.code == code and one.help.startswith("did you mean")
+
+
+@pytest.mark.parametrize(
+    ("was", "new", "code", "wrong"),
+    [
+        ("  sampler:\n", "  samplr:\n", "MC512", "samplr"),
+        ("  rollout:\n", "  rolout:\n", "MC500", "rolout"),
+    ],
+)
+def test_a_name_that_is_used_twice_is_reported_where_it_is_defined(
+    was: str, new: str, code: str, wrong: str
+) -> None:
+    text = GRPO.replace(was, new, 1)
+    (one,) = errors(text)
+    assert one.primary is not None and one.code == code
+    assert text.splitlines()[one.primary.line - 1].strip() == f"{wrong}:"
+    assert len(one.seconds) == 2 and fixes.apply(text, one.fixes) == GRPO
+
+
+def test_a_name_that_is_missing_is_reported_once() -> None:
+    (one,) = errors(GRPO.replace("group: rollout", "group: inference"))
+    assert one.code == "MC500" and [span.says for span in one.seconds] == ["and here"]
+    assert one.help == "there are `rollout`, `train` and `judge`"
