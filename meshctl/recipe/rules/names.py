@@ -155,11 +155,11 @@ def names_exist(facts: Facts) -> Iterator[Diagnostic]:
 def _definition(facts: Facts, name: str, meant: str, some: list[Reference]) -> Diagnostic:
     """Returns the diagnostic of a name that is misspelt where it is defined."""
     span, noun = facts.key(some[0].top, name), NOUNS[some[0].top]
-    says = tuple(one.span.with_word(f"`{meant}` is named here") for one in some[:MAX_SECONDS])
+    seconds = tuple(one.span.with_word(f"`{meant}` is named here") for one in some[:MAX_SECONDS])
     message = f"there is no {noun} `{meant}`, which is named {len(some)} times, and nothing names `{name}`"
     fixes = renamed(span, name, [meant])
     return Diagnostic(
-        some[0].code, message, span, says, f"did you mean `{meant}`?", fixes=fixes, missing=True
+        some[0].code, message, span, seconds, f"did you mean `{meant}`?", fixes=fixes, missing=True
     )
 
 
@@ -172,8 +172,8 @@ def _missing(names: _Names, some: list[Reference]) -> Diagnostic:
     if not near:
         help = did_you_mean("", (other for other in options if other != first.own)) or first.help
     fixes = tuple(fix for one in some for fix in renamed(one.span, one.name, others, one.after))
-    says = tuple(one.span.with_word("and here") for one in some[1 : MAX_SECONDS + 1])
-    return Diagnostic(first.code, first.message, first.span, says, help, fixes=fixes, missing=True)
+    seconds = tuple(one.span.with_word("and here") for one in some[1 : MAX_SECONDS + 1])
+    return Diagnostic(first.code, first.message, first.span, seconds, help, fixes=fixes, missing=True)
 
 
 RULES = (names_exist,)
