@@ -52,8 +52,8 @@ def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
             if other in pipeline and pipeline[other].kind == "sync" and path[0] == "in":
                 message = f"stage `{name}` takes `{other}`, which is a sync"
                 span, sync = facts.value("pipeline", name, *path), facts.key("pipeline", other)
-                says = (sync.with_word("a sync gives no value"),)
-                yield Diagnostic("MC531", message, span, says, f"say `after: {other}`")
+                seconds = (sync.with_word("a sync gives no value"),)
+                yield Diagnostic("MC531", message, span, seconds, f"say `after: {other}`")
 
 
 def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
