@@ -10,12 +10,16 @@ from meshctl.runtime.transports.transport import Lease, Transport
 
 class MemoryTransport(Transport):
     shares_memory = True
+    inline_max = 4096
 
     def __init__(self, job_rank: int, hub: Mapping[int, DataPlane]) -> None:
         self._job_rank, self._hub = job_rank, hub
 
     def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
         self._hub[to].on_message(self._job_rank, tag, lease.frame)
+
+    def post_inline(self, to: int, tag: int, frame: bytes) -> None:
+        self._hub[to].on_message(self._job_rank, tag, frame)
 
     def credit(self, to: int, tag: int) -> None:
         self._hub[to].on_credit(self._job_rank, tag)

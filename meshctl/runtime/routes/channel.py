@@ -11,6 +11,7 @@ lays out, unless the consumer can map their memory. Plain values (losses, statis
 weights in the headers, and every consumer joins them alone.
 
     a frame    [generation, digest, headers, batch]    the headers from the leader, else None; a batch or None
+               or a flat frame (`flat_frame`) of a small part
 
 The digest is of everything from which the parts follow, so a rank that computes other parts is named before
 any of its samples are used.
@@ -26,6 +27,7 @@ from zlib import crc32
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import MARK, Batch
+from meshctl.runtime.routes import flat_frame
 from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, ordered
 from meshctl.runtime.routes.end import (
     END,
@@ -38,6 +40,7 @@ from meshctl.runtime.routes.end import (
     Received,
     RouteContext,
 )
+from meshctl.runtime.routes.flat_frame import FlatPart
 from meshctl.runtime.routes.header import (
     BatchSchema,
     ProducerHeader,
@@ -52,12 +55,12 @@ from meshctl.runtime.routes.header import (
 from meshctl.runtime.routes.joins import join
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, gather, row_bytes
-from meshctl.runtime.routes.step import Partition, StepHeader
+from meshctl.runtime.routes.step import HeldRows, Partition, StepHeader
 from meshctl.runtime.transports.allgather import allgather
-from meshctl.runtime.transports.buffers.frames import Frame, unpack
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
 from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
-from meshctl.runtime.transports.transport import flat, tensor_of
+from meshctl.runtime.transports.transport import Delivery, flat, tensor_of
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for
 from meshctl.topology.modes import producer_set
@@ -71,6 +74,7 @@ class _Message(NamedTuple):
     digest: int
     table: Any = None
     batch: Any = None
+    """A batch, or the bytes of its rows where the frame is flat."""
 
 
 class Channel:
@@ -82,6 +86,7 @@ class Channel:
         self._context, self._transport, self._tag = context, context.transport, context.first_tag
         self._producer, self._consumer = context.producer, context.consumer
         self._generation = 0
+        self._consumer_rank = context.consumer_rank
         self._collect, self._dispatch = (
             collect_mode(self.route.collect),
             dispatch_mode(self.route.dispatch.mode),
@@ -151,7 +156,7 @@ class Channel:
                 self._send_parts(header, table, value)
         except BuffersHeld as held:
             raise self._buffers_held(held) from None
-        return all(each.is_end for each in headers)
+        return own.is_end and all(each.is_end for each in headers)
 
     def _describe(self, value: Any, weight: float) -> ProducerHeader:
         """Returns what the other producers and the consumers must know of this rank's value. Raises
@@ -193,11 +198,33 @@ class Channel:
             frame: list[Any] = [self._generation, header.digest, table if is_leader else None, None]
             if not isinstance(value, Batch):
                 self._send_frame(part, frame)
+            elif self._send_flat(header, part, table if is_leader else None, value, held):
+                pass
             elif schema := self._shared_schema(header, part):
                 self._write_shared(header, frame, part, value, schema)
             else:
                 frame[3] = gather(value, held.packed)
                 self._send_rows(part, frame, value, held.packed)
+
+    def _send_flat(
+        self, header: StepHeader, part: int, table: Sequence[bytes] | None, value: Batch, held: HeldRows
+    ) -> bool:
+        """Sends rows in a flat frame, and returns False where they do not fit into one."""
+        flat = header.flat_part(part)
+        if flat is None or not held.count:
+            return False
+        destinations = self._paths.destinations(part, self._me or 0)
+        most = min([self._transport.inline_max(job_ranks) for job_ranks in destinations])
+        if held.count * flat.row_bytes > most:
+            return False
+        digest, ranges = header.digest, held.ranges
+        frame = flat_frame.encode(self._generation, digest, table, value, flat.columns, ranges)
+        if len(frame) > most:
+            return False
+        for job_ranks in destinations:
+            self.bytes_sent += len(frame)
+            self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
+        return True
 
     def _send_rows(self, part: int, content: list[Any], value: Batch, ranges: Sequence[RowRange]) -> None:
         """Sends rows of a batch; those that are no neighbours are copied where the frame is."""
@@ -272,7 +299,7 @@ class Channel:
     # Receiving
 
     def receive(self, step: int) -> Received:
-        part = self.consumers.part_of[self._context.consumer_rank]
+        part = self.consumers.part_of[self._consumer_rank]
         leader = self.consumers.leaders[part]
         message = self._next(part, leader)
         headers = decode_table(message.table, len(self._producers))
@@ -296,22 +323,45 @@ class Channel:
         """Returns the samples of a part, of which the leader sent `message`."""
         partition, leader = header.partition, self.consumers.leaders[part]
         producers = partition.producers[part]
-        others = [number for number in producers if number != leader]
-        if self._shared_schema(header, part):
-            for producer in others:
-                self._check(self._next(part, producer), header.digest, producer)
-            return self._batch_in(message, partition.counts[part], leader)
-        batches: dict[int, Batch] = {}
+        sent: dict[int, _Message] = {}
         if leader in producers or (not producers and message.batch is not None):
-            batches[leader] = self._batch_in(message, partition.held(part, leader).count, leader)
-        for producer in others:
-            sent = self._next(part, producer)
-            self._check(sent, header.digest, producer)
-            batches[producer] = self._batch_in(sent, partition.held(part, producer).count, producer)
+            sent[leader] = message
+        for producer in producers:
+            if producer != leader:
+                sent[producer] = self._next(part, producer)
+                self._check(sent[producer], header.digest, producer)
+        flat = header.flat_part(part)
+        if flat is None and self._shared_schema(header, part):
+            return self._checked_batch(message.batch, partition.counts[part], leader)
+        if flat and all(type(each.batch) is memoryview for each in sent.values()):
+            held = partition.held
+            rows = {each: (held(part, each).ranges, one.batch) for each, one in sent.items()}
+            return header.batch_of(part, self._flat_columns(flat, rows))
+        batches = {
+            producer: self._batch_in(header, part, producer, each.batch) for producer, each in sent.items()
+        }
         return _assembled(partition.parts[part], batches, self._transport.concat)
 
-    def _batch_in(self, message: _Message, count: int, producer: int) -> Batch:
-        batch = message.batch
+    def _flat_columns(
+        self, flat: FlatPart, rows: Mapping[int, tuple[Sequence[RowRange], memoryview]]
+    ) -> dict[str, Tensor]:
+        """Returns the columns of a part from flat frames: producer -> where its rows go, and the rows."""
+        buffer = bytearray(flat.nbytes)
+        for producer, (ranges, sent) in rows.items():
+            if not flat.copy(buffer, ranges, sent):
+                raise self._unexpected(producer, f"{len(sent)} bytes for other rows")
+        return flat.columns_in(buffer)
+
+    def _batch_in(self, header: StepHeader, part: int, producer: int, batch: Any) -> Batch:
+        """Returns the samples of a part that one producer sent."""
+        held, flat = header.partition.held(part, producer), header.flat_part(part)
+        if flat and type(batch) is memoryview:
+            alone = FlatPart(flat.columns, held.count)
+            columns = self._flat_columns(alone, {producer: (held.packed, batch)})
+            return Batch(columns, ids=header.ids_held(part, producer))
+        return self._checked_batch(batch, held.count, producer)
+
+    def _checked_batch(self, batch: Any, count: int, producer: int) -> Batch:
         if not isinstance(batch, Batch) or len(batch) != count:
             raise self._unexpected(producer, f"no batch of {count} samples")
         return batch
@@ -319,27 +369,38 @@ class Channel:
     def _next(self, part: int, producer: int) -> _Message:
         """Returns the next frame of a producer, without those of older generations."""
         while True:
-            message = _message_in(self._receive_from(part, producer))
+            message = self._receive_from(part, producer)
             if message is None:
                 raise self._unexpected(producer, "no frame of a route")
             if message.generation >= self._generation:
                 return message
 
-    def _receive_from(self, part: int, producer: int) -> Any:
-        """Receives a value from a producer, or from the rank of this node that forwards it."""
+    def _receive_from(self, part: int, producer: int) -> _Message | None:
+        """Receives a frame from a producer, or from the rank of this node that forwards it."""
         source = self._job_ranks[producer]
-        peers = self._paths.forwarding(self._context.consumer_rank, part, producer)
+        peers = self._paths.forwarding(self._consumer_rank, part, producer)
         if not peers:
-            return self._transport.receive_value(source, self._tag)
+            return self._message_in(self._transport.next(source, self._tag), source)
         if peers[0] != self._transport.job_rank:
-            return self._transport.receive_value(peers[0], self._tag + FORWARD)
+            return self._message_in(self._transport.next(peers[0], self._tag + FORWARD), peers[0])
         delivery = self._transport.receive(source, self._tag)
-        value = self._transport.decode(delivery, source)
+        message = self._message_in(delivery, source)
         try:
             self._transport.forward(delivery, peers[1:], self._tag + FORWARD)
         except BuffersHeld as held:
             raise self._buffers_held(held) from None
-        return value
+        return message
+
+    def _message_in(self, delivery: Delivery, source: int) -> _Message | None:
+        """Returns the message in a frame, or None for a frame of another form."""
+        frame = delivery.frame
+        if type(frame) is not bytes or not frame.startswith(flat_frame.MAGIC):
+            return _message_of(self._transport.decode(delivery, source))
+        try:
+            generation, digest, table, rows = flat_frame.decode(frame)
+        except FrameError as error:
+            raise self._transport.peer_lost(source, f"sent what is no frame: {error}") from None
+        return _Message(generation, digest, table, rows) if generation >= 0 else None
 
     def _check(self, message: _Message, digest: int, producer: int) -> None:
         if message.digest != digest or message.generation != self._generation:
@@ -413,7 +474,7 @@ class Channel:
 
     def _realigned_from(self, job_rank: int, digest: int) -> Batch:
         while True:
-            message = _message_in(self._transport.receive_value(job_rank, self._tag + REALIGN))
+            message = _message_of(self._transport.receive_value(job_rank, self._tag + REALIGN))
             if message is None or message.generation >= self._generation:
                 break
         if message is None or message.digest != digest or not isinstance(message.batch, Batch):
@@ -422,7 +483,7 @@ class Channel:
         return message.batch
 
 
-def _message_in(value: Any) -> _Message | None:
+def _message_of(value: Any) -> _Message | None:
     """Returns the frame of a route that a value is, or None where it is none."""
     if not isinstance(value, list) or len(value) != 4:
         return None

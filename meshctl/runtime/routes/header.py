@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy
@@ -27,7 +27,14 @@ from torch import Tensor
 
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
 from meshctl.runtime.routes.rows import dtype_of, kind_of
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError, fits, not_sent, unpack
+from meshctl.runtime.transports.buffers.frames import (
+    Frame,
+    FrameError,
+    fits,
+    is_host_tensor,
+    not_sent,
+    unpack,
+)
 from meshctl.topology.modes import Dispatch
 from meshctl.topology.samples import Grid, Id, SampleTable
 
@@ -39,6 +46,16 @@ MAX_SAMPLES = 1 << 31
 _INT64 = 1 << 63
 _EVEN, _FRAME, _END = b"E", b"F", b"."
 _FIRST_ID = struct.Struct("<cq")
+
+
+class PlainColumn(NamedTuple):
+    """A column whose rows are bytes of one length in host memory."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    """Of a row."""
+    row_bytes: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,17 @@ class BatchSchema:
                 [*self.mappable],
             ]
         ).inline()
+
+    @cached_property
+    def plain_columns(self) -> tuple[PlainColumn, ...] | None:
+        """The columns, where all of them are tensors in host memory."""
+        found: list[PlainColumn] = []
+        for name, (kind, *layout) in self.columns.items():
+            if kind != "tensor":
+                return None
+            dtype, shape = dtype_of(layout[0]), tuple(layout[1])
+            found.append(PlainColumn(name, dtype, shape, prod(shape) * dtype.itemsize))
+        return tuple(found)
 
     @cached_property
     def count(self) -> int:
@@ -145,11 +173,15 @@ def describe(
     columns = batch.columns
     kinds = _kinds(columns)
     numbers = _Numbers()
-    ragged: tuple[tuple[str, int], ...] = ()
-    mappable: tuple[str, ...] = ()
+    ragged: list[tuple[str, int]] = []
+    mappable: list[str] = []
     if not alone:
-        ragged = tuple([(name, numbers.lengths(batch[name])) for name, kind, *_ in kinds if kind == "ragged"])
-        mappable = tuple([name for name, c in columns.items() if _is_large(c) and is_mappable(c)])
+        for name, column in columns.items():
+            if isinstance(column, Tensor):
+                if column.nbytes >= MIN_MAPPED_BYTES and is_mappable(column):
+                    mappable.append(name)
+            elif isinstance(column, Ragged) and kind_of(column) == "ragged":
+                ragged.append((name, numbers.lengths(column)))
     tokens = homes = None
     if dispatch.balance:
         named = batch.tokens
@@ -158,13 +190,8 @@ def describe(
         homes = numbers.add(batch[MARK + "home." + dispatch.home])
     grid = batch.grid
     shape = () if grid is None else grid.shape
-    schema = _schema(shape, batch.group_depth, kinds, ragged, tokens, homes, mappable)
+    schema = _schema(shape, batch.group_depth, kinds, tuple(ragged), tokens, homes, tuple(mappable))
     return ProducerHeader(schema, batch.ids if grid is None else grid.start, numbers.found)
-
-
-def _is_large(column: Column) -> TypeGuard[Tensor]:
-    """Returns whether a column is large enough to be in memory that consumers map."""
-    return isinstance(column, Tensor) and column.nbytes >= MIN_MAPPED_BYTES
 
 
 class _Numbers:
@@ -196,6 +223,9 @@ def _kinds(columns: Mapping[str, Column]) -> tuple[Kind, ...]:
     kinds: list[Kind] = []
     checked: set[tuple[int, int]] = set()
     for name, column in columns.items():
+        if is_host_tensor(column):
+            kinds.append((name, "tensor", column.dtype, column.shape[1:]))
+            continue
         kind = kind_of(column)
         if isinstance(column, list):
             kinds.append((name, kind))

@@ -15,7 +15,7 @@ from torch import Tensor
 from meshctl.runtime.routes.end import REALIGN, TABLES, RouteContext
 from meshctl.runtime.routes.sync_plan import Layout, Parameter, Shard, SyncPlan, layout_of
 from meshctl.runtime.transports.allgather import allgather
-from meshctl.runtime.transports.buffers.frames import Frame
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
 from meshctl.topology.samples import RouteError
 
 Weights = Mapping[str, Tensor]
@@ -32,8 +32,8 @@ def negotiate(
     every parameter in full. Raises `RouteError` where ranks disagree on a parameter.
     """
     producers, consumers = context.producer.job_ranks, context.consumer.job_ranks
-    held = None if produced is None else _gather(context, producers, _row_of(produced))
-    requested = None if wanted is None else _gather(context, consumers, _row_of(wanted))
+    held = None if produced is None else _gather(context, producers, _row_of(produced), malformed)
+    requested = None if wanted is None else _gather(context, consumers, _row_of(wanted), malformed)
     if requested is None:
         assert held is not None
         _send(context, producers, consumers, held)
@@ -47,9 +47,17 @@ def negotiate(
     return SyncPlan(_parameters(held, requested), layouts, or_all)
 
 
-def _gather(context: RouteContext, job_ranks: range, row: Any) -> list[Any]:
+def _gather(context: RouteContext, job_ranks: range, row: Any, malformed: ProtocolError) -> list[Any]:
     me = job_ranks.index(context.transport.job_rank)
-    return allgather(context.transport, job_ranks, me, context.first_tag + TABLES, row)
+    rows = allgather(context.transport, job_ranks, me, context.first_tag + TABLES, Frame(row).inline())
+    return [_unpacked(row, other, malformed) for other, row in zip(job_ranks, rows, strict=True)]
+
+
+def _unpacked(row: bytes, job_rank: int, malformed: ProtocolError) -> Any:
+    try:
+        return unpack(row)
+    except FrameError:
+        raise malformed(job_rank, "no layout") from None
 
 
 def _send(context: RouteContext, ours: range, theirs: range, rows: list[Any]) -> None:

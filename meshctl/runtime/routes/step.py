@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import ids_of
+from meshctl.runtime.routes.flat_frame import FlatPart
 from meshctl.runtime.routes.header import ProducerHeader, table_of
 from meshctl.runtime.routes.rows import RowRange, packed, ranges_of, row_index
 from meshctl.topology.samples import Grid, Run, SampleTable
@@ -19,6 +21,8 @@ from meshctl.topology.samples import Grid, Run, SampleTable
 MAX_RUNS_SLICED = 4
 MIN_ROWS_PER_RUN = 16
 """Few runs, or runs of so many rows, are sliced one by one; other rows are gathered by an index."""
+FLAT_MAX_BYTES = 1 << 15
+"""Parts of at least so many bytes are not sent in flat frames."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class Partition:
     def largest(self) -> int:
         """The samples of the largest part."""
         return max(self.counts, default=0)
+
+    @cached_property
+    def flat(self) -> dict[int, FlatPart | None]:
+        """Part -> its layout in flat frames, as far as it was needed."""
+        return {}
 
     @cached_property
     def _held(self) -> dict[tuple[int, int], HeldRows]:
@@ -96,6 +105,28 @@ class StepHeader:
         """Returns a key of the samples of a part, in their order."""
         return self.table.key_of(self.partition.parts[part])
 
+    def flat_part(self, part: int) -> FlatPart | None:
+        """Returns the layout of a small part whose producers have the same plain columns and evenly numbered
+        ids of one depth; None for other parts."""
+        found = self.partition.flat
+        if part not in found:
+            found[part] = self._find_flat_part(part)
+        return found[part]
+
+    def _find_flat_part(self, part: int) -> FlatPart | None:
+        schemas = [self.headers[producer].schema for producer in self.partition.producers[part]]
+        first = schemas[0] if schemas else None
+        if first is None or not first.grid or not first.plain_columns:
+            return None
+        alike = first.plain_columns, first.group_depth, first.grid[1:]
+        for schema in schemas:
+            if not schema or not schema.grid:
+                return None
+            if (schema.plain_columns, schema.group_depth, schema.grid[1:]) != alike:
+                return None
+        flat = FlatPart(first.plain_columns, self.partition.counts[part])
+        return flat if flat.nbytes < FLAT_MAX_BYTES else None
+
     def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
         """Returns the columns of a part where all of its producers have the same ones, and all columns can be
         laid out."""
@@ -123,6 +154,33 @@ class StepHeader:
     @cached_property
     def _lengths(self) -> dict[tuple[int, tuple[int | None, ...]], Tensor]:
         return {}
+
+    def known_ids_of(self, part: int) -> Tensor | Grid:
+        """Returns the ids of a part, as a grid where they are one span of sample numbers."""
+        runs = self.partition.parts[part]
+        first = after = 0
+        for run in runs:
+            header = self.headers[run.producer]
+            if header.schema is None or len(header.schema.grid) != 1:
+                return self.ids_of(part)
+            start = header.ids + run.start
+            if run is runs[0]:
+                first = start
+            elif start != after:
+                return self.ids_of(part)
+            after = header.ids + run.stop
+        return Grid(first, (after - first,))
+
+    def batch_of(self, part: int, columns: Mapping[str, Tensor]) -> Batch:
+        """Returns the batch of a part from its columns."""
+        schema = self.headers[self.partition.producers[part][0]].schema
+        depth = schema.group_depth if schema else 0
+        return Batch(columns, ids=self.known_ids_of(part), group_depth=depth)
+
+    def ids_held(self, part: int, producer: int) -> Tensor:
+        """Returns the ids of the samples of a part that one producer holds, int64 `[n, depth]`."""
+        held = self.partition.held(part, producer).ranges
+        return torch.cat([self._ids[producer][each.start : each.stop] for each in held])
 
     def ids_of(self, part: int) -> Tensor:
         """Returns the ids of a part, int64 `[n, depth]`."""

@@ -33,12 +33,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.errors import OutOfMemory, PeerLost, ProtocolError, StepCancelled
 from meshctl.runtime.transports.poller import Poller
 from meshctl.runtime.transports.transport import (
-    EMPTY,
     Delivery,
     Lease,
     Loopback,
@@ -199,14 +198,35 @@ class DataPlane:
     def send(self, to: int | Sequence[int], tag: int, frame: Frame) -> None:
         """Leases, writes and delivers. Raises what `lease` raises."""
         receivers = (to,) if isinstance(to, int) else tuple(to)
-        transport = self._transport_of(receivers)
-        if frame.nbytes <= transport.inline_max and not frame.out_of_band:
-            self._take_slots([(receiver, tag) for receiver in receivers])
-            lease = Lease(receivers, tag, EMPTY, inline=frame.inline())
-        else:
-            lease = self.lease(receivers, tag, frame.nbytes, frame.out_of_band)
-            frame.write(lease.frame)
+        if not frame.out_of_band and frame.nbytes <= self.inline_max(receivers):
+            self.send_inline(receivers, tag, frame.inline())
+            return
+        lease = self.lease(receivers, tag, frame.nbytes, frame.out_of_band)
+        frame.write(lease.frame)
         self.deliver(lease)
+
+    def send_bytes(self, to: int, tag: int, frame: bytes) -> None:
+        """Sends a frame that is bytes. Raises what `lease` raises."""
+        if len(frame) <= self.transport_to(to).inline_max:
+            self.send_inline([to], tag, frame)
+            return
+        lease = self.lease([to], tag, len(frame))
+        copy(lease.frame, tensor_of(frame))
+        self.deliver(lease)
+
+    def inline_max(self, to: Sequence[int]) -> int:
+        """Returns the largest frame, in bytes, that `send_inline` takes for some job ranks."""
+        return self._transport_of(to).inline_max
+
+    def send_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
+        """Sends a small frame that needs no memory of its own. Raises `PeerLost` and `StepCancelled`."""
+        if self._slots.get(tag, SLOTS):
+            self._take_slots([(receiver, tag) for receiver in to])
+        for receiver in to:
+            if receiver == self.job_rank:
+                self.on_message(receiver, tag, frame)
+            else:
+                self.transport_to(receiver).post_inline(receiver, tag, frame)
 
     def _transport_of(self, job_ranks: Sequence[int]) -> Transport:
         """Returns the transport that reaches all of some job ranks."""
@@ -217,13 +237,14 @@ class DataPlane:
 
     def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Takes a slot of each (job rank, tag); none at all where the wait for one of them fails."""
-        bounded = [key for key in wanted if key[0] != self.job_rank and self.slots(key[1])]
+        slots, credits = self._slots, self._credits
+        bounded = [key for key in wanted if key[0] != self.job_rank and slots.get(key[1], SLOTS)]
         with self._lock:
             for key in bounded:
-                if self._credits.setdefault(key, self.slots(key[1])) <= 0:
+                if credits.setdefault(key, slots.get(key[1], SLOTS)) <= 0:
                     self._await_slot(key)
             for key in bounded:
-                self._credits[key] -= 1
+                credits[key] -= 1
 
     def _await_slot(self, key: tuple[int, int]) -> None:
         self._wait(lambda: self._credits[key] > 0, key[0], "take what it was sent", key[1])
@@ -233,14 +254,19 @@ class DataPlane:
     def receive(self, source: int, tag: int) -> Delivery:
         """Returns the next delivery of a tag, its frame as uint8 `[n]`. Raises `PeerLost`,
         `StepCancelled`."""
-        delivery = self._next(source, tag)
+        delivery = self.next(source, tag)
         delivery.frame = tensor_of(delivery.frame)
         return delivery
+
+    def receive_bytes(self, source: int, tag: int) -> bytes:
+        """Returns the next frame of a tag as bytes. Raises `PeerLost`, `StepCancelled`."""
+        frame = self.next(source, tag).frame
+        return frame if isinstance(frame, bytes) else bytes_of(frame)
 
     def receive_value(self, source: int, tag: int) -> Any:
         """Returns the next value of a tag. Raises `PeerLost`, also for a malformed frame, and
         `StepCancelled`."""
-        return self.decode(self._next(source, tag), source)
+        return self.decode(self.next(source, tag), source)
 
     def decode(self, delivery: Delivery, source: int) -> Any:
         """Returns the value of a delivery. Raises `PeerLost` for a malformed frame."""
@@ -249,13 +275,14 @@ class DataPlane:
         except FrameError as error:
             raise self.peer_lost(source, f"sent what is no frame: {error}") from None
 
-    def _next(self, source: int, tag: int) -> Delivery:
+    def next(self, source: int, tag: int) -> Delivery:
+        """Returns the next delivery of a tag as it came. Raises `PeerLost`, `StepCancelled`."""
         with self._lock:
             queue = self._inbox[source, tag]
             if not queue or not queue[0].is_complete:
                 self._wait(lambda: bool(queue) and queue[0].is_complete, source, "send", tag)
             delivery = queue.popleft()
-        if source != self.job_rank and self.slots(tag):
+        if source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
         return delivery
 
@@ -264,7 +291,7 @@ class DataPlane:
     def check_slot(self, source: int, tag: int) -> None:
         """Raises `ProtocolError` where a peer has no slot for the frame that it sends."""
         is_tag = 0 <= tag < self.context.tag_count
-        if not is_tag or len(self._inbox.get((source, tag), ())) >= (self.slots(tag) or SLOTS):
+        if not is_tag or len(self._inbox.get((source, tag), ())) >= (self._slots.get(tag, SLOTS) or SLOTS):
             raise ProtocolError(f"a frame for which there is no slot in tag {tag}")
 
     def on_message(
@@ -326,7 +353,7 @@ class DataPlane:
 
     # Waiting
 
-    def add_file(self, file: int, act: Callable[[], None]) -> None:
+    def add_file(self, file: int, act: Callable[[], object]) -> None:
         """Has every wait call `act` when the file is readable."""
         self._poller = self._poller or Poller()
         self._poller.add(file, act)
@@ -348,22 +375,24 @@ class DataPlane:
     def wait_until(self, ready: Callable[[], bool]) -> None:
         """Waits for a condition that concerns all peers. Raises `PeerLost` for any loss."""
         with self._lock:
-            self._wait(ready, self.job_rank, "", -1)
+            if not ready():
+                self._wait(ready, self.job_rank, "", -1)
 
     def _notify(self) -> None:
-        if self._poller:
-            self._poller.wake()
-        else:
+        if self._poller is None:
             self._state.notify_all()
+        elif threading.get_ident() != self._poller.thread:
+            self._poller.wake()
 
     def _wait(self, ready: Callable[[], bool], peer: int, verb: str, tag: int) -> None:
-        """Waits, with the lock held, until a peer does something under a tag."""
+        """Waits, with the lock held, until a peer does something under a tag that it has not done yet."""
         patience = self.context.patience_s if peer != self.job_rank else 0.0
         until = time.monotonic() + patience if patience else None
-        while not ready():
+        while True:
             if self._is_cancelled():
                 raise StepCancelled
-            self.check(peer, tag)
+            if self._losses or self._ended:
+                self.check(peer, tag)
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise self.peer_lost(
@@ -377,14 +406,15 @@ class DataPlane:
                     self._poller.poll(left)
                 finally:
                     self._lock.acquire()
+            if ready():
+                return
 
     # Losses
 
     def check(self, peer: int, tag: int) -> None:
         """Raises `PeerLost` where the peer, or somebody in its group, is lost. This job rank's own number
         asks for a loss of any group."""
-        losses = self._losses
-        if losses:
+        if losses := self._losses:
             group = self.context.group_of(peer)
             loss = losses.get(None) or (
                 next(iter(losses.values())) if peer == self.job_rank else losses.get(group)

@@ -14,11 +14,12 @@ class Poller:
     def __init__(self) -> None:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
-        self._actions: dict[int, Callable[[], None]] = {}
-        self._thread = threading.get_ident()
+        self._actions: dict[int, Callable[[], object]] = {}
+        self.thread = threading.get_ident()
+        """The thread that polls."""
         self.add(self._bell, self._on_bell)
 
-    def add(self, file: int, act: Callable[[], None]) -> None:
+    def add(self, file: int, act: Callable[[], object]) -> None:
         self._actions[file] = act
         self._poll.register(file, select.POLLIN)
 
@@ -33,9 +34,8 @@ class Poller:
                 act()
 
     def wake(self) -> None:
-        """Ends a `poll` of the polling thread; nothing to do on that thread itself."""
-        if threading.get_ident() != self._thread:
-            os.eventfd_write(self._bell, 1)
+        """Ends a `poll` of the polling thread."""
+        os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
         os.close(self._bell)

@@ -31,8 +31,6 @@ class Lease(NamedTuple):
     """Tensors that travel with the frame and are not copied into it."""
     state: Any = None
     """The transport's own record of the lease."""
-    inline: bytes = b""
-    """The frame itself, where it is small and has no memory of its own."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +71,7 @@ class Transport:
     shares_memory = False
     """Whether several job ranks may write to one frame, each to a part of it."""
     inline_max = 0
-    """Largest frame, in bytes, that is posted as bytes without memory of its own."""
+    """Largest frame, in bytes, for `post_inline`."""
 
     def alloc(self, nbytes: int) -> Tensor | None:
         """Returns uint8 `[nbytes]` that receivers can read in place; None where there is no such memory."""
@@ -98,12 +96,16 @@ class Transport:
 
     def own_delivery(self, lease: Lease) -> Delivery:
         """Returns what this job rank itself receives, where it is one of the receivers."""
-        return Delivery(lease.inline or lease.frame, lease.out_of_band)
+        return Delivery(lease.frame, lease.out_of_band)
 
     def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
         """Sends a frame without waiting for the receiver's program. `write` invites the receiver to write to
         the frame."""
         raise NotImplementedError
+
+    def post_inline(self, to: int, tag: int, frame: bytes) -> None:
+        """Sends a frame of at most `inline_max` bytes, which has no memory of its own."""
+        self.post(to, tag, Lease((to,), tag, tensor_of(frame)))
 
     def credit(self, to: int, tag: int) -> None:
         """Returns a slot to the sender of a frame."""
@@ -135,7 +137,7 @@ class Loopback(Transport):
         return is_final and tensor.device.type not in ("cpu", "meta")
 
     def own_delivery(self, lease: Lease) -> Delivery:
-        return Delivery(lease.inline or lease.frame, [flat(tensor) for tensor in lease.out_of_band])
+        return Delivery(lease.frame, [flat(tensor) for tensor in lease.out_of_band])
 
 
 def tensor_of(frame: Tensor | bytes) -> Tensor:

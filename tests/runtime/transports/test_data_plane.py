@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgpack
 import pytest
 import torch
 
@@ -119,24 +120,24 @@ def test_an_allgather_returns_every_row_in_order_on_every_rank(count: int) -> No
     hub: dict[int, MemoryDataPlane] = {}
     job_ranks = [10 + 3 * index for index in range(count)]
     transports = [MemoryDataPlane(job_rank, {}, hub) for job_rank in job_ranks]
-    rows: dict[int, list[int]] = {}
+    rows: dict[int, list[bytes]] = {}
 
     def work(index: int) -> None:
-        rows[index] = allgather(transports[index], job_ranks, index, 4, index)
+        rows[index] = allgather(transports[index], job_ranks, index, 4, b"row" * index)
 
     workers = [in_thread(threading.Thread(target=work, args=(index,))) for index in range(count)]
     for worker in workers:
         worker.join(5)
-    assert rows == {index: list(range(count)) for index in range(count)}
+    assert rows == {index: [b"row" * number for number in range(count)] for index in range(count)}
 
 
-@pytest.mark.parametrize("odd", [None, 3, [], [1, 2], {"rows": [1]}])
-def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: object) -> None:
+@pytest.mark.parametrize("odd", [b"", b"\xc1", *map(msgpack.packb, [None, 3, [], [1], [b"1", b"2"]])])
+def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: bytes) -> None:
     hub: dict[int, MemoryDataPlane] = {}
-    one, other = (MemoryDataPlane(job_rank, {}, hub) for job_rank in (0, 1))
-    other.send(0, 4, Frame(odd))
+    one, other, *_ = (MemoryDataPlane(job_rank, {}, hub) for job_rank in range(5))
+    other.send_bytes(0, 4, odd)
     with pytest.raises(PeerLost, match="job rank 1 sent what are not the rows of 1 ranks"):
-        allgather(one, [0, 1], 0, 4, b"row")
+        allgather(one, range(5), 0, 4, b"row")
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 70])

@@ -136,9 +136,7 @@ class BufferPool:
 
     def own_delivery(self, lease: Lease) -> Delivery:
         """Returns what this job rank itself receives of a lease."""
-        state: LeaseState | None = lease.state
-        if state is None:
-            return Delivery(lease.inline)
+        state: LeaseState = lease.state
         frame = lease.frame
         if state.block:
             frame = self._own_view(state.block, 0, len(frame), self._job_rank)

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Sequence
 from math import prod
 from reprlib import repr as short
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgpack
 import torch
@@ -186,6 +186,13 @@ def not_sent(tensor: Tensor) -> str:
     if hasattr(tensor, "to_local"):
         return "a DTensor cannot be sent: give its to_local() or its full_tensor()"
     return f"a tensor of {tensor.ndim} dims cannot be sent" if tensor.ndim > _DIMS else ""
+
+
+def is_host_tensor(column: object) -> TypeGuard[Tensor]:
+    """Whether a column is a tensor of torch's own class, in this host's memory, that can be sent."""
+    if type(column) is not Tensor or not column.is_cpu or column.layout is not torch.strided:
+        return False
+    return column.dtype in _NUMBERS and column.ndim <= _DIMS and not column.is_nested
 
 
 def on_device(tensor: Tensor) -> bool:

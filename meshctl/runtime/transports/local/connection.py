@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
-from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message, decode
+from meshctl.runtime.transports.local.messages import HEAD, MAX_FILES, Message
 
 _MAX_BYTES = HEAD.size + INLINE_MAX
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FILES)
@@ -75,7 +75,10 @@ class Connection:
         try:
             if flags & _TRUNCATED and len(files) < MAX_FILES:
                 raise TooManyFiles
-            return decode(data, files) if data else None
+            if not data:
+                return None
+            kind, generation, tag, block, size, nbytes = HEAD.unpack_from(data)
+            return Message(kind, generation, tag, block, size, nbytes, data[HEAD.size :], files)
         except BaseException:
             close_all(files)
             raise
@@ -111,7 +114,8 @@ class SendQueue:
         except OSError as error:
             if error.errno not in _PEER_HAS_ENDED:  # the end of a peer is read from its connection
                 self._on_error(connection, error)
-        close_all(files)
+        if files:
+            close_all(files)
         return True
 
     def finish(self) -> None:

@@ -64,9 +64,3 @@ class Message(NamedTuple):
     nbytes: int
     body: bytes = b""
     files: Sequence[int] = ()
-
-
-def decode(data: bytes, files: Sequence[int]) -> Message:
-    """Raises `struct.error` for data that is too short."""
-    kind, generation, tag, block, size, nbytes = HEAD.unpack_from(data)
-    return Message(kind, generation, tag, block, size, nbytes, data[HEAD.size :], files)

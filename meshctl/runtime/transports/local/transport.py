@@ -139,10 +139,7 @@ class LocalTransport(Transport):
 
     def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
         connection = self._to.get(to) or self._connection_to(to)
-        state: LeaseState | None = lease.state
-        if state is None:
-            self._send(connection, Kind.INLINE, tag, nbytes=len(lease.inline), body=lease.inline)
-            return
+        state: LeaseState = lease.state
         if state.out_of_band:
             self._send_out_of_band(connection, tag, state.out_of_band)
         if state.block:
@@ -150,12 +147,17 @@ class LocalTransport(Transport):
             size, files = self._introduce(connection, state.block, write)
             self._send(connection, kind, tag, state.block.number, size, len(lease.frame), files=files)
         else:
-            self._send(connection, Kind.INLINE, tag, nbytes=len(lease.frame), body=bytes_of(lease.frame))
+            self.post_inline(to, tag, bytes_of(lease.frame))
         if state.out_of_band:
             self._transfer(to, state.out_of_band)
 
+    def post_inline(self, to: int, tag: int, frame: bytes) -> None:
+        connection = self._to.get(to) or self._connection_to(to)
+        head = HEAD.pack(Kind.INLINE, self._generation, tag, 0, 0, len(frame))
+        self.send_queue.push(connection, head + frame)
+
     def credit(self, to: int, tag: int) -> None:
-        self._send(self._from[to], Kind.CREDIT, tag)
+        self.send_queue.push(self._from[to], HEAD.pack(Kind.CREDIT, self._generation, tag, 0, 0, 0))
 
     def _transfer(self, to: int, out_of_band: Sequence[BufferRef | DeviceBuffer]) -> None:
         transfers, device = self._data_plane.transfers, self.pool.device
@@ -246,12 +248,8 @@ class LocalTransport(Transport):
                 else:
                     sock.close()
 
-    def _read(self, connection: Connection) -> None:
-        with suppress(BlockingIOError):
-            self._read_one(connection)
-
-    def _read_one(self, connection: Connection) -> None:
-        """Handles the next message of a connection. Raises `BlockingIOError` where there is none yet."""
+    def _read(self, connection: Connection) -> bool:
+        """Handles the next message of a connection, and returns False where there is none yet."""
         files: Sequence[int] = ()
         try:
             message = connection.receive()
@@ -260,6 +258,8 @@ class LocalTransport(Transport):
             else:
                 files = message.files
                 self.dispatch(connection, message)
+        except BlockingIOError:
+            return False
         except ConnectionResetError:
             pass  # the peer left some messages unread; what it sent before its end comes next
         except TooManyFiles:
@@ -271,7 +271,9 @@ class LocalTransport(Transport):
                 how = f"sent what is no message: {error}"
                 self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, how))
         finally:
-            close_all(files)
+            if files:
+                close_all(files)
+        return True
 
     def dispatch(self, connection: Connection, message: Message) -> None:
         """Acts on a message. Raises `ProtocolError`, `ArenaError`, `DeviceError`, `struct.error`."""
@@ -435,9 +437,8 @@ class LocalTransport(Transport):
         self._accept()
         connections = [one for one in (self._to.get(peer), self._from.get(peer)) if one]
         for connection in connections:
-            with suppress(BlockingIOError):
-                while connection.is_open:
-                    self._read_one(connection)
+            while connection.is_open and self._read(connection):
+                pass
         has_left = any(connection.has_left for connection in connections)
         self._data_plane.on_peer_ended(peer, "has ended" if has_left else "is gone")
 

@@ -1,0 +1,117 @@
+"""Small parts as flat frames: every row where it belongs, and no byte of a frame is trusted."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.routes import flat_frame
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import RouteContext, RouteSide
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Route
+from tests.runtime.memory import MemoryDataPlane
+
+TAG = 0
+
+
+def ends(producers: int) -> list[Channel]:
+    """Returns the ends of a route from some producers to one consumer, which is the last."""
+    hub: dict[int, MemoryDataPlane] = {}
+    sides = (
+        RouteSide(DeviceMesh.from_sizes(dp_size=producers), 0),
+        RouteSide(DeviceMesh.from_sizes(), producers),
+    )
+    planes = [MemoryDataPlane(job_rank, {}, hub) for job_rank in range(producers + 1)]
+    return [Channel(RouteContext(Route("a -> b", "a", "b"), *sides, plane)) for plane in planes]
+
+
+class Wire(MemoryDataPlane):
+    """A consumer's data plane that keeps the frames that arrive."""
+
+    frames: list[Any]
+
+    def on_message(self, source: int, tag: int, frame: Any, *more: Any) -> None:
+        self.frames.append(frame)
+        super().on_message(source, tag, frame, *more)
+
+
+def sent(batch: Batch) -> tuple[bytes, Channel, MemoryDataPlane]:
+    """Returns the flat frame of a batch, the consumer's end that has not received it, and the producer's data
+    plane."""
+    hub: dict[int, MemoryDataPlane] = {}
+    producer = MemoryDataPlane(0, {}, hub)
+    consumer = Wire(1, {}, hub)
+    consumer.frames = []
+    one = DeviceMesh.from_sizes()
+    sides = RouteSide(one, 0), RouteSide(one, 1)
+    route = Route("a -> b", "a", "b")
+    Channel(RouteContext(route, *sides, producer)).send(batch, 1)
+    [frame] = consumer.frames
+    assert isinstance(frame, bytes) and frame.startswith(flat_frame.MAGIC)
+    consumer.next(0, TAG)
+    return frame, Channel(RouteContext(route, *sides, consumer)), producer
+
+
+BATCH = Batch(
+    {"x": torch.arange(12.0).view(4, 3), "n": torch.arange(4), "none": torch.empty(4, 0, dtype=torch.int8)},
+    ids=torch.arange(7, 11),
+)
+
+
+def test_columns_and_ids_arrive_as_they_were() -> None:
+    frame, consumer, producer = sent(BATCH)
+    producer.send_inline([1], TAG, frame)
+    found = consumer.receive(1).value
+    assert {name: (c.dtype, c.tolist()) for name, c in found.columns.items()} == {
+        name: (c.dtype, c.tolist()) for name, c in BATCH.columns.items()
+    }
+    assert found.ids.tolist() == BATCH.ids.tolist() and found["none"].shape == (4, 0)
+
+
+@given(st.integers(0, 200))
+def test_a_frame_that_is_cut_off_is_an_error_that_names_the_producer(size: int) -> None:
+    frame, consumer, producer = sent(BATCH)
+    producer.send_inline([1], TAG, frame[: min(size, len(frame) - 1)])
+    with pytest.raises(PeerLost, match="job rank 0 sent"):
+        consumer.receive(1)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_a_changed_byte_is_an_error_or_changes_a_value(at: int, change: int) -> None:
+    frame, consumer, producer = sent(BATCH)
+    changed = bytearray(frame)
+    changed[at % len(frame)] ^= change
+    producer.send_inline([1], TAG, bytes(changed))
+    try:
+        found = consumer.receive(1).value
+    except PeerLost as error:
+        assert "job rank 0 sent" in str(error)
+    else:
+        assert len(found) == 4 and found.ids.tolist() == BATCH.ids.tolist()
+        assert at % len(frame) >= len(frame) - 4 * (12 + 8)
+
+
+def test_one_producer_may_send_a_flat_frame_and_another_one_a_large_frame() -> None:
+    first, second, consumer = ends(2)
+    rows = {first: range(5), second: range(5, 900)}
+
+    def give(end: Channel) -> None:
+        ids = torch.tensor(rows[end])
+        end.send(Batch({"x": ids.to(torch.float64)}, ids=ids), 1)
+
+    threads = [threading.Thread(target=give, args=(end,)) for end in (first, second)]
+    for thread in threads:
+        thread.start()
+    found = consumer.receive(1).value
+    for thread in threads:
+        thread.join(10)
+    assert found["x"].tolist() == [float(number) for number in range(900)]
+    assert found.ids[:, 0].tolist() == [*range(900)]
