@@ -156,7 +156,7 @@ class Channel:
                 self._send_parts(header, table, value)
         except BuffersHeld as held:
             raise self._buffers_held(held) from None
-        return own.is_end and all(each.is_end for each in headers)
+        return value is END and all(each.is_end for each in headers)
 
     def _describe(self, value: Any, weight: float) -> ProducerHeader:
         """Returns what the other producers and the consumers must know of this rank's value. Raises
@@ -213,15 +213,14 @@ class Channel:
         flat = header.flat_part(part)
         if flat is None or not held.count:
             return False
-        destinations = self._paths.destinations(part, self._me or 0)
-        most = min([self._transport.inline_max(job_ranks) for job_ranks in destinations])
+        most = self._paths.inline_max(part, self._me or 0)
         if held.count * flat.row_bytes > most:
             return False
         digest, ranges = header.digest, held.ranges
         frame = flat_frame.encode(self._generation, digest, table, value, flat.columns, ranges)
         if len(frame) > most:
             return False
-        for job_ranks in destinations:
+        for job_ranks in self._paths.destinations(part, self._me or 0):
             self.bytes_sent += len(frame)
             self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
         return True

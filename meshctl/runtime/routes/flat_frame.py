@@ -29,6 +29,7 @@ from meshctl.runtime.transports.buffers.memcpy import is_plain
 MAGIC = b"MSF1"
 _HEAD = struct.Struct("<4sqII")
 HEAD_BYTES = _HEAD.size
+_PACKER = msgpack.Packer()
 _ALIGN = 64
 
 
@@ -42,7 +43,7 @@ def encode(
 ) -> bytes:
     """Returns the frame of some rows of a batch. The table holds the headers of all producers, in a frame of
     the leader of the part."""
-    packed = b"" if table is None else msgpack.packb(table)
+    packed = b"" if table is None else _PACKER.pack(table)
     pieces = [_HEAD.pack(MAGIC, generation, digest, len(packed)), packed]
     for column in columns:
         tensor = batch[column.name]

@@ -19,6 +19,7 @@ class Paths:
         self._transport = context.transport
         self._producers, self._consumers = producers, consumers
         self._destinations: dict[tuple[int, int], list[list[int]]] = {}
+        self._inline_max: dict[tuple[int, int], int] = {}
         self._forwarders: dict[tuple[int, int, int], list[int]] = {}
         self._shared: dict[tuple[int, tuple[int, ...]], bool] = {}
 
@@ -27,6 +28,15 @@ class Paths:
         found = self._destinations.get((part, producer))
         if found is None:
             found = self._destinations[part, producer] = self._find_destinations(part, producer)
+        return found
+
+    def inline_max(self, part: int, producer: int) -> int:
+        """Returns the largest frame, in bytes, that all destinations receive in a message."""
+        found = self._inline_max.get((part, producer))
+        if found is None:
+            destinations = self.destinations(part, producer)
+            most = min([self._transport.inline_max(job_ranks) for job_ranks in destinations], default=0)
+            found = self._inline_max[part, producer] = most
         return found
 
     def _find_destinations(self, part: int, producer: int) -> list[list[int]]:

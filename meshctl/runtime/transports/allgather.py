@@ -23,9 +23,13 @@ def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int
     flight and the tag needs no credits.
     """
     data_plane.reserve(tag, 0)
-    if len(job_ranks) <= MAX_DIRECT:
-        return _exchanged(data_plane, job_ranks, me, tag, row)
     count = len(job_ranks)
+    if count <= MAX_DIRECT:
+        others = [job_ranks[number] for number in range(count) if number != me]
+        for other in others:
+            data_plane.send_bytes(other, tag, row)
+        found = [data_plane.receive_bytes(other, tag) for other in others]
+        return [*found[:me], row, *found[me:]]
     rows, distance = [row], 1
     while distance < count:
         sent = rows[: min(distance, count - distance)]
@@ -34,17 +38,6 @@ def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int
         rows += _rows_in(data_plane.receive_bytes(source, tag), len(sent), data_plane.name_of(source))
         distance *= 2
     return [rows[(index - me) % count] for index in range(count)]
-
-
-def _exchanged(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int, row: bytes) -> list[bytes]:
-    """Sends the row to every other rank, and returns the rows of all."""
-    for number, other in enumerate(job_ranks):
-        if number != me:
-            data_plane.send_bytes(other, tag, row)
-    return [
-        row if number == me else data_plane.receive_bytes(other, tag)
-        for number, other in enumerate(job_ranks)
-    ]
 
 
 def _rows_in(data: bytes, count: int, sender: str) -> list[bytes]:

@@ -51,6 +51,7 @@ SLOTS = 2
 UNBOUNDED = 1 << 31
 """Slots of a tag that needs no bound."""
 
+NO_SLOT = "a frame for which there is no slot in tag {}"
 OnBroken = Callable[[int, Exception], None]
 """Called with a job rank to which, or from which, nothing can be transferred any more."""
 
@@ -207,8 +208,11 @@ class DataPlane:
 
     def send_bytes(self, to: int, tag: int, frame: bytes) -> None:
         """Sends a frame that is bytes. Raises what `lease` raises."""
-        if len(frame) <= self.transport_to(to).inline_max:
-            self.send_inline([to], tag, frame)
+        transport = self.transport_to(to)
+        if len(frame) <= transport.inline_max and to != self.job_rank:
+            if self._slots.get(tag, SLOTS):
+                self._take_slots([(to, tag)])
+            transport.post_inline(to, tag, frame)
             return
         lease = self.lease([to], tag, len(frame))
         copy(lease.frame, tensor_of(frame))
@@ -288,11 +292,22 @@ class DataPlane:
 
     # Called by transports
 
+    def on_inline(self, source: int, tag: int, frame: bytes) -> None:
+        """Queues a frame that arrived in a message, on the thread that waits. Raises `ProtocolError` where a
+        peer has no slot for it."""
+        if not 0 <= tag < self.context.tag_count:
+            raise ProtocolError(NO_SLOT.format(tag))
+        with self._lock:
+            queue = self._inbox[source, tag]
+            if len(queue) >= (self._slots.get(tag, SLOTS) or SLOTS):
+                raise ProtocolError(NO_SLOT.format(tag))
+            queue.append(Delivery(frame))
+
     def check_slot(self, source: int, tag: int) -> None:
         """Raises `ProtocolError` where a peer has no slot for the frame that it sends."""
         is_tag = 0 <= tag < self.context.tag_count
         if not is_tag or len(self._inbox.get((source, tag), ())) >= (self._slots.get(tag, SLOTS) or SLOTS):
-            raise ProtocolError(f"a frame for which there is no slot in tag {tag}")
+            raise ProtocolError(NO_SLOT.format(tag))
 
     def on_message(
         self,

@@ -309,7 +309,10 @@ class LocalTransport(Transport):
     def _on_inline(self, connection: Connection, message: Message) -> None:
         if len(message.body) != message.nbytes:
             raise ProtocolError(f"a frame of {len(message.body)} bytes that says {message.nbytes}")
-        self._on_frame(connection, message.tag, message.body)
+        if connection.out_of_band:
+            self._on_frame(connection, message.tag, message.body)
+        else:
+            self._data_plane.on_inline(connection.job_rank, message.tag, message.body)
 
     def _on_block(self, connection: Connection, message: Message) -> None:
         memory = self.peer_blocks.get(connection.job_rank, message.block, message.size, message.files)
