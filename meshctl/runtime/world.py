@@ -130,10 +130,14 @@ class Handshake:
         near, far = self._peers()
         device = self._device(near, far)
         data_plane = DataPlane(self._context(device is not None))
-        if len(near) > 1:
-            self._connect_near(data_plane, near, device)
-        if far:
-            self._connect_far(data_plane, far, device)
+        try:
+            if len(near) > 1:
+                self._connect_near(data_plane, near, device)
+            if far:
+                self._connect_far(data_plane, far, device)
+        except BaseException:
+            data_plane.release()
+            raise
         return data_plane
 
     @property
@@ -201,7 +205,11 @@ class Handshake:
     def _connect_near(self, data_plane: DataPlane, near: Set[int], device: Device | None) -> None:
         memory, access = (device.memory, device.access) if device else (None, None)
         transport = LocalTransport(data_plane, self._token, memory, access)
-        addresses = self._exchange(NEAR, transport.address, near)
+        try:
+            addresses = self._exchange(NEAR, transport.address, near)
+        except BaseException:
+            transport.release()
+            raise
         transport.connect({other: LocalAddress.parse(address) for other, address in addresses.items()})
 
     def _connect_far(self, data_plane: DataPlane, far: Set[int], device: Device | None) -> None:

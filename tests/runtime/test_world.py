@@ -136,6 +136,16 @@ def test_another_plan_is_an_error_that_names_the_routes() -> None:
     ]
 
 
+def test_a_handshake_that_fails_leaves_no_socket_open() -> None:
+    store, made = HashStore(), job()
+    store.set(f"{world.NEAR}/1", greeting(apart(), "1 00"))
+    before = {*Path("/proc/self/fd").iterdir()}
+    for _ in range(3):
+        with pytest.raises((ConnectError, PeerLost)):
+            connect_all(made, 0, store)
+    assert {*Path("/proc/self/fd").iterdir()} == before
+
+
 def test_a_worker_of_another_generation_is_refused() -> None:
     store, made = HashStore(), apart()
     store.set(f"{world.FAR}/1", greeting(made, "127.0.0.1 1", generation=1))
