@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.runtime.transports.data_plane import DataPlane
@@ -81,8 +81,7 @@ END = StreamEnd()
 """The value of a step in which a source has no more samples."""
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(NamedTuple):
     """The value that a rank received in one step."""
 
     value: Any

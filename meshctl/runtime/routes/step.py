@@ -88,7 +88,7 @@ class Partition:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class StepHeader:
     """The headers of all producers in one step, and what follows from them."""
 

@@ -13,7 +13,7 @@ class Poller:
 
     def __init__(self) -> None:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
+        self._epoll = select.epoll()
         self._actions: dict[int, Callable[[], object]] = {}
         self.thread = threading.get_ident()
         """The thread that polls."""
@@ -21,15 +21,15 @@ class Poller:
 
     def add(self, file: int, act: Callable[[], object]) -> None:
         self._actions[file] = act
-        self._poll.register(file, select.POLLIN)
+        self._epoll.register(file, select.EPOLLIN)
 
     def remove(self, file: int) -> None:
         if self._actions.pop(file, None):
-            self._poll.unregister(file)
+            self._epoll.unregister(file)
 
     def poll(self, seconds: float | None = None) -> None:
         """Waits until a file is readable, and acts on all that are."""
-        for file, _ in self._poll.poll(None if seconds is None else seconds * 1000):
+        for file, _ in self._epoll.poll(seconds):
             if act := self._actions.get(file):
                 act()
 
@@ -38,6 +38,7 @@ class Poller:
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
+        self._epoll.close()
         os.close(self._bell)
 
     def _on_bell(self) -> None:
