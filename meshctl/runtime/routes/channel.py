@@ -55,7 +55,7 @@ from meshctl.runtime.routes.header import (
 from meshctl.runtime.routes.joins import join
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, gather, row_bytes
-from meshctl.runtime.routes.step import HeldRows, Partition, StepHeader
+from meshctl.runtime.routes.step import Partition, StepHeader
 from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
 from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
@@ -198,29 +198,29 @@ class Channel:
             frame: list[Any] = [self._generation, header.digest, table if is_leader else None, None]
             if not isinstance(value, Batch):
                 self._send_frame(part, frame)
-            elif self._send_flat(header, part, table if is_leader else None, value, held):
-                pass
-            elif schema := self._shared_schema(header, part):
+                continue
+            flat_part = header.flat_part(part)
+            if flat_part and self._send_flat(header, part, flat_part, table if is_leader else None, value):
+                continue
+            if flat_part is None and (schema := self._shared_schema(header, part)):
                 self._write_shared(header, frame, part, value, schema)
             else:
                 frame[3] = gather(value, held.packed)
                 self._send_rows(part, frame, value, held.packed)
 
     def _send_flat(
-        self, header: StepHeader, part: int, table: Sequence[bytes] | None, value: Batch, held: HeldRows
+        self, header: StepHeader, part: int, flat: FlatPart, table: Sequence[bytes] | None, value: Batch
     ) -> bool:
-        """Sends rows in a flat frame, and returns False where they do not fit into one."""
-        flat = header.flat_part(part)
-        if flat is None or not held.count:
-            return False
-        most = self._paths.inline_max(part, self._me or 0)
-        if held.count * flat.row_bytes > most:
+        """Sends this rank's rows in a flat frame, and returns False where they do not fit into one."""
+        assert self._me is not None
+        held, most = header.partition.held(part, self._me), self._paths.inline_max(part, self._me)
+        if not 0 < held.count * flat.row_bytes <= most:
             return False
         digest, ranges = header.digest, held.ranges
         frame = flat_frame.encode(self._generation, digest, table, value, flat.columns, ranges)
         if len(frame) > most:
             return False
-        for job_ranks in self._paths.destinations(part, self._me or 0):
+        for job_ranks in self._paths.destinations(part, self._me):
             self.bytes_sent += len(frame)
             self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
         return True
