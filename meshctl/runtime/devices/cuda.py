@@ -1,14 +1,14 @@
-"""CUDA's memory between processes of one node: allocations of our own, opened elsewhere by CUDA's IPC
+"""CUDA memory that processes of one node share: allocations of one process, opened by others through CUDA IPC
 handles.
 
-By calls of libcudart that NVIDIA documents, on the library that torch has loaded. torch's own way of sharing
-leaves files in /dev/shm, and has no handle for what its allocator makes of expandable segments. A handle
-names a whole allocation, and the driver cuts small ones out of larger ones; so pieces are whole numbers of
-what it hands out, and nobody sees what is beside them.
+The module calls documented functions of libcudart, in the library that torch has loaded. torch's own sharing
+leaves files in /dev/shm and has no handle for expandable segments. A handle names a whole allocation of the
+driver, which may serve several small requests from one allocation. So the size of a piece is a multiple of
+the driver's granularity, and a handle never exposes other memory.
 
-An opened piece is on this process's device wherever its bytes are: the driver lets one device read the other,
-where it can. Since CUDA 10.1 that holds for devices which CUDA_VISIBLE_DEVICES hides, too. Freeing memory
-that somebody has open is not defined, so it `outlasts`.
+An opened piece is addressed on this process's device, on whichever device its bytes are: the driver lets one
+device read the other where the hardware can. Since CUDA 10.1 this includes devices that CUDA_VISIBLE_DEVICES
+hides. Freeing memory that a peer has open is undefined, so such a piece `outlasts` its use.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from meshctl.runtime.devices.from_address import tensor_at
 from meshctl.runtime.transports.buffers.arena import ArenaError
 
 GRAIN = 2 << 20
-"""Bytes that the driver hands out at once; a piece is a whole number of them."""
+"""The driver's granularity in bytes. The size of a piece is a multiple of it."""
 _LAZY_PEERS = 1
 """cudaIpcMemLazyEnablePeerAccess."""
 _NON_BLOCKING = 1
-"""cudaStreamNonBlocking: the stream does not wait for the default one, nor that for it."""
+"""cudaStreamNonBlocking: the stream and the default stream do not wait for each other."""
 _BUS_NAME = 32
-"""Room for a device's address on its bus."""
+"""Bytes for the PCI address of a device."""
 
 
 class _Handle(ctypes.Structure):
@@ -55,11 +55,11 @@ _CALLS: dict[str, tuple[Any, ...]] = {
     "cudaStreamCreateWithFlags": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint),
     "cudaGetLastError": (),
 }
-"""What is called, and with what; each gives a cudaError_t."""
+"""The functions with the types of their arguments. Each returns a cudaError_t."""
 
 
 def library() -> Any:
-    """libcudart as torch has loaded it. Raises `DeviceError`."""
+    """Returns the libcudart that torch has loaded. Raises `DeviceError` where there is none."""
     if torch.version.cuda is None:
         raise DeviceError("this torch was built without CUDA")
     try:
@@ -69,7 +69,7 @@ def library() -> Any:
 
 
 def driver() -> Any:
-    """libcuda, on which libcudart stands; none where it cannot be found."""
+    """Returns libcuda, the driver's library; None where it cannot be found."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -77,8 +77,11 @@ def driver() -> Any:
 
 
 class Runtime:
-    """The calls, each with one device current; errors are told and forgotten, or the next one who asks torch
-    would meet them."""
+    """The functions of libcudart, called with one device current.
+
+    A failed call raises `DeviceError` and resets CUDA's last error, which torch would otherwise report at its
+    next call.
+    """
 
     def __init__(
         self, library: Any, current: Callable[[], AbstractContextManager[Any]], driver: Any = None
@@ -117,7 +120,7 @@ class Runtime:
         return address.value or 0
 
     def extent(self, address: int) -> int | None:
-        """Bytes of the allocation that begins at an address; none where the driver does not say."""
+        """Returns the size in bytes of the allocation at an address; None where the driver does not report it."""
         nbytes = ctypes.c_size_t()
         if not self._range:
             return None
@@ -133,7 +136,7 @@ class Runtime:
         return name.value.decode()
 
     def stream(self) -> int:
-        """A new one, which lasts as long as the process."""
+        """Returns a new stream, which lives as long as the process."""
         stream = ctypes.c_void_p()
         self._call("cudaStreamCreateWithFlags", ctypes.byref(stream), _NON_BLOCKING)
         return stream.value or 0
@@ -154,7 +157,7 @@ class Region:
     device: torch.device
     handle: bytes
     outlasts: bool
-    """True for what this process has made."""
+    """True for memory that this process has allocated."""
     release: Callable[[], None]
     file: int = -1
 
@@ -164,13 +167,13 @@ class Region:
         return tensor_at(self.address + at, nbytes, self.device, self, gone)
 
     def close(self) -> None:
-        """After the last use of the last view."""
+        """Is called after the last use of the last view."""
         release, self.release = self.release, lambda: None
         release()
 
 
 class Later:
-    """A thread that waits for things, one after another, and then acts."""
+    """A thread that runs pairs of functions in order: one that waits, and one that acts after it."""
 
     def __init__(self) -> None:
         self._acts: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = (
@@ -180,13 +183,14 @@ class Later:
         self._thread.start()
 
     def put(self, wait: Callable[[], None], act: Callable[[], None]) -> None:
-        """From any thread, in any moment: also by the garbage collector in the middle of another `put`."""
+        """Adds a pair. May be called on any thread and at any time, also by the garbage collector during
+        another `put`."""
         self._acts.put((wait, act))
 
     def _run(self) -> None:
         while (next_one := self._acts.get()) is not None:
             wait, act = next_one
-            with suppress(RuntimeError):  # a device that cannot be waited for reads nothing any more
+            with suppress(RuntimeError):  # a broken device reads nothing any more
                 wait()
             act()
 
@@ -196,10 +200,10 @@ class Later:
 
 
 class Cuda:
-    """A device of NVIDIA's, as a `DeviceMemory`. It is made on the program's thread."""
+    """The `DeviceMemory` of an NVIDIA device. It is made on the program's thread."""
 
     def __init__(self, device: torch.device, runtime: Runtime | None = None) -> None:
-        """Raises `DeviceError` where there is none."""
+        """Raises `DeviceError` where there is no such device."""
         if not torch.cuda.is_available():
             raise DeviceError("torch finds no CUDA device")
         self.device = torch.device(
@@ -209,7 +213,7 @@ class Cuda:
         self.name = self.runtime.bus_name(self.device.index)
         self._program = torch.cuda.current_stream(self.device)
         self._own: dict[bytes, int] = {}
-        """Where the pieces of this process are: it cannot open what is its own."""
+        """Addresses of the pieces of this process, by handle: CUDA does not open them in the same process."""
         self._later = Later()
 
     def holds(self, tensor: Tensor) -> bool:
@@ -240,12 +244,13 @@ class Cuda:
         _marked(torch.cuda.current_stream(self.device)).synchronize()
 
     def after(self, act: Callable[[], None]) -> None:
-        """Waits for the stream on which the view died, and for the program's: a view may die on another
-        thread. As with torch's own memory, who reads it on a third stream keeps it until that is done."""
+        """Calls `act` when the current stream and the program's stream are done: a view may die on another
+        thread than the program's. Code that reads a view on a third stream must keep it until that is done,
+        as for torch's own memory."""
         try:
             here = torch.cuda.current_stream(self.device)
             events = [_marked(stream) for stream in {here, self._program}]
-        except RuntimeError:  # the device is broken, or is not to be asked just now
+        except RuntimeError:  # the device is broken, or cannot be asked now
             self._later.put(partial(torch.cuda.synchronize, self.device), act)
         else:
             self._later.put(partial(_await, events), act)
@@ -254,7 +259,7 @@ class Cuda:
         self._later.close()
 
     def _allocated(self, nbytes: int) -> int:
-        """What torch keeps for later is given up for it."""
+        """Allocates memory. If there is none, torch's cache is emptied first."""
         try:
             return self.runtime.malloc(nbytes)
         except DeviceError:
@@ -266,7 +271,7 @@ class Cuda:
 
 
 def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Where a stream is now; who waits for it takes no processor."""
+    """Returns an event at the present end of a stream. Waiting for it uses no processor time."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event

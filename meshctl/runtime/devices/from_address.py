@@ -1,11 +1,9 @@
-"""A tensor over memory at an address, on any device, which says when the last of what was derived from it has
-died.
+"""A tensor over memory at an address, on any device, with a callback when the last view of it has died.
 
-By DLPack, the exchange format that torch reads: it says the device beside the address.
-`__cuda_array_interface__` does not, so torch asks the driver where the memory lies; and memory of another
-device that this process reads over NVLink or PCIe lies over there, perhaps on a device that has no number
-here. DLPack has CPU memory, too: what is tested without a device is what runs on one.
-"""
+The tensor is imported by DLPack, which names the device of the memory. `__cuda_array_interface__` does not,
+so torch would ask the driver. For memory of another device, read over NVLink or PCIe, the driver answers with
+that device, which may have no number in this process. DLPack describes CPU memory as well, so tests without a
+device run the same code."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _CPU, _CUDA = 1, 2
 _UNSIGNED = 1
 """DLPack's code of unsigned integers."""
 _NAME = b"dltensor"
-"""Of a capsule that nobody has taken; it must outlive them all."""
+"""The name of a capsule that is not consumed yet. Capsules keep a pointer to it."""
 
 
 class _Device(ctypes.Structure):
@@ -59,7 +57,7 @@ class _Managed(ctypes.Structure):
 
 @dataclass(frozen=True)
 class _Kept:
-    """What lives as long as torch reads an address."""
+    """The objects that live as long as torch uses an address."""
 
     managed: _Managed
     owner: object
@@ -67,14 +65,16 @@ class _Kept:
 
 
 _kept: dict[int, _Kept] = {}
-"""By the address of what torch was given."""
+"""By the address of the `DLManagedTensor`."""
 
 
 def tensor_at(
     address: int, nbytes: int, device: torch.device, owner: object, gone: Callable[[], None] | None = None
 ) -> Tensor:
-    """uint8 `[nbytes]` at an address. `owner` is kept until the last tensor that was derived from it dies;
-    then `gone` is called, on any thread and in any moment."""
+    """Returns uint8 `[nbytes]` at an address.
+
+    `owner` lives until the last view of the tensor dies. Then `gone` is called, on any thread and at any
+    time, also by the garbage collector."""
     managed = _Managed(_described(address, nbytes, device), None, _died)
     key = ctypes.addressof(managed)
     _kept[key] = _Kept(managed, owner, gone)
@@ -94,8 +94,9 @@ def _described(address: int, nbytes: int, device: torch.device) -> _Described:
 
 
 def _deleter(kept: dict[int, _Kept], is_ending: Callable[[], bool]) -> Any:
-    """What torch calls when it reads an address no more; ctypes holds the interpreter's lock then, whoever
-    calls. Tensors may outlive this module, so what it needs is its own, and it is never freed."""
+    """Returns the function that torch calls when an address is no longer used. ctypes acquires the
+    interpreter's lock for the call. Tensors may outlive this module, so the function refers to no global name
+    of it and is never freed."""
 
     def died(key: int) -> None:
         gone = kept.pop(key).gone

@@ -1,30 +1,29 @@
-"""Tensors from device to device, where neither end can read the other's memory: between nodes, and where a
-node's devices are strangers.
+"""Transfers of tensors between devices that cannot read each other's memory: devices of different nodes, and
+devices of one node without peer access.
 
     sender                                          receiver
     send(to, tensors, done)    -- header -->       expect(source, sizes, clear_to_send, on_received)
-    clear_to_send(to)          <-- the turn --     clear_to_send()
+    clear_to_send(to)          <-- turn ----       clear_to_send()
     done()                     == tensors ==>      on_received(tensors)
 
-Headers and the turns travel on the workers' connections, so both ends post a transfer when both are ready for
-it, and no kernel waits for a peer that computes. A sender lets its device finish what it wrote before it
-sends the header, and never waits for more.
+Headers and turns travel on the connections of the workers. Both ends post a transfer only when both are
+ready, so no kernel waits for a peer that computes. Before a sender sends the header, it waits until its
+device has written the tensors. It waits for nothing else.
 
-There is one communicator for each ordered pair of job ranks. NCCL runs what is posted on a communicator one
-after another; if two senders shared one with their two receivers, ends that post in different orders would
-wait in a circle. On a pair's own communicator the order is that of the headers. It is made by hand on the
-launcher's store, by whoever posts the first transfer of the pair, since that waits for the other end. For the
-same reason each end has a thread: what waits for one peer waits for no other.
+Each ordered pair of job ranks has its own communicator. NCCL runs the operations of a communicator one after
+another. If pairs shared a communicator, ends that post their operations in different orders would deadlock.
+On the communicator of one pair, the order is that of the headers. The first transfer of a pair makes its
+communicator, through the launcher's store. This waits for the other end, so each end of a pair has a thread
+of its own, and waiting for one peer delays no other.
 
-Nor may a device have many communicators at work, says NCCL's manual, unless all ranks use them in one order.
-So a worker sends one message at a time, and receives one: its "clear to send" says that it is the sender's
-turn. A receiver that waits thus waits for a sender that has at most others to serve who have all said "clear
-to send" to it, and wait for nobody else: there is no circle. A communicator is made at the first transfer of
-its pair, in the turn of that; making it may wait for all that the device does just then.
+NCCL's manual forbids several communicators at work on one device unless all ranks use them in the same order.
+So a worker sends one message at a time and receives one message at a time: "clear to send" gives the turn to
+one sender. There is no deadlock: a receiver that has given the turn waits for a sender, and this sender
+serves only receivers that have given it the turn and wait for nobody else. A communicator is made in the turn
+of its first transfer, which may wait for all other work of the device.
 
-`PairTransfers` knows nothing of CUDA: it works on `Streams` and on a `Join`, and so over gloo and the CPU's
-memory as well.
-"""
+`PairTransfers` does not use CUDA itself. It works on any `Streams` and `Connect`, also on CPU memory and
+gloo."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ from meshctl.runtime.devices.backend import laid
 from meshctl.runtime.devices.cuda import Runtime, library
 
 STOP_S = 5.0
-"""Seconds in which all ends stop, after what they wait for was aborted."""
+"""Seconds that `close` waits for the threads, after their transfers were aborted."""
 _TAG = 0
 Message = TypeVar("Message")
 
@@ -57,7 +56,7 @@ class Work(Protocol):
 
 
 class Pair(Protocol):
-    """What is used of a process group of two: the sender is rank 0, the receiver rank 1."""
+    """The part of a process group of two that transfers use. The sender is rank 0, the receiver rank 1."""
 
     def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Work: ...
     def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Work: ...
@@ -65,23 +64,25 @@ class Pair(Protocol):
 
 
 Connect = Callable[[int, int, int], Pair]
-"""(sender, receiver, own rank) -> this process's end; waits until the other end is there."""
+"""(sender, receiver, own rank) -> this process's end of the pair. Waits for the other end."""
 
 
 class Streams(Protocol):
-    """A device's order of work."""
+    """The streams of a device."""
 
     @property
     def device(self) -> torch.device: ...
 
     def empty(self, nbytes: int) -> Tensor:
-        """uint8 `[nbytes]` to receive into, which the program may use as it likes when it is filled."""
+        """Returns uint8 `[nbytes]` for a message. The program may use it on its own stream once it is
+        filled."""
 
     def mark(self) -> Callable[[], None]:
-        """What waits, on any thread, until all that the current stream has now is done."""
+        """Returns a function that waits until the present work of the current stream is done, on any
+        thread."""
 
     def own(self) -> AbstractContextManager[Any]:
-        """Makes a stream current that nobody else uses, for the rest of a thread."""
+        """Makes a new stream current in the block. Nothing else uses it."""
 
 
 @dataclass(frozen=True)
@@ -99,24 +100,24 @@ class _Expected:
 
 
 class PairTransfers:
-    """A worker's transfers with all others, pair by pair. No call waits but `close`; callbacks come on
-    threads of its own."""
+    """The transfers of a worker with all others, pair by pair. Only `close` waits. Callbacks are called on
+    threads of this object."""
 
     def __init__(
         self, job_rank: int, streams: Streams, join: Connect, on_broken: Callable[[int, Exception], None]
     ) -> None:
-        """`broke` is called with a place from which nothing more can come, or to which nothing more can
-        go."""
+        """`on_broken` is called with a job rank, and the error, when transfers from or to it are no longer
+        possible."""
         self._job_rank, self._streams, self._connect, self._on_broken = job_rank, streams, join, on_broken
         self._senders: dict[int, _Sender] = {}
         self._receivers: dict[int, _Receiver] = {}
         self._lock = threading.Lock()
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        """Whose turn it is."""
+        """Held during the transfer of one message."""
 
     def send(self, to: int, tensors: Sequence[Tensor], done: Callable[[], None] = lambda: None) -> None:
-        """Sends them as one message, in the order of calls. They are copied, on the current stream: who wrote
-        them may write again at once. `done` is called when they have left."""
+        """Sends tensors as one message; messages keep the order of calls. The tensors are copied on the
+        current stream, so they may be written again at once. `done` is called when the copy has been sent."""
         sizes = [tensor.nbytes for tensor in tensors]
         starts, total = laid(sizes)
         memory = torch.empty(total, dtype=torch.uint8, device=self._streams.device)
@@ -126,8 +127,7 @@ class PairTransfers:
         self._sender(to).put(_Outgoing(memory, self._streams.mark(), done))
 
     def clear_to_send(self, to: int) -> None:
-        """The other end has said that it is the turn of the next message to it; also before that was sent
-        here."""
+        """Is called when `to` gives the turn to the next message, possibly before `send` of this message."""
         self._sender(to).clear_to_send()
 
     def expect(
@@ -137,16 +137,18 @@ class PairTransfers:
         clear_to_send: Callable[[], None],
         on_received: Callable[[list[Tensor]], None],
     ) -> None:
-        """The next message from there has tensors of so many bytes. `come` is called when it is its turn, to
-        tell the sender; then `arrived` gets them, uint8 `[n]` each, complete."""
+        """Announces the next message of `source`: tensors of the given sizes in bytes.
+
+        `clear_to_send` is called when it is the message's turn, and must notify the sender. `on_received` is
+        called with the complete tensors, uint8 `[n]` each.
+        """
         self._receiver(source).put(_Expected(tuple(sizes), clear_to_send, on_received))
 
     def close(self) -> None:
-        """Breaks off what is under way; once. After the end of a run there is nothing: everybody has said
-        goodbye."""
+        """Aborts all transfers. It is called once; after a run that ended normally there are none."""
         with self._lock:
             ends: list[_PairEnd[Any]] = [*self._senders.values(), *self._receivers.values()]
-        for end in ends:  # before any of them stops: it would give its turn to another
+        for end in ends:  # all before the first stops: it would pass the turn on to another
             end.is_leaving.set()
         for end in ends:
             end.leave()
@@ -178,7 +180,7 @@ class PairTransfers:
 
 
 class _PairEnd(Generic[Message]):
-    """This process's end of a pair, and its thread."""
+    """One end of a pair, with its thread."""
 
     def __init__(
         self,
@@ -198,8 +200,8 @@ class _PairEnd(Generic[Message]):
 
     @property
     def pair(self) -> Pair:
-        """Made on first use. Raises `ConnectionAbortedError` where this end was left meanwhile, and nobody
-        would break it off."""
+        """The process group, which is made on first use. Raises `ConnectionAbortedError` after `leave`, which
+        would not abort a pair that is made later."""
         if self._made is None:
             self._made = self._make()
         if self.is_leaving.is_set():
@@ -210,8 +212,8 @@ class _PairEnd(Generic[Message]):
         raise NotImplementedError
 
     def leave(self) -> None:
-        """After `leaving` was set. All ends at once, each abort on a thread: it may wait for another
-        end's."""
+        """Aborts the pair, after `is_leaving` was set. Each end aborts on a thread of its own, because an
+        abort may wait for that of another end."""
         self._messages.put(None)
         self._aborting.start()
 
@@ -219,20 +221,20 @@ class _PairEnd(Generic[Message]):
         self._messages.put(message)
 
     def join(self, until: float) -> None:
-        """A thread that still waits, for another end that never came, is left to the end of the process."""
+        """Waits for the threads. One that waits for an end that never comes lives until the process ends."""
         for thread in (self._aborting, self._thread):
             thread.join(max(0.0, until - time.monotonic()))
 
     def _abort(self) -> None:
         if self._made is not None:
-            with suppress(RuntimeError):  # what broke before, or cannot be aborted
+            with suppress(RuntimeError):  # it is broken already, or cannot be aborted
                 self._made.abort()
 
     def _guarded(self) -> None:
         try:
             with self.streams.own():
                 self.run()
-        except Exception as error:  # the border of a thread: whoever waits for it must hear of it
+        except Exception as error:  # nothing above catches errors of a thread
             if not self.is_leaving.is_set():
                 self._on_broken(error)
 
@@ -250,8 +252,8 @@ class _Sender(_PairEnd[_Outgoing]):
         self._invitations.release()
 
     def run(self) -> None:
-        """The memory of a message was made on the program's stream and is read on others: it is kept until
-        they are done with it."""
+        """Sends the messages. The memory of a message belongs to the program's stream and is read on another
+        one, so it is kept until the transfer is done."""
         while (message := self._messages.get()) is not None:
             message.written()
             self._invitations.acquire()
@@ -284,24 +286,21 @@ class _Receiver(_PairEnd[_Expected]):
             message.on_received(
                 [memory[at : at + size] for at, size in zip(starts, message.sizes, strict=True)]
             )
-            del (
-                memory,
-                message,
-            )  # what was received lives as long as its receivers want, and not until the next message
+            del memory, message  # or they would live until the next message arrives
 
 
 # CUDA
 
 
 class CudaStreams:
-    """`Streams` of a CUDA device. It is made on the program's thread.
+    """The `Streams` of a CUDA device. It is made on the program's thread.
 
-    Streams of its own come from the driver: those that torch hands out are few, and a transfer would wait for
-    what else is on them. What is received lies in memory of torch's allocator that belongs to a stream on
-    which nothing ever runs. The program's stream is recorded on it, so when its last tensor dies the
-    allocator waits for what the program has queued before it gives the memory out again; the transfer that
-    filled it was over before anybody saw it. Who uses it on another stream records that, as with any tensor.
-    """
+    New streams come from the driver. torch has few and shares them, so a transfer would wait for other work.
+
+    Received tensors are in memory of torch's allocator that belongs to an idle stream. The program's stream
+    is recorded on this memory: when the last tensor dies, the allocator waits for the work that the program
+    has queued before it reuses the memory. The transfer itself is over before the program gets the tensors.
+    Code that uses them on another stream calls `record_stream`, as for any tensor."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -329,8 +328,8 @@ class CudaStreams:
 
 
 def nccl_pairs(device: torch.device, store: Store) -> Connect:
-    """Communicators on the launcher's store; each on a connection of its own, on which it may wait without
-    keeping others waiting."""
+    """Returns a function that makes NCCL communicators through the launcher's store. Each uses its own
+    connection to the store, so that waiting for one pair delays no other."""
 
     def join(sender: int, receiver: int, rank: int) -> Pair:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
@@ -344,7 +343,7 @@ def nccl_pairs(device: torch.device, store: Store) -> Connect:
 
 
 def pair_store(store: Store, sender: int, receiver: int) -> Store:
-    """Where the two ends of a pair find one another."""
+    """Returns the store in which the two ends of a pair find each other."""
     own = PrefixStore(f"nccl/{sender}-{receiver}", cast(Any, store).clone())
     own.set_timeout(RUNNING)
     return own
@@ -353,5 +352,5 @@ def pair_store(store: Store, sender: int, receiver: int) -> Store:
 def transfers(
     job_rank: int, device: torch.device, store: Store, on_broken: Callable[[int, Exception], None]
 ) -> PairTransfers:
-    """A worker's, over NCCL. Raises `DeviceError` where CUDA cannot be used."""
+    """Returns the transfers of a worker over NCCL. Raises `DeviceError` where CUDA cannot be used."""
     return PairTransfers(job_rank, CudaStreams(device), nccl_pairs(device, store), on_broken)
