@@ -16,6 +16,7 @@ from torch import Tensor
 from meshctl.plan.model import Stage
 from meshctl.runtime.batch.batch import MARK, Batch, identify
 from meshctl.runtime.batch.tensordict import is_tensordict
+from meshctl.runtime.component import context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.routes.channel import Channel
@@ -54,14 +55,14 @@ class Call:
             for part in stage.inputs
         ]
         self._inputs = Inputs(tuple(inputs))
-        self._place, self._method = component.place, getattr(component, stage.method)
+        self._context, self._method = context_of(component), getattr(component, stage.method)
         self._log = partial(self._add_logged, mesh.representative(self._data_rank) == rank)
         self._seeds = Seeds(
             context.plan.seed,
             stage.component,
             stage.name,
             self._data_rank,
-            device=component.place.device.type,
+            device=self._context.device.type,
         )
         self._reduction: str = "mean"
         """How the value's numbers become one metric: `mean`, `sum` or `first`."""
@@ -96,7 +97,7 @@ class Call:
 
     def _call(self, step: int, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
-        self._place.step, self._place.log = step, self._log
+        self._context.step, self._context.log = step, self._log
         self._seeds.seed_all(step)
         self._state.is_in_user_code = True
         value = self._method(*positional, **named)

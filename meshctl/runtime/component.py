@@ -90,10 +90,8 @@ class Component:
 
     @property
     def place(self) -> RankContext:
-        """The context of this rank. The properties below are its facts."""
-        if self._context is None:
-            self._context = STARTING.get() or standalone()
-        return self._context
+        """The context of this rank; the properties below are its facts. It is the same as `context_of`."""
+        return context_of(self)
 
     def use_mesh(self, mesh: DeviceMesh) -> None:
         """Sets the mesh of a component that no launcher of meshctl started, under torchrun for example.
@@ -110,12 +108,12 @@ class Component:
     @property
     def mesh(self) -> DeviceMesh:
         """The component's mesh: sizes, coordinates and groups, by arithmetic."""
-        return self.place.mesh
+        return context_of(self).mesh
 
     @property
     def rank(self) -> int:
         """The rank in the group's world, and so in the mesh."""
-        return self.place.rank
+        return context_of(self).rank
 
     @property
     def world_size(self) -> int:
@@ -125,31 +123,31 @@ class Component:
     @property
     def local_rank(self) -> int:
         """The number of this rank among the group's ranks on its node."""
-        return self.place.location.local_rank
+        return context_of(self).location.local_rank
 
     @property
     def local_world_size(self) -> int:
         """The number of the group's ranks on this node."""
-        return self.place.location.local_world_size
+        return context_of(self).location.local_world_size
 
     @property
     def node_rank(self) -> int:
         """The number of this node among those of the group."""
-        return self.place.location.node_rank
+        return context_of(self).location.node_rank
 
     @property
     def device(self) -> torch.device:
-        return self.place.device
+        return context_of(self).device
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """All devices of this worker; several where the group has `gpus_per_worker`."""
-        return self.place.devices
+        return context_of(self).devices
 
     @property
     def step(self) -> int:
         """The running step, from 1; 0 before the first one."""
-        return self.place.step
+        return context_of(self).step
 
     # torch's meshes
 
@@ -170,7 +168,7 @@ class Component:
         It is made at the first use, which all ranks reach together. Raises `MeshError` where the nodes have
         different numbers of ranks.
         """
-        nodes, kind = self.place.ranks_by_node, self.mesh.device_type
+        nodes, kind = context_of(self).ranks_by_node, self.mesh.device_type
         return self._torch_mesh("node", lambda: torch_mesh.node_mesh(nodes(), kind))
 
     @property
@@ -179,7 +177,7 @@ class Component:
 
         It is made at the first use, which all ranks reach together.
         """
-        nodes, kind = self.place.ranks_by_node, self.mesh.device_type
+        nodes, kind = context_of(self).ranks_by_node, self.mesh.device_type
         return self._torch_mesh("local", lambda: torch_mesh.local_mesh(nodes(), self.rank, kind))
 
     def _torch_mesh(self, name: str, make: Callable[[], TorchDeviceMesh]) -> TorchDeviceMesh:
@@ -205,7 +203,7 @@ class Component:
         made = self._collectives = self._collectives or {}
         key = self._without_single(dims)
         if key not in made or made[key].closed:
-            made[key] = Collective.of(self.place.groups(key), self.rank, self.device)
+            made[key] = Collective.of(context_of(self).groups(key), self.rank, self.device)
         return made[key]
 
     def _without_single(self, dims: tuple[str, ...]) -> tuple[str, ...]:
@@ -233,11 +231,11 @@ class Component:
     def log(self, values: Mapping[str, float], weight: float = 1.0) -> None:
         """Adds to the step's metrics, as `STAGE.NAME`: the mean over the data ranks by weight. Each data rank
         counts once."""
-        self.place.log(values, weight)
+        context_of(self).log(values, weight)
 
     def stop(self, reason: str) -> None:
         """Asks for the end of the run: all workers agree on a last step and end after it."""
-        self.place.stop(reason)
+        context_of(self).stop(reason)
 
     def alloc(self, *size: int | Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Returns an empty CPU tensor for what an endpoint returns, like `torch.empty`.
@@ -253,7 +251,11 @@ class Component:
         """
         shape = [number for some in size for number in ([some] if isinstance(some, int) else some)]
         nbytes = prod(shape) * dtype.itemsize
-        return self.place.alloc(nbytes).view(dtype).view(shape) if nbytes else torch.empty(shape, dtype=dtype)
+        return (
+            context_of(self).alloc(nbytes).view(dtype).view(shape)
+            if nbytes
+            else torch.empty(shape, dtype=dtype)
+        )
 
     def micro_batches(self, batch: Batch, size: int) -> Iterator[Batch]:
         """Yields parts of at most `size` samples in order. Every data rank gets the same number of parts,
@@ -265,6 +267,13 @@ class Component:
 
     def close(self) -> None:
         """Is called once, after the last step."""
+
+
+def context_of(component: Component) -> RankContext:
+    """Returns the context of a component: that of its worker, or without a launcher that of torch's world."""
+    if component._context is None:
+        component._context = STARTING.get() or standalone()
+    return component._context
 
 
 @torch.no_grad()

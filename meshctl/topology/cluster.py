@@ -88,8 +88,8 @@ class Cluster:
         return table.devices[run] + (node - table.nodes[run]) * table.each[run]
 
     def pieces(self, device_type: str, start: int, stop: int) -> Iterator[Piece]:
-        """The devices [start, stop) node by node, equal nodes taken together: what is left of a node, whole
-        nodes, a part of one."""
+        """Returns the devices [start, stop) as pieces: the rest of the first node, whole nodes, a part of the
+        last one. Equal neighbouring nodes are one piece."""
         table = self._table(device_type)
         while start < stop:
             run = table.of_device(start)
@@ -115,14 +115,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class _Table:
-    """Where the runs of equal nodes begin."""
+    """The first node and the first device of each run of equal nodes."""
 
     count: tuple[int, ...]
     each: tuple[int, ...]
     nodes: tuple[int, ...]
     """The first node of each run."""
     devices: tuple[int, ...]
-    """Its first device."""
+    """The first device of each run."""
     total: int
 
     @classmethod
@@ -133,7 +133,8 @@ class _Table:
         return cls(count, each, tuple(nodes), tuple(devices), total)
 
     def of_device(self, device: int) -> int:
-        """The run that a device is in; of those that begin with it, the one that is not empty is the last."""
+        """Returns the run of a device. Of several runs that begin with the device, the last one has
+        devices."""
         if not 0 <= device < self.total:
             raise ValueError(
                 f"there are the devices 0 to {self.total - 1}, not {device}"

@@ -8,7 +8,7 @@ share holds, or how parts join. Rules and pictures query a mode's properties and
 mode is one entry in `DISPATCH`, `COLLECT` or `EXECUTE`, or an object in a user's module that a decorator
 names (`@endpoint(dispatch="mymodes:INTERLEAVED")`).
 
-A `Route` is what the plan stores: from a stage's value to a parameter of the stage that takes it. Which
+The plan stores a `Route`: from a stage's value to a parameter of a later stage. Which
 samples move between which ranks is derived, by every rank alone and with the same result, from the route, the
 two meshes and the `SampleTable` of what each producer holds.
 """
@@ -376,7 +376,7 @@ def _parts_of(mode: DispatchMode, mesh: DeviceMesh, execute: ExecuteMode, produc
 
 @dataclass(frozen=True)
 class Route:
-    """From a stage's value to a parameter of the stage that takes it. A weight route goes from a sync stage
+    """The way of a value from a stage to a parameter of a later stage. A weight route goes from a sync stage
     to itself."""
 
     name: str

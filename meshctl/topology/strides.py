@@ -1,13 +1,12 @@
-"""Where ranks lie: every dim a few digits, every rank a sum of strides.
+"""The ranks of a mesh by strides: a dim has one or more digits, and a rank is a sum of strides.
 
-    dim      digits, outermost first: ((size, stride), ...); usually one. Index 5 of ((2, 8), (4, 1)) is
-             digits 1 and 1, so 9 ranks on
-    join     puts the digits of several dims one after the other: a flattened dim
-    split    parts a dim into an outer and an inner one: how views re-factor the same ranks
+    dim      digits, outermost first: ((size, stride), ...), usually one. Index 5 of ((2, 8), (4, 1)) has the
+             digits 1 and 1, so its rank is that of index 0 plus 9
+    join     concatenates the digits of several dims: a flattened dim
+    split    divides a dim into an outer and an inner one: views factor the same ranks anew
 
-A `Layout` adds where the first rank is, and for ranks that are no sum of strides a table of them. Nothing
-lists ranks unless the answer is a list.
-"""
+A `Layout` adds the first rank, and a table of the ranks where they are no sums of strides. Functions list
+ranks only where their result is a list."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ Dim = tuple[tuple[int, int], ...]
 
 
 def row_major(shape: Sequence[int]) -> tuple[Dim, ...]:
-    """The dims of ranks that are numbered with the last dim fastest."""
+    """Returns the dims of ranks that are numbered with the last dim fastest."""
     return tuple(((size, prod(shape[index + 1 :])),) for index, size in enumerate(shape))
 
 
@@ -29,7 +28,7 @@ def size_of(dim: Dim) -> int:
 
 
 def join(dims: Iterable[Dim]) -> Dim:
-    """One dim that runs through all of them, the last fastest, in as few digits as can be."""
+    """Returns the dims joined into one, the last one the fastest, with the least number of digits."""
     joined: list[tuple[int, int]] = []
     for size, stride in (digit for dim in dims for digit in dim if digit[0] > 1):
         if joined and joined[-1][1] == size * stride:
@@ -40,7 +39,8 @@ def join(dims: Iterable[Dim]) -> Dim:
 
 
 def split(dim: Dim, inner: int) -> tuple[Dim, Dim] | None:
-    """The dim as an outer and an inner one of size `inner`; none where that would part a digit unevenly."""
+    """Returns the dim as an outer dim and an inner one of size `inner`; None where a digit cannot be divided
+    evenly."""
     outer, taken = list(dim), list[tuple[int, int]]()
     while inner > 1:
         size, stride = outer.pop() if outer else (1, 0)
@@ -57,7 +57,7 @@ def split(dim: Dim, inner: int) -> tuple[Dim, Dim] | None:
 
 
 def offset(dim: Dim, index: int) -> int:
-    """How far the `index`-th of a dim is from its first, in ranks."""
+    """Returns the distance between the indices 0 and `index` of a dim, in ranks."""
     found = 0
     for size, stride in reversed(dim):
         index, digit = divmod(index, size)
@@ -66,7 +66,7 @@ def offset(dim: Dim, index: int) -> int:
 
 
 def offsets(dims: Iterable[Dim]) -> list[int]:
-    """How far each combination of indices is from the first, the last dim fastest."""
+    """Returns the distances of all combinations of indices from the first one, the last dim the fastest."""
     found = [0]
     for size, stride in (digit for dim in dims for digit in dim):
         found = [base + index * stride for base in found for index in range(size)]
@@ -75,17 +75,18 @@ def offsets(dims: Iterable[Dim]) -> list[int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which rank is where."""
+    """The ranks of a mesh by index."""
 
     dims: tuple[Dim, ...]
     start: int = 0
     """The rank whose indices are all 0."""
     table: tuple[int, ...] = ()
-    """What the sums of strides point into, where they are not the ranks themselves."""
+    """The ranks by sum of strides; empty where a sum is the rank itself."""
 
     @classmethod
     def of(cls, ranks: Sequence[int], shape: Sequence[int]) -> Layout:
-        """Of explicit ranks, row-major; by strides where there are any."""
+        """Returns the layout of explicit ranks, which are row-major. It has a table only if strides cannot
+        describe them."""
         dims = row_major(shape)
         steps = [
             [(size, ranks[stride] - ranks[0])] if size > 1 else [(1, stride)] for ((size, stride),) in dims
@@ -100,18 +101,19 @@ class Layout:
 
     @cached_property
     def _digits(self) -> tuple[tuple[int, int, int, int], ...]:
-        """(stride, size, dim, what an index counts in that dim) of every digit, the largest stride first."""
+        """(stride, size, dim, size of the faster digits of the dim) of every digit, the largest stride
+        first."""
         found = [
-            (stride, size, number, size_of(dim[place + 1 :]))
+            (stride, size, number, size_of(dim[at + 1 :]))
             for number, dim in enumerate(self.dims)
-            for place, (size, stride) in enumerate(dim)
+            for at, (size, stride) in enumerate(dim)
             if size > 1
         ]
         return tuple(sorted(found, reverse=True))
 
     @property
     def _nested(self) -> bool:
-        """Whether a sum of strides can be taken apart again, largest stride first."""
+        """Whether the digits can be recovered from a sum of strides, the largest stride first."""
         reach = 0
         for stride, size, _, _ in reversed(self._digits):
             if stride <= reach:
@@ -124,12 +126,12 @@ class Layout:
         return {rank: position for position, rank in enumerate(self.table)}
 
     def rank(self, indices: Iterable[int]) -> int:
-        """The rank at these indices, one for each dim."""
-        place = self.start + sum(offset(dim, index) for dim, index in zip(self.dims, indices, strict=True))
-        return self.table[place] if self.table else place
+        """Returns the rank at these indices, one for each dim."""
+        position = self.start + sum(offset(dim, index) for dim, index in zip(self.dims, indices, strict=True))
+        return self.at(position)
 
     def indices(self, rank: int) -> list[int] | None:
-        """Where a rank is, an index for each dim; none for a rank that is not there."""
+        """Returns the indices of a rank, one for each dim; None for a rank that the layout does not have."""
         left = self._position(rank) - self.start
         found = [0] * len(self.dims)
         for stride, size, number, counts in self._digits:
@@ -144,18 +146,17 @@ class Layout:
         return self._where.get(rank, -1) if self.table else rank
 
     def ranks(self, dims: Iterable[Dim], corner: int) -> tuple[int, ...]:
-        """The ranks along some dims from the position `corner`, the last dim fastest."""
-        return (
-            tuple(self.at(corner + step) for step in offsets(dims))
-            if self.table
-            else tuple(corner + step for step in offsets(dims))
-        )
+        """Returns the ranks along some dims from the position `corner`, the last dim the fastest."""
+        if not self.table:
+            return tuple(corner + step for step in offsets(dims))
+        return tuple(self.table[corner + step] for step in offsets(dims))
 
     def at(self, position: int) -> int:
         return self.table[position] if self.table else position
 
     def corner(self, indices: Sequence[int], dims: Iterable[int]) -> int:
-        """The position of the first along `dims` (by number), all other indices as they are."""
+        """Returns the position with the index 0 in `dims` (numbers of dims) and the given index in the
+        others."""
         free = set(dims)
         return self.start + sum(
             offset(self.dims[number], index) for number, index in enumerate(indices) if number not in free

@@ -20,7 +20,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded
 from meshctl.run.events import Event, EventLog
 from meshctl.run.shutdown import Proposer, StopAgreement, StopRequest
-from meshctl.runtime.component import Component
+from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import CheckpointHook, LoopContext
 from meshctl.runtime.rank_context import RankContext
@@ -95,7 +95,7 @@ def run(
                 component.setup()
             agreement = StopAgreement(store, store, job_rank, job_ranks, data_planes[job_rank].notify)
             for component in components.values():
-                component.place.stop = agreement.ask
+                context_of(component).stop = agreement.ask
             context = LoopContext(
                 plan,
                 group,

@@ -120,7 +120,7 @@ class Runtime:
         return address.value or 0
 
     def extent(self, address: int) -> int | None:
-        """Returns the size in bytes of the allocation at an address; None where the driver does not report it."""
+        """Returns the size in bytes of the allocation at an address; None where it is unknown."""
         nbytes = ctypes.c_size_t()
         if not self._range:
             return None
