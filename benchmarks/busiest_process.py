@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks import samples
-from benchmarks.worlds import Taker, even, plan_of
+from benchmarks.worlds import Consumer, even, plan_of
 from meshctl.plan.model import Plan
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
@@ -120,7 +120,7 @@ def step(plan: Plan, transport: Counting, total: int) -> None:
     if group == "one":
         channel.send(even(total, rank, ranks), 1)
     else:
-        Taker(samples.share(rank, ranks))(channel.receive(1).value)
+        Consumer(samples.share(rank, ranks))(channel.receive(1).value)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Each contender is a set of real processes, driven from here: a command goes out, and the time is that until
 all have answered. They take turns; the first rounds are dropped, and a ratio is the median of the ratios of
 the rounds. All buffers are warm, the numbers that arrive are checked once before any time is taken, and
-takers then read both ends of each column.
+consumers then read both ends of each column.
 
     memcpy      the same bytes, by one thread of one process
     even        meshctl, 256 samples of one length
@@ -37,7 +37,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo
 
 from benchmarks import samples
 from benchmarks.peers import PEERS, Peer, PeerError
-from benchmarks.worlds import End, Step, Taker, World, even, meshctl, plan_of, ragged
+from benchmarks.worlds import Consumer, End, Step, World, even, meshctl, plan_of, ragged
 from meshctl.topology.modes import Dispatch
 
 MIB = 1 << 20
@@ -70,12 +70,12 @@ class PointToPoint(Protocol):
 class Shape:
     """How many data ranks give, how many take, and how many replicas each of those has."""
 
-    givers: int
-    takers: int
+    producers: int
+    consumers: int
     replicas: int = 1
 
     def __str__(self) -> str:
-        return f"{self.givers}->{self.takers}" + (f"x{self.replicas}" if self.replicas > 1 else "")
+        return f"{self.producers}->{self.consumers}" + (f"x{self.replicas}" if self.replicas > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -176,16 +176,16 @@ def measured(shape: Shape, nbytes: int, rounds: int, python: str | None) -> dict
 
 def contenders(shape: Shape, nbytes: int) -> Sequence[Contender]:
     def expected(end: End) -> range | None:
-        return None if end.gives else samples.share(end.rank // shape.replicas, shape.takers)
+        return None if end.gives else samples.share(end.rank // shape.replicas, shape.consumers)
 
     def evenly(end: End) -> Step:
-        return meshctl(end, partial(even, nbytes), Taker(expected(end)))
+        return meshctl(end, partial(even, nbytes), Consumer(expected(end)))
 
     def by_tokens(end: End) -> Step:
-        return meshctl(end, partial(ragged, nbytes), Taker())
+        return meshctl(end, partial(ragged, nbytes), Consumer())
 
     def in_place(end: End) -> Step:
-        return meshctl(end, partial(even, nbytes), Taker(expected(end)), in_place=True)
+        return meshctl(end, partial(even, nbytes), Consumer(expected(end)), in_place=True)
 
     found: list[Contender] = [
         ("memcpy", partial(memcpy, nbytes), Dispatch()),
@@ -197,18 +197,18 @@ def contenders(shape: Shape, nbytes: int) -> Sequence[Contender]:
 
 
 def taking(stack: ExitStack, shape: Shape, begin: Callable[[End], Step], dispatch: Dispatch) -> Take:
-    world = World(plan_of(shape.givers, shape.takers, shape.replicas, dispatch), begin)
+    world = World(plan_of(shape.producers, shape.consumers, shape.replicas, dispatch), begin)
     stack.callback(world.close)
     _, _, given = world.steps()
     if dispatch.balance:
-        check_balance(given[shape.givers :])
+        check_balance(given[shape.producers :])
     for _ in range(WARM):
         world.steps()
     return lambda count: [world.steps()[0] for _ in range(count)]
 
 
 def check_balance(tokens: Sequence[int]) -> None:
-    """What all takers got is what was sent; how even it is, is for `tests`, but not for a comparison of
+    """What all consumers got is what was sent; how even it is, is for `tests`, but not for a comparison of
     unequal things."""
     if max(tokens) * len(tokens) > 1.05 * sum(tokens) + len(tokens) * samples.SAMPLES:
         raise SystemExit(f"tokens are not balanced: {tokens}")
@@ -216,7 +216,7 @@ def check_balance(tokens: Sequence[int]) -> None:
 
 def memcpy(nbytes: int, end: End) -> Step:
     """libc's, by the first worker; the others only answer."""
-    if end.place:
+    if end.job_rank:
         return lambda: None
     source = samples.flat(nbytes, 0, 1)
     target = torch.zeros_like(source)
@@ -228,18 +228,20 @@ def memcpy(nbytes: int, end: End) -> Step:
 
 
 def gloo(shape: Shape, nbytes: int, end: End) -> Step:
-    """Written by hand, in its best form: nothing is told, all buffers are warm, and a taker's segments stay
+    """The best form by hand: no headers are sent, all buffers are warm, and the segments of a consumer stay
     where they came."""
-    places = range(end.plan.job_size)
+    job_ranks = range(end.plan.job_size)
     group = cast(
         PointToPoint,
-        ProcessGroupGloo(PrefixStore("gloo", end.connect()), end.place, len(places), timedelta(seconds=60)),
+        ProcessGroupGloo(
+            PrefixStore("gloo", end.connect()), end.job_rank, len(job_ranks), timedelta(seconds=60)
+        ),
     )
-    fan_in = shape.givers // shape.takers
+    fan_in = shape.producers // shape.consumers
     if end.gives:
         memory, first = (
-            samples.flat(nbytes, end.rank, shape.givers),
-            shape.givers + end.rank // fan_in * shape.replicas,
+            samples.flat(nbytes, end.rank, shape.producers),
+            shape.producers + end.rank // fan_in * shape.replicas,
         )
 
         def give() -> None:
@@ -248,15 +250,17 @@ def gloo(shape: Shape, nbytes: int, end: End) -> Step:
 
         return give
     sources = [end.rank // shape.replicas * fan_in + number for number in range(fan_in)]
-    buffers = {giver: torch.zeros_like(samples.flat(nbytes, giver, shape.givers)) for giver in sources}
+    buffers = {
+        producer: torch.zeros_like(samples.flat(nbytes, producer, shape.producers)) for producer in sources
+    }
     checked = False
 
     def take() -> None:
         nonlocal checked
-        for work in [group.recv([buffer], giver, 0) for giver, buffer in buffers.items()]:
+        for work in [group.recv([buffer], producer, 0) for producer, buffer in buffers.items()]:
             work.wait()
-        for giver, buffer in buffers.items():
-            mine = samples.share(giver, shape.givers)
+        for producer, buffer in buffers.items():
+            mine = samples.share(producer, shape.producers)
             columns = samples.fields_of(buffer, len(mine))
             if not checked:
                 samples.check(columns, torch.arange(mine.start, mine.stop))
@@ -271,7 +275,7 @@ def peer(stack: ExitStack, name: str, python: str, shape: Shape, nbytes: int) ->
     """All forms of one peer; none where it cannot be had, which is told."""
     try:
         made = stack.enter_context(Peer(name, python))
-        made.open(shape.givers, shape.takers, nbytes)
+        made.open(shape.producers, shape.consumers, nbytes)
     except PeerError as error:
         print(f"{name} is left out: {error}", flush=True)
         return {}

@@ -85,7 +85,7 @@ class Maker(Component):
         return batch
 
 
-class Taker(Component):
+class Consumer(Component):
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
 
@@ -183,16 +183,16 @@ def ray(stack: ExitStack, python: str) -> Peer | None:
 def run(end: End, folder: Path, steps: int) -> None:
     """A worker's whole run, as `meshctl.runtime.worker` runs it."""
     store, listener = end.connect(), end.connect()
-    transport = connect_all(end.plan, end.place, store)
+    transport = connect_all(end.plan, end.job_rank, store)
     ending = StopAgreement(
         PrefixStore("ending", store),
         PrefixStore("ending", listener),
-        end.place,
+        end.job_rank,
         range(end.plan.job_size),
         transport.notify,
     )
     [placed] = end.plan.components_of(end.group)
-    component = (Maker if end.gives else Taker)(Turn(end.driver, steps))
+    component = (Maker if end.gives else Consumer)(Turn(end.driver, steps))
     component._context = RankContext(placed.name, placed.mesh, end.rank)
     journal = Journal(folder / f"{end.group}-{end.rank}.jsonl", end.group, end.rank)
     context = LoopContext(end.plan, end.group, end.rank, {placed.name: component}, transport, ending, journal)

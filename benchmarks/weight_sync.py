@@ -154,7 +154,7 @@ def expected(number: int, box: Part) -> Tensor:
 
 def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
     """Returns a step of a worker that sends or receives weights over a `WeightChannel`."""
-    transport = connect_all(end.plan, end.place, end.connect())
+    transport = connect_all(end.plan, end.job_rank, end.connect())
     own, step = (
         weights(
             end.plan.component("actor" if end.gives else "sampler").mesh,
@@ -205,7 +205,7 @@ def pss_bytes(world: World) -> int:
 
 def memcpy(nbytes: int, end: End) -> Step:
     """Returns a step in which the first worker copies memory and the others do nothing."""
-    if end.place:
+    if end.job_rank:
         return lambda: None
     source, target = (torch.ones(nbytes, dtype=torch.uint8) for _ in "12")
 

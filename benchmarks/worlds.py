@@ -31,24 +31,26 @@ from meshctl.topology.modes import Dispatch, Route
 
 
 def plan_of(
-    givers: int,
-    takers: int,
+    producers: int,
+    consumers: int,
     replicas: int = 1,
     dispatch: Dispatch = Dispatch(),
     slots: int = 2,
     samples: int = 256,
     steps: int = 1,
 ) -> Plan:
-    """`givers` data ranks to `takers` data ranks of `replicas` (tp) each."""
-    groups = (Group("one", "cpu", givers, 0), Group("two", "cpu", takers * replicas, givers))
+    """`producers` data ranks to `consumers` data ranks of `replicas` (tp) each."""
+    groups = (Group("one", "cpu", producers, 0), Group("two", "cpu", consumers * replicas, producers))
     components = (
-        Component("maker", "x.Maker", "one", DeviceMesh.from_sizes(dp_size=givers)),
-        Component("taker", "x.Taker", "two", DeviceMesh.from_sizes(dp_size=takers, tp_size=replicas)),
+        Component("maker", "x.Maker", "one", DeviceMesh.from_sizes(dp_size=producers)),
+        Component(
+            "consumer", "x.Consumer", "two", DeviceMesh.from_sizes(dp_size=consumers, tp_size=replicas)
+        ),
     )
     taken = Input(("made",), dispatch=dispatch)
     stages = (
         Stage("made", "call", "maker", "next", samples=samples),
-        Stage("taken", "call", "taker", "take", (taken,), collect="mean"),
+        Stage("taken", "call", "consumer", "take", (taken,), collect="mean"),
     )
     route = Route("made -> taken", "made", "taken", dispatch=dispatch, slots=slots)
     return Plan("benchmark", 0, Cluster(), groups, components, stages, (route,), Run(steps=steps))
@@ -59,18 +61,18 @@ class End:
     """A worker's end of the route."""
 
     plan: Plan
-    place: int
+    job_rank: int
     connect: Callable[[], Store]
     """A new connection to the world's store."""
     driver: Driver
 
     @property
     def rank(self) -> int:
-        return self.plan.group_and_rank(self.place)[1]
+        return self.plan.group_and_rank(self.job_rank)[1]
 
     @property
     def group(self) -> str:
-        return self.plan.group_and_rank(self.place)[0]
+        return self.plan.group_and_rank(self.job_rank)[0]
 
     @property
     def gives(self) -> bool:
@@ -108,9 +110,9 @@ Begin = Callable[[End], Step | None]
 def meshctl(
     end: End, make: Callable[[int, int], Batch], use: Callable[[Batch], Any], *, in_place: bool = False
 ) -> Step:
-    """A step over the product's own channel: a giver gives the same batch each time, `make(rank, givers)`.
-    `in_place`: made in memory that is read as it lies."""
-    transport = connect_all(end.plan, end.place, end.connect())
+    """A step over the product's own channel: a producer gives the same batch each time, `make(rank,
+    producers)`. `in_place`: made in memory that is read as it lies."""
+    transport = connect_all(end.plan, end.job_rank, end.connect())
     batch = make(end.rank, end.plan.group("one").workers) if end.gives else Batch({})
     if in_place:
         batch = batch.with_columns(**{name: _placed(transport, batch[name]) for name in batch.names})
@@ -123,7 +125,7 @@ def _placed(transport: DataPlane, column: torch.Tensor) -> torch.Tensor:
 
 def moving(end: End, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
     """A step over the product's own channel, with another batch each time."""
-    return _step(end, connect_all(end.plan, end.place, end.connect()), next, use)
+    return _step(end, connect_all(end.plan, end.job_rank, end.connect()), next, use)
 
 
 def _step(end: End, transport: DataPlane, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
@@ -144,7 +146,7 @@ class World:
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         self._children: dict[int, socket.socket] = {}
-        for place in range(plan.job_size):
+        for job_rank in range(plan.job_size):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             sys.stdout.flush()
             if pid := os.fork():
@@ -155,7 +157,7 @@ class World:
             for other in self._children.values():
                 other.close()
             try:
-                _work(plan, place, port, Driver(theirs), begin)
+                _work(plan, job_rank, port, Driver(theirs), begin)
             except BaseException:
                 traceback.print_exc()
             os._exit(0)
@@ -196,7 +198,7 @@ class World:
             os.waitpid(pid, 0)
 
 
-def _work(plan: Plan, place: int, port: int, driver: Driver, begin: Begin) -> None:
+def _work(plan: Plan, job_rank: int, port: int, driver: Driver, begin: Begin) -> None:
     torch.set_num_threads(1)
     # touches all objects: what is shared with the parent is copied now, and not counted as what a step takes
     gc.collect()
@@ -204,7 +206,7 @@ def _work(plan: Plan, place: int, port: int, driver: Driver, begin: Begin) -> No
     def connect() -> Store:
         return PrefixStore("w", TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60)))
 
-    step = begin(End(plan, place, connect, driver))
+    step = begin(End(plan, job_rank, connect, driver))
     if step is None:
         return
     driver.answer(0)
@@ -215,15 +217,15 @@ def _work(plan: Plan, place: int, port: int, driver: Driver, begin: Begin) -> No
         driver.answer(time.perf_counter() - start, given)
 
 
-def even(nbytes: int, rank: int, givers: int) -> Batch:
+def even(nbytes: int, rank: int, producers: int) -> Batch:
     """A speaker's share of `nbytes` in all."""
-    mine = samples.share(rank, givers)
-    return Batch(dict(samples.columns(nbytes, rank, givers)), ids=torch.arange(mine.start, mine.stop))
+    mine = samples.share(rank, producers)
+    return Batch(dict(samples.columns(nbytes, rank, producers)), ids=torch.arange(mine.start, mine.stop))
 
 
-def ragged(nbytes: int, rank: int, givers: int) -> Batch:
+def ragged(nbytes: int, rank: int, producers: int) -> Batch:
     """The same in samples of log-normal lengths."""
-    mine = samples.share(rank, givers)
+    mine = samples.share(rank, producers)
     lengths = samples.lengths_of(nbytes)[mine.start : mine.stop]
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     numbers = torch.arange(mine.start, mine.stop)
@@ -234,8 +236,8 @@ def ragged(nbytes: int, rank: int, givers: int) -> Batch:
     )
 
 
-class Taker:
-    """What a taker does with its batches: checks all of the first one, then reads both ends of each
+class Consumer:
+    """What a consumer does with its batches: checks all of the first one, then reads both ends of each
     column."""
 
     def __init__(self, expected: Sequence[int] | None = None) -> None:

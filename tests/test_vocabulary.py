@@ -62,7 +62,8 @@ NO_PART = {
     "lent", "lending", "loan", "loans", "beside", "shelf",
 }  # fmt: skip
 """Words that no identifier has as a part, names of tests and classes included."""
-CODE = [path for folder in (PACKAGE, ROOT / "tests") for path in sorted(folder.rglob("*.py"))]
+FOLDERS = (PACKAGE, ROOT / "tests", ROOT / "benchmarks")
+CODE = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))]
 
 
 def identifiers(path: Path) -> dict[str, int]:

@@ -3,7 +3,7 @@ interpreter that has the system.
 
 A script reads one JSON list a line and answers with one:
 
-    ["open", givers, takers, nbytes]    -> its forms, when the workers stand
+    ["open", producers, consumers, nbytes]    -> its forms, when the workers stand
     ["steps", form, count]              -> seconds of each step, as its driver sees them
     ["close"]                           -> []; the workers of the last "open" are gone
 
@@ -69,8 +69,8 @@ class Peer:
         self._errors.close()
         self._folder.cleanup()
 
-    def open(self, givers: int, takers: int, nbytes: int) -> None:
-        self.forms = self._ask("open", givers, takers, nbytes)
+    def open(self, producers: int, consumers: int, nbytes: int) -> None:
+        self.forms = self._ask("open", producers, consumers, nbytes)
 
     def steps(self, form: str, count: int) -> list[float]:
         seconds: list[float] = self._ask("steps", form, count)

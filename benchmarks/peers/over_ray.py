@@ -29,9 +29,9 @@ Columns = Mapping[str, Any]
 
 @ray.remote(num_cpus=0)
 class Maker:
-    def __init__(self, nbytes: int, rank: int, givers: int) -> None:
+    def __init__(self, nbytes: int, rank: int, producers: int) -> None:
         torch.set_num_threads(1)
-        self._torch = samples.columns(nbytes, rank, givers)
+        self._torch = samples.columns(nbytes, rank, producers)
         self._numpy = {name: column.numpy() for name, column in self._torch.items()}
 
     def torch(self) -> Columns:
@@ -45,13 +45,13 @@ class Maker:
 
 
 @ray.remote(num_cpus=0)
-class Taker:
+class Consumer:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self._checked = set[str]()
 
     def take(self, form: str, first: int, *parts: Columns) -> None:
-        """`parts` are segments of this taker's samples, in order, the first of which has that number."""
+        """`parts` are segments of this consumer's samples, in order, the first of which has that number."""
         for part in parts:
             columns = {
                 name: column if isinstance(column, torch.Tensor) else torch.as_tensor(column)
@@ -72,7 +72,7 @@ class Taker:
 class Ray:
     forms = ("refs torch", "refs numpy", "hop usual", "hop torch", "hop numpy")
 
-    def open(self, givers: int, takers: int, nbytes: int) -> tuple[str, ...]:
+    def open(self, producers: int, consumers: int, nbytes: int) -> tuple[str, ...]:
         if not ray.is_initialized():
             ray.init(
                 address="local",
@@ -81,9 +81,9 @@ class Ray:
                 include_dashboard=False,
                 log_to_driver=False,
             )
-        self._makers = [Maker.remote(nbytes, rank, givers) for rank in range(givers)]
-        self._takers = [Taker.remote() for _ in range(takers)]
-        self._firsts = [samples.share(rank, takers).start for rank in range(takers)]
+        self._makers = [Maker.remote(nbytes, rank, producers) for rank in range(producers)]
+        self._consumers = [Consumer.remote() for _ in range(consumers)]
+        self._firsts = [samples.share(rank, consumers).start for rank in range(consumers)]
         for form in self.forms if nbytes else ("nothing",):
             self._step(form)
         return self.forms
@@ -92,7 +92,7 @@ class Ray:
         return [self._step(form) for _ in range(count)]
 
     def close(self) -> None:
-        for actor in (*self._makers, *self._takers):
+        for actor in (*self._makers, *self._consumers):
             ray.kill(actor)
 
     def _step(self, form: str) -> float:
@@ -111,10 +111,10 @@ class Ray:
 
     def _refs(self, form: str, kind: str) -> list[Any]:
         given = self._made(kind)
-        fan_in = len(given) // len(self._takers)
+        fan_in = len(given) // len(self._consumers)
         return [
-            taker.take.remote(form, first, *given[number * fan_in : (number + 1) * fan_in])
-            for number, (taker, first) in enumerate(zip(self._takers, self._firsts, strict=True))
+            consumer.take.remote(form, first, *given[number * fan_in : (number + 1) * fan_in])
+            for number, (consumer, first) in enumerate(zip(self._consumers, self._firsts, strict=True))
         ]
 
     def _hop(self, form: str, kind: str) -> list[Any]:
@@ -123,20 +123,20 @@ class Ray:
         join = numpy.concatenate if kind == "numpy" else torch.cat
         whole = {name: join([part[name] for part in given]) for name in samples.FIELDS}
         done = []
-        for number, (taker, first) in enumerate(zip(self._takers, self._firsts, strict=True)):
-            mine = samples.share(number, len(self._takers))
+        for number, (consumer, first) in enumerate(zip(self._consumers, self._firsts, strict=True)):
+            mine = samples.share(number, len(self._consumers))
             part = {name: column[mine.start : mine.stop] for name, column in whole.items()}
             if kind == "torch":
                 part = {name: column.clone() for name, column in part.items()}
-            done.append(taker.take.remote(form, first, ray.put(part)))
+            done.append(consumer.take.remote(form, first, ray.put(part)))
         return done
 
     def _nothing(self, form: str, kind: str) -> list[Any]:
         given = [maker.nothing.remote() for maker in self._makers]
-        fan_in = len(given) // len(self._takers)
+        fan_in = len(given) // len(self._consumers)
         return [
-            taker.nothing.remote(*given[number * fan_in : (number + 1) * fan_in])
-            for number, taker in enumerate(self._takers)
+            consumer.nothing.remote(*given[number * fan_in : (number + 1) * fan_in])
+            for number, consumer in enumerate(self._consumers)
         ]
 
 

@@ -21,9 +21,11 @@ CPUS = 32
 
 @remote_class()
 class Maker:
-    def __init__(self, nbytes: int, givers: int, device_mesh: DeviceMesh | None = None, **where: str) -> None:
+    def __init__(
+        self, nbytes: int, producers: int, device_mesh: DeviceMesh | None = None, **where: str
+    ) -> None:
         torch.set_num_threads(1)
-        self._columns = samples.columns(nbytes, twinkle.Platform.get_rank(), givers)
+        self._columns = samples.columns(nbytes, twinkle.Platform.get_rank(), producers)
 
     @remote_function(dispatch="all", collect=collect_tensor_dict, lazy_collect=False)
     def make(self) -> dict[str, torch.Tensor]:
@@ -31,10 +33,10 @@ class Maker:
 
 
 @remote_class()
-class Taker:
-    def __init__(self, takers: int, device_mesh: DeviceMesh | None = None, **where: str) -> None:
+class Consumer:
+    def __init__(self, consumers: int, device_mesh: DeviceMesh | None = None, **where: str) -> None:
         torch.set_num_threads(1)
-        self._mine = samples.share(twinkle.Platform.get_rank(), takers)
+        self._mine = samples.share(twinkle.Platform.get_rank(), consumers)
         self._checked = False
 
     @remote_function(dispatch="slice_dp", collect="none", lazy_collect=False)
@@ -49,7 +51,7 @@ class Taker:
 class Twinkle:
     forms = ("hop",)
 
-    def open(self, givers: int, takers: int, nbytes: int) -> tuple[str, ...]:
+    def open(self, producers: int, consumers: int, nbytes: int) -> tuple[str, ...]:
         ray.init(
             address="local",
             num_cpus=CPUS,
@@ -58,14 +60,16 @@ class Twinkle:
             log_to_driver=False,
         )
         groups = [
-            DeviceGroup(name="one", ranks=givers, device_type="CPU"),
-            DeviceGroup(name="two", ranks=takers, device_type="CPU"),
+            DeviceGroup(name="one", ranks=producers, device_type="CPU"),
+            DeviceGroup(name="two", ranks=consumers, device_type="CPU"),
         ]
         twinkle.initialize("ray", groups=groups, lazy_collect=False)
         self._maker = Maker(
-            nbytes, givers, device_mesh=DeviceMesh.from_sizes(dp_size=givers), remote_group="one"
+            nbytes, producers, device_mesh=DeviceMesh.from_sizes(dp_size=producers), remote_group="one"
         )
-        self._taker = Taker(takers, device_mesh=DeviceMesh.from_sizes(dp_size=takers), remote_group="two")
+        self._consumer = Consumer(
+            consumers, device_mesh=DeviceMesh.from_sizes(dp_size=consumers), remote_group="two"
+        )
         self.steps("hop", 1)
         return self.forms
 
@@ -77,7 +81,7 @@ class Twinkle:
 
     def _step(self) -> float:
         begin = time.perf_counter()
-        self._taker.take(self._maker.make())
+        self._consumer.take(self._maker.make())
         return time.perf_counter() - begin
 
 
