@@ -34,7 +34,6 @@ from meshctl.runtime.routes.end import (
     FORWARD,
     REALIGN,
     SHARED_WRITE,
-    SHARED_WRITE_MIN_BYTES,
     TABLES,
     VALUES,
     Received,
@@ -65,6 +64,10 @@ from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_for
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import RouteError, Run
+
+SHARED_PART_MIN_BYTES = 1 << 20
+"""Minimum size of a part for its producers to write into one frame. For smaller parts the wait for the leader
+takes longer than a copy by the consumer."""
 
 
 class _Message(NamedTuple):
@@ -259,7 +262,7 @@ class Channel:
         if not self._paths.can_write_together(part, producers):
             return None
         schema = header.schema_of(part)
-        return schema if schema and needs_copy(header, part, schema, SHARED_WRITE_MIN_BYTES) else None
+        return schema if schema and needs_copy(header, part, schema, SHARED_PART_MIN_BYTES) else None
 
     def _write_shared(
         self, header: StepHeader, content: list[Any], part: int, value: Batch, schema: Schema

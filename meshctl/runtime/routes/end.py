@@ -28,8 +28,8 @@ consumers (and the layouts of weights); buffers that several producers write; fr
 node."""
 TAGS_PER_ROUTE = 5
 SHARED_WRITE_MIN_BYTES = 1 << 16
-"""Minimum size of a part for its producers to write into one shared frame. Smaller parts are sent separately
-and concatenated by the consumer."""
+"""Minimum size of a bucket of weights for its producers to write into one frame. Smaller ones are sent
+separately."""
 
 
 @dataclass(frozen=True)

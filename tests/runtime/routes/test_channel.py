@@ -21,6 +21,7 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
+from meshctl.runtime.routes.step import FLAT_MAX_BYTES
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import DISPATCH, EXECUTE, Dispatch, Route
@@ -176,7 +177,11 @@ def test_every_consumer_receives_its_samples_unchanged(
     def take(channel: Channel, rank: int) -> list[Batch]:
         return [channel.receive(step).value for step in range(2)]
 
-    with patch("meshctl.runtime.routes.channel.SHARED_WRITE_MIN_BYTES", together):
+    flat_max = FLAT_MAX_BYTES if together > 1 else 0  # a part that may be flat is not shared
+    with (
+        patch("meshctl.runtime.routes.channel.SHARED_PART_MIN_BYTES", together),
+        patch("meshctl.runtime.routes.step.FLAT_MAX_BYTES", flat_max),
+    ):
         got = run(
             Route("a -> b", "a", "b", dispatch=dispatch),
             producers,

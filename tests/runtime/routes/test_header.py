@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
 from meshctl.runtime.routes.channel import Channel, needs_copy
-from meshctl.runtime.routes.end import SHARED_WRITE_MIN_BYTES, Received, RouteContext, RouteSide
+from meshctl.runtime.routes.end import Received, RouteContext, RouteSide
 from meshctl.runtime.routes.header import (
     BatchSchema,
     ProducerHeader,
@@ -304,7 +304,7 @@ def test_what_is_copied_is_what_nobody_could_map(runs: Runs, width: int, mappabl
         for number, names in enumerate(named)
     ]
     header = StepHeader(rows, Partition([[Run(*run) for run in runs]]), 0)
-    assert needs_copy(header, 0, schema, SHARED_WRITE_MIN_BYTES) == copied
+    assert needs_copy(header, 0, schema, 1 << 16) == copied
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])
