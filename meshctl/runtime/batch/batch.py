@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import tensordict
-from meshctl.runtime.batch.ids import grid_of, ids_of
+from meshctl.runtime.batch.ids import grid_of, ids_of, joined_grid
 from meshctl.topology.samples import Grid
 
 
@@ -194,6 +194,11 @@ class Batch:
         if self._ids is None and self._grid is not None:
             self._ids = ids_of(self._grid, 0, self._length)
         return torch.arange(len(self))[:, None] if self._ids is None else self._ids
+
+    @property
+    def _id_depth(self) -> int:
+        """How many numbers an id has."""
+        return self.ids.shape[1] if self._grid is None else len(self._grid.shape)
 
     @property
     def grid(self) -> Grid | None:
@@ -384,12 +389,13 @@ class Batch:
         for other in batches[1:]:
             if set(other._columns) != set(first._columns):
                 raise BatchError(f"columns differ: {', '.join(first.names)} and {', '.join(other.names)}")
-            if other.ids.shape[1] != first.ids.shape[1]:
-                raise BatchError(f"ids differ in depth: {first.ids.shape[1]} and {other.ids.shape[1]}")
+            if other._id_depth != first._id_depth:
+                raise BatchError(f"ids differ in depth: {first._id_depth} and {other._id_depth}")
         columns = {
             name: _concat(name, [batch._columns[name] for batch in batches], cat) for name in first._columns
         }
-        ids = torch.cat([batch.ids for batch in batches])
+        grid = joined_grid([batch._grid for batch in batches])
+        ids = torch.cat([batch.ids for batch in batches]) if grid is None else grid
         most = None if first._most is None else sum(batch.most for batch in batches)
         return cls(columns, ids=ids, group_depth=first.group_depth, most=most)
 

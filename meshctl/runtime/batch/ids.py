@@ -3,6 +3,7 @@ without a list of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -36,3 +37,13 @@ def ids_of(grid: Grid, start: int, stop: int) -> Tensor:
         digits.append(rest % size)
         rest = rest.div(size, rounding_mode="floor")
     return torch.stack([rest + grid.start, *reversed(digits)], 1)
+
+
+def joined_grid(grids: Sequence[Grid | None]) -> Grid | None:
+    """Returns spans of sample numbers as one, or None where they do not follow each other."""
+    first, count = grids[0], 0
+    for grid in grids:
+        if first is None or grid is None or len(grid.shape) != 1 or grid.start != first.start + count:
+            return None
+        count += grid.shape[0]
+    return first and Grid(first.start, (count,))

@@ -48,6 +48,21 @@ def test_minibatches_yield_every_sample_once_and_the_same_count_on_every_rank(
     assert sorted(id for cut in cuts for (id,) in cut.ids.tolist()) == list(range(10, 10 + count))
 
 
+@pytest.mark.parametrize(
+    ("grids", "joined"),
+    [
+        ([Grid(3, (2,)), Grid(5, (1,)), Grid(6, (4,))], Grid(3, (7,))),
+        ([Grid(3, (2,)), Grid(6, (1,))], None),
+        ([Grid(3, (2, 2)), Grid(5, (1, 2))], None),
+    ],
+)
+def test_ids_that_follow_each_other_stay_a_grid(grids: list[Grid], joined: Grid | None) -> None:
+    batches = [Batch({"x": torch.arange(len(grid))}, ids=grid) for grid in grids]
+    whole = Batch.concat(batches)
+    assert whole.ids.tolist() == [id for batch in batches for id in batch.ids.tolist()]
+    assert joined is None or whole.known_ids == joined
+
+
 def test_concat_and_join() -> None:
     one, two = batch().take([0, 1]), batch().take([2, 3])
     both = Batch.concat([one, two])

@@ -78,7 +78,9 @@ class MappedConcat:
         """Returns the tensors as one, along dim 0; None where they cannot be mapped."""
         first = tensors[0]
         total = sum(tensor.nbytes for tensor in tensors)
-        if total < MIN_BYTES or not all(map(is_plain, tensors)):
+        if total < MIN_BYTES or not is_plain(first) or first.data_ptr() % PAGE:
+            return None
+        if not all(map(is_plain, tensors)):
             return None
         if any(tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:] for tensor in tensors):
             return None
