@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+from meshctl.run.bounds import bounding_sources
 from meshctl.topology.cluster import Cluster as Cluster
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
@@ -118,6 +119,8 @@ class Stage:
     """In step k the receiver loads what was sent in step k - lag."""
     checksum: bool = field(default=False, metadata=SPARSE)
     """Of a sync: received weights are compared with checksums of the sent ones."""
+    ends_run: bool | None = field(default=None, metadata=SPARSE)
+    """Of a source: whether the run ends with its data; None for the rule of `run.bounds`."""
 
     @property
     def is_source(self) -> bool:
@@ -200,6 +203,11 @@ class Plan:
 
     def stage(self, name: str) -> Stage:
         return self._stages[name]
+
+    @cached_property
+    def bounding_sources(self) -> tuple[str, ...]:
+        """The sources with whose data the run ends."""
+        return bounding_sources(self.stages)
 
     def group_of(self, stage: Stage) -> str:
         """The group that runs a stage; a sync is run by two, this is the giving one."""

@@ -149,6 +149,7 @@ def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]
         sample_bytes=stage.sample_bytes,
         every=stage.every,
         when=when,
+        ends_run=stage.ends_run,
     )
 
 

@@ -16,7 +16,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
-from meshctl.plan.model import Plan
+from meshctl.plan.model import Plan, Stage
+from meshctl.run.bounds import bounding_sources
 from meshctl.topology.modes import Route
 
 
@@ -45,7 +46,9 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
     stages = tuple(stage for stage in plan.stages if syncs.get(stage.name, {plan.group_of(stage)}) == {group})
     names = {stage.name for stage in stages}
     routes = tuple(route for route in plan.routes if {route.source, route.target} <= names)
-    limited = any(stage.is_source and not stage.when for stage in stages)
+    bounding = [name for name in plan.bounding_sources if name in names]
+    if bounding != [*bounding_sources(stages)]:
+        stages = tuple(_as_bounding(stage, bounding) for stage in stages)
     kept = {route.name for route in routes}
     alone = replace(
         plan,
@@ -55,7 +58,7 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
         routes=routes,
         run=replace(
             plan.run,
-            epochs=plan.run.epochs if limited else 0,
+            epochs=plan.run.epochs if bounding else 0,
             record=tuple(name for name in plan.run.record if name in kept),
         ),
         replayed=tuple(route for route in taken if route.name in replayed),
@@ -64,6 +67,11 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
     return Alone(
         alone, missing, tuple(name for name, groups in syncs.items() if group in groups and len(groups) > 1)
     )
+
+
+def _as_bounding(stage: Stage, bounding: Collection[str]) -> Stage:
+    """Returns a stage that bounds the run, or does not, as in the whole plan."""
+    return replace(stage, ends_run=stage.name in bounding) if stage.is_source else stage
 
 
 def _group(plan: Plan, stage: str) -> str:

@@ -171,6 +171,12 @@ class Boolean(Type):
         return {"type": ["boolean", "string"], "pattern": OPEN}
 
 
+class OptionalBoolean(Boolean):
+    """A boolean that has no value where it is left out."""
+
+    empty: ClassVar[Any] = None
+
+
 @dataclass(frozen=True)
 class Text(Type):
     names: Top | None = None

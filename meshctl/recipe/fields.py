@@ -16,6 +16,7 @@ from meshctl.recipe.field_types import (
     MAX_SEED,
     MAX_STEPS,
     Boolean,
+    OptionalBoolean,
     OptionalWhole,
     Seconds,
     Size,
@@ -312,6 +313,9 @@ CALL = Section("call", "a stage that calls", (
     EVERY,
     WHEN,
     AFTER,
+    Field("ends_run", OptionalBoolean(),
+        doc="Of a source: whether the run ends with its data. Default: for a source that is called in "
+            "every step, or else for those that are called most often."),
 ))
 
 SYNC = Section("sync", "a sync", (

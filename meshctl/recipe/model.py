@@ -162,6 +162,8 @@ class Stage:
     """Of a sync, in steps; None for `every` - 1."""
     checksum: bool = False
     """Of a sync."""
+    ends_run: bool | None = None
+    """Of a source; None for the rule of `run.bounds`."""
 
     @property
     def lag(self) -> int:

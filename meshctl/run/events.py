@@ -6,9 +6,9 @@ written. Readers follow all files of the folder and fold the events.
 
     name                written by      value
     started, exited     agent           {"pid": n}; {"pid": n, "code": n}, negative for a signal
-    ready               worker          {"last": n}, null where only a stop ends the run; `step` is the one
-                                        before
-                                        the first
+    ready               worker          {"last": n, "source": STAGE}: the planned last step, null where only a
+                                        stop ends the run, and the source with whose data it ends, if
+                                        one does; `step` is the one before the first
     step                worker          {"seconds": s, "stages": {STAGE: s}, "waits": {STAGE: s},
                                         "routes": {ROUTE: bytes sent}} at the end of a step
     metric              worker          {"values": {NAME: number}, "weight": w,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from meshctl.plan.model import Stage
+from meshctl.run.bounds import end_of_data
 from meshctl.runtime.batch.batch import MARK, Batch, identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.component import context_of
@@ -117,7 +118,7 @@ class Call:
         return batch.with_columns(**marks) if marks else batch
 
     def _send(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
-        """Sends the value and returns whether the stream has ended. A value without consumers is a metric."""
+        """Sends the value and returns whether the stream has ended. The numbers in it are metrics."""
         if self._recorder and self._producer is not None:
             routes = [end.route for end in outputs]
             self._recorder.write(routes, step, self._producer, self._producers, value, weight)
@@ -127,7 +128,7 @@ class Call:
             if has_ended:
                 self._state.ended = self._state.ended or self.stage.name
             return has_ended
-        if not self._outputs and self._producer is not None and not isinstance(value, Batch):
+        if self._producer is not None and not isinstance(value, Batch):
             self._state.report.add_metric(self.stage.name, scalars(value), weight, self._reduction)
         return False
 
@@ -164,7 +165,7 @@ class SourceCall(Call):
         state.report.stages[self.stage.name] = perf_counter() - begin
         weight = float(len(value)) if isinstance(value, Batch) else 1.0
         if self._send(outputs, value, step, weight) and self._producer == 0:
-            self._agreement.ask(f"the data of `{self.stage.name}` ended", ended=step)
+            self._agreement.ask(end_of_data(self.stage.name), ended=step)
 
     def _next_samples(self, step: int) -> Any:
         """Returns this producer's share of the next samples; their ids are their numbers."""
@@ -176,11 +177,7 @@ class SourceCall(Call):
         mine = numbers[part.start : part.stop]
         value = self._call(step, (mine,), {})
         if value is None:
-            if (total := self._sources.total(stage)) is not None:
-                raise StageError(
-                    f"`{stage.component}` gave no samples from {mine.start} on, and it has said that "
-                    f"there are {total}"
-                )
+            self._check_end(mine, step)
             return END
         if not isinstance(value, Batch):
             raise StageError(
@@ -195,3 +192,18 @@ class SourceCall(Call):
         ids = Grid(mine.start, (count,)) if count else torch.empty((0, 1), dtype=torch.int64)
         most = -(-len(numbers) // self._producers)
         return self._marked(Batch(value.columns, ids=ids, most=most))
+
+    def _check_end(self, numbers: range, step: int) -> None:
+        """Raises `StageError` where a source that gave None must not end the data."""
+        stage = self.stage
+        total, gave = (
+            self._sources.total(stage),
+            f"`{stage.component}` gave no samples from {numbers.start} on",
+        )
+        if total is not None and numbers.start < total:
+            raise StageError(f"{gave}, and it has said that there are {total}")
+        if not self._sources.bounds_run(stage):
+            raise StageError(
+                f"{gave} (step {step}), and the run does not end with the data of `{stage.name}`: return "
+                "samples again, from the first one, or say `ends_run: true` there"
+            )

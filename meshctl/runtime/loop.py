@@ -79,10 +79,10 @@ class Loop:
 
     def _run_after(self, start: int, given: Mapping[str, int]) -> int:
         self._sources.begin(start, given)
-        self._is_open_ended = self._agree_on_length()
+        self._is_open_ended, source = self._agree_on_length()
         self._open(start)
         last = self._agreement.last
-        self._context.events.write("ready", step=start, last=last if last < ENDLESS else None)
+        self._context.events.write("ready", step=start, last=last if last < ENDLESS else None, source=source)
         step = self._run_steps(start)
         if self._is_open_ended:
             step = self._agreement.agree(step)
@@ -92,17 +92,21 @@ class Loop:
         self._agreement.leave()
         return step
 
-    def _agree_on_length(self) -> bool:
-        """Agrees with all workers on the planned last step, and returns whether a stream has no length."""
+    def _agree_on_length(self) -> tuple[bool, str]:
+        """Agrees with all workers on the planned last step. Returns whether a stream has no length, and the
+        source with whose data the run ends, empty where it ends with `run.steps`."""
         own = [] if self._context.rank else self._stages
-        names = self._sources.bounding
-        known = self._agreement.plan(self._plan.run.steps, self._sources.last_steps(own), names)
+        names, steps = self._plan.bounding_sources, self._plan.run.steps
+        known = self._agreement.plan(steps, self._sources.last_steps(own), names)
         if self._plan.run.epochs and all(count is None for count in known):
             raise StageError(
                 f"run.epochs needs a source that knows its length, and none of {', '.join(names)} has a "
                 "__len__"
             )
-        return None in known
+        lasts = {name: last for name, last in zip(names, known, strict=True) if last is not None}
+        shortest = min(lasts, key=lambda name: lasts[name], default="")
+        is_longer = bool(steps) and bool(shortest) and lasts[shortest] >= steps
+        return None in known, "" if is_longer else shortest
 
     def _open(self, start: int) -> None:
         """Opens all routes; consumers of weights then hold those of their producers, also after a resume."""

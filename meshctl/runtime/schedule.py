@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
-from meshctl.plan.model import Plan, Stage
+from meshctl.plan.model import Plan
 
 
 class ScheduledStep(NamedTuple):
@@ -59,9 +59,3 @@ class Schedule:
             if takes_closing or (stage.when == "end" and running.issuperset(inputs)):
                 running.add(stage.name)
         return frozenset(running)
-
-
-def bounds_run(stage: Stage) -> bool:
-    """Returns whether the run ends with this source's data; a source that runs at certain times only repeats
-    itself."""
-    return stage.is_source and not stage.when

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from meshctl.plan.model import Plan, Stage
 from meshctl.runtime.component import Component
 from meshctl.runtime.errors import StageError
-from meshctl.runtime.schedule import bounds_run
 from meshctl.runtime.user_modes import dispatch_mode, execute_mode
 
 
@@ -21,11 +20,6 @@ class Sources:
         self._start = 0
         self._given_at_start: Mapping[str, int] = {}
         self._totals: dict[str, int | None] = {}
-
-    @property
-    def bounding(self) -> list[str]:
-        """The sources that bound the run, by name."""
-        return [stage.name for stage in self._plan.stages if bounds_run(stage)]
 
     def begin(self, start: int, given: Mapping[str, int]) -> None:
         """Continues after a step, with the samples that were given by then. Asks the sources of this worker
@@ -45,19 +39,24 @@ class Sources:
         length = getattr(self._components[stage.component], "__len__", None)
         return length() * max(1, self._plan.run.epochs) if length else None
 
+    def bounds_run(self, stage: Stage) -> bool:
+        """Returns whether the run ends with the data of a stage, which then has a short last call. The sample
+        numbers of other sources run on past their length."""
+        return stage.name in self._plan.bounding_sources
+
     def next_numbers(self, stage: Stage) -> range:
         """Returns the numbers of a source's next samples, and counts them as given."""
         start = self._given[stage.name]
         stop = start + stage.samples
         total = self._totals[stage.name]
-        if total is not None and stop > total and not stage.when:
+        if total is not None and stop > total and self.bounds_run(stage):
             stop = total
         self._given[stage.name] = stop
         return range(start, stop)
 
     def last_steps(self, stages: Sequence[Stage]) -> dict[str, int | None]:
         """Returns the last step for which each bounding source has data, or None where it has no length."""
-        return {stage.name: self._last_step(stage) for stage in stages if bounds_run(stage)}
+        return {stage.name: self._last_step(stage) for stage in stages if self.bounds_run(stage)}
 
     def _last_step(self, stage: Stage) -> int | None:
         total = self.total(stage)
@@ -91,7 +90,7 @@ class Sources:
         are dropped."""
         given = dict(self._given)
         for stage in self._plan.stages:
-            if bounds_run(stage):
+            if stage.is_source and not stage.when:
                 calls = step // stage.every - self._start // stage.every
                 planned = self._given_at_start[stage.name] + calls * stage.samples
                 given[stage.name] = min(given[stage.name], planned)

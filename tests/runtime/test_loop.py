@@ -328,6 +328,84 @@ def test_data_end_the_run_and_the_tail_is_given() -> None:
     assert [len(batch) for _, _, batch in seen] == [4, 4, 2]
 
 
+class Endless(Source):
+    """Has a `stop`, after which it returns None."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+
+    @endpoint
+    def next(self, samples: range) -> Batch | None:
+        return super().next(samples) if samples.start < self.stop else None
+
+
+def exam_and_training(**exam: Any) -> list[Any]:
+    return [
+        call("batch", "source-a.next", samples=4),
+        call("loss", "echo-b.loss", "batch", collect="mean"),
+        call("questions", "exam-a.next", samples=3, **exam),
+        call("answers", "echo-b.take", "questions"),
+    ]
+
+
+EXAM = {"source-a": ("a", {}), "exam-a": ("a", {}), "echo-b": ("b", {})}
+
+
+def run_with_exam(make: Any, steps: int = 0, **exam: Any) -> tuple[in_process.Outcome, list[list[int]]]:
+    """Returns the outcome, and the sample numbers of each exam."""
+    seen: list[Any] = []
+    job = plan({"a": 1, "b": 1}, EXAM, exam_and_training(**exam), steps=steps)
+    outcome = in_process.run(job, lambda name, rank: Echo(seen) if name == "echo-b" else make(name))
+    return outcome, [batch.ids[:, 0].tolist() for _, _, batch in seen]
+
+
+def sized(length: int) -> Sized:
+    made = Sized()
+    made.length = length
+    return made
+
+
+def test_the_data_of_an_exam_do_not_end_a_training() -> None:
+    outcome, exams = run_with_exam(lambda name: sized(24 if name == "source-a" else 5), every=2)
+    assert not outcome.faults and set(outcome.last.values()) == {6}
+    assert exams == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # past the 5 that it has, and none is short
+    [ready, *_] = [event for event in outcome.events if event.name == "ready"]
+    assert ready.value == {"last": 6, "source": "batch"}
+
+
+def test_steps_that_end_a_run_before_its_data_are_no_source() -> None:
+    outcome, _ = run_with_exam(lambda name: sized(24), steps=3, every=2)
+    assert {event.value["source"] for event in outcome.events if event.name == "ready"} == {""}
+
+
+@pytest.mark.parametrize(("every", "ends_run", "last"), [(2, True, 4), (1, None, 2), (1, False, 6)])
+def test_a_stage_states_whether_its_data_end_the_run(every: int, ends_run: bool | None, last: int) -> None:
+    make = lambda name: sized(24 if name == "source-a" else 6)  # noqa: E731
+    outcome, _ = run_with_exam(make, every=every, ends_run=ends_run)
+    assert not outcome.faults and set(outcome.last.values()) == {last}
+
+
+def test_an_exam_without_a_length_may_not_end_in_silence() -> None:
+    outcome, _ = run_with_exam(lambda name: Endless(9) if name == "exam-a" else sized(400), every=2)
+    messages = [str(error) for error in outcome.faults.values() if isinstance(error, StageError)]
+    assert messages == [
+        "`exam-a` gave no samples from 9 on (step 8), and the run does not end with the data of `questions`: "
+        "return samples again, from the first one, or say `ends_run: true` there"
+    ]
+
+
+def test_the_numbers_of_a_stage_are_metrics_whether_or_not_another_takes_them() -> None:
+    stages = [
+        call("s", "source-a.next", samples=4),
+        call("loss", "echo-a.loss", "s", collect="mean"),
+        call("taken", "echo-a.pair", Input(("s",), "first"), Input(("loss",), "second")),
+    ]
+    job = plan({"a": 2}, {"source-a": ("a", {}), "echo-a": ("a", {})}, stages, steps=2)
+    outcome = in_process.run(job, lambda name, rank: made(name))
+    found = [event.value["values"] for event in outcome.events if event.stage == "loss" and event.step == 1]
+    assert not outcome.faults and sorted(values["x"] for values in found) == [0.5, 2.5]
+
+
 def test_epochs_start_the_data_again_without_a_short_batch_between() -> None:
     seen: list[Any] = []
     job = plan(

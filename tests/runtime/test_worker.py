@@ -259,3 +259,33 @@ def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_a_hin
     assert "failed: killed by SIGSEGV (a received batch is read-only: clone() what is changed)" in ran.err
     line = PARTS.splitlines().index('        batch["x"][0] = 0.0') + 1
     assert f'parts.py", line {line} in update' in ran.err
+
+
+def test_the_data_of_an_exam_do_not_end_a_training_and_the_summary_names_those_that_do(where: Path) -> None:
+    code = (
+        PARTS
+        + """
+
+class Short(Source):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+"""
+    )
+    (where / "short.py").write_text(code)
+    recipe = RECIPE.replace("_target_: parts.Source,", "_target_: short.Short, args: {length: 40},")
+    recipe = recipe.replace("steps: 9, ", "").replace(
+        "  sampler: {", "  held: {_target_: short.Short, args: {length: 9}, group: rollout}\n  sampler: {"
+    )
+    recipe = recipe.replace(
+        "pipeline:\n",
+        "pipeline:\n  questions: {call: held.next, samples: 8, every: 2}\n  answers: {call: sampler.sample, in: questions}\n",
+    )
+    (where / "exam.yaml").write_text(recipe)
+    ran = launch(where, "exam.yaml")
+    assert ran.code == 0, ran.err
+    assert len(ran.curve("learnt.loss")) == 5
+    assert "the run ends with the data of `batch`: step 5\n" in ran.out
+    assert re.search(r"learns: done after 5 steps in .*: the data of `batch` ended\n", ran.out)

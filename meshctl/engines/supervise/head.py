@@ -12,7 +12,7 @@ What it writes itself, in `events/launcher.jsonl`:
 | `stopping` | `{"reason": why}`: an orderly end was asked for, or a failure is being cleaned up |
 | `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` is it |
 | `fault` | the death of an agent or of a node process |
-| `over` | `{"code": exit code, "reason": the cause or the signal, or empty}`, by the supervisor |
+| `over` | `{"code": exit code, "reason": the cause, the signal, or the end of the data}`, by the supervisor |
 
 An orderly end (a signal, a component's `stop`) lets every worker finish the agreed last step and save. A
 second signal, or `plan.run.grace` seconds after the first, ends the attempt at once. After a failure
@@ -39,6 +39,7 @@ from meshctl.engines.supervise.cause import LOOK_S, Cause, Causes, Priority
 from meshctl.engines.supervise.nodes import AgentExited, NodeLost, Nodes, ServerExited
 from meshctl.engines.supervise.observers import Observers
 from meshctl.engines.supervise.signals import Signals
+from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event, Journal
 from meshctl.run.shutdown import Proposer, StopRequest, Store
 
@@ -52,7 +53,7 @@ class Outcome:
     code: int
     cause: Cause | None = None
     reason: str = ""
-    """The cause in a line, or the signal; empty for a run that is done."""
+    """The cause in a line, or the signal; for a run that is done what ended it, empty for its `steps`."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Head:
         self._saved: Counter[int] = Counter()
         self._is_ready = self._is_asked = self._is_signalled = self._is_released = False
         self._cause: Cause | None = None
+        self._ended_by = ""
+        """What ends the run before its `steps`: the data of a source, or the request of a component."""
         self._phase = 0
         """Of ending by force: 0 not yet, 1 SIGTERM was sent, 2 SIGKILL, 3 node processes were killed."""
         self._deadline = math.inf
@@ -170,6 +173,8 @@ class Head:
     def _note(self, event: Event) -> None:
         if event.name == "ready":
             self._is_ready = True
+            if (source := event.value.get("source")) and not self._ended_by:
+                self._ended_by = end_of_data(source)
         elif event.name == "saved" and event.step is not None:
             self._publish(event.step)
         elif event.name == "exited" and event.group in self._serving:
@@ -200,6 +205,8 @@ class Head:
             self._proposer.poll()
 
     def _stop(self, asked: StopRequest) -> None:
+        if not self._is_asked:
+            self._ended_by = asked.reason
         if asked.ended is None:
             self._write("stopping", reason=asked.reason)
             self._store.set(STOP_KEY, asked.reason)
@@ -241,7 +248,7 @@ class Head:
         first = self._signals.first
         if cause := self._cause or (None if self._phase else self._causes.best):
             return Outcome(FAILED, cause, cause.line)
-        return Outcome(self._signals.code, None, first.name) if first else Outcome(0)
+        return Outcome(self._signals.code, None, first.name) if first else Outcome(0, None, self._ended_by)
 
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
         """Writes an event. Observers see it with all others, when the events are next read."""

@@ -16,6 +16,7 @@ from meshctl.recipe.rules import (
     components,
     costs,
     devices,
+    ends,
     flow,
     groups,
     home,
@@ -33,7 +34,7 @@ from meshctl.recipe.rules.facts import Facts
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
     *(names, groups, devices, meshes, models, components, arguments),
-    *(pipeline, calls, home, shares, joins, flow, schedule, run, costs),
+    *(pipeline, calls, home, shares, joins, flow, schedule, ends, run, costs),
 )
 RULES: tuple[Rule, ...] = tuple(rule for subject in SUBJECTS for rule in subject.RULES)
 

@@ -1,4 +1,4 @@
-"""MC544 to MC549 and MC554 to MC557: in which steps a stage runs, and what ends the run.
+"""MC544, MC545, MC548, MC549 and MC554 to MC557: in which steps a stage runs.
 
 A stage runs in steps n, 2n, ... (`every`) or at a time (`when`), and only where every stage runs whose value
 it takes. So it may run less often than the recipe states, or never.
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from math import lcm
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.classes import Class
 from meshctl.recipe.model import Run, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.stages import Times
@@ -118,37 +117,6 @@ def _is_slower(times: Times, every: int) -> bool:
     return not times.at and every % times.period != 0
 
 
-def run_ends(facts: Facts) -> Iterator[Diagnostic]:
-    """Steps or data end the run, and a run that counts epochs has a source with a length."""
-    pipeline, run = facts.recipe.pipeline, facts.recipe.run
-    is_known = facts.is_valid("run") and all(_is_known(facts, stage) for stage in pipeline.values())
-    if not pipeline or not is_known:
-        return
-    sources = [stage for stage in pipeline.values() if stage.is_source and not stage.when]
-    if run.epochs and all(_has_length(facts, stage) is False for stage in sources):
-        who = "no source runs in every step"
-        if sources:
-            has = "has" if len(sources) == 1 else "have"
-            who = f"{listed(stage.component for stage in sources)} {has} no `__len__`"
-        seconds = tuple(facts.value("components", stage.component, "_target_") for stage in sources)
-        message = f"`epochs` needs a source that knows its length, and {who}"
-        help = "say `steps`, or write `__len__`: the samples of one epoch"
-        yield Diagnostic("MC547", message, facts.value("run", "epochs"), seconds, help)
-    elif not sources and not run.steps:
-        span = facts.key("run" if facts.is_named("run") else "pipeline")
-        message = "nothing ends this run but a stop: it has no `steps`, and no source runs in every step"
-        help = "say `run: {steps: N}`; a source without `when` ends it with its data"
-        yield Diagnostic("MC546", message, span, help=help, severity="warning")
-
-
-def _has_length(facts: Facts, stage: Stage) -> bool | None:
-    """Whether a source has `__len__`; None where its class cannot be read."""
-    found = facts.classes.get(stage.component)
-    if not isinstance(found, Class) or not found.whole or found.is_component is not True:
-        return None
-    return "__len__" in found.methods
-
-
 def checkpoints_before_end(facts: Facts) -> Iterator[Diagnostic]:
     run = facts.recipe.run
     if run.checkpoint and facts.is_valid("run") and 0 < run.steps < run.checkpoint.every:
@@ -211,7 +179,6 @@ def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
 RULES = (
     stage_runs,
     every_is_kept,
-    run_ends,
     checkpoints_before_end,
     run_keys_need_components,
     one_sync_per_target,

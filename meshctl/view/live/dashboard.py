@@ -189,12 +189,19 @@ def spaced(head: list[RenderableType], *tables: Table) -> list[RenderableType]:
     return [*head, *(part for table in tables if table.row_count for part in (Text(""), table))]
 
 
+def position(state: RunState) -> str:
+    """Returns the step, of how many, and the source with whose data these end."""
+    if not state.steps:
+        return f"step {state.step}"
+    return f"step {state.step}/{state.steps}" + (f", until `{state.source}` ends" if state.source else "")
+
+
 def progress(state: RunState, elapsed: float, over: bool = False) -> Table:
     """Returns name, steps, a bar where the number of steps is known, time, speed, and the time left."""
     table, steps, speed = grid(expand=True), state.steps, state.steps_per_second
     cells: list[RenderableType] = [
         Text(state.plan.name, style="bold", no_wrap=True, overflow="ellipsis"),
-        f"step {state.step}/{steps}" if steps else f"step {state.step}",
+        position(state),
         ProgressBar(total=steps, completed=state.step) if steps else "",
         duration(elapsed),
         rate(speed) if speed else "",

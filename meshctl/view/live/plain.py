@@ -47,7 +47,10 @@ class PlainOutput:
             self._print(f"continues after step {step}")
 
     def on_event(self, event: Event) -> None:
+        was_known = bool(self._state.source)
         self._state.on_event(event)
+        if self._state.source and not was_known:
+            self._print(f"the run ends with the data of `{self._state.source}`: step {self._state.steps}")
         match event.name:
             case "started" | "ready":
                 self._print_running(event.group)

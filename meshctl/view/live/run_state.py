@@ -104,6 +104,8 @@ class RunState:
         """The last complete one."""
         self.steps = plan.run.steps
         """The planned number of steps; the data may end earlier. 0 where only a stop ends the run."""
+        self.source = ""
+        """The source with whose data the run is planned to end; empty where it ends with `run.steps`."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         """(step, time) of the first and the last row of metrics."""
@@ -119,6 +121,7 @@ class RunState:
             return
         if event.name == "ready":
             self.steps = event.value.get("last") or self.steps
+            self.source = event.value.get("source") or ""
         group = self.groups[event.group]
         state = self._state_after(event, group.states.get(event.rank, "waiting"))
         if state:

@@ -1,6 +1,6 @@
 """The summary of a run in a few lines, read from its directory: after its end, a failure, or an interrupt.
 
-grpo-arithmetic: done after 200 steps in 34.1 s (6.84 steps/s)
+grpo-arithmetic: done after 200 steps in 34.1 s (6.84 steps/s): the data of `batch` ended
 
   exam.reward    0.05 -> 0.93
 
@@ -85,7 +85,8 @@ def ending(record: Record) -> str:
         words.append(f"after {duration(record.seconds)}")
     if state.steps_per_second:
         words.append(f"({rate(state.steps_per_second)})")
-    return " ".join(words)
+    reason = record.over.value.get("reason") if record.over and record.done else ""
+    return " ".join(words) + (f": {reason}" if reason else "")
 
 
 def how(over: Event) -> str:

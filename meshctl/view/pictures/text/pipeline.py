@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshctl.plan.views.topology import Flow, PlacedStage
+from meshctl.run.bounds import bounding_sources
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER
@@ -55,6 +56,13 @@ class Pipeline:
     @cached_property
     def consumed(self) -> set[str]:
         return {route.source for route in self.marks.topology.routes if route.kind == "data"}
+
+    @cached_property
+    def bounding(self) -> tuple[str, ...]:
+        """The sources with whose data the run ends, where other sources do not end it."""
+        stages = self.marks.topology.stages
+        bounding = bounding_sources(stages)
+        return bounding if len(bounding) < sum(stage.is_source for stage in stages) else ()
 
     @cached_property
     def styles(self) -> dict[str, str]:
@@ -120,6 +128,7 @@ class Pipeline:
             words.append(shown_mode(stage.collect))
         words += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
         words += [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
+        words += ["ends the run"] * (stage.name in self.bounding)
         words += [f"lag {stage.lag}"] * (stage.lag > 0)
         return Line(", ".join(words))
 

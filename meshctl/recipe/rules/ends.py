@@ -1,0 +1,121 @@
+"""MC546, MC547 and MC564 to MC566: what ends the run.
+
+A run ends after its `steps`, or with the data of the sources that bound it (`run.bounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshctl.diagnostics import Diagnostic
+from meshctl.recipe.code.classes import Class
+from meshctl.recipe.model import Stage
+from meshctl.recipe.rules.facts import Facts
+from meshctl.run.bounds import bounding_sources
+from meshctl.text.english import listed
+
+
+def run_ends(facts: Facts) -> Iterator[Diagnostic]:
+    """Steps or data end the run, and a run that counts epochs has a source with a length."""
+    if not _are_known(facts):
+        return
+    run, sources = facts.recipe.run, _bounding(facts)
+    if run.epochs and all(_has_length(facts, stage) is False for stage in sources):
+        who = "no source bounds the run"
+        if sources:
+            has = "has" if len(sources) == 1 else "have"
+            who = f"{listed(stage.component for stage in sources)} {has} no `__len__`"
+        seconds = tuple(facts.value("components", stage.component, "_target_") for stage in sources)
+        message = f"`epochs` needs a source that knows its length, and {who}"
+        help = "say `steps`, or write `__len__`: the samples of one epoch"
+        yield Diagnostic("MC547", message, facts.value("run", "epochs"), seconds, help)
+    elif not run.steps and all(_is_endless(facts, stage) for stage in sources):
+        span = facts.key("run" if facts.is_named("run") else "pipeline")
+        why = "no source bounds it"
+        if sources:
+            ends = "ends" if len(sources) == 1 else "end"
+            why = (
+                f"{listed(stage.name for stage in sources)} never {ends}: a Batch in every step, no `__len__`"
+            )
+        message = f"nothing ends this run but a stop: it has no `steps`, and {why}"
+        help = "say `run: {steps: N}`; a source that returns None at its end, or has `__len__`, ends it too"
+        yield Diagnostic("MC546", message, span, help=help, severity="warning")
+
+
+def steps_are_counted(facts: Facts) -> Iterator[Diagnostic]:
+    """`steps` is left out where the data end the run; 0 is no number of steps."""
+    node = facts.written.node("run", "steps")
+    if node is not None and node.value == 0 and facts.is_valid("run", "steps"):
+        message = "`steps: 0` sets no limit: the run ends with its data, or never"
+        help = "leave it out, or write the number of steps"
+        yield Diagnostic("MC566", message, facts.value("run", "steps"), help=help, severity="warning")
+
+
+def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
+    """A source that does not end the run states that: `ends_run: false`."""
+    if not _are_known(facts):
+        return
+    bounding, pipeline = _bounding(facts), facts.recipe.pipeline.values()
+    sources = [stage for stage in pipeline if stage.is_source and not stage.when]
+    others = [stage for stage in sources if stage not in bounding and stage.ends_run is None]
+    if not bounding or not others:
+        return
+    ends = "ends the run with its" if len(bounding) == 1 else "end the run with their"
+    does = "does" if len(others) == 1 else "do"
+    names, rest = (listed(stage.name for stage in some) for some in (bounding, others))
+    message = f"{names} {ends} data, {rest} {does} not"
+    span, *seconds = [facts.value("pipeline", stage.name, "every") for stage in others]
+    help = "say `ends_run: false` where that is meant, and `ends_run: true` where it is not"
+    yield Diagnostic("MC564", message, span, tuple(seconds), help, severity="note")
+
+
+def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
+    """`ends_run` stands on a source that is called in steps."""
+    for name, stage in facts.recipe.pipeline.items():
+        if stage.ends_run is None or not facts.is_valid("pipeline", name):
+            continue
+        span = facts.value("pipeline", name, "ends_run")
+        if stage.inputs:
+            message = f"stage `{name}` takes the values of others: only a source can end the run"
+            seconds = (facts.value("pipeline", name, "in"),)
+            yield Diagnostic("MC565", message, span, seconds, "say it at the source")
+        elif stage.when and stage.ends_run:
+            message = f"source `{name}` is called at the {stage.when} only: its data cannot end the run"
+            seconds = (facts.value("pipeline", name, "when"),)
+            yield Diagnostic("MC565", message, span, seconds, "leave it out")
+
+
+def _are_known(facts: Facts) -> bool:
+    """Whether nothing is wrong with the stages and `run`."""
+    pipeline = facts.recipe.pipeline
+    are_valid = all(stage.kind and facts.is_valid("pipeline", name) for name, stage in pipeline.items())
+    are_taken = all(other in pipeline for stage in pipeline.values() for other in stage.takes)
+    return bool(pipeline) and facts.is_valid("run") and are_valid and are_taken
+
+
+def _bounding(facts: Facts) -> list[Stage]:
+    pipeline = facts.recipe.pipeline
+    return [pipeline[name] for name in bounding_sources(pipeline.values())]
+
+
+def _has_length(facts: Facts, stage: Stage) -> bool | None:
+    """Whether a source has `__len__`; None where its class cannot be read."""
+    found = facts.classes.get(stage.component)
+    if not isinstance(found, Class) or not found.whole or found.is_component is not True:
+        return None
+    return "__len__" in found.methods
+
+
+def _is_endless(facts: Facts, stage: Stage) -> bool:
+    """Whether a source is known to have no end: it has no `__len__`, and by its annotation never returns
+    None."""
+    endpoint = facts.known_endpoint(stage)
+    if endpoint is None or _has_length(facts, stage) is not False:
+        return False
+    returned, taken = endpoint.signature.gives, endpoint.signature.hints.get(endpoint.signature.first)
+    if taken is not None and taken.is_batch:
+        return False  # it is no source; another rule reports that
+    return returned is not None and returned.kinds == {"batch"}
+
+
+RULES = (run_ends, steps_are_counted, bounds_are_stated, ends_run_is_a_sources)

@@ -1,0 +1,44 @@
+"""Which sources bound a run: it ends with their data.
+
+A source that is called in every step bounds the run. One that is called less often, such as the data of an
+evaluation, does not: its sample numbers run on past its length. Where no source is called in every step,
+those that are called most often bound the run. `ends_run` of the stage overrides this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Source(Protocol):
+    """A stage, as far as it matters here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_source(self) -> bool: ...
+    @property
+    def every(self) -> int: ...
+    @property
+    def when(self) -> str: ...
+    @property
+    def ends_run(self) -> bool | None: ...
+
+
+def bounding_sources(stages: Iterable[Source]) -> tuple[str, ...]:
+    """Returns the names of the sources that bound a run, in the order of the stages."""
+    sources = [stage for stage in stages if stage.is_source]
+    least = min((source.every for source in sources if not source.when), default=0)
+
+    def is_bounding(source: Source) -> bool:
+        if source.ends_run is not None:
+            return source.ends_run
+        return not source.when and source.every == least
+
+    return tuple(source.name for source in sources if is_bounding(source))
+
+
+def end_of_data(source: str) -> str:
+    """Returns the reason of an end that a source causes."""
+    return f"the data of `{source}` ended"
