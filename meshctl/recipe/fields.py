@@ -234,7 +234,8 @@ COMPONENT = Section("component", "a component", (
             "component of the same group whose mesh is shared. Default: dp over all workers.",
         aliases="parallelism parallel_config parallel_dims device_mesh",
         related="mesh layout"),
-    Field("args", PlainData(), doc="Keyword arguments of the constructor, plain data."),
+    Field("args", PlainData(),
+        doc="Keyword arguments of the constructor, plain data; {run_dir} in them is the run's folder."),
     Field("frozen", Boolean(),
         doc="Whether the component has no state to checkpoint and is no target of a sync: a "
             "reference, a teacher.",

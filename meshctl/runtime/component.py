@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -148,6 +150,18 @@ class Component:
     def step(self) -> int:
         """The running step, from 1; 0 before the first one."""
         return context_of(self).step
+
+    @cached_property  # a subclass may have an attribute of this name
+    def run_dir(self) -> Path:
+        """The folder of the run, for files that the component writes; the working directory without a
+        launcher."""
+        return self.place.run_dir
+
+    @cached_property
+    def seed(self) -> int:
+        """The recipe's `seed`; 0 without a launcher. torch's generators are seeded with it already, for each
+        component, data rank and step."""
+        return self.place.seed
 
     # torch's meshes
 

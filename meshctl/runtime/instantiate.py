@@ -19,6 +19,9 @@ from meshctl.runtime.user_modes import imported
 from meshctl.text.env_refs import Unset, filled
 from meshctl.topology.modes import is_user_mode
 
+RUN_DIR = "{run_dir}"
+"""In a component's arguments: the folder of the run."""
+
 
 class TargetError(ValueError):
     """A component that cannot be made. The message names it."""
@@ -37,8 +40,10 @@ def make(
     kind = _class(placed, path)
     for method in methods:
         _check(placed, kind, method)
+    run_dir = str(context.run_dir) if context else ""
     args = {
-        name: resolved(value, f"components.{placed.name}.args.{name}") for name, value in placed.args.items()
+        name: resolved(value, f"components.{placed.name}.args.{name}", run_dir)
+        for name, value in placed.args.items()
     }
     token = STARTING.set(context)
     try:
@@ -106,18 +111,19 @@ def _mode_name(mode: object, planned: str) -> str:
     return planned if is_user_mode(planned) and imported(planned) is mode else repr(mode)
 
 
-def resolved(value: Any, where: str) -> Any:
-    """Returns plain data with the value of each `${oc.env:NAME}` and `${oc.env:NAME,default}`.
+def resolved(value: Any, where: str, run_dir: str = "") -> Any:
+    """Returns plain data with the value of each `${oc.env:NAME}` and `${oc.env:NAME,default}`, and with the
+    run's folder for `{run_dir}`.
 
     Secrets enter a run here and nowhere else.
     """
     if isinstance(value, Mapping):
-        return {key: resolved(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: resolved(item, f"{where}.{key}", run_dir) for key, item in value.items()}
     if isinstance(value, list):
-        return [resolved(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [resolved(item, f"{where}[{index}]", run_dir) for index, item in enumerate(value)]
     if not isinstance(value, str):
         return value
     try:
-        return filled(value, os.environ)
+        return filled(value.replace(RUN_DIR, run_dir) if run_dir else value, os.environ)
     except Unset as unset:
         raise TargetError(f"{where}: {unset} here") from None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,10 @@ class RankContext:
     device: torch.device = torch.device("cpu")
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)
     step: int = 0
+    run_dir: Path = Path()
+    """The folder of the run; the working directory without a launcher."""
+    seed: int = 0
+    """The recipe's."""
     log: Callable[[Mapping[str, float], float], None] = lambda values, weight: None
     stop: Callable[[str], None] = lambda reason: None
     alloc: Callable[[int], torch.Tensor] = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)

@@ -172,6 +172,8 @@ class Worker:
                 self._env.rank,
                 devices[0],
                 devices,
+                run_dir=self._run.path,
+                seed=plan.seed,
                 stop=agreement.ask,
                 nodes=partial(ranks_by_node, plan, self._env.group),
                 alloc=data_plane.alloc,

@@ -14,7 +14,7 @@ from torch import nn
 from meshctl import Batch, Component, ComponentError, DeviceMesh, MeshError, copy_weights, endpoint
 from meshctl.runtime.component import Endpoint, endpoint_of
 from meshctl.runtime.instantiate import make
-from meshctl.runtime.rank_context import Location, RankContext
+from meshctl.runtime.rank_context import STARTING, Location, RankContext
 from tests.paths import ROOT
 from tests.runtime.plans import plan
 
@@ -93,6 +93,22 @@ assert it.torch_mesh is it.torch_mesh and it.local_mesh is it.local_mesh
 class Curious(Component):
     def __init__(self) -> None:
         self.seen = (self.rank, self.mesh.world_size, self.place.name)
+
+
+class Seeded(Component):
+    def __init__(self) -> None:
+        self.out, self.first = self.run_dir / "out", self.seed
+        self.seed = 99  # its own, as many classes have one
+
+
+def test_the_folder_and_the_seed_of_a_run() -> None:
+    assert (Component().run_dir, Component().seed) == (Path(), 0)
+    token = STARTING.set(RankContext(run_dir=Path("/runs/x"), seed=7))
+    try:
+        made = Seeded()
+    finally:
+        STARTING.reset(token)
+    assert (made.out, made.first, made.seed) == (Path("/runs/x/out"), 7, 99)
 
 
 def test_a_constructor_knows_its_rank() -> None:

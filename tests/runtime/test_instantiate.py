@@ -10,6 +10,7 @@ import pytest
 
 from meshctl.plan.model import Component as Placed
 from meshctl.runtime.instantiate import TargetError, make, resolved
+from meshctl.runtime.rank_context import RankContext
 from meshctl.topology.mesh import DeviceMesh
 
 SOURCE = """
@@ -82,6 +83,16 @@ def test_a_decorator_that_differs_from_its_source_text_is_an_error(folder: str) 
             ["go"],
             [folder],
         )
+
+
+def test_the_folder_of_the_run_is_filled_in(folder: str) -> None:
+    context = RankContext(run_dir=Path("/runs/x"))
+    made = make(
+        placed("a_target_module.Good", args={"size": ["{run_dir}/out", {"a": 3}]}), [], [folder], context
+    )
+    assert made.size == ["/runs/x/out", {"a": 3}]
+    alone = make(placed("a_target_module.Good", args={"size": "{run_dir}/out"}), [], [folder])
+    assert alone.size == "{run_dir}/out"
 
 
 def test_references_to_the_environment_are_filled_in_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
