@@ -151,6 +151,8 @@ class Run:
     """The routes, by name, whose values are kept on disk."""
     patience: float = field(default=3600.0, metadata=SPARSE)
     """Seconds that a worker waits for another before it ends the run; 0 to wait for ever."""
+    log_level: str = field(default="warning", metadata=SPARSE)
+    """The least level of the log records that workers of components write."""
 
 
 @dataclass(frozen=True)

@@ -178,4 +178,14 @@ def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
 def _run(run: recipes.Run, routes: tuple[Route, ...]) -> Run:
     checkpoint = Checkpoint(run.checkpoint.every, run.checkpoint.keep) if run.checkpoint else None
     record = tuple(route.name for route in routes if {route.name, route.source} & {*run.record})
-    return Run(run.steps, run.epochs, run.dir, checkpoint, run.grace, run.show, record, run.patience)
+    return Run(
+        run.steps,
+        run.epochs,
+        run.dir,
+        checkpoint,
+        run.grace,
+        run.show,
+        record,
+        run.patience,
+        run.log_level,
+    )

@@ -70,6 +70,12 @@ TIMES = {
     "end": "once, after the last step",
     "checkpoint": "whenever a checkpoint is written",
 }
+LOG_LEVELS = {
+    "debug": "every record",
+    "info": "what happens, and what follows",
+    "warning": "warnings and errors",
+    "error": "errors only",
+}
 BALANCE = {"tokens": "even out the tokens of the shares"}
 
 DISPATCH_MODE = Word(DISPATCH_MODES, "a dispatch mode", "MC520")
@@ -375,6 +381,8 @@ RUN = Section("run", "`run`", (
         doc="Seconds that a worker waits for another one before the run ends with an error that names "
             "it; 0: no limit.",
         aliases="timeout timeout_seconds"),
+    Field("log_level", Word(LOG_LEVELS, "a log level", "MC102"), default="warning",
+        doc="The least level of Python's log records that workers of components write."),
     Field("show", Texts("pipeline", is_prefix=True),
         doc="Metrics that the display shows, as STAGE.NAME."),
     Field("record", Texts("pipeline"),

@@ -205,6 +205,7 @@ class Run:
     show: tuple[str, ...] = ()
     record: tuple[str, ...] = ()
     patience: float = RUN.default("patience")
+    log_level: str = RUN.default("log_level")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.instantiate import TargetError, extend_path, make
+from meshctl.runtime.log_level import set_log_level
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import CheckpointHook, LoopContext
 from meshctl.runtime.rank_context import RankContext
@@ -105,6 +106,7 @@ class Worker:
         self._plan = plan
         group = plan.group(env.group)
         job_rank = group.first_job_rank + env.rank
+        set_log_level(plan.run.log_level)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         store, listener = connect(env.head, env.attempt), connect(env.head, env.attempt)
         join(store, group, env.rank)

@@ -1,0 +1,19 @@
+"""`run.log_level`: the records of Python's `logging` that reach a worker's log file."""
+
+from __future__ import annotations
+
+import logging
+
+FORMAT = "%(levelname)s %(name)s: %(message)s"
+
+
+def set_log_level(level: str) -> None:
+    """Writes records of this level and above to standard error, each with its level.
+
+    It is the last resort: as soon as the user's code adds a handler (`logging.basicConfig`), only that one
+    counts.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(FORMAT))
+    logging.lastResort = handler
+    logging.getLogger().setLevel(level.upper())
