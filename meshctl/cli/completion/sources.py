@@ -108,9 +108,9 @@ def device_types(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
 
 
 def dims(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.topology.sizes import SIZES
+    from meshctl.topology.mesh import DIMS, VIEWS
 
-    return (Candidate(size.removesuffix("_size")) for size in SIZES)
+    return map(Candidate, dict.fromkeys((*DIMS, *VIEWS["data"], *VIEWS["expert"])))
 
 
 def components(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:

@@ -223,7 +223,7 @@ def _of_routes(topology: Topology) -> dict[str, Facts]:
             **_ends(route),
             **_facts(route, "shares collect", dispatch=route.dispatch.mode),
             **_facts(route.dispatch, "balance home allow_empty split_groups equal_counts"),
-            **_facts(route, "", bytes_a_step=route.bytes, over=route.over),
+            **_facts(route, "", bytes_a_step=route.bytes, over=" ".join(route.ways)),
         }
         for route in topology.routes
         if route.kind == "data"
@@ -241,7 +241,7 @@ def _of_weights(topology: Topology) -> dict[str, Facts]:
                 layout_of_the_producer=layouts[route.producer],
                 layout_of_the_consumer=layouts[route.consumer],
             ),
-            **_facts(route, "slots", bytes_a_step=route.bytes, over=route.over),
+            **_facts(route, "slots", bytes_a_step=route.bytes, over=" ".join(route.ways)),
         }
         for route in topology.routes
         if route.kind == "weights"

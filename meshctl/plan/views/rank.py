@@ -15,18 +15,8 @@ from itertools import chain
 from typing import Literal
 
 from meshctl.plan.model import Component, Plan, Stage, Worker
-from meshctl.plan.views.topology import (
-    FORMAT,
-    Over,
-    PlacedComponent,
-    Topology,
-    ZoomError,
-    carries_samples,
-    ends_of,
-    even_flow,
-    over,
-    user_mode,
-)
+from meshctl.plan.views.topology import FORMAT, PlacedComponent, Topology, ZoomError
+from meshctl.plan.views.ways import Over, carries_samples, ends_of, even_flow, over, user_mode
 from meshctl.text.english import did_you_mean
 from meshctl.topology.flows import MAX_LISTED, EvenFlow, Part, Ranks, along
 from meshctl.topology.mesh import VIEWS, DeviceMesh, even_split

@@ -13,19 +13,10 @@ from itertools import pairwise
 from typing import Literal
 
 from meshctl.plan.model import NOT_STORED, Cluster, Component, Group, Input, Plan, Stage
+from meshctl.plan.views.ways import Over, carries_samples, ends_of, ways
 from meshctl.text.redaction import command_line
-from meshctl.topology.cluster import DIRECT
-from meshctl.topology.flows import EvenFlow
 from meshctl.topology.mesh import VIEWS, DeviceMesh
-from meshctl.topology.modes import (
-    COLLECT,
-    DISPATCH,
-    EXECUTE,
-    Route,
-    is_user_mode,
-    part_count,
-    producer_set,
-)
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, part_count, producer_set
 from meshctl.topology.placement import NodeRun, span_nodes
 
 FORMAT = 1
@@ -35,10 +26,6 @@ EXAMPLE_RANKS = 8
 
 Reach = Literal["inside", "some", "all"]
 """Whether all process groups of a dim are inside a node, or some or all of them span nodes."""
-
-Over = Literal["process", "node", "nodes", "device", "devices"]
-"""The distance between producers and consumers: the same process, one node, several nodes, and the last two
-for tensors that move between devices without passing CPU memory."""
 
 
 class ZoomError(ValueError):
@@ -145,7 +132,9 @@ class Flow(Route):
     bytes: int
     """Per step, counting each sample once; 0 if the recipe does not give it."""
     over: Over
-    """The longest distance between a producer and a consumer."""
+    """The longest of `ways`."""
+    ways: tuple[Over, ...]
+    """The distances between producers and consumers that share samples, the nearest first."""
 
 
 @dataclass(frozen=True)
@@ -365,46 +354,6 @@ def process_groups(mesh: DeviceMesh, dim: str, node_runs: tuple[NodeRun, ...]) -
 # The pipeline
 
 
-def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
-    """Returns the producing and the consuming component of a route."""
-    source, target = plan.stage(route.source), plan.stage(route.target)
-    return plan.component(source.component), plan.component(
-        source.to if route.kind == "weights" else target.component
-    )
-
-
-def carries_samples(plan: Plan, route: Route) -> bool:
-    """Whether a route moves samples: `flatten` joins batches, and a `first` value is a batch if the recipe
-    gives its number of samples."""
-    collect = COLLECT.get(route.collect)
-    if collect is None or route.kind != "data":
-        return False
-    return collect.is_batch or (collect.is_first and plan.stage(route.source).samples > 0)
-
-
-def user_mode(plan: Plan, route: Route) -> str:
-    """Returns the first mode of a route that a user supplies, `module:NAME`; empty if all modes are built
-    in."""
-    source, target = plan.stage(route.source), plan.stage(route.target)
-    names = (route.collect, source.execute, route.dispatch.mode, target.execute)
-    return next(filter(is_user_mode, names), "")
-
-
-def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
-    """Returns the flow of an even batch of `total` samples on a route."""
-    source, target = plan.stage(route.source), plan.stage(route.target)
-    producer, consumer = ends_of(plan, route)
-    return EvenFlow(
-        producer.mesh,
-        consumer.mesh,
-        total,
-        COLLECT[route.collect],
-        EXECUTE[source.execute],
-        DISPATCH[route.dispatch.mode],
-        EXECUTE[target.execute],
-    )
-
-
 def _flow(plan: Plan, route: Route) -> Flow:
     source, target = plan.stage(route.source), plan.stage(route.target)
     producer, consumer = ends_of(plan, route)
@@ -420,7 +369,7 @@ def _flow(plan: Plan, route: Route) -> Flow:
             else consumers
         )
     samples = source.samples if carries_samples(plan, route) else 0
-    is_local = _stays(plan, route, producer, consumer)
+    distances = ways(plan, route)
     return Flow(
         **vars(route),
         producer=producer.name,
@@ -430,40 +379,6 @@ def _flow(plan: Plan, route: Route) -> Flow:
         shares=parts,
         samples=samples,
         bytes=samples * source.sample_bytes,
-        over="process" if is_local else _over(plan, producer.group, consumer.group),
+        over=distances[-1],
+        ways=distances,
     )
-
-
-def _stays(plan: Plan, route: Route, producer: Component, consumer: Component) -> bool:
-    """Whether each worker consumes its own part of an even batch."""
-    workers, dispatch = producer.mesh.world_size, route.dispatch
-    if producer.group != consumer.group or workers == 1 or route.kind == "weights":
-        return producer.group == consumer.group and (workers == 1 or producer.mesh == consumer.mesh)
-    if user_mode(plan, route):
-        return False
-    flow = even_flow(plan, route, 0)
-    if flow.execute.is_single:
-        return flow.producers == 1 and flow.ranks_of(0, 0).first == (flow.producer_rank(0),)
-    cut = part_count(consumer.mesh, flow.execute, flow.mode, flow.producers)
-    if not flow.producers == cut == workers or dispatch.balance or dispatch.home:
-        return False
-    # The index of a producer depends on at most two dims here, dp and fsdp, in one order or the other. If
-    # rank 1 has
-    # the same index at both ends, all ranks have.
-    received = 1 if flow.execute.is_per_producer else flow.share_of(1)
-    return flow.producer_set.index_of(producer.mesh, 1) == received
-
-
-def _over(plan: Plan, producer: str, consumer: str) -> Over:
-    runs = [*plan.node_runs_of(producer), *plan.node_runs_of(consumer)]
-    return over(
-        plan, producer, consumer, near=max(stop for _, stop in runs) - min(start for start, _ in runs) == 1
-    )
-
-
-def over(plan: Plan, producer: str, consumer: str, *, near: bool) -> Over:
-    """Returns the distance between workers of two groups; `near` if all of them are on one node."""
-    types = {plan.group(name).device_type for name in (producer, consumer)}
-    if len(types) == 1 and types <= {*DIRECT}:
-        return "device" if near else "devices"
-    return "node" if near else "nodes"

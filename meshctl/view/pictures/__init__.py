@@ -12,6 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshctl.plan.views.topology import Flow
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ OVER: Mapping[str, str] = {
 }
 """The transport of a route, by its distance. Between nodes, samples are sent once to each node and shared in
 memory there. The last two are for tensors on devices; tensors on the CPU use shared memory and tcp."""
+
+
+def ways_of(route: Flow, words: Mapping[str, str] = OVER) -> str:
+    """Returns the transports of a route: `in process`, or `in process, cuda ipc` if its links differ."""
+    return ", ".join(dict.fromkeys(words[way] for way in route.ways))
+
 
 FORMATS: Mapping[str, Format] = {
     "text": Format((".txt",), "text.picture", zoom="text.zoom", difference="text.diff"),

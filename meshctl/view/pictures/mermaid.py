@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from meshctl.plan.views.topology import Flow, PlacedGroup, Topology
 from meshctl.topology.modes import shown_mode
-from meshctl.view.formatting import size
-from meshctl.view.pictures import OVER
+from meshctl.view.formatting import count, size
+from meshctl.view.pictures import ways_of
 from meshctl.view.pictures.colors import COLORS, HUES
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import cut
@@ -37,8 +37,8 @@ def draw(topology: Topology) -> str:
     lines = [
         "flowchart TB",
         f"  accTitle: {_words(topology.name)}, plan {topology.digest}",
-        f"  accDescr: {len(topology.groups)} device groups, {len(topology.stages)} stages, "
-        f"{len(topology.routes)} routes",
+        f"  accDescr: {count(len(topology.groups), 'device group')}, {count(len(topology.stages), 'stage')}, "
+        f"{count(len(topology.routes), 'route')}",
         *(
             line
             for number, group in enumerate(shown.groups)
@@ -94,8 +94,8 @@ def _subgraph(marks: Marks, shown: Topology, group: PlacedGroup, number: int) ->
                 yield _box(f"{prefix}{stage.after}", lines, marks, name)
         called |= {stage.component, stage.to}
     idle = [name for name in group.components if name not in called]
-    for count, name in enumerate(idle[:MAX_UNUSED]):
-        yield _box(f"c{number}_{count}", [_name(name)], marks, name)
+    for index, name in enumerate(idle[:MAX_UNUSED]):
+        yield _box(f"c{number}_{index}", [_name(name)], marks, name)
     if len(idle) > MAX_UNUSED:
         yield f"    c{number}_more[{_quoted(f'and {len(idle) - MAX_UNUSED} more components')}]"
     if not group.components:
@@ -121,13 +121,13 @@ def _arrows(shown: Topology) -> Iterator[str]:
 def _label(flow: Flow) -> list[str]:
     counts = " → ".join(f"{count:,}" if count else "?" for count in (flow.producers, flow.consumers))
     if flow.kind == "weights":
-        return [f"weights {counts}", OVER[flow.over]]
+        return [f"weights {counts}", ways_of(flow)]
     parameter = [_name(flow.parameter)] if flow.parameter else []
     return [
         *parameter,
         counts,
         _name(_moves(flow)),
-        ", ".join([*([size(flow.bytes)] if flow.bytes else []), OVER[flow.over]]),
+        ", ".join([*([size(flow.bytes)] if flow.bytes else []), ways_of(flow)]),
     ]
 
 

@@ -4,7 +4,7 @@ for any size."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,10 +39,10 @@ def meshes(draw: st.DrawFn) -> DeviceMesh:
 
 
 @st.composite
-def routed(draw: st.DrawFn) -> Plan:
+def routed(draw: st.DrawFn, collects: Sequence[str] = JOINING) -> Plan:
     """A source and a stage that takes its batch, on two meshes, in every mode."""
     producer, consumer = draw(meshes()), draw(meshes())
-    collect = draw(st.sampled_from(JOINING))
+    collect = draw(st.sampled_from(collects))
     called = draw(st.sampled_from(sorted(EXECUTE)))
     execute = draw(st.sampled_from(sorted(EXECUTE)))
     dispatch = Dispatch(draw(st.sampled_from(sorted(DISPATCH))), allow_empty=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +16,8 @@ from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stag
 from meshctl.plan.resolve import resolve
 from meshctl.plan.views.topology import NodeKind, Topology, Warning, topology
 from meshctl.recipe.load import load
-from meshctl.topology.flows import EvenFlow
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route
+from meshctl.topology.modes import Dispatch, Route
 from meshctl.view.pictures.json import data, draw
 from tests.paths import PLAN_GOLDEN, RECIPE_GOLDEN
 from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
@@ -257,47 +255,6 @@ def test_what_stays_in_a_process_stays_there_on_any_device() -> None:
     plan = of_types(route_plan("flatten", "all", "all", "slice_dp"), ("cuda", "cuda"))
     plan = replace(plan, components=tuple(replace(each, group="a", mesh=one) for each in plan.components))
     assert [route.over for route in topology(plan).routes] == ["process", "process"]
-
-
-FSDP_FIRST = ("pp", "fsdp", "dp", "cp", "tp")
-MESHES = [
-    DeviceMesh.from_sizes(dp_size=6),
-    DeviceMesh.from_sizes(fsdp_size=6),
-    DeviceMesh.from_sizes(dp_size=2, fsdp_size=3),
-    DeviceMesh.from_sizes(dp_size=2, fsdp_size=3, order=FSDP_FIRST),
-    DeviceMesh.from_sizes(dp_size=3, fsdp_size=2, order=FSDP_FIRST),
-    DeviceMesh.from_sizes(dp_size=3, tp_size=2),
-    DeviceMesh.from_sizes(fsdp_size=6, ulysses_size=2),
-    DeviceMesh.from_sizes(pp_size=6),
-]
-
-
-@pytest.mark.parametrize("execute", ["all", "first", "peer"])
-@pytest.mark.parametrize("mode", ["slice_dp", "slice", "all"])
-@pytest.mark.parametrize("collect", ["flatten", "first", "none", "last_pp_first"])
-def test_a_route_stays_in_its_processes_where_every_link_leads_from_a_rank_to_itself(
-    collect: str, mode: str, execute: str
-) -> None:
-    for producer, consumer in product(MESHES, MESHES):
-        across = route_plan(collect, "all", execute, mode)
-        sizes = {"x": producer, "y": consumer}
-        components = tuple(Component(one.name, one.target, "a", sizes[one.name]) for one in across.components)
-        flow, weights = topology(
-            replace(across, groups=(Group("a", "cpu", 6, 0),), components=components)
-        ).routes
-        links = EvenFlow(
-            producer, consumer, 36, COLLECT[collect], EXECUTE["all"], DISPATCH[mode], EXECUTE[execute]
-        )
-        pairs = {
-            (links.producer_rank(producer), rank)
-            for rank in range(6)
-            for producer in links.producers_of(rank)
-        }
-        assert (flow.over == "process") == all(source == target for source, target in pairs), (
-            producer,
-            consumer,
-        )
-        assert (weights.over == "process") == (producer == consumer)
 
 
 if __name__ == "__main__":

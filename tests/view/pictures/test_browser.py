@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import combinations, count, pairwise, product
+from itertools import combinations, count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,13 @@ import pytest
 
 from meshctl.plan.model import Plan
 from meshctl.plan.views.selection import Selection
-from meshctl.plan.views.topology import Topology, carries_samples, topology
+from meshctl.plan.views.topology import Topology, topology
 from meshctl.topology.cluster import Cluster
-from meshctl.topology.mesh import DeviceMesh, even_split
-from meshctl.topology.modes import Route
-from meshctl.topology.samples import SampleTable
+from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.formatting import size
 from meshctl.view.pictures import html, svg
 from tests.plan.jobs import DeviceType, of_types
-from tests.topology.meshes import producer_ranks, producers_of, samples_by_rank
+from tests.plan.links import links, partners
 from tests.view.pictures.plans import (
     ODD,
     PLANS,
@@ -211,7 +209,7 @@ def test_routes(opened: Open) -> None:
             for route in each["routes"]
         }
         for route, flow in zip(plan.routes, drawn.routes, strict=True):
-            sent, received = exchanged(plan, route, flow.samples or samples)
+            sent, received = partners(links(plan, route, flow.samples or samples))
             for component, role, expected in (
                 (flow.producer, "sends", sent),
                 (flow.consumer, "receives", received),
@@ -220,46 +218,6 @@ def test_routes(opened: Open) -> None:
                     found = seen[plan.component(component).group, rank, route.name, role]
                     assert found["agrees"] and found["count"] == len(found["ranks"])
                     assert found["ranks"] == sorted(expected.get(rank, ())), (route.name, role, rank, samples)
-
-
-Partners = dict[int, set[int]]
-
-
-def exchanged(plan: Plan, route: Route, total: int) -> tuple[Partners, Partners]:
-    """Returns producer rank -> consumer ranks, and the inverse, as a run would have them with even shares."""
-    source, target = plan.stage(route.source), plan.stage(route.target)
-    producer = plan.component(source.component).mesh
-    consumer = plan.component(source.to if route.kind == "weights" else target.component).mesh
-    sent: Partners = {}
-    received: Partners = {}
-    if route.kind == "weights":
-        pairs = set(product(range(producer.world_size), range(consumer.world_size)))
-    else:
-        ranks = producer_ranks(producer, route.collect, source.execute)
-        carries = carries_samples(plan, route)
-        if carries and not (route.dispatch.balance or route.dispatch.home):
-            table = SampleTable(
-                tuple(
-                    tuple((id,) for id in even_split(total, len(ranks), number))
-                    for number in range(len(ranks))
-                )
-            )
-            dispatch = type(route.dispatch)(route.dispatch.mode, allow_empty=True)
-            cut = samples_by_rank(target.execute, dispatch, consumer, table)
-            pairs = {(ranks[index], rank) for rank, parts in cut.items() for index, _ in parts}
-        else:
-            held = [even_split(total, len(ranks), number) for number in range(len(ranks))]
-            silent = {number for number, mine in enumerate(held) if not mine} if carries else set()
-            pairs = {
-                (ranks[index], rank)
-                for rank in range(consumer.world_size)
-                for index in producers_of(consumer, target.execute, len(ranks), rank)
-                if index not in silent
-            }
-    for producer_rank, consumer_rank in pairs:
-        sent.setdefault(producer_rank, set()).add(consumer_rank)
-        received.setdefault(consumer_rank, set()).add(producer_rank)
-    return sent, received
 
 
 def test_routes_of_a_hundred_thousand_are_not_listed(opened: Open) -> None:
@@ -303,7 +261,7 @@ def test_a_click_chooses_and_escape_clears(opened: Open) -> None:
     assert roles(page, "self") == {"train:3"}
     panel = page.locator("#worker").inner_text()
     worker = plan.worker("train", 3)
-    assert re.search(rf"place\s+{worker.job_rank}\s+node\s+{worker.node}", panel)
+    assert re.search(rf"job rank\s+{worker.job_rank}\s+node\s+{worker.node}", panel)
     for word in (
         "actor",
         "other",
@@ -348,7 +306,7 @@ def test_a_route_marks_its_partners(opened: Open) -> None:
     number = next(number for number, flow in enumerate(drawn.routes) if flow.name == "batch -> rollouts")
     page = opened(drawn, "#rollout:2")
     page.check(f'#worker input[value="route {number} receives"]')
-    _, received = exchanged(plan, plan.routes[number], drawn.routes[number].samples)
+    _, received = partners(links(plan, plan.routes[number], drawn.routes[number].samples))
     assert roles(page, "peer") == {f"rollout:{rank}" for rank in received[2]} - {"rollout:2"}
     assert page.locator(f'.picture [data-route="{number}"].on').count() == 2
 

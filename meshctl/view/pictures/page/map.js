@@ -207,7 +207,7 @@ function stripes(group, rank) {
   const room = 3 * topology.groups.get(group).gpus_per_worker;
   const fits = components.length > room ? components.slice(0, room - 1) : components, left = components.length - fits.length;
   return make("span", {class: "stripes"}, ...fits.map(({letter, hue}) => stripe(letter, `h${hue}`)),
-    left > 0 && stripe(`+${left}`), mark && stripe(mark.letter, `h${mark.hue}`));
+    left > 0 && stripe(`+${left}`, "rest"), mark && stripe(mark.letter, `h${mark.hue}`));
 }
 
 function forget(home) {

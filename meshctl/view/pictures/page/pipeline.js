@@ -29,13 +29,15 @@ function buildPipeline() {
 
 /** The numbers of producer and consumer ranks; a user's mode leaves them to the run. */
 const ranksOf = ({speakers, hearers}) => [speakers, hearers].map((count) => (count ? digitsOf(count) : "?")).join(" → ");
+/** The transports of a route: several if its links differ. */
+const waysOf = ({ways}) => ways.map((way) => OVER[way]).join(", ");
 const routeBytes = ({bytes}) => (bytes ? digitsOf(bytes) : "");
 const dispatchOf = ({dispatch: {mode, balance, home}}) => [modeName(mode), balance && `by ${balance}`, home && `home of ${home}`].filter(Boolean).join(" ");
 
 function routeRow(route) {
-  const {name, giver, taker, kind, collect, over} = route;
+  const {name, giver, taker, kind, collect} = route;
   const moves = kind === "weights" ? ["weights", "re-sharded"] : [modeName(collect), dispatchOf(route)];
-  return row(name, [giver, taker, ranksOf(route), ...moves, routeBytes(route), OVER[over]]);
+  return row(name, [giver, taker, ranksOf(route), ...moves, routeBytes(route), waysOf(route)]);
 }
 
 /** Boxes with their lane and row, and the routes between them with their tracks. In a narrow window all groups share a lane. */
@@ -123,12 +125,12 @@ function stageBox({stage, component, method, inputs, kind}, narrow) {
 }
 
 function inputOf(route) {
-  const {name, source, parameter, kind, collect, bytes, over} = route, words = parameter ? `${parameter}: ${source}` : source;
+  const {name, source, parameter, kind, collect, bytes} = route, words = parameter ? `${parameter}: ${source}` : source;
   return make("div", {class: "input", "data-input": name},
     make("div", {class: "line"}, make("span", {class: "cut", title: words}, kind === "weights" ? "weights" : words),
       make("span", {class: "aside name"}, ranksOf(route))),
     make("div", {class: "line wraps muted"}, make("span", {}, kind === "weights" ? "re-sharded" : `${modeName(collect)}, ${dispatchOf(route)}`),
-      make("span", {class: "aside"}, [bytes && bytesOf(bytes), OVER[over]].filter(Boolean).join(", "))));
+      make("span", {class: "aside"}, [bytes && bytesOf(bytes), waysOf(route)].filter(Boolean).join(", "))));
 }
 
 const SVG = "http://www.w3.org/2000/svg";

@@ -20,7 +20,7 @@ function placeList(worker) {
   const {place, node, localRank, local, devices} = topology.placed(worker);
   const {device_type: type, visible_devices: visible, gpus_per_worker: each} = topology.groups.get(worker.group);
   const hardware = visible.slice(localRank * each, (localRank + 1) * each);   /* what it calls them itself */
-  const pairs = [["place", digitsOf(place)], ["node", digitsOf(node)], ["local rank", digitsOf(localRank)]];
+  const pairs = [["job rank", digitsOf(place)], ["node", digitsOf(node)], ["local rank", digitsOf(localRank)]];
   pairs.push(local.length ? [type, span([local[0], local.at(-1) + 1])] : ["on", type]);
   if (local.length && devices[0] !== local[0]) pairs.push(["in cluster", span([devices[0], devices.at(-1) + 1])]);
   if (hardware.length) pairs.push(["hardware", hardware.join(", ")]);
@@ -98,14 +98,15 @@ function routePart(worker, route) {
     ranks.count > 0 && make("div", {class: "ranks"}, label, ...rankButtons(partner, ranks, worker, way).childNodes));
 }
 
-/** The transport to all of these ranks; for very many, the transport of the route. */
-function wayTo(worker, {link: {flow}, partner, ranks}) {
-  if (ranks.count > FOLLOWED) return OVER[flow.over];
+/** The transports to these ranks, the longest one for weights; for very many, the transports of the route. */
+function wayTo(worker, {link: {flow, weights}, partner, ranks}) {
+  if (ranks.count > FOLLOWED) return waysOf(flow);
   const others = some(ranks, FOLLOWED).map((rank) => ({group: partner, rank})), node = topology.placed(worker).node;
   if (others.every((other) => same(other, worker))) return OVER.process;
   const types = [worker.group, partner].map((name) => topology.groups.get(name).device_type);   /* of a route in process too */
   const [near, far] = types[0] === types[1] && DIRECT.includes(types[0]) ? [OVER.device, OVER.devices] : [OVER.node, OVER.nodes];
-  return others.every((other) => topology.placed(other).node === node) ? near : far;
+  const ways = new Set(others.map((other) => (topology.placed(other).node !== node ? far : same(other, worker) && !weights ? OVER.process : near)));
+  return weights ? (ways.has(far) ? far : near) : [OVER.process, near, far].filter((way) => ways.has(way)).join(", ");
 }
 
 const BY = {tokens: "the tokens of the batch decide which", home: "those that were made there"};

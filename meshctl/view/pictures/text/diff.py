@@ -44,7 +44,7 @@ def pictured(difference: Difference, width: int, lines: int) -> list[Line]:
         if (found := difference.of(subject))
     ]
     if sections:
-        return fitted(title(difference, width), sections, (), lines)
+        return fitted(title(difference, width), sections, lambda bodies: (), lines)
     if difference.digests[0] == difference.digests[1]:
         return [Line("no difference")]
     return [Line("no difference in the topology; arguments, seed or run settings differ")]
@@ -150,7 +150,7 @@ def shown(what: str, value: Value) -> str:
             nodes = " a node" if value == "inside" else " nodes"
             return REACHES[str(value)] + nodes if value else ""
         case "over":
-            return OVER.get(str(value), str(value))
+            return ", ".join(OVER.get(way, way) for way in str(value or "").split())
         case "bytes a step" | "bytes of a sample":
             return size(value) if isinstance(value, int) and value else "?"
     return "none" if value in (None, "") else str(value)

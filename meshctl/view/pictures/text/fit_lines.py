@@ -48,7 +48,11 @@ class Section:
         return [*lines[:kept], Line("  ", styled(self.more(len(lines) - kept), "faint"))][:space]
 
 
-def fitted(head: Line, sections: Sequence[Section], foot: Sequence[Line], lines: int) -> list[Line]:
+Foot = Callable[[Sequence[Sequence[Line]]], Sequence[Line]]
+"""Returns the last lines of a picture, given the lines of its sections."""
+
+
+def fitted(head: Line, sections: Sequence[Section], foot: Foot, lines: int) -> list[Line]:
     """Returns head, sections and foot in at most `lines` lines.
 
     Of all combinations of levels that fit, the one with the least cost is chosen. If not even the shortest
@@ -59,7 +63,7 @@ def fitted(head: Line, sections: Sequence[Section], foot: Sequence[Line], lines:
     choices = product((True, False), (True, False), levels)
     for is_spaced, has_foot, chosen in sorted(choices, key=_cost):
         bodies = [level.lines for level in chosen]
-        foot_lines = foot if has_foot else ()
+        foot_lines = foot(bodies) if has_foot else ()
         gaps = is_spaced * (len(sections) + bool(foot_lines))
         if sum(map(len, bodies)) + gaps + len(foot_lines) <= space:
             return _joined(head, sections, bodies, foot_lines, is_spaced)

@@ -13,6 +13,7 @@ levels that fit together are chosen. Nothing is wider than the width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -39,7 +40,7 @@ def draw(topology: Topology, width: int = 80, color: bool = False, lines: int = 
 def pictured(topology: Topology, width: int, lines: int) -> list[Line]:
     marks = Marks(topology)
     sections = list(_sections(topology, marks, width))
-    return fitted(title(topology, width), sections, legend(topology, marks, width), lines)
+    return fitted(title(topology, width), sections, partial(legend, marks, width), lines)
 
 
 def title(topology: Topology, width: int) -> Line:
@@ -138,19 +139,18 @@ def _by_code(warnings: Sequence[Warning]) -> list[Line]:
     return [Line(each, more) for each, more in zip(firsts, others, strict=True)]
 
 
-def legend(topology: Topology, marks: Marks, width: int) -> list[Line]:
-    """Returns one line that explains the signs in use."""
-    words = []
-    if topology.idle:
-        words.append(f"{IDLE} idle")
-    if shared := next((group for group in topology.groups if len(group.components) > 1), None):
-        words.append(f"{marks.of_group(shared.name).text} in one process")
-    if any(group.gpus_per_worker > 1 for group in topology.groups):
-        words.append("A ═══ one worker")
-    if topology.routes:
-        words.append("4 -> 2 producers -> consumers")
-    if any(route.kind == "data" and route.shares != route.consumers for route in topology.routes):
-        words.append("2 shares of each batch")
-    return [
-        Line("  ", each).with_style("faint") for each in wrapped(list(map(Line, words)), width - 2, "   ")[:1]
+def legend(marks: Marks, width: int, bodies: Sequence[Sequence[Line]]) -> list[Line]:
+    """Returns one line that explains those signs that occur in the sections."""
+    text = "\n".join(line.text for body in bodies for line in body)
+    together = [
+        marks.of_group(group.name).text for group in marks.topology.groups if len(group.components) > 1
     ]
+    signs = {
+        f"{IDLE} idle": marks.topology.idle > 0 and f" {IDLE}" in text,
+        f"{''.join(together[:1])} in one process": any(f" {letters}" in text for letters in together[:1]),
+        "A ═══ one worker": "═" in text,
+        "4 -> 2 producers -> consumers": re.search(r" \S+ -> \d", text) is not None,
+        "2 shares of each batch": re.search(r" \d+ shares?\b", text) is not None,
+    }
+    words = [Line(sign) for sign, occurs in signs.items() if occurs]
+    return [Line("  ", each).with_style("faint") for each in wrapped(words, width - 2, "   ")[:1]]

@@ -12,7 +12,7 @@ pipeline         ranks  collect  dispatch   samples
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,12 +20,12 @@ from meshctl.plan.views.topology import Flow, PlacedStage
 from meshctl.run.bounds import bounding_sources
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
-from meshctl.view.pictures import OVER
+from meshctl.view.pictures import OVER, ways_of
 from meshctl.view.pictures.text.lanes import Lanes, lanes_of
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, joined, styled, wants, wrapped
 
-SHORT = {**OVER, "node": "shm", "device": "ipc"}
+SHORT = {**OVER, "process": "process", "node": "shm", "device": "ipc"}
 """Distances, for narrow pictures."""
 UNKNOWN = "?"
 """Instead of a number of ranks that a user's mode decides."""
@@ -33,8 +33,8 @@ MIN_NAME = 8
 """Columns of the name of the producing stage, at least."""
 MAX_INPUTS = 5
 """Inputs of a call that are named."""
-TRANSFER = (Column(), Column(), Column(spare=2), Column(right=True), Column(spare=1))
-"""Collect, dispatch, shares, bytes, distance; the shares are left out before anything is wrapped."""
+TRANSFER = (Column(), Column(), Column(spare=1), Column(right=True))
+"""Collect, dispatch, shares, bytes; the shares are left out if they do not fit."""
 
 
 @dataclass(frozen=True)
@@ -139,29 +139,22 @@ class Pipeline:
         name = styled(route.source, self.styles.get(route.source, "")) if route.kind == "data" else "weights"
         return Line(name), Line(f"{route.producers or UNKNOWN} -> {route.consumers or UNKNOWN}")
 
-    def transfer(self, route: Flow, words: Mapping[str, str], shares: bool = True) -> tuple[Line, ...]:
+    def transfer(self, route: Flow) -> tuple[Line, ...]:
         """Returns the cells of `TRANSFER`."""
-        has_shares = shares and route.shares != route.consumers
+        has_shares = route.kind == "data" and route.shares != route.consumers
         return (
             Line(shown_mode(route.collect)),
             _dispatch(route),
             Line(count(route.shares, "share") if has_shares else ""),
             Line(size(route.bytes) if route.bytes else ""),
-            Line(styled(words[route.over], "faint")),
         )
 
-    def resharding(self, route: Flow, words: Mapping[str, str], space: int) -> Line:
+    def resharding(self, route: Flow) -> Line:
         """Returns how weights are re-sharded."""
         known = self.marks.components
         ends = [known[name].layout for name in (route.producer, route.consumer) if name in known]
         layouts = " => ".join(ends) if len(set(ends)) > 1 else "".join(ends[:1]) + ", as it is" * bool(ends)
-        parts = (
-            Line(layouts),
-            Line(size(route.bytes) if route.bytes else ""),
-            Line(styled(words[route.over], "faint")),
-        )
-        full = joined(filter(None, parts), "  ")
-        return full if full.width <= space else Line("re-sharded, ", words[route.over]).fit(space)
+        return joined(filter(None, (Line(layouts), Line(size(route.bytes) if route.bytes else ""))), "  ")
 
 
 def _dispatch(route: Flow) -> Line:
@@ -210,27 +203,36 @@ def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
 
 
 def _routes(pipeline: Pipeline, width: int, wraps: bool) -> dict[str, list[Line]]:
-    """Returns the lines of each route: its producer and numbers of ranks, aligned, then its transfer in
-    columns; in words, on as many lines as they need, if the columns do not fit and it `wraps`."""
+    """Returns the lines of each route: its producer and numbers of ranks, its transfer in columns, and its
+    transports. A route that does not fit is unaligned, then on as many lines as it needs if `wraps`."""
     ends = [pipeline.ends(route) for route in pipeline.routes]
     longest = max(width // 2, MIN_NAME + 2 + max((ranks.width for _, ranks in ends), default=0))
     heads = columns(ends, (Column(least=MIN_NAME), Column()), longest)
     column = max((head.width for head in heads), default=0)
-    space = width - column - 2
     data = [route for route in pipeline.routes if route.kind == "data"]
-    words = SHORT if wants([pipeline.transfer(each, OVER) for each in data], TRANSFER) > space else OVER
-    least = wants([pipeline.transfer(each, words, shares=False) for each in data], TRANSFER)
-    is_aligned = least <= space or not wraps
-    rows = columns([pipeline.transfer(each, words) for each in data], TRANSFER, space)
-    transfers = {route.name: row for route, row in zip(data, rows, strict=True)}
+    cells = [pipeline.transfer(route) for route in data]
+    for words in (OVER, SHORT):
+        space = width - column - 4 - max((len(ways_of(route, words)) for route in data), default=0)
+        if wants(cells, TRANSFER) <= space:
+            break
+    least = wants([(collect, dispatch, Line(), amount) for collect, dispatch, _, amount in cells], TRANSFER)
+    rows = columns(cells, TRANSFER, max(space, least))
+    aligned = max((row.width for row in rows), default=0)
+    transfers = {route.name: row.padded(aligned) for route, row in zip(data, rows, strict=True)}
     made: dict[str, list[Line]] = {}
     for route, end, head in zip(pipeline.routes, ends, heads, strict=True):
-        if route.kind == "weights":
-            cells = [pipeline.resharding(route, words, space if is_aligned else width - 2)]
+        way = Line(styled(ways_of(route, words), "faint"))
+        if route.kind == "data":
+            collect, dispatch, _, amount = pipeline.transfer(route)
+            parts = [*filter(None, (collect, dispatch, amount)), way]
+            choices = [Line(transfers[route.name], "  ", way), joined(parts, "  ")]
         else:
-            cells = [cell for cell in pipeline.transfer(route, words, shares=False) if cell]
-        is_row = is_aligned and route.kind == "data"
-        drawn = Line(head.padded(column), "  ", transfers[route.name] if is_row else joined(cells, "  "))
-        first, *rest = [drawn] if is_row or drawn.width <= width else wrapped([*end, *cells], width - 2)
-        made[route.name] = [first, *(Line("  ", each) for each in rest)]
+            parts = [pipeline.resharding(route), way]
+            choices = [joined(parts, "  "), Line("re-sharded, ", way.text)]
+        fitting = [choice for choice in choices if column + 2 + choice.width <= width]
+        lines = [Line(head.padded(column), "  ", (fitting or choices)[0])]
+        if wraps and not fitting:
+            first, *rest = wrapped([*end, *parts], width - 2)
+            lines = [first, *(Line("  ", each) for each in rest)]
+        made[route.name] = [line.clip(width) for line in lines]
     return made

@@ -14,7 +14,7 @@ from meshctl.plan.views.topology import Warning, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.formatting import size
-from meshctl.view.pictures import OVER
+from meshctl.view.pictures import ways_of
 from meshctl.view.pictures.text.picture import draw
 from meshctl.view.pictures.text.pipeline import SHORT
 from meshctl.view.pictures.text.styled import in_encoding, width_of
@@ -101,7 +101,7 @@ def test_every_route_shows_its_modes_and_its_transport(name: str, width: int) ->
         if word != "│"
     )
     for route in made.routes:
-        shown = rf"{route.producers} -> {route.consumers} .*?({SHORT[route.over]}|{OVER[route.over]})"
+        shown = rf"{route.producers} -> {route.consumers} .*?({ways_of(route, SHORT)}|{ways_of(route)})"
         how = route.collect + " " + route.dispatch.mode if route.kind == "data" else ""
         assert re.search(shown.replace(".*?", f"{how}.*?"), pipeline), (route.name, pipeline)
         assert not route.bytes or size(route.bytes) in pipeline, route.name
@@ -116,7 +116,7 @@ def test_at_80_columns_every_route_is_on_one_line_which_ends_with_its_way(name: 
         ends = (
             f"{route.source if route.kind == 'data' else 'weights'} +{route.producers} -> {route.consumers}"
         )
-        assert re.search(rf"{ends}  .* ({OVER[route.over]}|{SHORT[route.over]})$", text, re.MULTILINE), (
+        assert re.search(rf"{ends}  .* ({ways_of(route)}|{ways_of(route, SHORT)})$", text, re.MULTILINE), (
             route.name
         )
 

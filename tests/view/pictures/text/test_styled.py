@@ -117,7 +117,10 @@ def section(heading: str, *sizes: int) -> Section:
 
 def test_the_fullest_level_that_fits() -> None:
     sections = [section("a", 10, 5), section("b", 20, 3)]
-    assert [len(fitted(Line("head"), sections, [Line("foot")], lines)) for lines in (60, 37, 30, 13)] == [
+    assert [
+        len(fitted(Line("head"), sections, lambda bodies: [Line("foot")], lines))
+        for lines in (60, 37, 30, 13)
+    ] == [
         37,
         37,
         20,
@@ -126,7 +129,9 @@ def test_the_fullest_level_that_fits() -> None:
 
 
 def test_what_fits_in_no_way_is_cut_evenly() -> None:
-    made = fitted(Line("head"), [section("a", 100, 50), section("b", 6, 2), section("c", 100)], [], 30)
+    made = fitted(
+        Line("head"), [section("a", 100, 50), section("b", 6, 2), section("c", 100)], lambda bodies: (), 30
+    )
     assert len(made) == 30
     texts = [each.text for each in made]
     assert texts.count("b") == 7 and "41 more" in [text.strip() for text in texts]

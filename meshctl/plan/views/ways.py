@@ -1,0 +1,156 @@
+"""How far data moves on a route, from the links between its ranks.
+
+A link leads from a producer rank to a consumer rank that receives a part of the batch, or a value, from it. A
+route has links over several distances where, for example, the first rank of a data rank keeps its samples and
+its tp peers on the same node receive them too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Literal
+
+from meshctl.plan.model import Component, Plan
+from meshctl.topology.cluster import DIRECT
+from meshctl.topology.flows import EvenFlow
+from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, is_user_mode, producers_of
+
+Over = Literal["process", "node", "nodes", "device", "devices"]
+"""The distance between producers and consumers: the same process, one node, several nodes, and the last two
+for tensors that move between devices without passing CPU memory."""
+NEAREST_FIRST: tuple[Over, ...] = ("process", "device", "node", "devices", "nodes")
+MAX_RANKS = 512
+"""Ranks that are looked at one by one. Of more, some at both ends and some evenly between are looked at."""
+
+
+def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
+    """Returns the producing and the consuming component of a route."""
+    source, target = plan.stage(route.source), plan.stage(route.target)
+    consumer = source.to if route.kind == "weights" else target.component
+    return plan.component(source.component), plan.component(consumer)
+
+
+def carries_samples(plan: Plan, route: Route) -> bool:
+    """Whether a route moves samples: `flatten` joins batches, and a `first` value is a batch if the recipe
+    gives its number of samples."""
+    collect = COLLECT.get(route.collect)
+    if collect is None or route.kind != "data":
+        return False
+    return collect.is_batch or (collect.is_first and plan.stage(route.source).samples > 0)
+
+
+def user_mode(plan: Plan, route: Route) -> str:
+    """Returns the first mode of a route that a user supplies, `module:NAME`; empty if all modes are built
+    in."""
+    source, target = plan.stage(route.source), plan.stage(route.target)
+    names = (route.collect, source.execute, route.dispatch.mode, target.execute)
+    return next(filter(is_user_mode, names), "")
+
+
+def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
+    """Returns the flow of an even batch of `total` samples on a route."""
+    source, target = plan.stage(route.source), plan.stage(route.target)
+    producer, consumer = ends_of(plan, route)
+    return EvenFlow(
+        producer.mesh,
+        consumer.mesh,
+        total,
+        COLLECT[route.collect],
+        EXECUTE[source.execute],
+        DISPATCH[route.dispatch.mode],
+        EXECUTE[target.execute],
+    )
+
+
+def over(plan: Plan, producer: str, consumer: str, *, near: bool) -> Over:
+    """Returns the distance between different workers of two groups; `near` if all of them are on one node."""
+    types = {plan.group(name).device_type for name in (producer, consumer)}
+    if len(types) == 1 and types <= {*DIRECT}:
+        return "device" if near else "devices"
+    return "node" if near else "nodes"
+
+
+def ways(plan: Plan, route: Route) -> tuple[Over, ...]:
+    """Returns the distances of all links of a route, the nearest first.
+
+    The links are those of an even batch of the number of samples that the recipe gives. If the tokens of a
+    batch, or an earlier stage, decide which rank receives which samples, all producers have a link to all
+    consumers. If only the run decides (weights, a user's mode), there is one distance: the longest that is
+    possible.
+    """
+    producer, consumer = ends_of(plan, route)
+    if route.kind == "weights" and producer.group == consumer.group and producer.mesh == consumer.mesh:
+        return ("process",)
+    possible = _possible(plan, producer.group, consumer.group)
+    if route.kind == "weights" or user_mode(plan, route):
+        return possible[-1:]
+    found: set[Over] = set()
+    for each in _of_links(plan, route, producer, consumer):
+        found |= each
+        if len(found) == len(possible):
+            break
+    return tuple(way for way in NEAREST_FIRST if way in found) or possible[-1:]
+
+
+def _possible(plan: Plan, producer: str, consumer: str) -> tuple[Over, ...]:
+    """Returns the distances between workers of two groups, the nearest first."""
+    ones, others = plan.node_runs_of(producer), plan.node_runs_of(consumer)
+    runs = [*ones, *others]
+    is_one_node = max(stop for _, stop in runs) - min(start for start, _ in runs) == 1
+    have_common = any(one[0] < other[1] and other[0] < one[1] for one in ones for other in others)
+    has_one_worker = producer == consumer and plan.group(producer).workers == 1
+    found: list[Over] = ["process"] if producer == consumer else []
+    if have_common and not has_one_worker:
+        found.append(over(plan, producer, consumer, near=True))
+    if not is_one_node:
+        found.append(over(plan, producer, consumer, near=False))
+    return tuple(found)
+
+
+def _of_links(plan: Plan, route: Route, producer: Component, consumer: Component) -> Iterable[set[Over]]:
+    """Yields the distances of the links to one consumer rank after the other."""
+    source = plan.stage(route.source)
+    flow = even_flow(plan, route, 0)
+    flow = even_flow(plan, route, source.samples or flow.producers * flow.shares)
+    is_even = carries_samples(plan, route) and not (route.dispatch.balance or route.dispatch.home)
+    near, far = (over(plan, producer.group, consumer.group, near=near) for near in (True, False))
+
+    @cache
+    def nodes_of(indices: Sequence[int]) -> Mapping[int, int]:
+        """Returns the number of producer ranks on each node."""
+        return Counter(plan.node_of(producer.group, flow.producer_rank(index)) for index in indices)
+
+    for rank in _some(range(consumer.mesh.world_size)):
+        indices = _producers(flow, rank, carries_samples(plan, route), is_even)
+        if not indices:
+            continue
+        node, nodes = plan.node_of(consumer.group, rank), nodes_of(indices)
+        own = flow.producer_set.index_of(producer.mesh, rank) if producer.group == consumer.group else None
+        is_own = own is not None and own in indices
+        found: set[Over] = {"process"} if is_own else set()
+        if nodes.get(node, 0) > is_own:
+            found.add(near)
+        if any(other != node for other in nodes):
+            found.add(far)
+        yield found
+
+
+def _producers(flow: EvenFlow, rank: int, carries: bool, is_even: bool) -> Sequence[int]:
+    """Returns the producers, by index, that have a part for a consumer rank."""
+    if is_even and flow.execute.is_per_producer:
+        producers = _some(flow.producers_of(rank))
+        return tuple(each for each in producers if flow.part_of(rank, each).samples)
+    if is_even:
+        return _some(flow.producers_of(rank))
+    producers = _some(producers_of(flow.target, flow.execute, flow.producers, rank))
+    return tuple(each for each in producers if each < flow.total) if carries else producers
+
+
+def _some(numbers: range) -> Sequence[int]:
+    if len(numbers) <= MAX_RANKS:
+        return numbers
+    quarter = MAX_RANKS // 4
+    between = numbers[quarter : -quarter : len(numbers) // (2 * quarter)]
+    return (*numbers[:quarter], *between, *numbers[-quarter:])

@@ -1,0 +1,92 @@
+"""The facts about a route, compared with those of its links one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshctl.plan.model import Plan
+from meshctl.plan.views.topology import Flow, topology
+from meshctl.plan.views.ways import NEAREST_FIRST, carries_samples, ways
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.modes import COLLECT, Dispatch, Route
+from tests.examples import examples
+from tests.plan.jobs import of_types
+from tests.plan.links import links
+from tests.plan.views.test_selection import TYPE, DeviceType, routed
+from tests.view.pictures.plans import call, component, group, plan
+
+
+def listed(plan: Plan, route: Route) -> tuple[str, ...]:
+    """Returns the distances of all links, the nearest first."""
+    source, target = plan.stage(route.source), plan.stage(route.target)
+    one, other = plan.component(source.component).group, plan.component(target.component).group
+    is_direct = plan.group(one).device_type == plan.group(other).device_type == "cuda"
+    found = set()
+    for producer, consumer in links(plan, route, source.samples):
+        if (one, producer) == (other, consumer):
+            found.add("process")
+        else:
+            is_near = plan.node_of(one, producer) == plan.node_of(other, consumer)
+            found.add(("device" if is_direct else "node") + ("" if is_near else "s"))
+    return tuple(way for way in NEAREST_FIRST if way in found)
+
+
+DISPATCHES = st.sampled_from([None, Dispatch(balance="tokens"), Dispatch(home="s")])
+
+
+@settings(max_examples=examples(120, 3000))
+@given(routed(sorted(COLLECT)), st.tuples(TYPE, TYPE), DISPATCHES)
+def test_the_ways_of_a_route_are_the_distances_of_its_links(
+    made: Plan, types: tuple[DeviceType, DeviceType], other: Dispatch | None
+) -> None:
+    made = of_types(made, types)
+    (route,) = made.routes
+    made = replace(made, routes=(replace(route, dispatch=other or route.dispatch),))
+    together = replace(
+        made, groups=made.groups[:1], components=tuple(replace(each, group="a") for each in made.components)
+    )
+    check(made)
+    if made.component("x").mesh.world_size == made.component("y").mesh.world_size:
+        check(together)
+
+
+def check(made: Plan) -> None:
+    (route,), (flow,) = made.routes, topology(made).routes
+    assert flow.ways == listed(made, route)
+    assert flow.over == flow.ways[-1]
+    check_counts(made, route, flow)
+
+
+def check_counts(made: Plan, route: Route, flow: Flow) -> None:
+    """With enough samples, each producer and each consumer has a link, and each share has samples of its own."""
+    enough = replace(made, stages=(replace(made.stages[0], samples=5040), *made.stages[1:]))
+    found = links(enough, route, 5040)
+    assert flow.producers == len({producer for producer, _ in found})
+    assert flow.consumers == len({consumer for _, consumer in found})
+    if carries_samples(made, route) and not (route.dispatch.balance or route.dispatch.home):
+        received: dict[int, list[int]] = {}
+        for (_, consumer), samples in found.items():
+            received.setdefault(consumer, []).extend(samples)
+        assert flow.shares == len({tuple(sorted(samples)) for samples in received.values()})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ({"fsdp_size": 8, "tp_size": 2}, ("process", "device")),
+        ({"fsdp_size": 16}, ("process",)),
+        ({"tp_size": 16}, ("process", "device", "devices")),
+        ({"pp_size": 2, "fsdp_size": 8}, ("process", "devices")),
+    ],
+)
+def test_a_source_on_the_mesh_of_its_consumer(sizes: dict[str, int], found: tuple[str, ...]) -> None:
+    """The commonest layout: no sample leaves its node, and no picture may say `nccl`."""
+    train = group("train", "cuda", 16, (0, 16))
+    components = [component("data", train, **sizes), component("actor", train, **sizes)]
+    stages = [call("batch", "data.next", samples=64), call("metrics", "actor.update", "batch")]
+    made = plan("p", Cluster.of(2, cuda=8), [train], components, stages)
+    assert ways(made, made.routes[0]) == found
