@@ -143,7 +143,8 @@ def test_the_value_of_an_option_is_no_recipe(place: Path) -> None:
 def test_names_of_the_recipe_for_options(place: Path) -> None:
     assert sorted(texts("show-topology grpo.yaml --component ")) == ["actor", "prompts", "sampler"]
     assert bash("meshctl show-topology grpo.yaml --rank tr") == ["train:"]
-    assert "tp" in texts("show-topology grpo.yaml --dim ")
+    dims = texts("show-topology grpo.yaml --dim ")
+    assert "tp" in dims and "ulysses" in dims and "vpp" not in dims
 
 
 def test_codes_in_whatever_case() -> None:

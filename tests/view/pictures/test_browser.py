@@ -26,6 +26,7 @@ from meshctl.view.formatting import size
 from meshctl.view.pictures import html, svg
 from tests.plan.jobs import DeviceType, of_types
 from tests.plan.links import links, partners
+from tests.view.pictures import plans
 from tests.view.pictures.plans import (
     ODD,
     PLANS,
@@ -679,6 +680,18 @@ def test_no_route_crosses_a_box_and_no_box_another(opened: Open, width: int) -> 
             assert not any(left < x < right and top < y < bottom for left, right, top, bottom in boxes)
     for box, other in combinations(boxes, 2):
         assert box[1] <= other[0] or other[1] <= box[0] or box[3] <= other[2] or other[3] <= box[2]
+
+
+def test_the_number_of_further_components_is_inside_of_its_tile(opened: Open) -> None:
+    alone = plans.group("alone", "cuda", 8, (0, 8))
+    components = [plans.component(f"c{number}", alone) for number in range(31)]
+    made = plans.plan("many", Cluster.of(1, cuda=8), [alone], components, [])
+    page = opened(topology(made), width=760)
+    outside = """[...document.querySelectorAll('.tile .rest')].filter((one) => {
+      const text = one.getBoundingClientRect(), tile = one.closest('.tile').getBoundingClientRect();
+      return one.scrollWidth > one.clientWidth + 1 || text.left < tile.left || text.right > tile.right;
+    }).length"""
+    assert page.locator(".tile .rest").count() == 8 and page.evaluate(outside) == 0
 
 
 def test_inputs_are_inside_of_their_boxes(opened: Open) -> None:

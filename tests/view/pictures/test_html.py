@@ -97,6 +97,10 @@ def test_what_is_chosen_first() -> None:
     assert page.data[1] == chosen
 
 
+def test_the_numbers_of_tiles_are_called_ranks() -> None:
+    assert "A tile is one worker, with its rank in its group." in draw(topology(one()))
+
+
 def test_odd_names_are_data() -> None:
     drawn = odd()
     text = draw(drawn)

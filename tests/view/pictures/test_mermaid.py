@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from meshctl.plan.model import Plan
 from meshctl.plan.views.topology import topology
 from meshctl.view.pictures.mermaid import draw
-from tests.view.pictures.plans import PLANS, everything, many, odd, program
+from tests.view.pictures.plans import PLANS, everything, many, odd, one, program, twice
 
 TEXT = r'"([^"`;<>&{}\\\n]|<br>|#\d+;)*"'
 LINE = re.compile(
@@ -30,11 +31,19 @@ def test_groups_stages_and_routes() -> None:
     drawn = draw(topology(everything()))
     assert 'subgraph g2["train: 16 workers on cuda, 3 nodes"]' in drawn
     assert '    s2["B rollouts<br>sampler.sample<br>dp 2 x tp 2"]:::h1' in drawn
-    assert '  s2 -->|"2 → 7<br>flatten, slice_dp by tokens<br>8.39 MB, tcp"| s4' in drawn
+    assert '  s2 -->|"2 → 7<br>flatten, slice_dp by tokens<br>8.39 MB, shared memory, tcp"| s4' in drawn
     assert "home of rollouts" in drawn
     assert re.search(r'  s\d+ -\.->\|"weights 16 → 4<br>nccl"\| t\d+', drawn)
     assert '    c0_0["D extra<br>dp 4"]:::h3' in drawn, "a component that no stage calls"
     assert drawn.count("\n  subgraph ") == drawn.count("\n  end\n") == 5
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [(one(), "1 device group, 1 stage, 0 routes"), (twice(), "1 device group, 1 stage, 1 route")],
+)
+def test_one_route_is_not_1_routes(made: Plan, words: str) -> None:
+    assert f"  accDescr: {words}\n" in draw(topology(made))
 
 
 def test_a_program_is_a_box() -> None:

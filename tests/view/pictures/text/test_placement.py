@@ -1,0 +1,76 @@
+"""The placement: who is on which device, and which signs the legend explains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from meshctl.plan.model import Plan
+from meshctl.plan.views.topology import topology
+from meshctl.topology.cluster import Cluster
+from meshctl.view.pictures.text.picture import draw
+from tests.view.pictures.plans import component, drawn, group, plan
+
+
+def colocated(each: int, guest_each: int, guests: int, guest_first: bool = True) -> Plan:
+    """Eight devices with workers of `each`, and `guests` of a second group on the first devices."""
+    host = group("rollout", "cuda", 8 // each, (0, 8), gpus_per_worker=each)
+    stop = guests * guest_each
+    guest = group("judge", "cuda", guests, (0, stop), gpus_per_worker=guest_each, colocate="rollout")
+    groups = [guest, host] if guest_first else [host, guest]
+    components = [component("sampler", host), component("judge", guest)]
+    return plan("colocated", Cluster.of(1, cuda=8), groups, components, [])
+
+
+@pytest.mark.parametrize(
+    ("made", "row"),
+    [
+        (colocated(2, 1, 8), "B+A  B+═  B+A  B+═  B+A  B+═  B+A  B+═"),
+        (colocated(2, 1, 8, guest_first=False), "A+B  ═+B  A+B  ═+B  A+B  ═+B  A+B  ═+B"),
+        (colocated(2, 2, 4), "B+A ════  B+A ════  B+A ════  B+A ════"),
+        (colocated(4, 2, 4), "B+A ════  B+═ ════  B+A ════  B+═ ════"),
+        (colocated(2, 1, 3), "B+A B+═ B+A │══ A ═══ A ═══"),
+        (colocated(1, 2, 2), "B+A ═+A B+A ═+A │ A A A A"),
+    ],
+)
+def test_a_worker_of_several_devices_is_one_worker_beside_a_colocated_one(made: Plan, row: str) -> None:
+    text = draw(topology(made), 200)
+    (found,) = re.findall("node 0 │ (.*) │", text)
+    assert re.sub("═+", "═", " ".join(found.split())) == re.sub("═+", "═", " ".join(row.split()))
+    assert "A ═══ one worker" in text
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (colocated(2, 2, 4), "B+A x 4 of 2"),
+        (colocated(2, 1, 8), "B x 8 + A x 4 of 2"),
+        (colocated(2, 1, 3), "B x 3 + A x 2 of 2 │"),
+    ],
+)
+def test_equal_neighbors_are_counted_group_by_group(made: Plan, words: str) -> None:
+    text = draw(topology(made), 40)
+    assert words in re.sub(" +", " ", text), text
+    assert "═" not in text
+
+
+def signs(text: str) -> Sequence[str]:
+    *_, last = text.rstrip("\n").split("\n")
+    return re.split(" {3,}", last.strip())
+
+
+@pytest.mark.parametrize("name", ["8", "16", "64", "100000", "on_cpu", "program"])
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("lines", [30, 60, 200])
+def test_the_legend_explains_only_signs_that_occur(name: str, width: int, lines: int) -> None:
+    text = draw(drawn(name), width, lines=lines)
+    body, _, legend = text.rstrip("\n").rpartition("\n")
+    for words, sign in {
+        "one worker": "═",
+        "shares of each batch": r"\d shares?\b",
+        "producers -> consumers": r"\d -> \d",
+        "· idle": "·",
+    }.items():
+        assert words not in legend or re.search(sign, body), (words, text)
