@@ -329,9 +329,9 @@ def test_a_route_shows_the_transport_to_each_partner(opened: Open) -> None:
     drawn = topology(sixteen())
     ways = {
         "judge:2": {"rollouts -> scored": "tcp", "scored -> compared.scored": "in process"},
-        "rollout:1": {"batch -> rollouts": "cuda ipc", "publish: actor to sampler": "nccl"},
+        "rollout:1": {"batch -> rollouts": "in process, cuda ipc", "publish: actor to sampler": "nccl"},
         "rollout:0": {"rollouts -> compared.other": "shared memory"},
-        "train:6": {"scored -> metrics": "tcp"},
+        "train:6": {"scored -> metrics": "shared memory, tcp"},
         "critic:3": {"rollouts -> baseline": "cuda ipc"},
     }
     for worker, described in ways.items():
@@ -355,7 +355,7 @@ def test_by_which_way_a_route_goes_from_these_devices_to_those(
     for nodes, way in ((1, near), (2, far)):
         page = opened(topology(of_types(replace(small(), cluster=Cluster(nodes)), types)), "#rollout:0")
         assert way_of(page, "publish: actor to sampler") == way
-        assert page.locator("#routes").text_content().count(way) == 2
+        assert way in page.locator("#routes").text_content()
 
 
 @pytest.mark.parametrize(("kind", "way"), [("cuda", "cuda ipc"), ("cpu", "shared memory")])
