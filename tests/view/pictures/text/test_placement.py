@@ -35,7 +35,7 @@ def colocated(each: int, guest_each: int, guests: int, guest_first: bool = True)
         (colocated(1, 2, 2), "B+A ═+A B+A ═+A │ A A A A"),
     ],
 )
-def test_a_worker_of_several_devices_is_one_worker_beside_a_colocated_one(made: Plan, row: str) -> None:
+def test_a_colocated_worker_of_several_devices_is_one_worker(made: Plan, row: str) -> None:
     text = draw(topology(made), 200)
     (found,) = re.findall("node 0 │ (.*) │", text)
     assert re.sub("═+", "═", " ".join(found.split())) == re.sub("═+", "═", " ".join(row.split()))
