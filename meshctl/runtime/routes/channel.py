@@ -257,7 +257,11 @@ class Channel:
         """Returns the columns of a part that several producers write into one frame: where they and all
         consumers share memory, and the consumers cannot map the columns as they are."""
         producers, leader = header.partition.producers[part], self.consumers.leaders[part]
-        if len(producers) < 2 or header.headers[leader].schema is None:
+        leading = header.headers[leader].schema
+        if len(producers) < 2 or leading is None:
+            return None
+        row = leading.row_bytes
+        if row is not None and row * header.partition.counts[part] < SHARED_PART_MIN_BYTES:
             return None
         if not self._paths.can_write_together(part, producers):
             return None

@@ -104,6 +104,11 @@ class BatchSchema:
         return tuple(found)
 
     @cached_property
+    def row_bytes(self) -> int | None:
+        """Bytes of a sample in all columns, where these are plain."""
+        return None if self.plain_columns is None else sum(each.row_bytes for each in self.plain_columns)
+
+    @cached_property
     def count(self) -> int:
         """The samples, where their ids are a grid."""
         return prod(self.grid)
