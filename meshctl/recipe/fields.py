@@ -100,11 +100,11 @@ PARALLEL = Section("parallel", "`parallel`", (
         doc="Data-parallel size: number of model replicas, whose gradients are averaged (outside of "
             "fsdp: HSDP). Default: the ranks that the other sizes leave.",
         aliases="data_parallel_size data_parallel_degree dp ddp ddp_size dp_replicate "
-            "dp_replicate_size data_parallel_replicate_degree num_replicas",
+            "dp_replicate_size data_parallel_replicate_degree num_replicas replicate replicate_size",
         related="data_parallel hsdp"),
     _size("fsdp_size",
         doc="Number of ranks that shard parameters, gradients and optimizer state.",
-        aliases="dp_shard dp_shard_size data_parallel_shard_degree fsdp",
+        aliases="dp_shard dp_shard_size data_parallel_shard_degree fsdp shard shard_size",
         related="zero_size num_shards"),
     _size("cp_size",
         doc="Context-parallel size: number of ranks that split each sequence.",
