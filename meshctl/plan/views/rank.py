@@ -109,6 +109,8 @@ class Exchange:
     """[start, stop) in sample order; None if no samples move, or if they are unknown."""
     over: Over
     """The distance to the farthest of the ranks."""
+    ways: tuple[Over, ...]
+    """The distances to the listed ranks, the nearest first."""
 
 
 @dataclass(frozen=True)
@@ -371,8 +373,9 @@ _Portion = tuple[Ranks, tuple[int, int] | None]
 def _end(plan: Plan, route: Route, is_producer: bool, rank: int, portions: Sequence[_Portion]) -> RankRoute:
     """Returns one end of a route with its exchanges."""
     own, other = ends_of(plan, route) if is_producer else reversed(ends_of(plan, route))
+    distances = [_ways(plan, own.group, rank, other.group, ranks) for ranks, _ in portions]
     exchanges = tuple(
-        Exchange(ranks, span, _over(plan, own.group, rank, other.group, ranks)) for ranks, span in portions
+        Exchange(*portion, ways[-1], ways) for portion, ways in zip(portions, distances, strict=True)
     )
     return RankRoute(
         route=route.name,
@@ -436,13 +439,14 @@ def _with_unknown_samples(plan: Plan, route: Route, flow: EvenFlow, end: RankRou
     return replace(end, total=flow.total, some=some, note=_unknown(route, flow))
 
 
-def _over(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> Over:
-    """Returns the distance from a rank to ranks of a group. Where nodes rise with the ranks, the listed ones
-    are enough."""
-    if (group, ranks.count, ranks.first) == (other, 1, (rank,)):
-        return "process"
-    nodes = {plan.node_of(other, each) for each in (*ranks.first, ranks.last)}
-    return over(plan, group, other, near=nodes == {plan.node_of(group, rank)})
+def _ways(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> tuple[Over, ...]:
+    """Returns the distances from a rank to the listed ranks of a group. Where nodes rise with the ranks, the
+    listed ones are enough for the longest."""
+    listed = {(other, each) for each in (*ranks.first, ranks.last)}
+    node, nodes = plan.node_of(group, rank), {plan.node_of(*each) for each in listed - {(group, rank)}}
+    found: list[Over] = ["process"] if (group, rank) in listed else []
+    found += [over(plan, group, other, near=True)] if node in nodes else []
+    return (*found, *([over(plan, group, other, near=False)] if nodes - {node} else []))
 
 
 def _samples(part: Part) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from meshctl.plan.views.rank import Exchange
     from meshctl.plan.views.topology import Flow
 
 
@@ -42,7 +43,7 @@ OVER: Mapping[str, str] = {
 memory there. The last two are for tensors on devices; tensors on the CPU use shared memory and tcp."""
 
 
-def ways_of(route: Flow, words: Mapping[str, str] = OVER) -> str:
+def ways_of(route: Flow | Exchange, words: Mapping[str, str] = OVER) -> str:
     """Returns the transports of a route: `in process`, or `in process, cuda ipc` if its links differ."""
     return ", ".join(dict.fromkeys(words[way] for way in route.ways))
 

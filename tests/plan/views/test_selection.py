@@ -126,6 +126,16 @@ def test_a_worker_learns_the_distance_to_its_farthest_peer(
                         direct = {group.device_type, each.group(route.other_group).device_type} == {"cuda"}
                         far = ("device" if direct else "node") + "s" * (len(nodes) > 1)
                         assert exchange.over == ("process" if others == {(group.name, rank)} else far)
+                        assert exchange.ways == ways_to(each, (group.name, rank), others, direct)
+
+
+def ways_to(
+    plan: Plan, worker: tuple[str, int], others: set[tuple[str, int]], direct: bool
+) -> tuple[str, ...]:
+    word = "device" if direct else "node"
+    far = {plan.node_of(*other) != plan.node_of(*worker) for other in others - {worker}}
+    found = {"process": worker in others, word: False in far, f"{word}s": True in far}
+    return tuple(way for way, occurs in found.items() if occurs)
 
 
 def check_consumer(zoom: RankZoom, mine: dict[int, list[int]]) -> None:

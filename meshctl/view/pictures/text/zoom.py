@@ -23,12 +23,12 @@ from meshctl.plan.views.selection import ComponentZoom, DimOfComponent, DimZoom,
 from meshctl.plan.views.topology import Topology
 from meshctl.topology.flows import Ranks
 from meshctl.view.formatting import count
-from meshctl.view.pictures import OVER
+from meshctl.view.pictures import OVER, ways_of
 from meshctl.view.pictures.text.grid import grid, sentence
 from meshctl.view.pictures.text.groups import Groups, facts
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.picture import MIN_WIDTH
-from meshctl.view.pictures.text.pipeline import Pipeline, in_full
+from meshctl.view.pictures.text.pipeline import SHORT, Pipeline, in_full
 from meshctl.view.pictures.text.placement import in_boxes, nodes_label
 from meshctl.view.pictures.text.styled import (
     ELLIPSIS,
@@ -334,27 +334,30 @@ def _noted(sheet: Sheet, drawn: Sequence[Line], notes: Sequence[str]) -> list[Li
 def _routes(sheet: Sheet, routes: Sequence[RankRoute]) -> list[Line]:
     """Returns the exchanges, with their distances in a column, or in the notes where the column does not
     fit."""
-    blocks = [list(_exchanges(route)) for route in routes]
-    rows = [row for block in blocks for row in block]
-    fits = wants(rows, ROUTES) <= sheet.width
+    for words in (OVER, SHORT):
+        blocks = [list(_exchanges(route, words)) for route in routes]
+        rows = [row for block in blocks for row in block]
+        fits = wants(rows, ROUTES) <= sheet.width
+        if fits:
+            break
     notes = list[str]()
     for route, block in zip(routes, blocks, strict=True):
         notes += [""] * (len(block) - 1) + ["; ".join(_remarks(route, distances=not fits))]
     return _noted(sheet, columns(rows, ROUTES if fits else ROUTES[:-1], sheet.width), notes)
 
 
-def _exchanges(route: RankRoute) -> Iterator[tuple[Line, ...]]:
-    word = ("to" if route.is_producer else "from") + " some of" * route.some
+def _exchanges(route: RankRoute, words: Mapping[str, str]) -> Iterator[tuple[Line, ...]]:
+    direction = ("to" if route.is_producer else "from") + " some of" * route.some
     name = Line("  ", styled(route.route, "bold"))
     left = route.partners - len(route.exchanges)
     for number, exchange in enumerate(route.exchanges):
         if left and number == len(route.exchanges) - 1:
             yield Line(), Line(f"{ELLIPSIS} {left} more"), Line(), Line()
-        ranks = Line(f"{word} {cut(route.other_group, GROUP_NAME)} {ranks_of(exchange.ranks)}")
-        distance = Line(styled(OVER[exchange.over], "faint"))
+        ranks = Line(f"{direction} {cut(route.other_group, GROUP_NAME)} {ranks_of(exchange.ranks)}")
+        distance = Line(styled(ways_of(exchange, words), "faint"))
         yield Line() if number else name, ranks, Line(_samples(exchange.samples, None, 0)), distance
     if not route.exchanges:
-        yield name, Line(f"{word} no rank"), Line(), Line()
+        yield name, Line(f"{direction} no rank"), Line(), Line()
 
 
 def _remarks(route: RankRoute, distances: bool) -> Iterator[str]:
@@ -365,4 +368,4 @@ def _remarks(route: RankRoute, distances: bool) -> Iterator[str]:
     if route.note:
         yield route.note
     if distances and route.exchanges:
-        yield " and ".join(dict.fromkeys(OVER[exchange.over] for exchange in route.exchanges))
+        yield " and ".join(dict.fromkeys(map(ways_of, route.exchanges)))
