@@ -694,6 +694,13 @@ def test_the_number_of_further_components_is_inside_of_its_tile(opened: Open) ->
     assert page.locator(".tile .rest").count() == 8 and page.evaluate(outside) == 0
 
 
+def test_all_transports_of_a_route_are_shown_whole(opened: Open) -> None:
+    page = opened(topology(everything()))
+    assert "in process, cuda ipc, nccl" in page.inner_text("#pipeline .picture")
+    cut = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
+    assert page.eval_on_selector_all(".picture .wraps .aside", cut) == []
+
+
 def test_inputs_are_inside_of_their_boxes(opened: Open) -> None:
     page = opened(many(60))
     outside = """[...document.querySelectorAll('.picture .input')].filter((one) => {

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
 from meshctl.plan.model import Plan
 from meshctl.plan.views.topology import topology
 from meshctl.topology.cluster import Cluster
 from meshctl.view.pictures.text.picture import draw
+from meshctl.view.pictures.text.placement import tables
+from tests.examples import examples
+from tests.plan.jobs import Sizes, jobs, naive
 from tests.view.pictures.plans import component, drawn, group, plan
 
 
@@ -56,9 +60,31 @@ def test_equal_neighbors_are_counted_group_by_group(made: Plan, words: str) -> N
     assert "═" not in text
 
 
-def signs(text: str) -> Sequence[str]:
-    *_, last = text.rstrip("\n").split("\n")
-    return re.split(" {3,}", last.strip())
+@settings(max_examples=examples(60, 1000))
+@given(jobs())
+def test_every_worker_begins_at_its_first_device(job: tuple[Plan, Sizes]) -> None:
+    """Compared with a list of all workers of each node."""
+    made, sizes = job
+    whole = topology(made)
+    for node in range(made.cluster.nodes):
+        kind = next(each for each in whole.nodes if any(start <= node < stop for start, stop in each.nodes))
+        expected = {
+            (group.device_type, number, group.name): number == worker.numbers[0]
+            for group in made.groups
+            for worker in naive(group, sizes, made.cluster.nodes)
+            if worker.node == node
+            for number in worker.numbers
+        }
+        alone = replace(whole, nodes=(replace(kind, nodes=((node, node + 1),)),))
+        assert expected == {
+            (part.device_type, part.first + device, share.group): share.begins(device)
+            for table in tables(alone, together=False)
+            for parts in table.rows[0].parts
+            for part in parts
+            if part.is_numbered
+            for share in part.shares
+            for device in range(part.count)
+        }
 
 
 @pytest.mark.parametrize("name", ["8", "16", "64", "100000", "on_cpu", "program"])
