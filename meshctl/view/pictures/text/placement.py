@@ -165,12 +165,12 @@ def in_boxes(topology: Topology, marks: Marks, width: int) -> list[Line]:
 
 def in_lines(topology: Topology, marks: Marks, width: int) -> list[Line]:
     """Returns one line for each kind of node, with equal neighbors together."""
-    (table,) = tables(topology, together=True)
-    rows = [[Line(), *(Line(styled(name, "faint")) for name in table.types)]]
-    for row in table.rows:
+    types = [name for table in tables(topology, together=True) for name in table.types]
+    rows = [[Line(), *(Line(styled(name, "faint")) for name in types)]]
+    for row in (row for table in tables(topology, together=True) for row in table.rows):
         cells = (joined((counted(part, marks) for part in parts), " │ ") for parts in row.parts)
         rows.append([Line(" " * INDENT, row.label), *cells, Line(row.note)])
-    shape = [Column(), *[Column(least=8, gap=3)] * len(table.types), Column(spare=1)]
+    shape = [Column(), *[Column(least=8, gap=3)] * len(types), Column(spare=1)]
     return columns(rows, shape, width)
 
 
