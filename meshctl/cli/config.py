@@ -19,6 +19,7 @@ from meshctl.cli.output import write
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
+from meshctl.text.characters import UNSEEN
 from meshctl.text.english import listed
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def span_data(span: Span | None) -> dict[str, Any] | None:
 
 def in_json(value: Any, indent: int | None = None) -> str:
     """Returns a value as JSON, which has no word for infinity and for what is no number."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+    return UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def _finite(value: Any) -> Any:

@@ -23,6 +23,8 @@ from meshctl.cli.show_topology import show
 from meshctl.cli.validate import Options, validate
 from meshctl.engines.supervise import attempt
 from meshctl.engines.supervise.attempt import holds_secret
+from meshctl.recipe.compose.yaml_reader import read as load_text
+from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.text.redaction import HIDDEN
 from meshctl.view.reports import FORMATS
 from tests.paths import RECIPE_GOLDEN as GOLDEN
@@ -187,11 +189,12 @@ def test_the_command_line(folder: Path) -> None:
 
 # No secret in any output, nor in a file of a run that need not have it
 
+TOKENS = [f"{start}{MARK}{MARK}" for start in ("hf_", "sk-", "sk-ant-", "ghp_", "xoxb-", "glpat-")]
 SECRETS = f"""\
-vars: {{hf: {MARK}a, plain: x}}
+vars: {{hf: {MARK}a, plain: x, models: [{", ".join(TOKENS)}], note: "pull {TOKENS[0]} now"}}
 groups:
-  train: {{ranks: 2, device_type: cpu, env: {{HF_TOKEN: {MARK}b, OTHER: "${{vars.hf}}", KEPT_TOKEN: "${{oc.env:KEPT}}"}}}}
-  script: {{ranks: 1, device_type: cpu, program: run.py, args: [--token, {MARK}c, "--api-key={MARK}d", "${{vars.hf}}", --lr, "3"]}}
+  train: {{ranks: 2, device_type: cpu, env: {{HF_TOKEN: {MARK}b, OTHER: "${{vars.hf}}", KEPT_TOKEN: "${{oc.env:KEPT}}", PLAIN: {TOKENS[1]}}}}}
+  script: {{ranks: 1, device_type: cpu, program: run.py, args: [--token, {MARK}c, "--api-key={MARK}d", "${{vars.hf}}", --lr, "3", {TOKENS[3]}]}}
 components:
   prompts: {{_target_: arithmetic.Prompts, group: train}}
   actor: {{_target_: arithmetic.Actor, group: train}}
@@ -201,7 +204,7 @@ pipeline:
 run: {{steps: 1, dir: "${{oc.env:SCRATCH}}"}}
 """
 ENVIRONMENT = {"KEPT": f"{MARK}e", "SCRATCH": "scratch-folder", "MY_PASSWORD": f"{MARK}f"}
-GIVEN = [f"+vars.token={MARK}g", "+vars.auth=${vars.hf}"]
+GIVEN = [f"+vars.token={MARK}g", "+vars.auth=${vars.hf}", f"+vars.more={TOKENS[2]}"]
 
 
 @pytest.fixture
@@ -229,7 +232,7 @@ def test_no_command_shows_a_secret(
     assert launch("recipe.yaml", overrides, LaunchOptions(dry_run=True)) == code
     validate([f"+vars.token={MARK}"], Options())
     out, err = capsys.readouterr()
-    assert len(out) > 10_000 and MARK not in out
+    assert len(out) > 10_000 and MARK not in out and f"pull {HIDDEN} now" in out
     assert MARK not in err
     assert code or f"--token {HIDDEN}" in out
 
@@ -295,3 +298,25 @@ def test_a_bug_report_contains_no_secret(
         "ValueError" in err and "Traceback" in report.read_text() and "test_config.py" in report.read_text()
     )
     assert MARK not in out + err + report.read_text()
+
+
+UNSEEN = "a\u202eb\u200bc\u2066d\ufeffe\U000e0041f"
+
+
+def test_characters_that_do_not_show_are_escaped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quoted = json.dumps(UNSEEN)
+    (folder / f"run{UNSEEN}.py").touch()
+    script = f"s: {{ranks: 1, device_type: cpu, program: {json.dumps(f'run{UNSEEN}.py')}, args: [{quoted}]}}"
+    (folder / "recipe.yaml").write_text(f"groups: {{{script}}}\nvars: {{x: {quoted}, {quoted}: 1}}\n")
+    for origins, format in [(False, "text"), (False, "json"), (True, "text"), (True, "json")]:
+        assert config("recipe.yaml", [], origins, format) == 0
+        out = capsys.readouterr().out
+        assert not set(out) & (set(UNSEEN) - set("abcdef"))
+        if format == "json":
+            assert UNSEEN in repr(json.loads(out)) or json.dumps(UNSEEN)[1:-1] in json.dumps(json.loads(out))
+        elif not origins:
+            again = load_text(out.encode(), "x").tree
+            assert again is not None and plain(again)["vars"] == {"x": UNSEEN, UNSEEN: 1}
+    for format in ("text", "json", "mermaid", "svg", "html"):
+        assert show("recipe.yaml", [], Drawn(format)) == 0
+        assert not set(capsys.readouterr().out) & (set(UNSEEN) - set("abcdef"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.config_store import PRIMARY, ConfigStore
-from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, is_dir, real
+from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, find_special, is_dir, real
 from meshctl.recipe.compose.overrides import LAYOUT, Override, is_layout
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node
 from meshctl.recipe.fields import RECIPE
@@ -152,6 +152,8 @@ class DefaultsLists:
             if not is_optional:
                 options = self.store.options(group)
                 help, fixes = did_you_mean(option, options), renamed(span, option, options)
+                if find_special(self.store.folders, f"{group}/{option}"):
+                    help = self._searched(f"{group}/{option}")
                 self.report("MC201", f"`{option}` is not a {group}", span, help, fixes)
             return False
         if self._includes_itself(name, f"{group}/{option}"):
@@ -179,6 +181,9 @@ class DefaultsLists:
     def _searched(self, name: str) -> str:
         """Returns the help for a config that does not exist."""
         group, _, short = name.rpartition("/")
+        if special := find_special(self.store.folders, name):
+            path, kind = special
+            return f"`{self.store.display_name(path)}` is {kind} and no file"
         if meant := nearest(short, self.store.options(group)):
             return f"did you mean `{posixpath.join(group, meant)}`?"
         folders = [f"`{self.store.display_name(folder)}`" for folder in self.store.folders if is_dir(folder)]

@@ -13,6 +13,13 @@ from pathlib import Path
 from meshctl.package import PACKAGE_DIR
 
 SUFFIXES = (".yaml", ".yml")
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
 NOT_GROUPS = ("", "defaults", "name", "seed")
 """Folders of these names are no config groups: `name=x` and `seed=3` set values."""
 
@@ -46,7 +53,20 @@ def list_options(folders: Iterable[Path], group: str) -> list[str]:
     """Returns the names of the configs in a config group; none if there is no such group."""
     if group.split("/")[0] in NOT_GROUPS[1:]:
         return []
-    return sorted({path.stem for folder in folders for path in files(folder / group, *SUFFIXES)})
+    paths = (path for folder in folders for path in files(folder / group, *SUFFIXES))
+    return sorted({path.stem for path in paths if is_file(path)})
+
+
+def find_special(folders: Iterable[Path], name: str) -> tuple[Path, str] | None:
+    """Returns the first path of config `name` that is no file, and what it is: a pipe, a device, a folder."""
+    for path in (folder / f"{name}{suffix}" for folder in folders for suffix in SUFFIXES):
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):
+            continue
+        if kind := KINDS.get(stat.S_IFMT(mode)):
+            return path, kind
+    return None
 
 
 def list_groups(folders: Sequence[Path]) -> list[str]:
@@ -72,13 +92,8 @@ def contents(path: Path, limit: int) -> bytes:
 
 
 def _refuse_special(mode: int) -> None:
-    kinds = {
-        stat.S_IFIFO: "a pipe",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }
-    if kind := kinds.get(stat.S_IFMT(mode)):
+    kind = KINDS.get(stat.S_IFMT(mode), "")
+    if kind and not stat.S_ISDIR(mode):
         raise NoFile(kind)
 
 

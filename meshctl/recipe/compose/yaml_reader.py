@@ -17,6 +17,7 @@ import yaml
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.errors import explain
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, merge, over
+from meshctl.text.characters import UNSEEN, escaped
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 20_000
@@ -33,6 +34,10 @@ FLOAT = re.compile(
     rf"|[-+]?{_DIGITS}(?::[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
 """What OmegaConf reads as a float."""
+
+
+PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\(u[dD][89abAB][0-9a-fA-F]{2})\\(u[dD][c-fC-F][0-9a-fA-F]{2})")
+"""Two escapes of one character, which JSON has and YAML has not."""
 
 
 @dataclass
@@ -67,9 +72,10 @@ def read(data: bytes, name: str) -> Text:
     except UnicodeDecodeError as error:
         return _not_utf8(data, error, name)
     result = Text(name, tuple(text.splitlines()))
-    loader = _loader()(text)
+    mark = next(filter(lambda mark: mark not in text, map(chr, range(0xE000, 0xF8FF))), "")
+    loader = _loader()(PAIR.sub(rf"\1{mark}\2{mark}\3", text) if mark and "\\u" in text else text)
     try:
-        result.tree = _Builder(result, loader).tree()
+        result.tree = _Builder(result, loader, mark).tree()
     except yaml.YAMLError as error:
         result.found = [explain(error, name, text)]
     except _Unreadable as error:
@@ -93,7 +99,7 @@ def dump(value: Any) -> str:
     text: str = yaml.dump(
         value, Dumper=_dumper(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
     )
-    return text
+    return escaped(text)
 
 
 # Scalars
@@ -144,6 +150,11 @@ def _dumper() -> Any:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
+    def text(dumper: Any, data: str) -> Any:
+        style = '"' if UNSEEN.search(data) else None
+        return dumper.represent_scalar(CORE + "str", data, style=style)
+
+    Dumper.add_representer(str, text)
     return Dumper
 
 
@@ -187,6 +198,8 @@ class _Builder:
 
     text: Text
     loader: Any
+    mark: str = ""
+    """What stands for the backslash of each half of a `PAIR`, so that all columns stay."""
     anchors: dict[str, _Anchor] = field(default_factory=dict)
     count: int = 0
     depth: int = 0
@@ -194,13 +207,22 @@ class _Builder:
     """Of the value that was read last, as its last line is."""
     last_line: int = 0
 
-    def tree(self) -> Node:
-        self.loader.get_event()  # the beginning of the stream
-        if isinstance(self.loader.get_event(), yaml.StreamEndEvent):
-            return Node({}, Span(self.text.name, 1, 1))
-        root = self.node(self.loader.get_event())
-        self.loader.get_event()  # the end of the document
+    def event(self) -> Any:
         event = self.loader.get_event()
+        if isinstance(event, yaml.ScalarEvent) and self.mark and self.mark in event.value:
+            if event.style == '"':
+                pair = re.compile(f"{self.mark}u(....){self.mark}u(....)")
+                event.value = pair.sub(_character, event.value)
+            event.value = event.value.replace(self.mark, "\\")
+        return event
+
+    def tree(self) -> Node:
+        self.event()  # the beginning of the stream
+        if isinstance(self.event(), yaml.StreamEndEvent):
+            return Node({}, Span(self.text.name, 1, 1))
+        root = self.node(self.event())
+        self.event()  # the end of the document
+        event = self.event()
         if not isinstance(event, yaml.StreamEndEvent):
             raise yaml.MarkedYAMLError(problem="a second document", problem_mark=event.start_mark)
         return root
@@ -316,7 +338,7 @@ class _Builder:
     def list(self, is_flow: bool) -> tuple[list[Node], int, Any]:
         """Returns the items, the height and the end of a list."""
         items, height = list[Node](), 1
-        while not isinstance(event := self.loader.get_event(), yaml.SequenceEndEvent):
+        while not isinstance(event := self.event(), yaml.SequenceEndEvent):
             items.append(self.node(event))
             height = max(height, 1 + self.height)
         return items, height, event
@@ -330,12 +352,12 @@ class _Builder:
         """Key -> its text and that of its value."""
         merge_key: Span | None = None
         height = 1
-        while not isinstance(event := self.loader.get_event(), yaml.MappingEndEvent):
+        while not isinstance(event := self.event(), yaml.MappingEndEvent):
             is_scalar = isinstance(event, yaml.ScalarEvent)
             is_merge = is_scalar and self.tag(event) == CORE + "merge"
             key, span = self.key(event)
             height = max(height, 1 + self.height)
-            value = self.node(self.loader.get_event(), span)
+            value = self.node(self.event(), span)
             height = max(height, 1 + self.height)
             if is_merge:
                 if merge_key:
@@ -429,6 +451,10 @@ class _Builder:
         line = self.text.lines[start.line] if start.line < len(self.text.lines) else ""
         stop = end.column if end.line == start.line else len(line.rstrip())
         return replace(self.span(start), width=max(1, stop - start.column))
+
+
+def _character(halves: re.Match[str]) -> str:
+    return bytes.fromhex(halves[1] + halves[2]).decode("utf-16-be")
 
 
 def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:

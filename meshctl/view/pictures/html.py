@@ -20,6 +20,7 @@ from typing import Any
 
 from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import Topology
+from meshctl.text.characters import UNSEEN
 from meshctl.topology.cluster import DIRECT
 from meshctl.view.pictures import OVER
 from meshctl.view.pictures.colors import HUES, tokens
@@ -32,7 +33,7 @@ HUE = """\
 .hN { background: var(--hN-tint); color: var(--hN-text); border-color: var(--hN-line) }
 .fN { background: var(--hN-line) }
 """
-UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
+UNSAFE = re.compile("[<>&\ud800-\udfff]")
 """Characters that could end a script or begin a comment, and surrogates."""
 
 
@@ -84,7 +85,8 @@ def _hash(text: str) -> str:
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """Returns JSON for a script element, which no name in it can end."""
-    return UNSAFE.sub(
-        lambda found: f"\\u{ord(found[0]):04x}", json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    )
+    """Returns JSON for a script element, which no name in it can end; characters that do not show are read
+    as their escapes."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    text = UNSEEN.sub(lambda found: json.dumps(ascii(found[0])[1:-1])[1:-1], text)
+    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

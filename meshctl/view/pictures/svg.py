@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape
 
 from meshctl.plan.views.topology import Topology
+from meshctl.text.characters import UNSEEN
 from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.text.picture import pictured
 from meshctl.view.pictures.text.styled import PALETTE, Line, width_of
@@ -53,8 +54,8 @@ def draw(topology: Topology) -> str:
 
 
 def escaped(text: str) -> str:
-    """Returns text for XML and HTML; characters that XML does not allow are replaced."""
-    return escape(NO_XML.sub("\ufffd", text), {'"': "&quot;"})
+    """Returns text for XML and HTML; characters that XML refuses, or that do not show, are replaced."""
+    return escape(NO_XML.sub("\ufffd", UNSEEN.sub("\ufffd", text)), {'"': "&quot;"})
 
 
 def _style(color: Callable[[str], str]) -> str:

@@ -180,3 +180,13 @@ def test_scalars_have_omegaconfs_types(word: str) -> None:
         return next((tag for tag, pattern in found if pattern.match(word)), "text")
 
     assert kind(scalar_resolvers()) == kind(theirs)
+
+
+def test_json_may_write_one_character_as_two_escapes() -> None:
+    text = r'{"a": "x\ud83d\ude00y\\ud83d", "\uD83D\uDE00": [1, 2], "b": no, plain: \ud83d\ude00}'
+    result = read(text.encode(), "x.json")
+    assert result.tree is not None and [found.code for found in result.found] == []
+    assert plain(result.tree) == {"a": "x😀y\\ud83d", "😀": [1, 2], "b": False, "plain": r"\ud83d\ude00"}
+    node = result.tree.get("b")
+    assert node is not None and node.span.column == text.index("no") + 1
+    assert [found.code for found in read(rb'{"a": "\ud83d"}', "x.json").found] == ["MC003"]
