@@ -3,9 +3,12 @@ machinery being loaded."""
 
 from __future__ import annotations
 
+import os
 import sys
 
-INTERRUPTED = 130
+UNREADABLE, REFUSED, INTERRUPTED = 3, 4, 130
+ANYWHERE = ("explain", "schema", "doctor", "completion", "--help", "--version")
+"""Commands and options that need no working directory."""
 
 
 def main() -> None:
@@ -21,6 +24,16 @@ def _called() -> None:
         from meshctl.cli.completion.line import complete
 
         sys.exit(complete(sys.argv[2:]))
+    if not set(sys.argv[1:]) & set(ANYWHERE) and not _has_folder():
+        print("error: the working directory has been deleted: change to one that exists", file=sys.stderr)
+        sys.exit(REFUSED if "launch" in sys.argv[1:] else UNREADABLE)
     from meshctl.cli.app import main
 
     main()
+
+
+def _has_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except OSError:
+        return False

@@ -22,6 +22,8 @@ from meshctl.recipe.fixes import PLAIN, renamed
 from meshctl.recipe.scalars import rewritten
 from meshctl.text.english import did_you_mean, nearest
 
+MAX_INCLUDES = 500
+"""Maximum number of configs that the defaults lists of a recipe include, each as often as it is included."""
 CHOICE = "__choice__"
 """The name of a synthetic config whose only default is one layout from the command line."""
 
@@ -38,6 +40,7 @@ class DefaultsLists:
     def __post_init__(self) -> None:
         self._checked: dict[str, list[Any]] = {}
         self._includes: dict[str, set[str]] = {}
+        self._counts: dict[str, int] = {}
 
     def of(self, name: str) -> list[Any]:
         """Returns the valid entries of a config's defaults list, as plain data for Hydra."""
@@ -45,6 +48,29 @@ class DefaultsLists:
             entries = self.store.config(name).defaults
             self._checked[name] = list(self._valid_entries(name, entries)) if entries else []
         return self._checked[name]
+
+    def count(self, name: str) -> int:
+        """Returns the number of configs that a config includes, with those that these include; more than
+        `MAX_INCLUDES` are not counted. Each config is read once."""
+        if name not in self._counts:
+            count = 0
+            for included in self._included(name):
+                count += 1 + self.count(included)
+                if count > MAX_INCLUDES:
+                    break
+            self._counts[name] = count
+        return self._counts[name]
+
+    def _included(self, name: str) -> Iterator[str]:
+        """Yields the configs that the entries of a defaults list name, without those that refer to others."""
+        for entry in self.of(name):
+            if isinstance(entry, str):
+                yield from [] if entry == "_self_" else [_full_name(name, entry.partition("@")[0])]
+            else:
+                ((key, options),) = entry.items()
+                group = _full_name(name, key.split(" ")[-1].partition("@")[0])
+                named = options if isinstance(options, list) else [options]
+                yield from (f"{group}/{option}" for option in named if isinstance(option, str))
 
     def set_choice(self, override: Override) -> None:
         """Makes one layout of the command line the only default of the config `CHOICE`."""

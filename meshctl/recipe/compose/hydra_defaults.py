@@ -15,11 +15,8 @@ from typing import Any
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.config_store import PRIMARY
-from meshctl.recipe.compose.defaults_lists import DefaultsLists
+from meshctl.recipe.compose.defaults_lists import MAX_INCLUDES, DefaultsLists
 from meshctl.recipe.compose.overrides import Override, hydra_errors
-
-MAX_INCLUDES = 500
-"""Maximum number of configs that the defaults lists of a recipe include, each as often as it is included."""
 
 
 class _TooManyIncludes(Exception):
@@ -100,6 +97,8 @@ def _report_refused(lists: DefaultsLists, choice: Override) -> None:
 
 def _resolved_by_hydra(lists: DefaultsLists, name: str, choices: Sequence[Override]) -> list[DefaultsEntry]:
     """Raises what Hydra raises."""
+    if lists.count(name) > MAX_INCLUDES:
+        raise _TooManyIncludes
     from hydra import version
     from hydra._internal.defaults_list import create_defaults_list
 

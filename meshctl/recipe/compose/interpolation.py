@@ -65,6 +65,8 @@ class _Resolver:
         """Returns the value of a leaf in its place; a broken one where its interpolation is wrong."""
         if not _is_interpolated(leaf):
             return leaf
+        if frozenset() in self.circles:
+            return replace(leaf, value=BROKEN)
         try:
             value = self.value(leaf, path, _is_kept(path))
         except InvalidInterpolation as wrong:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose import yaml_tree
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override as HydraOverride
 
 MAX_OVERRIDES = 200
+MAX_LENGTH = 1 << 16
+"""Maximum number of characters of all overrides."""
 LAYOUT = "layout"
 """The config group of layouts. A layout is the one value of a component's `parallel`: given whole, it
 replaces the one before it."""
@@ -127,6 +129,9 @@ def parse(texts: Sequence[str]) -> tuple[list[Override], list[Diagnostic]]:
     if len(texts) > MAX_OVERRIDES:
         message = f"{len(texts)} overrides are more than {MAX_OVERRIDES}, put them into a recipe"
         return [], [Diagnostic("MC206", message)]
+    if (length := sum(map(len, texts))) > MAX_LENGTH:
+        message = f"overrides of {length:,} characters are more than {MAX_LENGTH:,}, put them into a recipe"
+        return [], [Diagnostic("MC206", message)]
     results = [_parse(text, file_of(number)) for number, text in enumerate(texts, 1)]
     overrides = [one for one in results if isinstance(one, Override)]
     return overrides, [one for one in results if isinstance(one, Diagnostic)]
@@ -140,27 +145,26 @@ def _parser() -> OverridesParser:
 
 
 def _parse(text: str, file: str) -> Override | Diagnostic:
+    if is_too_deep(text):
+        part = "key" if text.partition("=")[0].count(".") > MAX_DEPTH else "value"
+        message = f"this is no override: its {part} is nested deeper than {MAX_DEPTH} levels"
+        return Diagnostic("MC206", message, Span(file, 1, 1, len(text)), help="a recipe needs less")
     try:
         parsed = _parser().parse_rule(text, "override")
-        is_deep = not parsed.is_sweep_override() and _depth_of(parsed.value()) > MAX_DEPTH
-    except RecursionError:
-        is_deep = True
     except hydra_errors() as error:
         return explain(text, file, error)
-    if is_deep:
-        message = f"this is no override: its value is nested deeper than {MAX_DEPTH} levels"
-        return Diagnostic("MC206", message, Span(file, 1, 1, len(text)), help="a recipe needs less")
     override = Override(parsed, text, file)
     return _refusal(override) or override
 
 
-def _depth_of(value: Any) -> int:
-    """Returns the number of mappings and lists around one another."""
-    depth, layer = 0, [value]
-    while layer := [one for one in layer if isinstance(one, (dict, list))]:
-        depth += 1
-        layer = [item for one in layer for item in (one.values() if isinstance(one, dict) else one)]
-    return depth
+def is_too_deep(text: str) -> bool:
+    """Returns whether brackets or parts of a key are nested deeper than a recipe needs. Brackets in quotes
+    count, too."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return max(deepest, text.partition("=")[0].count(".")) > MAX_DEPTH
 
 
 def _refusal(override: Override) -> Diagnostic | None:

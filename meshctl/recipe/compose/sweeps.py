@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any
 
-from meshctl.recipe.compose.overrides import hydra_errors
+from meshctl.recipe.compose.overrides import MAX_LENGTH, hydra_errors, is_too_deep
 
 MAX_JOBS = 1000
 
@@ -52,6 +52,8 @@ def expand(texts: Sequence[str], options: Callable[[str], Sequence[str]]) -> lis
 
 def _values(text: str, options: Callable[[str], Sequence[str]]) -> list[str]:
     """Returns an override for each value of a sweep; of any other text, the text itself."""
+    if is_too_deep(text) or len(text) > MAX_LENGTH:
+        return [text]
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create(config_loader=_GroupOptions(options))  # type: ignore[arg-type]
