@@ -8,7 +8,7 @@ knows where each secret is; in another one, every line that may hold a secret is
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -20,6 +20,7 @@ from meshctl.recipe.compose.yaml_tree import leaves
 from meshctl.recipe.secrets import Secrets, secret_leaves
 from meshctl.text.redaction import (
     MAX_LINE,
+    Known,
     Stretch,
     is_reference,
     is_suspect,
@@ -28,7 +29,6 @@ from meshctl.text.redaction import (
     redact,
     shapes,
     stretches,
-    stretches_of,
     stretches_of_override,
 )
 
@@ -44,7 +44,8 @@ def redact_report(report: Report, secrets: Secrets) -> Report:
     texts = (f"{found.message} {found.help}" for found in report.diagnostics)
     if shown == lines and not secrets.known and not any(map(is_suspect, texts)):
         return report
-    found = [_redacted(found, secrets.known) for found in report.diagnostics]
+    known = Known(secrets.known)
+    found = [_redacted(found, known) for found in report.diagnostics]
     found = [
         replace(one, fixes=()) if any(_covers(fix.span, lines, shown) for fix in one.fixes) else one
         for one in found
@@ -53,7 +54,7 @@ def redact_report(report: Report, secrets: Secrets) -> Report:
     return replace(report, diagnostics=tuple(found), sources=sources)
 
 
-def _redacted(found: Diagnostic, known: Iterable[str]) -> Diagnostic:
+def _redacted(found: Diagnostic, known: Known) -> Diagnostic:
     def span(one: Span) -> Span:
         return replace(one, label=redact(one.label, known)) if one.label else one
 
@@ -88,8 +89,8 @@ def mask_lines(file: str, lines: Sequence[str], secrets: Secrets = NO_SECRETS) -
         else:
             by_line = _in_tree(text, lines, places)
     pairs = zip(lines, by_line, strict=True)
-    known = secrets.written
-    return tuple(mask(line, [*found, *stretches_of(line, known), *shapes(line)]) for line, found in pairs)
+    known = Known(secrets.written)
+    return tuple(mask(line, [*found, *known.stretches(line), *shapes(line)]) for line, found in pairs)
 
 
 def _in_tree(text: Text, lines: Sequence[str], places: Collection[Position]) -> list[list[Stretch]]:

@@ -21,6 +21,7 @@ from meshctl.recipe.fields import RECIPE
 from meshctl.text.redaction import (
     HIDDEN,
     PLACEHOLDERS,
+    Known,
     follows_option,
     is_distinctive,
     is_secret_at,
@@ -207,6 +208,7 @@ def shown(node: Node, secrets: Secrets, path: Path = ()) -> Node:
     """Returns the value at a path with its secrets hidden; references stay as written."""
     places = {found for found, _ in secret_places(plain(node), path, is_secret_at(path))}
     is_below = path in secrets.paths
+    known = Known(secrets.written)
 
     def hidden(leaf: Node, here: Path) -> Node:
         text = leaf.value
@@ -215,7 +217,7 @@ def shown(node: Node, secrets: Secrets, path: Path = ()) -> Node:
         elif (is_below or here in secrets.paths or here in places) and _has_text(leaf):
             text = _without_literals(str(leaf.value))
         elif isinstance(leaf.value, str):
-            text = redact(leaf.value, secrets.written)
+            text = redact(leaf.value, known)
         return leaf if text == leaf.value else replace(leaf, value=text, written=text)
 
     return with_leaves(node, path, hidden)

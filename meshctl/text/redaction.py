@@ -32,6 +32,9 @@ go."""
 MIN_PREFIX = 16
 """Characters of a long known text that are enough to hide it: messages cut what they quote."""
 
+MAX_ALIKE = 8
+"""Number of known texts with one beginning that are compared; of more of them, the whole word is hidden."""
+
 Path = tuple[str, ...]
 Stretch = tuple[int, int]
 """[start, end) of a text."""
@@ -163,9 +166,10 @@ def is_reference(text: str) -> bool:
     return _made(_REFERENCE).fullmatch(text) is not None
 
 
-def redact(text: str, known: Iterable[str] = ()) -> str:
+def redact(text: str, known: Iterable[str] | Known = ()) -> str:
     """Returns a text for people without its secrets."""
-    return _without(text, [*stretches(text), *stretches_of(text, known)], lambda length: HIDDEN)
+    known = known if isinstance(known, Known) else Known(known)
+    return _without(text, [*stretches(text), *known.stretches(text)], lambda length: HIDDEN)
 
 
 def redact_traceback(text: str, known: Collection[str] = ()) -> str:
@@ -285,22 +289,50 @@ def _joined(found: Iterable[Stretch]) -> list[Stretch]:
     return joined
 
 
-def stretches_of(text: str, known: Iterable[str]) -> Iterator[Stretch]:
-    """Yields where known texts stand, or as much of their beginning as a cut text has."""
-    for one in known:
-        if len(one) < MIN_KNOWN:
-            continue
-        begins, position = one[:MIN_PREFIX], 0
-        while (start := text.find(begins, position)) >= 0:
-            stop = start + len(begins)
-            while stop < len(text) and stop - start < len(one) and text[stop] == one[stop - start]:
-                stop += 1
-            position = stop
-            whole_word = len(one) >= 2 * MIN_KNOWN or not (
-                text[start - 1 : start].isalnum() or text[stop : stop + 1].isalnum()
-            )
-            if whole_word:
-                yield start, stop
+class Known:
+    """Texts that are secrets wherever they stand. A long one is found by its beginning, since messages cut
+    what they quote."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.by_beginning: dict[str, list[str]] = {}
+        for text in texts:
+            if len(text) >= MIN_KNOWN:
+                self.by_beginning.setdefault(text[:MIN_PREFIX], []).append(text)
+        self.starts = {beginning[:MIN_KNOWN] for beginning in self.by_beginning}
+        self.lengths = sorted({len(beginning) for beginning in self.by_beginning}, reverse=True)
+
+    def __bool__(self) -> bool:
+        return bool(self.by_beginning)
+
+    def stretches(self, text: str) -> Iterator[Stretch]:
+        """Yields where known texts stand, or as much of their beginning as a cut text has."""
+        position = 0
+        while self and position <= len(text) - MIN_KNOWN:
+            stop = self._end(text, position) if text[position : position + MIN_KNOWN] in self.starts else 0
+            if stop:
+                yield position, stop
+            position = stop or position + 1
+
+    def _end(self, text: str, start: int) -> int:
+        """Returns the end of the longest known text that begins at `start`; 0 if there is none."""
+        is_after_word = text[start - 1 : start].isalnum()
+        for length in self.lengths:
+            known = self.by_beginning.get(text[start : start + length], ())
+            stop = max((_common(text, start, one) for one in known[:MAX_ALIKE]), default=0)
+            if len(known) > MAX_ALIKE:
+                stop += len(text[stop:].split(maxsplit=1)[0]) if text[stop : stop + 1].strip() else 0
+            is_word = not (is_after_word or text[stop : stop + 1].isalnum())
+            if stop and (is_word or length >= 2 * MIN_KNOWN):
+                return stop
+        return 0
+
+
+def _common(text: str, start: int, known: str) -> int:
+    """Returns where the text that begins at `start` is no longer the known one."""
+    stop = start + min(len(known), MIN_PREFIX)
+    while stop < len(text) and stop - start < len(known) and text[stop] == known[stop - start]:
+        stop += 1
+    return stop
 
 
 def stretches_of_override(line: str) -> list[Stretch]:

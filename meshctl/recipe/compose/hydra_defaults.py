@@ -17,6 +17,11 @@ from meshctl.diagnostics import Span
 from meshctl.recipe.compose.config_store import PRIMARY
 from meshctl.recipe.compose.defaults_lists import MAX_INCLUDES, DefaultsLists
 from meshctl.recipe.compose.overrides import Override, hydra_errors
+from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
+
+COUNT_FROM = 100
+"""Number of files that Hydra loads, some milliseconds each, before all of them are counted. Counting also
+reads files that another option replaces."""
 
 
 class _TooManyIncludes(Exception):
@@ -58,7 +63,13 @@ def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: 
     choices = list(choices)
     while True:
         try:
-            return _resolved_by_hydra(lists, name, choices)
+            entries = _resolved_by_hydra(lists, name, choices)
+            if any(len(entry.path) > MAX_DEPTH for entry in entries):
+                message = (
+                    f"the defaults lists mount a file deeper than {MAX_DEPTH} levels, a recipe needs less"
+                )
+                lists.report("MC208", message, _defaults_span(lists, name, file))
+            return [entry for entry in entries if len(entry.path) <= MAX_DEPTH]
         except RecursionError:
             message = "the defaults lists include one another without end"
             lists.report("MC205", message, Span(file, 1, 1))
@@ -97,13 +108,11 @@ def _report_refused(lists: DefaultsLists, choice: Override) -> None:
 
 def _resolved_by_hydra(lists: DefaultsLists, name: str, choices: Sequence[Override]) -> list[DefaultsEntry]:
     """Raises what Hydra raises."""
-    if lists.count(name) > MAX_INCLUDES:
-        raise _TooManyIncludes
     from hydra import version
     from hydra._internal.defaults_list import create_defaults_list
 
     version.setbase("1.3")
-    repository, parsed = _repository_class()(lists), [one.parsed for one in choices]
+    repository, parsed = _repository_class()(lists, name), [one.parsed for one in choices]
     found = create_defaults_list(repository, name, parsed, prepend_hydra=False, skip_missing=False)
     return [DefaultsEntry(str(one.config_path), one.package or "", one.parent) for one in found.defaults]
 
@@ -118,9 +127,9 @@ def _repository_class() -> Any:
     from omegaconf import OmegaConf
 
     class Source(ConfigSource):
-        def __init__(self, lists: DefaultsLists) -> None:
+        def __init__(self, lists: DefaultsLists, root: str) -> None:
             self.lists, self.provider, self.path = lists, "meshctl", ""
-            self.loads = 0
+            self.root, self.loads = root, 0
 
         @staticmethod
         def scheme() -> str:
@@ -140,14 +149,15 @@ def _repository_class() -> Any:
 
         def load_config(self, config_path: str) -> ConfigResult:
             self.loads += 1
-            if self.loads > 2 * MAX_INCLUDES:  # Hydra loads each include twice
+            is_many = self.loads == COUNT_FROM and self.lists.count(self.root) > MAX_INCLUDES
+            if is_many or self.loads > 2 * MAX_INCLUDES:  # Hydra loads each include twice
                 raise _TooManyIncludes
             config = OmegaConf.create({"defaults": self.lists.of(config_path)})
             header = self._get_header_dict(self.lists.store.config(config_path).header)
             return ConfigResult(provider=self.provider, path=self.path, config=config, header=header)
 
     class Repository(ConfigRepository):
-        def __init__(self, lists: DefaultsLists) -> None:
-            self.sources = [Source(lists)]
+        def __init__(self, lists: DefaultsLists, root: str) -> None:
+            self.sources = [Source(lists, root)]
 
     return Repository

@@ -1,0 +1,159 @@
+"""Hostile recipes: bombs of includes, nesting and length, files that are none, and a folder that is gone. Each
+ends in one diagnostic."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshctl.recipe.compose import config_store
+from meshctl.recipe.compose.sweeps import expand
+from meshctl.recipe.load import Loaded, load
+
+RECIPE = "groups: {a: {ranks: 1, device_type: cpu, program: recipe.yaml}}\n"
+DEEP_KEY = ".".join("a" * 3000)
+
+
+def loaded(folder: Path, recipe: str = RECIPE, *overrides: str, **files: str) -> Loaded:
+    for name, text in {"recipe": recipe, **files}.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return load("recipe.yaml", overrides, folder, environ={}, detect=lambda: "cpu")
+
+
+def codes(one: Loaded) -> set[str]:
+    return {found.code for found in one.report.diagnostics}
+
+
+# Includes
+
+
+def test_includes_that_double_are_counted_and_each_file_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, names = config_store.read, list[str]()
+
+    def recording(data: bytes, name: str) -> object:
+        names.append(name)
+        return read(data, name)
+
+    monkeypatch.setattr(config_store, "read", recording)
+    files = {f"f{n}": f"defaults: [f{n + 1}, f{n + 1}]\nvars: {{x{n}: 1}}\n" for n in range(40)}
+    one = loaded(tmp_path, f"defaults: [f0, f0]\n{RECIPE}", **files, f40="vars: {x: 1}\n")
+    assert [found.message for found in one.report.errors] == [
+        "the defaults lists include more than 500 files, a recipe needs less"
+    ]
+    assert len(names) == len(set(names)) == 42
+
+
+@pytest.mark.parametrize(
+    "entries",
+    ["f0, " * 1000, ", ".join(f"f{n}" for n in range(600)), ", ".join(["{g: [x, y]}"] * 300)],
+    ids=["one file", "many files", "options"],
+)
+def test_more_includes_than_a_recipe_needs_are_refused(entries: str, tmp_path: Path) -> None:
+    (tmp_path / "g").mkdir()
+    files = {**{f"f{n}": "vars: {x: 1}\n" for n in range(600)}, "g/x": "a: 1\n", "g/y": "a: 2\n"}
+    one = loaded(tmp_path, f"defaults: [{entries}]\n{RECIPE}", **files)
+    assert "MC208" in codes(one) and any("more than 500 files" in each.message for each in one.report.errors)
+
+
+def test_a_chain_of_includes_has_an_end(tmp_path: Path) -> None:
+    files = {f"f{n}": f"defaults: [f{n + 1}]\nvars: {{x{n}: 1}}\n" for n in range(1100)}
+    assert codes(loaded(tmp_path, f"defaults: [f0]\n{RECIPE}", **files, f1100="a: 1\n")) & {"MC205", "MC208"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "header"), [(f"f@{DEEP_KEY}", ""), ("f", f"# @package {DEEP_KEY}\n")], ids=["entry", "header"]
+)
+def test_a_file_is_not_mounted_deeper_than_recipes_are(entry: str, header: str, tmp_path: Path) -> None:
+    assert "MC208" in codes(loaded(tmp_path, f"defaults: [{entry}]\n{RECIPE}", f=f"{header}vars: {{x: 1}}\n"))
+
+
+# Nesting
+
+NESTED = {
+    "braces": "${" * 500 + "x" + "}" * 500,
+    "braces that are not closed": "${" * 500,
+    "oc.select": "${oc.select:x," * 300 + "1" + "}" * 300,
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_interpolations_are_refused(name: str, tmp_path: Path) -> None:
+    assert "MC218" in codes(loaded(tmp_path, f"vars: {{a: '{NESTED[name]}'}}\n{RECIPE}"))
+
+
+def test_a_long_chain_of_references_is_refused_once(tmp_path: Path) -> None:
+    chain = ", ".join(f"v{n}: '${{vars.v{n + 1}}}'" for n in range(1500))
+    one = loaded(tmp_path, f"vars: {{{chain}, v1500: 1}}\n{RECIPE}")
+    assert [found.code for found in one.report.errors] == ["MC218"]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *(f"+vars.x={'[' * 300}{']' * 300}", f"+vars.x={'{a:' * 300}1{'}' * 300}"),
+        *(f"+vars.x={'sort(' * 300}1{')' * 300}", f"+vars.x={'[' * 20_000}", f"+vars.x={'${a:' * 300}1"),
+        *(f"+{DEEP_KEY}=1", f"+vars.{DEEP_KEY}=1", f"~{DEEP_KEY}"),
+    ],
+    ids=["lists", "mappings", "functions", "not closed", "references", "key", "below a key", "deletion"],
+)
+def test_a_deep_override_is_refused_and_never_swept(override: str, tmp_path: Path) -> None:
+    assert "MC206" in codes(loaded(tmp_path, RECIPE, override))
+    assert [job.overrides for job in expand([override], lambda group: [])] == [(override,)]
+
+
+def test_overrides_of_more_text_than_anybody_types_are_refused(tmp_path: Path) -> None:
+    for overrides in ([f"+vars.x=[{'a,' * 40_000}]"], ["+vars.x=" + "a" * 1000] * 100):
+        one = loaded(tmp_path, RECIPE, *overrides)
+        assert "MC206" in codes(one) and "put them into a recipe" in one.report.errors[0].message
+
+
+# Files that are none
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
+@pytest.mark.parametrize(
+    "entry", ["odd", "layout@components.x.parallel: odd", "layout@components.x.parallel=odd"]
+)
+def test_a_config_that_is_no_file_is_named(kind: str, entry: str, tmp_path: Path) -> None:
+    folder = tmp_path / "conf" / ("layout" if "layout" in entry else "")
+    folder.mkdir(parents=True)
+    make = {
+        "a pipe": os.mkfifo,
+        "a device": lambda path: path.symlink_to("/dev/zero"),
+        "a folder": Path.mkdir,
+    }
+    make[kind](folder / "odd.yaml")
+    overrides = [entry] if "=" in entry else []
+    written = f"{{{entry}}}" if ":" in entry else entry
+    one = loaded(tmp_path, RECIPE if overrides else f"defaults: [{written}]\n{RECIPE}", *overrides)
+    (wrong,) = [found for found in one.report.errors if found.code == "MC201"]
+    assert wrong.help.endswith(f"odd.yaml` is {kind} and no file")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "code"), [("validate", 3), ("config", 3), ("launch", 4), ("explain", 0)])
+def test_a_working_directory_that_is_gone_is_an_error(command: str, code: int, tmp_path: Path) -> None:
+    argument = "MC001" if command == "explain" else "recipe.yaml"
+    meshctl = f"{sys.executable} -c 'from meshctl.cli.main import main; main()'"
+    gone = tmp_path / "gone"
+    script = f"mkdir {gone}; cd {gone}; rmdir {gone}; exec {meshctl} {command} {argument}"
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert ("the working directory has been deleted" in done.stderr) == (code != 0)
+
+
+# Many secrets
+
+
+def test_many_secrets_are_all_hidden(tmp_path: Path) -> None:
+    """They are found in one pass over each text: one pass for each secret would take minutes."""
+    many = ", ".join(f"token{n}: a-secret-of-mine-{n}-abc" for n in range(3000))
+    one = loaded(tmp_path, f"vars: {{{many}}}\nname: a-secret-of-mine-7-abc is x\n{RECIPE}")
+    shown = "\n".join([*(line for _, lines in one.report.sources for line in lines), repr(one.report)])
+    assert len(one.secrets.written) == 3000 and "of-mine" not in shown
