@@ -65,9 +65,7 @@ def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: 
         try:
             entries = _resolved_by_hydra(lists, name, choices)
             if any(len(entry.path) > MAX_DEPTH for entry in entries):
-                message = (
-                    f"the defaults lists mount a file deeper than {MAX_DEPTH} levels, a recipe needs less"
-                )
+                message = f"a file is mounted deeper than {MAX_DEPTH} levels, a recipe needs less"
                 lists.report("MC208", message, _defaults_span(lists, name, file))
             return [entry for entry in entries if len(entry.path) <= MAX_DEPTH]
         except RecursionError:
