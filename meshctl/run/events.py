@@ -6,6 +6,8 @@ written. Readers follow all files of the folder and fold the events.
 
     name                written by      value
     started, exited     agent           {"pid": n}; {"pid": n, "code": n}, negative for a signal
+    phase               worker          {"phase": name} of what it begins before its first step: connection,
+                                        imports and setup of a component, resume, first sync
     ready               worker          {"last": n, "source": STAGE}: the planned last step, null where only a
                                         stop ends the run, and the source with whose data it ends, if
                                         one does; `step` is the one before the first

@@ -37,7 +37,7 @@ def make(
     The object has its context when its constructor runs. Raises `TargetError`, and what the constructor
     raises.
     """
-    kind = _class(placed, path)
+    kind = component_class(placed, path)
     for method in methods:
         _check(placed, kind, method)
     run_dir = str(context.run_dir) if context else ""
@@ -61,7 +61,8 @@ def extend_path(path: Sequence[str]) -> None:
             sys.path.insert(0, folder)
 
 
-def _class(placed: Placed, path: Sequence[str]) -> type[Component]:
+def component_class(placed: Placed, path: Sequence[str]) -> type[Component]:
+    """Imports the class of a component. Raises `TargetError` where there is none."""
     extend_path(path)
     module, _, name = placed.target.rpartition(".")
     try:

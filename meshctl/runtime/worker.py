@@ -33,7 +33,7 @@ from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.breakpoints import skip_without_terminal
 from meshctl.runtime.component import Component, ComponentError
 from meshctl.runtime.errors import StageError
-from meshctl.runtime.instantiate import TargetError, extend_path, make
+from meshctl.runtime.instantiate import TargetError, component_class, extend_path, make
 from meshctl.runtime.log_level import set_log_level
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import CheckpointHook, LoopContext
@@ -107,6 +107,7 @@ class Worker:
         group = plan.group(env.group)
         job_rank = group.first_job_rank + env.rank
         set_log_level(plan.run.log_level)
+        self._begin("connection", doing="setup")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         store, listener = connect(env.head, env.attempt), connect(env.head, env.attempt)
         join(store, group, env.rank)
@@ -140,7 +141,7 @@ class Worker:
             recorded,
         )
         self._loop = Loop(context)
-        self._doing = "the first sync"
+        self._begin("first sync", doing="the first sync")
         last = self._loop.run(step, produced)
         self._doing = "close"
         for component in components.values():
@@ -148,6 +149,11 @@ class Worker:
         self._journal.write("done", step=last)
         data_plane.close()
         dist.destroy_process_group()
+
+    def _begin(self, phase: str, doing: str = "") -> None:
+        """Reports a phase before the first step. `doing` is its name in the report of a fault, if another."""
+        self._doing = doing or phase
+        self._journal.write("phase", phase=phase)
 
     def _components(
         self, plan: Plan, path: tuple[str, ...], agreement: StopAgreement, data_plane: DataPlane
@@ -161,7 +167,10 @@ class Worker:
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
         for placed in plan.components_of(self._env.group):
-            self._doing = f"setup of `{placed.name}`"
+            setup = f"setup of `{placed.name}`"
+            self._begin(f"imports of `{placed.name}`", doing=setup)
+            component_class(placed, path)
+            self._begin(setup)
             methods = [
                 stage.method
                 for stage in plan.stages
@@ -192,7 +201,7 @@ class Worker:
         samples that it had produced by then."""
         from meshctl.runtime import checkpoint
 
-        self._doing = "resume"
+        self._begin("resume")
         for name, component in stateful(plan, components).items():
             state = component.state_dict()
             checkpoint.load(Path(folder), name, state)

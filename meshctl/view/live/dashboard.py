@@ -244,7 +244,8 @@ def groups(state: RunState, stages: bool = True) -> Table:
             f"{placed.workers} {placed.device_type}",
             Text(group.state, style=STYLES[group.state]),
         )
-        table.add_row(*named, *(rows[0] if rows else ("", "", "")))
+        phase = Text(group.phase, style="dim") if stages else ""
+        table.add_row(*named, *(rows[0] if rows else (phase, "", "")))
         for row in rows[1:]:
             table.add_row("", "", "", *row)
     return table

@@ -64,7 +64,9 @@ class PlainOutput:
         group = self._state.groups.get(name)
         if group and name not in self._running and group.state == "running":
             self._running.add(name)
-            self._print(f"{name}: {count(group.workers, 'worker')} running")
+            phases = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in group.slow_phases)
+            after = f" after {phases}" if phases else ""
+            self._print(f"{name}: {count(group.workers, 'worker')} running{after}")
 
     def on_row(self, metrics: Mapping[str, Any]) -> None:
         if self._output and self._state.last is None:

@@ -17,6 +17,7 @@ State = Literal["waiting", "starting", "running", "done", "stopped", "failed"]
 """`stopped`: the worker was ended because another one failed."""
 MAX_SHOWN = 8
 """Metrics that are shown where the recipe does not list any."""
+SLOW_PHASE_S = 0.1
 MAX_POINTS = 512
 """Points of a metric that are kept; beyond this number, every second one is dropped."""
 
@@ -69,6 +70,28 @@ class GroupState:
     stages: dict[str, Timing] = field(default_factory=dict)
     """Seconds that a worker spends in each stage, over all workers and steps."""
     step: Timing = field(default_factory=Timing)
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds of each phase before the first step, of the worker that took longest."""
+    running: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Rank -> the phase that it is in, and the time at which it began."""
+
+    def begin_phase(self, rank: int, phase: str, time: float) -> None:
+        """Ends the phase of a rank and begins another one, or none with an empty name."""
+        if before := self.running.pop(rank, None):
+            name, begun = before
+            self.phases[name] = max(self.phases.get(name, 0.0), time - begun)
+        if phase:
+            self.running[rank] = phase, time
+
+    @property
+    def phase(self) -> str:
+        """The phase that began first of those that its workers are in; empty for none."""
+        return min(self.running.values(), key=lambda each: each[1], default=("", 0.0))[0]
+
+    @property
+    def slow_phases(self) -> list[tuple[str, float]]:
+        """The phases of at least `SLOW_PHASE_S`."""
+        return [(phase, seconds) for phase, seconds in self.phases.items() if seconds >= SLOW_PHASE_S]
 
     @property
     def state(self) -> State:
@@ -115,6 +138,9 @@ class RunState:
     def on_event(self, event: Event) -> None:
         if event.name in ("launched", "stopping"):
             self._stopping = event.name == "stopping"
+        if event.name == "launched":
+            for group in self.groups.values():
+                group.phases, group.running = {}, {}
         if event.name == "resumed" and event.step is not None:
             self.step = event.step
         if event.group not in self.groups or event.rank is None:
@@ -123,6 +149,8 @@ class RunState:
             self.steps = event.value.get("last") or self.steps
             self.source = event.value.get("source") or ""
         group = self.groups[event.group]
+        if event.name in ("phase", "ready", "fault", "exited"):
+            group.begin_phase(event.rank, str(event.value.get("phase", "")), event.time)
         state = self._state_after(event, group.states.get(event.rank, "waiting"))
         if state:
             group.states[event.rank] = state

@@ -39,6 +39,7 @@ def summary(plan: Plan, run: RunDir) -> str:
         table(
             [(name, f"{number(history.first)} -> {number(history.last)}") for name, history in state.shown()]
         ),
+        table(list(phase_rows(state)), right=(2,)),
         table(list(stage_rows(state)), right=(2,)),
         table(list(route_rows(state)), right=(1, 2)),
         [f"{INDENT}{what}: {where}" for what, where in paths(record, run)],
@@ -103,6 +104,15 @@ def stage_rows(state: RunState) -> Iterator[tuple[str, ...]]:
     for name, group in state.groups.items():
         for index, (stage, mean) in enumerate(means(group)):
             yield name if index == 0 else "", stage, milliseconds(mean)
+
+
+def phase_rows(state: RunState) -> Iterator[tuple[str, ...]]:
+    """Yields what took long before the first step."""
+    if any(group.slow_phases for group in state.groups.values()):
+        yield "group", "before step 1", "time"
+    for name, group in state.groups.items():
+        for index, (phase, seconds) in enumerate(group.slow_phases):
+            yield name if index == 0 else "", phase, duration(seconds)
 
 
 def means(group: GroupState) -> Iterator[tuple[str, float]]:

@@ -127,3 +127,11 @@ def test_who_gets_which(stream: io.StringIO, environ: dict[str, str], kind: type
     view = for_terminal(make_plan(), run, stream, environ)
     view.on_end(0, "")
     assert type(view) is kind
+
+
+def test_the_phase_of_a_group_that_starts() -> None:
+    state = RunState(make_plan())
+    state.on_event(Event("started", "train", 0, time=1.0))
+    state.on_event(Event("phase", "train", 0, value={"phase": "setup of `actor`"}, time=1.5))
+    (line,) = [line for line in drawn(Picture.of(state, 4.25)).splitlines() if line.startswith("train")]
+    assert line.split(maxsplit=3) == ["train", "2", "cpu", "starting  setup of `actor`"]

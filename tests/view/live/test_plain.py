@@ -52,3 +52,16 @@ def test_the_output_of_the_launcher(run: RunDir) -> None:
         "stopping: interrupted",
         "checkpoint of step 41",
     ]
+
+
+def test_slow_phases_before_the_first_step(run: RunDir) -> None:
+    stream = io.StringIO()
+    view = PlainOutput(make_plan(), run, stream)
+    for name, phase, time in (
+        ("phase", "connection", 1.0),
+        ("phase", "setup of `a`", 1.02),
+        ("ready", "", 13.5),
+    ):
+        for rank in (0, 1):
+            view.on_event(Event(name, "train", rank, value={"phase": phase} if phase else {}, time=time))
+    assert stream.getvalue() == "train: 2 workers running after setup of `a` 12.5 s\n"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from meshctl.run.events import Event
 from meshctl.view.live.run_state import MAX_POINTS, History, RunState
 from tests.view.recorded import Recorded, make_plan
@@ -60,6 +62,35 @@ def test_a_new_attempt_begins_with_started() -> None:
         state.on_event(event)
         seen.append(state.groups["train"].states.get(0))
     assert seen == [None, "stopped", "stopped", "stopped", "starting", "failed"]
+
+
+def phases(*events: tuple[str, int, str, float]) -> RunState:
+    state = RunState(make_plan())
+    for name, rank, phase, time in events:
+        state.on_event(Event(name, "train", rank, value={"phase": phase} if phase else {}, time=time))
+    return state
+
+
+def test_phases_take_as_long_as_on_the_slowest_worker() -> None:
+    state = phases(
+        ("phase", 0, "connection", 10.0),
+        ("phase", 1, "connection", 10.0),
+        ("phase", 0, "setup", 10.05),
+        ("phase", 1, "setup", 10.04),
+        ("phase", 0, "first sync", 12.0),
+    )
+    group = state.groups["train"]
+    assert group.phase == "setup" and group.slow_phases == [("setup", pytest.approx(1.95))]
+    for rank in (0, 1):
+        state.on_event(Event("ready", "train", rank, time=14.0))
+    assert group.phase == ""
+    assert group.phases == pytest.approx({"connection": 0.05, "setup": 3.96, "first sync": 2.0})
+
+
+def test_phases_are_those_of_the_last_attempt() -> None:
+    state = phases(("phase", 0, "setup", 10.0), ("phase", 1, "setup", 10.0), ("exited", 0, "", 13.0))
+    state.on_event(Event("launched"))
+    assert state.groups["train"].phases == {} and state.groups["train"].phase == ""
 
 
 def test_a_run_that_continues_begins_at_its_step() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from meshctl.plan.model import Group, Program
@@ -69,3 +70,16 @@ def test_of_a_program(run: RunDir) -> None:
     assert (
         text.startswith("arithmetic: done after 0.0 s\n") and f"output of ddp: {run.path}/logs/ddp\n" in text
     )
+
+
+def test_phases_that_took_long(recorded: Recorded, run: RunDir) -> None:
+    begun = Event("phase", "train", 0, value={"phase": "setup of `actor`"})
+    launched, *events = recorded.events
+    Recorded(recorded.plan, [launched, begun, *events]).write(run)
+    for who, earlier_s in (("launcher-None", 74.0), ("train-0", 73.0)):
+        path = run.journal(who)
+        first, *rest = [json.loads(line) for line in path.read_text().splitlines()]
+        first["time"] -= earlier_s
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *rest)))
+    text = summary(recorded.plan, run)
+    assert "  group  before step 1           time\n  train  setup of `actor`  1 min 13 s\n" in text
