@@ -37,7 +37,7 @@ def _traceback(error: BaseException) -> Iterator[str]:
 
 
 def _saved(text: str) -> str:
-    """Writes a traceback to a file and returns where it is."""
+    """Writes a traceback to a file and returns its path, or a hint where no file can be written."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "meshctl"
     path = folder / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     try:

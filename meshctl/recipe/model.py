@@ -25,7 +25,8 @@ class Cluster:
     for each. 0 if left out."""
 
     def devices_of(self, device_type: str) -> int | tuple[int, ...]:
-        """Returns the count of one device type."""
+        """Returns the devices of one type on each node: one number for all nodes, or a number for each. 0 if
+        left out."""
         counts = self.devices_per_node
         return counts.get(device_type, 0) if isinstance(counts, Mapping) else counts
 

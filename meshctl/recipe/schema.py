@@ -1,4 +1,5 @@
-"""The JSON Schema of recipes, for editors: derived from the table of fields."""
+"""The JSON Schema of recipes, for editors. It is derived from `fields.py`, which declares every key of a
+recipe."""
 
 from __future__ import annotations
 

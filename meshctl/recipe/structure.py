@@ -274,7 +274,8 @@ def _empty_above(item: Node, node: Node, section: Section) -> str:
 
 
 def _is_named_item(item: Node, type_: Type) -> bool:
-    """Returns whether the value of a key with a section is a group, a component or a stage."""
+    """Returns whether an item is itself a group, a component or a stage that only has the same name as a key,
+    such as a group named `run`. `type_` is the type of that key."""
     if not isinstance(type_, Nested) or not kind_of(item):
         return False
     return not any(key in type_.section.by_key for key, _ in item.items())

@@ -21,7 +21,7 @@ CheckpointHook = Callable[[int, Mapping[str, int]], None]
 
 @dataclass(frozen=True)
 class LoopContext:
-    """What a worker's loop works with."""
+    """Everything that the loop of one worker needs: the plan, the components, and the ways to communicate."""
 
     plan: Plan
     group: str

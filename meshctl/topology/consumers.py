@@ -31,8 +31,8 @@ class ConsumerParts:
 
     @cached_property
     def leaders(self) -> tuple[int, ...]:
-        """Per part, the producer that sends the sample table to the consumers. Parts are spread over their
-        producers as samples are."""
+        """Per part, the producer that sends the headers of all producers to the consumers. Parts are spread
+        over their producers as samples are."""
         parts_with: dict[range, list[int]] = {}
         for part, producers in enumerate(self.producers):
             parts_with.setdefault(producers, []).append(part)

@@ -75,7 +75,8 @@ def offsets(dims: Iterable[Dim]) -> list[int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of a mesh by index."""
+    """The map from the indices of a mesh to ranks, by strides where they can describe it, otherwise by a
+    table."""
 
     dims: tuple[Dim, ...]
     start: int = 0

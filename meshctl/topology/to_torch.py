@@ -41,7 +41,8 @@ def _lists(mesh: DeviceMesh, dim: str) -> list[list[int]]:
 
 
 def _refuse_misfit(mesh: DeviceMesh, world_size: int) -> None:
-    """Raises `MeshError` where the mesh does not fit a world of this size, or its ranks fall along a dim."""
+    """Raises `MeshError` where the mesh does not fit a world of this size, or where ranks do not ascend along
+    a dim, because torch sorts the ranks of a process group."""
     if mesh.world_size > world_size:
         raise MeshError(f"the mesh has {mesh.world_size} ranks, and the world has {world_size}")
     if mesh.world_size == world_size and mesh.layout == Layout(row_major(mesh.shape)):

@@ -29,7 +29,8 @@ ROCM_DEVICES = "sys/class/kfd/kfd/topology/nodes/*/gpu_id"
 
 
 def check_devices(plan: Plan) -> None:
-    """Raises `CannotStart` where this machine lacks a group's devices, or two groups would have the same."""
+    """Raises `CannotStart` where this machine, the only node of the plan, lacks a group's devices, or where
+    two groups would have the same device."""
     rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
     owners: dict[str, Group] = {}
     for group in plan.groups:
@@ -37,7 +38,7 @@ def check_devices(plan: Plan) -> None:
         if kind not in DEVICES:
             continue
         left, here = device_list(kind, os.environ, rocm), count_devices(kind, rocm)
-        for name in compare(group, numbers_on_node(plan, group, 0), left, here):
+        for name in required_names(group, numbers_on_node(plan, group, 0), left, here):
             other = owners.setdefault(f"{kind} device {name}", group)
             if owner_of_devices(plan, other) != owner_of_devices(plan, group):
                 both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
@@ -51,12 +52,13 @@ def owner_of_devices(plan: Plan, group: Group) -> str:
     return group.name
 
 
-def compare(group: Group, wanted: Sequence[int], left: DeviceList | None, here: int) -> list[str]:
-    """Returns this machine's names of the devices that a group needs, by their numbers on the node. Raises
-    `CannotStart` where the machine lacks some.
+def required_names(group: Group, wanted: Sequence[int], left: DeviceList | None, here: int) -> list[str]:
+    """Returns the hardware names of the devices that a group needs. Raises `CannotStart` where the machine
+    lacks some.
 
-    `left` is what the environment leaves, and `here` how many devices were found. Where none was found, the
-    environment is believed: the machine may have its devices elsewhere.
+    `wanted` are the devices by their numbers on the node. `left` is the list in the environment
+    (`CUDA_VISIBLE_DEVICES`), if there is one. `here` is the number of devices that were found; where it is 0,
+    the list is believed, because the files of the devices may be elsewhere.
     """
     if left is not None:
         known = takewhile(lambda name: here == 0 or not name.isdigit() or int(name) < here, left.names)

@@ -13,7 +13,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 
 class Finding(NamedTuple):
-    """A check whose subject the runner adds."""
+    """A `Check` without its subject, such as `network`; the runner of the checks adds it."""
 
     name: str
     state: State
@@ -34,19 +34,20 @@ def failure(name: str, found: str, remedy: str) -> Finding:
 
 
 def works(name: str, found: str, error: str, remedy: str) -> Finding:
-    """Returns a failure where there is an error, otherwise what was found."""
+    """Returns the finding for something that was tried: a failure where `error` is not empty, else ok."""
     return failure(name, error, remedy) if error else ok(name, found)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a quantity should be. Less than `enough` is a warning, less than `least` a failure."""
+    """Two lower bounds of a quantity: below `enough` it is a warning, and below `least` a failure."""
 
     enough: float
     least: float = 0
 
     def judge(self, name: str, value: float, found: str, remedy: str, why: str = "") -> Finding:
-        """Returns the finding for a value. `why` is added where it is too little."""
+        """Returns the finding for a value. `why`, which says for what the value is too little, is added where it
+        is below `enough`."""
         if value >= self.enough:
             return ok(name, found)
         return (failure if value < self.least else warning)(name, found + why, remedy)
@@ -54,6 +55,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Requirements:
+    """What a recipe, or any run where there is no recipe, asks of the machine."""
+
     runs: str = "runs"
     """The folder in which run directories are made."""
     path: Sequence[str] = ()

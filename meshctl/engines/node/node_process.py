@@ -101,8 +101,12 @@ class NodeProcess:
         return self._code if self._is_leaving else FAILED
 
     def _keep_lease(self, before: float) -> None:
-        """Sends a beat when it is due, and gives the head up when none has come for too long. A process that
-        was itself stopped meanwhile starts to wait anew."""
+        """Sends a beat to the head when one is due, and closes the connection when the head has been silent
+        for longer than the lease.
+
+        `before` is the time at which this process began to wait for messages. If it has waited for much
+        longer than a beat, it was itself stopped (SIGSTOP, a suspended machine), and the lease begins anew.
+        """
         now = time.monotonic()
         if now - before > 2 * BEAT_S:
             self._last_seen = now

@@ -121,7 +121,7 @@ def lock(run: RunDir) -> int:
 
 
 def mark_logs(run: RunDir, attempt: int) -> None:
-    """Separates the attempts in all logs that exist."""
+    """Appends a line that marks the beginning of an attempt to every log that exists."""
     for log in (run.path / "logs").rglob("*.log"):
         with log.open("a", encoding="utf-8") as file:
             file.write(f"{ATTEMPT}{attempt} ====\n")

@@ -16,7 +16,8 @@ CLOSED = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
 class SafeView:
-    """An observer that is dropped at its first error. The run goes on, and `events/` has everything."""
+    """Passes every call on to an observer until the first error of that observer. After it, calls do nothing,
+    so the run goes on; the event files of the run directory are complete in any case."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer: Observer | None = observer

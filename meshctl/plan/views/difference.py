@@ -4,8 +4,9 @@
     Change("components", "actor", "changed", (Fact("layout", "fsdp 4", "fsdp 2 x tp 2"), Fact("size", 1, 2,
     dim="tp"), ...))
 
-Things with the same name are compared, in the facts that a picture shows. Arguments, seed and checkpoints
-differ in the digests only.
+Two things with the same name are compared by the facts that a picture shows of them. No picture shows
+arguments, the seed and checkpoints, so plans that differ in these alone have different digests and no
+changes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from meshctl.topology.placement import NodeRun
 FORMAT = 1
 """Version of the JSON."""
 MAX_NODE_RUNS = 3
-"""Runs of nodes that are named."""
+"""The most runs of neighbouring nodes that are written out."""
 
 Subject = Literal["job", "groups", "components", "stages", "routes", "weights", "warnings"]
 Mark = Literal["added", "removed", "changed"]
@@ -77,11 +78,9 @@ class Difference:
 def difference(before: Topology, after: Topology) -> Difference:
     both = before, after
     changes = [
-        *_compared("job", *({"": _of_job(topology)} for topology in both)),
-        *_compared("groups", *({each.name: _of_group(each) for each in one.groups} for one in both)),
-        *_compared(
-            "components", *({each.name: _of_component(each) for each in one.components} for one in both)
-        ),
+        *_compared("job", {"": _of_job(before)}, {"": _of_job(after)}),
+        *_compared("groups", *map(_of_groups, both)),
+        *_compared("components", *map(_of_components, both)),
         *_compared("stages", _of_stages(before, after), _of_stages(after, before)),
         *_compared("routes", *map(_of_routes, both)),
         *_compared("weights", *map(_of_weights, both)),
@@ -107,8 +106,9 @@ def _compared(subject: Subject, before: Mapping[str, Facts], after: Mapping[str,
 
 
 def merged(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """Returns all of `after`, and what is only in `before` behind its former predecessor."""
-    now, behind, last = set(after), dict[str, list[str]](), ""
+    """Returns the names of both in one order: that of `after`, where a name that is only in `before` follows
+    the name that it followed there."""
+    now, behind, last = set(after), dict[str, list[str]](), ""  # "" stands before the first name
     for name in before:
         if name in now:
             last = name
@@ -119,12 +119,15 @@ def merged(before: Sequence[str], after: Sequence[str]) -> list[str]:
 
 
 def _summary(subject: Subject, facts: Facts) -> Iterator[tuple[str, Value]]:
+    """Yields the facts that describe something added or removed, without defaults and empty values."""
     for (what, _), value in facts.items():
         if what in SUMMARY[subject] and value and (what, value) != ("devices per worker", 1):
             yield what, value
 
 
 def _changed(before: Facts, after: Facts) -> Iterator[Fact]:
+    """Yields the facts that differ. A reach that is no more is left out: the dim has no process groups now,
+    which its size shows."""
     for what, dim in dict.fromkeys((*before, *after)):
         old, new = before.get((what, dim)), after.get((what, dim))
         if old != new and not (what == "reach" and new is None):
@@ -135,7 +138,10 @@ def _changed(before: Facts, after: Facts) -> Iterator[Fact]:
 
 
 def _facts(thing: object, names: str, **more: Value) -> Facts:
-    """Returns the facts with the names of attributes, and further ones."""
+    """Returns the attributes of a thing as facts, and further facts by keyword.
+
+    `names` are the names of the attributes, separated by spaces. The underscores of all names become spaces.
+    """
     values = {name: getattr(thing, name) for name in names.split()} | more
     texts = {True: "yes", False: "no"}
     return {
@@ -154,6 +160,10 @@ def _of_job(topology: Topology) -> Facts:
     return _facts(topology, "workers", nodes=nodes, **per_node, idle_devices=topology.idle)
 
 
+def _of_groups(topology: Topology) -> dict[str, Facts]:
+    return {group.name: _of_group(group) for group in topology.groups}
+
+
 def _of_group(group: PlacedGroup) -> Facts:
     return _facts(
         group,
@@ -168,7 +178,7 @@ def _of_group(group: PlacedGroup) -> Facts:
 
 
 def place(node_runs: Sequence[NodeRun]) -> str:
-    """node 0; nodes 1-3; node 4 from device 2"""
+    """Returns the nodes of a group in words: `node 0, nodes 1-3, node 4 from device 2`."""
     words = []
     for run in node_runs[:MAX_NODE_RUNS]:
         nodes = f"node {run.first_node}" if run.nodes == 1 else f"nodes {run.first_node}-{run.last_node}"
@@ -176,6 +186,10 @@ def place(node_runs: Sequence[NodeRun]) -> str:
     if len(node_runs) > MAX_NODE_RUNS:
         words.append(f"{len(node_runs) - MAX_NODE_RUNS} more")
     return ", ".join(words)
+
+
+def _of_components(topology: Topology) -> dict[str, Facts]:
+    return {component.name: _of_component(component) for component in topology.components}
 
 
 def _of_component(component: PlacedComponent) -> Facts:
@@ -217,7 +231,8 @@ def _of_stage(stage: PlacedStage, order: int) -> Facts:
 
 
 def _of_routes(topology: Topology) -> dict[str, Facts]:
-    """Samples are a fact of the stage; bytes are a fact of the route."""
+    """Returns the facts of the data routes. The number of samples is not one of them but a fact of the
+    stage."""
     return {
         route.name: {
             **_ends(route),

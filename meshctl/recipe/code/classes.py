@@ -251,7 +251,8 @@ def _members(classes: list[tuple[Module, ast.ClassDef]]) -> Members:
 
 
 def _values(members: Members) -> dict[str, ast.expr | None]:
-    """Returns the values of the members that are assigned."""
+    """Returns the values of the class variables among the members, by name; None where a variable is only
+    annotated. Methods and nested classes are left out."""
     items = {name: item for name, (_, item) in members.items()}
     return {name: item.value for name, item in items.items() if isinstance(item, (ast.Assign, ast.AnnAssign))}
 

@@ -83,7 +83,8 @@ class NoFile(OSError):
 
 
 def contents(path: Path, limit: int) -> bytes:
-    """Reads a file, at most `limit` bytes and one more. Raises `OSError`, of which `NoFile` is one."""
+    """Returns the first `limit` + 1 bytes of a file; the caller refuses a file that has so many. Raises
+    `OSError`, and `NoFile` for a pipe, a socket or a device."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     _refuse_special(os.stat(path).st_mode)  # even opening a pipe can block
     with open(os.open(path, flags), "rb") as file:

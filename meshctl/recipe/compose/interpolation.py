@@ -242,8 +242,8 @@ def _is_kept(path: Path) -> bool:
 
 
 def _lost(root: Node, target: Path) -> tuple[int, list[str]]:
-    """Returns the index of the first key of `target` that does not exist, and the keys that do in its
-    place."""
+    """Returns the index of the first key of `target` that does not exist, and the keys that exist beside it,
+    in the same mapping."""
     depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
     parent = root.at(target[:depth])
     return depth, [key for key, _ in parent.items()] if parent else []

@@ -1,6 +1,10 @@
 """What models, samples and component classes ask of a layout, and the nearest layouts that satisfy all of it.
 
 The rules propose such layouts where sizes do not fit the ranks, a model, the samples, or the class.
+
+Ulysses splits attention by heads. Where its size does not divide the heads, the rest of the split can be a
+ring, in which each rank has a piece of the sequence. This is slower, so layouts without a ring are proposed
+first.
 """
 
 from __future__ import annotations
@@ -38,17 +42,17 @@ class LayoutNeeds:
 
     @cached_property
     def without_ring(self) -> Needs:
-        """The needs, where ulysses divides the heads of a tp rank."""
+        """The needs if no ring may be used, so that ulysses divides the heads of a tp rank."""
         return self._needs(with_ring=False)
 
     @cached_property
     def with_ring(self) -> Needs:
-        """The needs, where ulysses may use a ring for what the heads do not divide."""
+        """The needs if a ring may be used."""
         return self._needs(with_ring=True)
 
     @cached_property
     def needs(self) -> Needs:
-        """The needs without a ring, where some layout satisfies them."""
+        """The needs without a ring where some layout satisfies them, otherwise those with a ring."""
         return self.without_ring if self._keeping(self.without_ring) else self.with_ring
 
     @cached_property
@@ -67,9 +71,13 @@ class LayoutNeeds:
         return {size.removesuffix("_size"): number for size, number in numbers.items()}
 
     def _keeping(self, needs: Needs) -> list[dict[str, int]]:
+        """Returns the nearest layouts that keep these needs."""
         given = dict(self.sizes.given)
         autos = [dim for dim in DIMS if given.get(f"{dim}_size") == "auto"]
-        inferred = autos[0] if autos else None if "dp" in self.stated else "dp"
+        if autos:
+            inferred: str | None = autos[0]
+        else:
+            inferred = None if "dp" in self.stated else "dp"
         workers = self.facts.recipe.groups[self.component.group].workers
         return keeping(self.stated, inferred, workers, needs)
 
@@ -91,10 +99,14 @@ class LayoutNeeds:
 
     @cached_property
     def _max_data_size(self) -> int:
+        """The most data ranks of which each still receives a sample."""
         return min_samples(self.facts, self._sharing)
 
     def _needs(self, *, with_ring: bool) -> Needs:
-        has_carved = any(size.removesuffix("_size") not in DIMS for size, _ in self.sizes.given)
+        # ulysses, vpp and the dims of experts restrict the dims, which alone make up the ranks
+        has_carved = any(
+            size.removesuffix("_size") not in DIMS for size, _ in self.sizes.given
+        )  # e.g. ulysses
         is_limited = self._max_data_size < UNLIMITED
         if not (self._models or self._declared or is_limited or has_carved or self.sizes.sequence_parallel):
             return NO_NEEDS
@@ -134,8 +146,8 @@ class LayoutNeeds:
         """Returns the size of ep where the recipe leaves it to meshctl, else 1."""
         if dict(self.sizes.given).get("ep_size") != "auto":
             return 1
-        stage = prod(layout.get(dim, 1) for dim in DIMS if dim != "pp")
-        return max(1, stage // (layout.get("etp", 1) * layout.get("ep_fsdp", 1)))
+        stage_ranks = prod(layout.get(dim, 1) for dim in DIMS if dim != "pp")
+        return max(1, stage_ranks // (layout.get("etp", 1) * layout.get("ep_fsdp", 1)))
 
 
 def _owner(facts: Facts, component: Component) -> str:
@@ -152,14 +164,14 @@ def min_samples(facts: Facts, components: Collection[str]) -> int:
     for name, stage in facts.recipe.pipeline.items():
         if stage.component not in components or stage.kind != "call" or not facts.is_valid("pipeline", name):
             continue
-        given = stage.inputs[0] if stage.inputs else None
-        words = (given.dispatch if given else None) or stage.dispatch
-        mode = DISPATCH.get(words.with_default(facts.endpoint(stage).dispatch).mode)
+        first_input = stage.inputs[0] if stage.inputs else None
+        dispatch = (first_input.dispatch if first_input else None) or stage.dispatch
+        mode = DISPATCH.get(dispatch.with_default(facts.endpoint(stage).dispatch).mode)
         execute = EXECUTE.get(facts.modes[name].execute)
-        source = facts.recipe.pipeline.get(given.stages[0]) if given else stage
+        source = facts.recipe.pipeline.get(first_input.stages[0]) if first_input else stage
         if mode is None or not mode.is_by_data_rank or execute is None or not execute.is_joint:
             continue
-        if source and source.samples and not words.allow_empty and not words.home:
+        if source and source.samples and not dispatch.allow_empty and not dispatch.home:
             fewest = min(fewest, source.samples)
     return fewest
 

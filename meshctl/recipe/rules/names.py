@@ -122,7 +122,8 @@ def named_homes(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 @dataclass
 class _Names:
-    """What a recipe defines at one of its tops, and what it names."""
+    """The names of one top-level section (`groups`, `components` or `pipeline`): those that it defines, those
+    of them that the recipe uses, and those that the recipe uses although they are not defined."""
 
     defined: tuple[str, ...]
     used: set[str] = field(default_factory=set)

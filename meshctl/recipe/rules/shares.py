@@ -7,6 +7,7 @@ group, and groups stay whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.model import Sizes, Stage
@@ -17,7 +18,8 @@ from meshctl.topology.modes import DISPATCH, part_count
 
 
 def _consumers(facts: Facts) -> dict[str, list[Stage]]:
-    """Returns, by stage, the stages whose lead input it is."""
+    """Returns stage -> the stages that have it as lead input, the input which decides the order and the
+    shares of all inputs of a call."""
     consumers: dict[str, list[Stage]] = {}
     for stage in facts.known_calls:
         lead = facts.lead_input(stage)
@@ -27,7 +29,8 @@ def _consumers(facts: Facts) -> dict[str, list[Stage]]:
 
 
 def every_share_has_samples(facts: Facts) -> Iterator[Diagnostic]:
-    """Where the count is known, every share has a sample, or the dispatch allows empty ones."""
+    """Every share has at least one sample, unless the dispatch allows empty shares. Stages with an unknown
+    number of samples are left out."""
     consumers = _consumers(facts)
     for source in facts.known_calls:
         shares = _shares(facts, source, consumers.get(source.name, ()))
@@ -37,8 +40,8 @@ def every_share_has_samples(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _shares(facts: Facts, source: Stage, consumers: Sequence[Stage]) -> Iterator[tuple[str, int]]:
-    """Yields the components that must get samples of a stage, each with its number of shares. The producers
-    of a source divide the numbers of its samples."""
+    """Yields each component that must get samples of `source`, with its number of shares. If the stage is a
+    source, its own component is one of them, because its ranks share the sample numbers."""
     producers = facts.producers(source)
     if source.is_source and producers and not source.dispatch.allow_empty:
         yield source.component, producers
@@ -73,7 +76,8 @@ def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
 
 
 def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
-    """Samples made from one stay together, so that there must be as many groups as shares."""
+    """Samples that are made from the same sample, a group, stay together. So there are at least as many
+    groups as shares."""
     consumers, known = _consumers(facts), dict[str, int]()
     for source in facts.known_calls:
         groups = _group_count(facts, source, known) if source.name in consumers else 0
@@ -125,7 +129,7 @@ def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
         if not is_by_data_rank or not facts.modes[stage.name].execute_mode.is_joint:
             continue
         stages, samples = mesh.size("pp"), source.samples
-        each = -(-samples // mesh.data_size)
+        each = ceil(samples / mesh.data_size)
         if mesh.data_size <= samples and each < stages:
             span = facts.value("pipeline", source.name, "samples")
             pp_size = facts.value("components", name, "parallel", "pp_size")

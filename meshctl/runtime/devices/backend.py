@@ -41,8 +41,9 @@ class DeviceError(RuntimeError):
 
 
 def laid(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Returns the offsets of tensors of the given bytes, one after another, and their total. A pure function:
-    sender and receiver compute the same layout."""
+    """Returns the offsets of tensors that lie one after another in one piece of memory, and the size of the
+    piece. `sizes` are the bytes of the tensors. Sender and receiver both compute the layout, from these sizes
+    alone."""
     *starts, total = accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0)
     return starts, total
 
@@ -76,18 +77,20 @@ class DeviceMemory(Protocol):
 
 @dataclass(frozen=True)
 class DeviceBackend:
-    """The implementation for one type of device; `module:attribute` each, imported on use."""
+    """The implementation for one type of device: two factories, each as `module:attribute`, imported on
+    use."""
 
     memory: str
-    """(device) -> `DeviceMemory`."""
+    """Names a factory (device) -> `DeviceMemory`."""
     transfers: str
-    """(job rank, device, store, on_broken) -> `nccl.PairTransfers`."""
+    """Names a factory (job rank, device, store, on_broken) -> `nccl.PairTransfers`."""
 
 
 DEVICES: Mapping[str, DeviceBackend] = {
     "cuda": DeviceBackend("meshctl.runtime.devices.cuda:Cuda", "meshctl.runtime.devices.nccl:transfers"),
 }
-"""By torch's name of the type. Tensors of every other type travel through host memory."""
+"""torch's name of a device type -> its backend. Tensors on other types of devices travel through host
+memory."""
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:
@@ -122,8 +125,11 @@ CHOICE = "MESHCTL_DEVICES"
 
 
 Path = Literal["device", "nccl", "cpu"]
+"""The way of a tensor from one device to another: it is read in place, sent by NCCL, or goes through host
+memory."""
 Wait = Callable[[Mapping[int, str]], None]
-"""Waits for a key of the store for each job rank."""
+"""Is called with the key that each job rank sets in the store (job rank -> key), and returns when all are
+set."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,9 @@ class PeerAccess:
 def handshake(
     memory: DeviceMemory | None, job_rank: int, job_ranks: Collection[int], store: Store, wait: Wait
 ) -> PeerAccess:
-    """Finds out by trial who reads whose memory. All `job_ranks` of a node call it."""
+    """Finds out by trial which workers of a node can read whose memory: each offers a piece with a pattern,
+    and tries to read those of the others. All `job_ranks` of the node call it; `memory` is None where a
+    worker has no device."""
     piece, offer = _offer(memory, job_rank)
     offers = _exchange(store, _OFFERS, job_rank, job_ranks, offer, wait)
     names = {other: name for other, (name, _) in offers.items()}
@@ -162,8 +170,8 @@ def handshake(
 
 
 def devices_at(job_ranks: Collection[int], store: Store, wait: Wait) -> frozenset[int]:
-    """Returns the job ranks of other nodes that have a device peers can use. They say so in the `handshake`
-    of their own node."""
+    """Returns those of `job_ranks`, on other nodes, that have a device which peers can use. They publish this
+    in the `handshake` of their own node."""
     offers = _values(store, _OFFERS, job_ranks, wait)
     return frozenset(other for other, (name, _) in offers.items() if name)
 

@@ -8,7 +8,8 @@ the driver's granularity, and a handle never exposes other memory.
 
 An opened piece is addressed on this process's device, on whichever device its bytes are: the driver lets one
 device read the other where the hardware can. Since CUDA 10.1 this includes devices that CUDA_VISIBLE_DEVICES
-hides. Freeing memory that a peer has open is undefined, so such a piece `outlasts` its use.
+hides. Freeing memory that a peer has open is undefined, so a piece must last until all peers have closed it
+(`outlasts`).
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def driver() -> Any:
 
 
 class Runtime:
-    """The functions of libcudart, called with one device current.
+    """The functions of libcudart. `current` returns a context manager that makes the device the current one;
+    each call is made inside it.
 
     A failed call raises `DeviceError` and resets CUDA's last error, which torch would otherwise report at its
     next call.
@@ -128,6 +130,7 @@ class Runtime:
             return None if self._range(None, ctypes.byref(nbytes), address) else nbytes.value
 
     def shut(self, address: int) -> None:
+        """Undoes `open`, as `free` undoes `malloc`."""
         self._call("cudaIpcCloseMemHandle", address)
 
     def bus_name(self, number: int) -> str:
@@ -157,9 +160,11 @@ class Region:
     device: torch.device
     handle: bytes
     outlasts: bool
-    """True for memory that this process has allocated."""
+    """Whether this process has allocated the memory, so that it must last until all peers have closed it."""
     release: Callable[[], None]
+    """Frees memory of this process, or closes that of a peer."""
     file: int = -1
+    """Always -1: memory of a device has no file, peers open it by its handle."""
 
     def view(self, at: int, nbytes: int, gone: Callable[[], None] | None = None) -> Tensor:
         if not 0 <= at <= at + nbytes <= self.nbytes:
@@ -167,7 +172,8 @@ class Region:
         return tensor_at(self.address + at, nbytes, self.device, self, gone)
 
     def close(self) -> None:
-        """Is called after the last use of the last view."""
+        """Releases the memory. It is called after the last use of the last view, and does nothing when called
+        again."""
         release, self.release = self.release, lambda: None
         release()
 
@@ -212,6 +218,7 @@ class Cuda:
         self.runtime = runtime or Runtime(library(), partial(torch.cuda.device, self.device), driver())
         self.name = self.runtime.bus_name(self.device.index)
         self._program = torch.cuda.current_stream(self.device)
+        """The stream on which the program's thread queues its work."""
         self._own: dict[bytes, int] = {}
         """Addresses of the pieces of this process, by handle: CUDA does not open them in the same process."""
         self._later = Later()
@@ -221,14 +228,14 @@ class Cuda:
 
     def make(self, nbytes: int) -> Region:
         size = -(-max(nbytes, 1) // GRAIN) * GRAIN
-        address = self._allocated(size)
+        address = self._allocate(size)
         try:
             handle = self.runtime.handle(address)
         except DeviceError:
             self.runtime.free(address)
             raise
         self._own[handle] = address
-        return Region(address, size, self.device, handle, True, partial(self._freed, handle))
+        return Region(address, size, self.device, handle, True, partial(self._free, handle))
 
     def open(self, handle: bytes, nbytes: int) -> Region:
         if (own := self._own.get(handle)) is not None:
@@ -241,7 +248,7 @@ class Cuda:
         return Region(address, nbytes, self.device, handle, False, partial(self.runtime.shut, address))
 
     def finish(self) -> None:
-        _marked(torch.cuda.current_stream(self.device)).synchronize()
+        _event_at_end(torch.cuda.current_stream(self.device)).synchronize()
 
     def after(self, act: Callable[[], None]) -> None:
         """Calls `act` when the current stream and the program's stream are done: a view may die on another
@@ -249,7 +256,7 @@ class Cuda:
         as for torch's own memory."""
         try:
             here = torch.cuda.current_stream(self.device)
-            events = [_marked(stream) for stream in {here, self._program}]
+            events = [_event_at_end(stream) for stream in {here, self._program}]
         except RuntimeError:  # the device is broken, or cannot be asked now
             self._later.put(partial(torch.cuda.synchronize, self.device), act)
         else:
@@ -258,19 +265,19 @@ class Cuda:
     def close(self) -> None:
         self._later.close()
 
-    def _allocated(self, nbytes: int) -> int:
-        """Allocates memory. If there is none, torch's cache is emptied first."""
+    def _allocate(self, nbytes: int) -> int:
+        """Allocates memory and returns its address. If there is none, torch's cache is emptied first."""
         try:
             return self.runtime.malloc(nbytes)
         except DeviceError:
             torch.cuda.empty_cache()
             return self.runtime.malloc(nbytes)
 
-    def _freed(self, handle: bytes) -> None:
+    def _free(self, handle: bytes) -> None:
         self.runtime.free(self._own.pop(handle))
 
 
-def _marked(stream: torch.cuda.Stream) -> torch.cuda.Event:
+def _event_at_end(stream: torch.cuda.Stream) -> torch.cuda.Event:
     """Returns an event at the present end of a stream. Waiting for it uses no processor time."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)

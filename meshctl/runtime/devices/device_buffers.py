@@ -56,7 +56,8 @@ class DeviceBuffers:
         )
 
     def readers(self, to: Sequence[int]) -> list[int]:
-        """Returns the receivers that read this device's memory; this job rank is one where it receives."""
+        """Returns those of the receivers `to` that can read this device's memory. They include this job rank
+        if it is a receiver."""
         mine = self._job_rank
         return [other for other in to if other == mine or self._access.path(mine, other) == "device"]
 

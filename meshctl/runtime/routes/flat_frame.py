@@ -4,8 +4,9 @@
 
 The headers of the step say everything else: which rows of its batch a producer sends for the part, and the
 dtype and the row shape of each column. A producer sends a flat frame where all columns are tensors in host
-memory and the frame fits into a message (`DataPlane.inline_max`). A consumer copies the rows of all producers
-of its part into one buffer, in sample order. The lengths in a frame are checked before its rows are copied.
+memory, the whole part is small, and the frame fits into a message (`DataPlane.inline_max`). A consumer copies
+the rows of all producers of its part into one buffer, in sample order. The lengths in a frame are checked
+before its rows are copied.
 """
 
 from __future__ import annotations

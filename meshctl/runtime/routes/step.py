@@ -19,10 +19,12 @@ from meshctl.runtime.routes.rows import RowRange, packed, ranges_of, row_index
 from meshctl.topology.samples import Grid, Run, SampleTable
 
 MAX_RUNS_SLICED = 4
+"""A part of at most this number of runs is sliced run by run. Other parts are gathered by an index, unless
+their runs are long."""
 MIN_ROWS_PER_RUN = 16
-"""Few runs, or runs of so many rows, are sliced one by one; other rows are gathered by an index."""
+"""Runs that have at least this number of rows on average are sliced, however many there are."""
 FLAT_MAX_BYTES = 1 << 15
-"""Parts of at least so many bytes are not sent in flat frames."""
+"""Parts of this size or larger are not sent in flat frames."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,20 @@ class HeldRows:
     """The rows of one part that one producer holds."""
 
     ranges: Sequence[RowRange]
+    """The rows in the producer's batch, and where they go in the part."""
     packed: Sequence[RowRange]
-    """The same rows, one after another."""
+    """The same rows, and where they go in a frame of this producer's rows alone: one after another from 0."""
     count: int
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The parts of a step's samples. The next step mostly has the same ones."""
+    """The samples of a step, divided into parts. Consumers that receive the same samples share a part.
+
+    Most steps are partitioned as the step before, and then have the same object. What follows from the parts
+    is computed when it is first needed, and kept: the properties that return empty mappings are the places
+    where it is kept.
+    """
 
     parts: Sequence[Sequence[Run]]
 
@@ -48,17 +56,17 @@ class Partition:
 
     @cached_property
     def counts(self) -> list[int]:
-        """Part -> its samples."""
+        """Part -> its number of samples."""
         return [sum([len(run) for run in part]) for part in self.parts]
 
     @cached_property
     def largest(self) -> int:
-        """The samples of the largest part."""
+        """The number of samples in the largest part."""
         return max(self.counts, default=0)
 
     @cached_property
     def flat(self) -> dict[int, FlatPart | None]:
-        """Part -> its layout in flat frames, as far as it was needed."""
+        """Part -> the result of `StepHeader.flat_part`, for the parts that were asked for."""
         return {}
 
     @cached_property
@@ -70,8 +78,11 @@ class Partition:
         return {}
 
     def sent_by(self, producer: int, led: Sequence[int]) -> list[tuple[int, bool, HeldRows]]:
-        """Returns the parts for which a producer sends something, those of which it holds some and those that
-        it leads: (part, whether it leads it, the rows that it holds)."""
+        """Returns what a producer sends: (part, whether the producer leads it, the rows that it holds of it).
+
+        A producer sends something for the parts of which it holds rows, and for the parts in `led`, to whose
+        consumers it sends the headers.
+        """
         found = self._sent.get(producer)
         if found is None:
             held = [part for part, producers in enumerate(self.producers) if producer in producers]
@@ -90,7 +101,7 @@ class Partition:
 
 @dataclass(eq=False)
 class StepHeader:
-    """The headers of all producers in one step, and what follows from them."""
+    """The headers of all producers in one step, with the layout of the samples that follows from them."""
 
     headers: Sequence[ProducerHeader]
     partition: Partition
@@ -118,7 +129,7 @@ class StepHeader:
         first = schemas[0] if schemas else None
         if first is None or not first.grid or not first.plain_columns:
             return None
-        alike = first.plain_columns, first.group_depth, first.grid[1:]
+        alike = first.plain_columns, first.group_depth, first.grid[1:]  # the first size counts the samples
         for schema in schemas:
             if not schema or not schema.grid:
                 return None
@@ -128,12 +139,15 @@ class StepHeader:
         return flat if flat.nbytes < FLAT_MAX_BYTES else None
 
     def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
-        """Returns the columns of a part where all of its producers have the same ones, and all columns can be
-        laid out."""
+        """Returns the columns of a part that has samples, where all of its producers have the same ones and
+        each column is a tensor or a ragged tensor in host memory."""
         producers = self.partition.producers[part]
         schemas = [schema.columns for producer in producers if (schema := self.headers[producer].schema)]
-        is_laid_out = all(len(kind) > 1 for kind in schemas[0].values())
-        return schemas[0] if is_laid_out and all(each == schemas[0] for each in schemas) else None
+        first = schemas[0]
+        if any(each != first for each in schemas):
+            return None
+        has_layouts = all(len(kind) > 1 for kind in first.values())  # only tensors state a dtype and a shape
+        return first if has_layouts else None
 
     def lengths_of(self, part: int, name: str) -> Tensor:
         """Returns the lengths of a ragged column, in the order of a part. Columns that share their lengths
@@ -155,8 +169,9 @@ class StepHeader:
     def _lengths(self) -> dict[tuple[int, tuple[int | None, ...]], Tensor]:
         return {}
 
-    def known_ids_of(self, part: int) -> Tensor | Grid:
-        """Returns the ids of a part, as a grid where they are one span of sample numbers."""
+    def compact_ids_of(self, part: int) -> Tensor | Grid:
+        """Returns the ids of a part: as a grid, without a tensor, where they are consecutive sample
+        numbers."""
         runs = self.partition.parts[part]
         first = after = 0
         for run in runs:
@@ -175,7 +190,7 @@ class StepHeader:
         """Returns the batch of a part from its columns."""
         schema = self.headers[self.partition.producers[part][0]].schema
         depth = schema.group_depth if schema else 0
-        return Batch(columns, ids=self.known_ids_of(part), group_depth=depth)
+        return Batch(columns, ids=self.compact_ids_of(part), group_depth=depth)
 
     def ids_held(self, part: int, producer: int) -> Tensor:
         """Returns the ids of the samples of a part that one producer holds, int64 `[n, depth]`."""
@@ -212,7 +227,7 @@ class StepHeader:
         if found is None:
             producers = self.partition.producers[part]
             counts = [len(self.table.ids[producer]) for producer in producers]
-            first = dict(zip(producers, accumulate(counts, initial=0), strict=False))
+            first = dict(zip(producers, accumulate(counts, initial=0), strict=False))  # the total is dropped
             runs = self.partition.parts[part]
             spans = [(first[producer] + start, first[producer] + stop) for producer, start, stop in runs]
             found = self._indices[part] = row_index(spans)

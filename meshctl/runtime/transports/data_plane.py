@@ -58,7 +58,8 @@ OnBroken = Callable[[int, Exception], None]
 
 @dataclass(frozen=True)
 class Context:
-    """The facts that a data plane is made of."""
+    """Everything that a data plane has to know about its job: who the peers are, how they are named in
+    messages, and how many frames may be in flight."""
 
     job_rank: int
     slots: Mapping[int, int] = field(default_factory=dict)

@@ -252,7 +252,7 @@ def groups(state: RunState, stages: bool = True) -> Table:
 
 
 def spent(group: GroupState) -> Iterator[tuple[str, float]]:
-    """Yields the recent seconds of a worker's stages, then of its waiting."""
+    """Yields the recent seconds of each stage of a group, then those of a step outside of its stages."""
     for stage, seconds in group.stages.items():
         yield stage, seconds.recent
     if group.step.times:

@@ -31,7 +31,8 @@ INDENT = "  "
 
 
 def summary(plan: Plan, run: RunDir) -> str:
-    """Returns the text, with a newline at its end."""
+    """Returns the summary of a run that is over: how it ended, the metrics, the times of stages and routes,
+    and the paths of its files. The text ends with a newline."""
     record = recorded(plan, run)
     state = record.state
     blocks = [

@@ -18,7 +18,11 @@ UNCACHED_MAX = 1 << 16
 
 
 class CachingAllocator:
-    """Memory of one process, kept by its use. It grows to the most frames that ever lived at once."""
+    """Keeps the memory of tensors that have died for the next ones of the same `use`.
+
+    A use is any key, here a tag and its job ranks: frames of one use mostly have similar sizes. For each use
+    the allocator keeps as many pieces of memory as ever were in use at one time.
+    """
 
     def __init__(self) -> None:
         self._free: defaultdict[Hashable, list[NDArray[numpy.uint8]]] = defaultdict(list)

@@ -58,7 +58,7 @@ class Frame:
     plain data, tensors, `Ragged` and `Batch`."""
 
     def __init__(self, value: Any, out_of_band: Callable[[Tensor], bool] = lambda tensor: False) -> None:
-        """`beside` says which tensors are not copied into it."""
+        """`out_of_band` returns whether a tensor travels beside the frame instead of being copied into it."""
         self.out_of_band: list[Tensor] = []
         """They travel with the frame, in this order."""
         self._stays = out_of_band
@@ -73,11 +73,12 @@ class Frame:
 
     @property
     def moved(self) -> int:
-        """Bytes, with those that stay beside it."""
+        """The number of bytes in the frame and in the tensors that travel out of band."""
         return self.nbytes + sum(tensor.nbytes for tensor in self.out_of_band)
 
     def write(self, into: Tensor) -> Tensor:
-        """Fills uint8 `[nbytes]` of this host's memory and returns it; room stays as it is."""
+        """Writes the frame into uint8 `[nbytes]` of this host's memory and returns that tensor. The bytes of
+        tensors on the `meta` device are left as they are."""
         if into.nbytes < self.nbytes:
             raise FrameError(f"{into.nbytes} bytes for a frame of {self.nbytes}")
         memory = into.data_ptr()
@@ -93,7 +94,8 @@ class Frame:
         return into
 
     def inline(self) -> bytes:
-        """All `nbytes`, for a frame that is small; room is zeros."""
+        """Returns the whole frame as bytes, which suits small frames. Tensors on the `meta` device are
+        zeros."""
         if not self._tensors:
             return self._head
         pieces = [self._head.ljust(self._start, b"\0")]

@@ -177,7 +177,8 @@ def sentence(groups: ProcessGroups, width: int) -> Line:
 
 
 def example(groups: ProcessGroups) -> str:
-    """0 1 2 3; 0 8 … 504"""
+    """Returns the ranks of one process group as an example: `0 1 2 3`, or `0 8 … 504` where there are more
+    than four."""
     if groups.size <= 4:
         return " ".join(map(str, groups.example))
     if groups.stride is None:

@@ -56,7 +56,8 @@ class Groups:
         return self._under(lambda *_: [])
 
     def components_alone(self) -> list[Line]:
-        """Returns a line for each component, and for each group without components."""
+        """Returns only a line for each component, which names its group, without headings of groups. A group
+        of a program, which has no components, has a line of its own."""
         rows: list[Sequence[Line]] = []
         for group in self.marks.topology.groups:
             for name in group.components:

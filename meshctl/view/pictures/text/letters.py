@@ -19,6 +19,12 @@ MAX_LETTERS = 3
 
 @dataclass(frozen=True)
 class Marks:
+    """The letters, names and colors of a topology's components, for all parts of a picture.
+
+    A letter is bold and in its component's color, in the style `C0`, `C1` and so on. The style of the same
+    color without bold has a small c.
+    """
+
     topology: Topology
 
     @cached_property
@@ -48,7 +54,7 @@ class Marks:
         return _mark(self.components[component].letter, self._numbers[component])
 
     def name(self, component: str) -> Segment:
-        """Returns the name of a component in its color."""
+        """Returns the name of a component in its color, not in bold."""
         return styled(component, self.letter(component).style.lower())
 
     def group_letter(self, group: str) -> Segment:
@@ -73,7 +79,7 @@ class Marks:
         return joined(words, " " if is_apart else "")
 
     def _runs(self, names: Sequence[str]) -> list[list[str]]:
-        """Returns the components with those that have neighboring letters together."""
+        """Returns the components in runs of neighboring letters."""
         runs: list[list[str]] = []
         for name in names:
             if runs and self._numbers[name] == self._numbers[runs[-1][-1]] + 1:

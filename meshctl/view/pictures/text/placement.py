@@ -43,7 +43,7 @@ class Share:
     """Devices of its first worker that are left of these."""
 
     def begins(self, device: int) -> bool:
-        """Whether a worker begins at one of these devices, counted from 0."""
+        """Returns whether a worker begins at a device. Devices of the part are counted from 0."""
         return (self.before + device) % self.each == 0
 
 
@@ -69,7 +69,8 @@ class Part:
         return self.device_type != "cpu"
 
     def continues(self, device: int) -> bool:
-        """Whether no worker begins at one of its devices, counted from 0."""
+        """Returns whether a device belongs to workers that begin at devices before it. Devices of this part
+        are counted from 0."""
         return bool(self.shares) and not any(share.begins(device) for share in self.shares)
 
 
@@ -152,8 +153,12 @@ def nodes_label(runs: Sequence[tuple[int, int]]) -> str:
 
 
 def in_boxes(topology: Topology, marks: Marks, width: int) -> list[Line]:
-    """Returns the placement: all device types side by side if they fit, otherwise one below the other; device
-    by device if they fit, otherwise with equal neighbors as one box."""
+    """Returns the placement as boxes.
+
+    All device types are side by side, and each device has columns of its own, if that fits into the width.
+    Otherwise the device types are one below the other; a type that is still too wide shows neighboring
+    devices of the same groups as one box with their number.
+    """
     whole, separate = (
         [Sheet(table, marks, width) for table in tables(topology, together)] for together in (True, False)
     )

@@ -29,6 +29,8 @@ CODES = {
     **{f"c{number}": f"38;5;{color}" for number, color in enumerate(PALETTE)},
     **{f"C{number}": f"1;38;5;{color}" for number, color in enumerate(PALETTE)},
 }
+"""Style -> the numbers of its escape code. `c0` to `c7` are the colors of the palette, `C0` to `C7` the same
+in bold."""
 ELLIPSIS = "…"
 
 
