@@ -46,8 +46,8 @@ class Bounds:
     least: float = 0
 
     def judge(self, name: str, value: float, found: str, remedy: str, why: str = "") -> Finding:
-        """Returns the finding for a value. `why`, which says for what the value is too little, is added where it
-        is below `enough`."""
+        """Returns the finding for a value. `why`, which says for what the value is too little, is added where
+        it is below `enough`."""
         if value >= self.enough:
             return ok(name, found)
         return (failure if value < self.least else warning)(name, found + why, remedy)

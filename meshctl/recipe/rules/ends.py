@@ -16,7 +16,8 @@ from meshctl.text.english import listed
 
 
 def run_ends(facts: Facts) -> Iterator[Diagnostic]:
-    """Steps or data end the run, and a run that counts epochs has a source with a length."""
+    """Every run has an end: `steps` are stated, or a source that bounds the run can end. In a run that states
+    `epochs`, such a source has a length."""
     if not _are_known(facts):
         return
     run, sources = facts.recipe.run, _bounding(facts)
