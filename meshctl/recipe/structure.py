@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose.yaml_reader import scalar
 from meshctl.recipe.compose.yaml_tree import Node, Path, merge, put
-from meshctl.recipe.field_types import Environment, Type
+from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
 from meshctl.recipe.fields import CALL, PLANNED, RECIPE, STAGE, SYNC
 from meshctl.recipe.fixes import keys_meant
 from meshctl.recipe.misplaced import (
+    INVISIBLE,
     NAMED,
     Location,
     help_without_alternative,
@@ -28,6 +30,7 @@ from meshctl.recipe.misplaced import (
     location_of,
 )
 from meshctl.recipe.section_types import FreeMapping, Inputs, Named, Nested, PlainData, Script, Section
+from meshctl.recipe.spacing import Spacing
 from meshctl.recipe.suggestions import called, nearest_key
 from meshctl.text.english import MAX_LETTERS, listed
 
@@ -47,13 +50,15 @@ class Structure:
 
 def correct(root: Node) -> Structure:
     """Returns the recipe that was meant, with what is wrong in the one that is written."""
-    walk = _Walk(root)
+    spacing = Spacing(scalar)
+    root = spacing.separate(root)
+    walk = _Walk(root, spacing)
     tree = walk.section(root, (), RECIPE)
     for path, node in walk.moves:
         there = tree.at(path)
         if _can_hold(tree, path):
             tree = put(tree, path, node if there is None else merge(there, node))
-    return Structure(tree, tuple(walk.found), frozenset(walk.wrong))
+    return Structure(tree, (*spacing.found, *walk.found), frozenset(walk.wrong))
 
 
 def _can_hold(tree: Node, path: Path) -> bool:
@@ -65,6 +70,7 @@ def _can_hold(tree: Node, path: Path) -> bool:
 @dataclass
 class _Walk:
     root: Node
+    spacing: Spacing
     found: list[Diagnostic] = field(default_factory=list)
     wrong: set[Path] = field(default_factory=set)
     misplaced: set[Path] = field(default_factory=set)
@@ -133,7 +139,11 @@ class _Walk:
         return items
 
     def value(self, node: Node, path: Path, type_: Type) -> Node:
+        if isinstance(type_, MAPPINGS) and not (isinstance(type_, Nested) and type_.shorthand):
+            node = self.spacing.mapping(node) or node
         match type_:
+            case Texts() | Arguments():
+                return self.spacing.items(node) or node
             case Named():
                 return self.named(node, path, type_.section)
             case Nested() | Script():
@@ -161,11 +171,12 @@ class _Walk:
             self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span)
             self.wrong.add(here)
             return
-        known = section.keys
+        known, odd = section.keys, invisible_character(key)
+        key = INVISIBLE.sub("", key).strip() if odd else key
         location = None if called(key, known) else location_of(key, section, path, item, self.root)
-        near = "" if location else nearest_key(key, known)
+        near = "" if location else key if key in known else nearest_key(key, known)
         help = location.help if location else f"did you mean `{near}`?" if near else ""
-        help = invisible_character(key) or help or help_without_alternative(section)
+        help = odd or help or help_without_alternative(section)
         help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
         message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
         fixes = meant.get(key, ()) if near else ()
@@ -200,8 +211,8 @@ class _Walk:
             return node
         found: dict[str, Node] = {}
         self.empty = set()
-        for name, item in node.items():
-            other = kind_of(item)
+        for written, item in node.items():
+            name, other = self.visible(written, item), kind_of(item)
             if other not in ("", path[-1]):
                 self.misplaced.add((other, name))
                 self.moves.append(((other, name), self.named_item(name, item, other)))
@@ -214,6 +225,14 @@ class _Walk:
         return replace(
             node, value={name: self.named_item(name, item, path[-1]) for name, item in found.items()}
         )
+
+    def visible(self, name: str, item: Node) -> str:
+        """Returns a name without characters that do not show, which are reported."""
+        if help := invisible_character(name):
+            self.report(
+                "MC106", f"`{name[:MAX_LETTERS].strip()}` cannot be a name", item.key or item.span, help
+            )
+        return INVISIBLE.sub("", name).strip() if help else name
 
     def stray(self, key: str, item: Node, path: Path, section: Section, found: dict[str, Node]) -> None:
         """Puts a key that stands in the place of a name into the group, component or stage that lacks it."""

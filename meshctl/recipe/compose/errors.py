@@ -15,6 +15,7 @@ from itertools import chain
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose.yaml_repairs import find_repair
 
 # Syntax
 
@@ -48,7 +49,8 @@ def explain(error: yaml.YAMLError, name: str, text: str) -> Diagnostic:
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "this is no YAML")
     lines = text.splitlines()
     span = Span(name, mark.line + 1, mark.column + 1) if mark else Span(name, 1, 1)
-    causes = chain(_in_text(name, text, span), _in_line(lines, problem, _within(lines, span)))
+    repairs = find_repair(name, text, span.line)
+    causes = chain(_in_text(name, text, span), repairs, _in_line(lines, problem, _within(lines, span)))
     return next(causes, None) or _at_end(lines, problem, _within(lines, span), begin)
 
 

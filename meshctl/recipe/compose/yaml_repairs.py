@@ -1,0 +1,236 @@
+"""Finds the one line that makes a text unreadable as YAML, by trying edits of lines near the parser's error.
+
+    device_type cuda          a `:` is missing             every:100       a space is missing after the `:`
+    dir = runs                a `=` in place of a `:`      "cuda           a quote is not closed
+       every: 2               indented otherwise than the keys beside it
+
+The parser often gives up lines below the mistake. An edit of a single line after which the text can be read
+shows where the mistake is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.fields import SECTIONS
+
+MAX_TEXT_LENGTH = 1 << 15
+"""Length in characters up to which edits of a text are tried."""
+LINES_ABOVE = 3
+"""Number of lines above the parser's error in which a mistake may be."""
+MAX_QUOTED_LINES = 40
+"""Number of lines above the parser's error in which a quote may be open."""
+KEY = r"[A-Za-z_][\w@./-]*"
+SPACES = "\u00a0\u2000-\u200b\u202f\u205f\u3000"
+CONFLICT = re.compile(r"(<{7}|={7}|>{7})( |$)")
+CURLY = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'')
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """One edit of a line."""
+
+    line: int
+    """Line number, from 1."""
+    start: int
+    """The first character that is replaced, from 0."""
+    was: str
+    text: str
+    message: str
+    help: str
+    mark: tuple[int, int]
+    """The first character and the width of what is marked."""
+
+    def apply(self, lines: Sequence[str]) -> str:
+        changed = list(lines)
+        line = changed[self.line - 1]
+        changed[self.line - 1] = line[: self.start] + self.text + line[self.start + len(self.was) :]
+        return "\n".join(changed)
+
+    def diagnostic(self, name: str, *, is_certain: bool) -> Diagnostic:
+        start, width = self.mark
+        fix = Fix(Span(name, self.line, self.start + 1, len(self.was)), self.was, self.text)
+        span = Span(name, self.line, start + 1, max(1, width))
+        return Diagnostic("MC003", self.message, span, help=self.help, fixes=(fix,) if is_certain else ())
+
+
+def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
+    """Yields the diagnostic for the line whose edit makes a text readable; `error_line` is where the parser
+    gave up."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if CONFLICT.match(line):
+            message, help = (
+                "this is the mark of a merge conflict",
+                "resolve the conflict, and remove its marks",
+            )
+            yield Diagnostic("MC003", message, Span(name, number, 1, len(line)), help=help)
+            return
+    if len(text) > MAX_TEXT_LENGTH:
+        return
+    near = _lines_above(lines, error_line, LINES_ABOVE)
+    for kind in (_space_edits, _quote_edits, _colon_edits, _bracket_edits):
+        numbers = near if kind is not _quote_edits else _lines_above(lines, error_line, MAX_QUOTED_LINES)
+        working = [
+            edit for number in numbers for edit in kind(lines, number) if _is_readable(edit.apply(lines))
+        ]
+        if working:
+            yield working[0].diagnostic(name, is_certain=len(working) == 1 and working[0].text != "")
+            return
+    edits = [edit for number in near for edit in _indent_edits(lines, number)]
+    working = [edit for edit in edits if _is_readable(edit.apply(lines))]
+    if working:
+        best = max(working, key=lambda edit: _plausibility(edit, lines))
+        yield best.diagnostic(name, is_certain=len(working) == 1)
+
+
+def _plausibility(edit: _Edit, lines: Sequence[str]) -> tuple[int, int, int, int]:
+    """Returns how plausible another indentation of a line is: whether it is now a key of recipes among names,
+    or the reverse; whether it has the step of the text; how small the change is; how many neighbours have
+    it."""
+    width, at = len(edit.text), edit.line - 1
+    siblings = [*_siblings(reversed(lines[:at]), len(edit.was)), *_siblings(lines[at + 1 :], len(edit.was))]
+    is_stranger = bool(siblings) and all(_is_own_key(line) != _is_own_key(lines[at]) for line in siblings)
+    around = [line for line in (_next(reversed(lines[:at])), _next(lines[at + 1 :])) if line]
+    equal = sum(_indent(line) == width for line in around)
+    return int(is_stranger), int(width % _step(lines) == 0), -abs(width - len(edit.was)), equal
+
+
+def _step(lines: Sequence[str]) -> int:
+    """Returns the number of spaces by which most lines of a text are indented more than others."""
+    indents = [_indent(line) for line in lines if _next([line]) and _indent(line)]
+    fitting = (step for step in (4, 2) if sum(width % step == 0 for width in indents) > 0.8 * len(indents))
+    return next(fitting, 1)
+
+
+def _siblings(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Yields the lines of one indentation, up to the first that is indented less."""
+    for line in lines:
+        if _next([line]):
+            if _indent(line) < width:
+                return
+            if _indent(line) == width:
+                yield line
+
+
+def _next(lines: Iterable[str]) -> str:
+    return next((line for line in lines if line.split("#")[0].strip()), "")
+
+
+def _is_own_key(line: str) -> bool:
+    key = re.match(rf" *({KEY}):", line)
+    return key is not None and any(key[1] in section.by_key for section in SECTIONS)
+
+
+def _lines_above(lines: Sequence[str], error_line: int, count: int) -> list[int]:
+    """Returns the numbers of the line of an error and of those before it that are neither empty nor
+    comments."""
+    numbers = range(min(error_line, len(lines)), 0, -1)
+    return [number for number in numbers if lines[number - 1].split("#")[0].strip()][: count + 1]
+
+
+def _is_readable(text: str) -> bool:
+    try:
+        events = [type(event) for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))]
+    except yaml.YAMLError:
+        return False
+    return events.count(yaml.DocumentStartEvent) == 1
+
+
+# Edits of one line
+
+
+def _space_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
+    """A space that YAML does not take for one; quotes of another alphabet."""
+    line = lines[number - 1]
+    if odd := re.search(f"[{SPACES}]", line):
+        plain = re.sub(f"[{SPACES}]", " ", line)
+        message = f"this line has the character U+{ord(odd[0]):04X} in it, which is no space for YAML"
+        yield _Edit(number, 0, line, plain, message, "write a space", (odd.start(), 1))
+    if (straight := line.translate(CURLY)) != line:
+        start = next(at for at, letter in enumerate(line) if letter != straight[at])
+        yield _Edit(
+            number, 0, line, straight, "this is no quote of YAML", 'write a straight one: "', (start, 1)
+        )
+
+
+def _colon_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
+    line = lines[number - 1]
+    for found in re.finditer(rf"(?:^ *(?:- +)?|[{{,] *)({KEY})( *= *| +|:|$)(?=([^\s:,}}\]]|$))", line):
+        key, sign = found[1], found[2]
+        value = re.match(r"[^,}\]#]*", line[found.end() :])
+        rest = value[0].strip() if value and sign else ""
+        written = f"{key}: {rest}".rstrip()
+        mark = (
+            found.start(1),
+            len(line.rstrip()) - found.start(1) if not rest else found.end() - found.start(1) + len(rest),
+        )
+        if sign == ":":
+            message, text = "a space is missing after the `:`", ": "
+        elif "=" in sign:
+            message, text = "a key is followed by a `:`, not by a `=`", ": "
+        else:
+            message, text = f"a `:` is missing after `{key}`", ": " if rest else ":"
+        yield _Edit(number, found.end(1), sign, text, message, f"write `{written}`", mark)
+    if dash := re.match(r"( *)-(?=[^\s-])", line):
+        message, item = "a space is missing after the `-` of a list", line.strip()[1:]
+        yield _Edit(
+            number, dash.end(), "", " ", message, f"write `- {item}`", (len(dash[1]), len(line.strip()))
+        )
+
+
+def _quote_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
+    line = lines[number - 1]
+    for opened in re.finditer(r"(?:[:,\[{-] +|[\[{])([\"'])([^\"',\]}#]*[^\"',\]}#\s])", line):
+        if line[opened.end() : opened.end() + 1] != opened[1]:
+            help = f"write {opened[1]}{opened[2]}{opened[1]}"
+            mark = (opened.start(1), 1)
+            yield _Edit(number, opened.end(), "", opened[1], f"this {opened[1]} is not closed", help, mark)
+
+
+def _bracket_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
+    """A bracket that is closed, and not opened."""
+    line = lines[number - 1]
+    for closing, opening in (("}", "{"), ("]", "[")):
+        if line.count(closing) <= line.count(opening):
+            continue
+        for key in re.finditer(rf"(?:^ *(?:- +)?|[{{,] *){KEY}: +", line):
+            message = f"the `{opening}` of this `{closing}` is missing"
+            help = f"write a `{opening}` before the first key or item"
+            yield _Edit(number, key.end(), "", opening, message, help, (key.end(), 1))
+
+
+def _indent_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
+    """The indentations of the lines around a line, the nearest first."""
+    line = lines[number - 1]
+    width = _indent(line)
+    around = [one for one in _around(lines, number) if _indent(one) != width]
+    widths = dict.fromkeys(_indent(one) for one in around)
+    for other in sorted(widths, key=lambda one: abs(one - width)):
+        message = (
+            f"this line is indented by {width} space{'' if width == 1 else 's'}, which fits no line above it"
+        )
+        help = (
+            f"indent it by {other}, as `{next(one for one in around if _indent(one) == other).strip()[:30]}`"
+        )
+        mark = (width, len(line.strip()))
+        yield _Edit(number, 0, " " * width, " " * other, message, help, mark)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
+
+
+def _around(lines: Sequence[str], number: int) -> Iterator[str]:
+    """Yields the lines above, the nearest first, and the next line below."""
+    below = _next(lines[number:])
+    above = [line for line in lines[: number - 1] if line.split("#")[0].strip()]
+    yield from reversed(above[-12:])
+    if below:
+        yield below
+    yield ""

@@ -1,0 +1,82 @@
+"""Keys and values that run together, because a space, a `:` or a `,` between them is missing.
+
+YAML reads `{frozen true}` and `{balance:tokens}` as keys without values, and `every:100` below
+`checkpoint:` as text. Each is reported, and separated as the report proposes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose.yaml_tree import Node
+from meshctl.recipe.misplaced import invisible_character
+
+JOINED = re.compile(r"([A-Za-z_][\w.@/-]*)(\s*=\s*|:\s*|\s+)([^\s=:].*)")
+"""A key, what stands in place of `: `, and a value."""
+ITEMS = re.compile(r"-\w\S*( - \S+)*")
+"""Items of a list of which the first has no space after its `-`."""
+
+
+@dataclass
+class Spacing:
+    """Separates what runs together in one recipe, and reports it in `found`."""
+
+    scalar: Callable[[str], Any]
+    """Reads the text of a scalar."""
+    found: list[Diagnostic] = field(default_factory=list)
+
+    def separate(self, node: Node) -> Node:
+        """Returns the tree with the keys of every mapping separated from their values."""
+        if node.is_list:
+            return replace(node, value=[self.separate(item) for item in node.value])
+        if not node.is_mapping:
+            return node
+        items = dict[str, Node]()
+        for key, item in node.items():
+            name, value = self.pair(key, item) or (key, item)
+            items[name] = self.separate(value)
+        return replace(node, value=items)
+
+    def pair(self, key: str, item: Node) -> tuple[str, Node] | None:
+        """Returns the key and the value that a key without a value is made of, which is reported."""
+        parts = JOINED.fullmatch(key) if item.value is None and not item.written else None
+        if parts is None or item.key is None:
+            return None
+        self.report("MC101", parts, item.key)
+        return parts[1], self.node(parts, item.key)
+
+    def mapping(self, node: Node) -> Node | None:
+        """Returns the mapping that a text in place of one was meant to be, which is reported."""
+        parts = JOINED.fullmatch(node.value) if isinstance(node.value, str) else None
+        if parts is None or not re.fullmatch(r"[=:\s]+", parts[2]):
+            return None
+        self.report("MC102", parts, node.span)
+        return replace(node, value={parts[1]: self.node(parts, node.span)})
+
+    def items(self, node: Node) -> Node | None:
+        """Returns the list that a text was meant to be, which is reported."""
+        if not isinstance(node.value, str) or not ITEMS.fullmatch(node.value):
+            return None
+        texts = [text.removeprefix("-") for text in node.value.split(" - ")]
+        message, help = "a space is missing after the `-` of a list", f"write `- {texts[0]}`"
+        fix = Fix(replace(node.span, width=1 + len(texts[0])), f"-{texts[0]}", f"- {texts[0]}")
+        self.found.append(Diagnostic("MC102", message, node.span, (), help, fixes=(fix,)))
+        return replace(node, value=[Node(text, node.span, written=text) for text in texts])
+
+    def report(self, code: str, parts: re.Match[str], span: Span) -> None:
+        key, sign, value = parts.groups()
+        written = f"{key}: {value}"
+        what = "a space is missing after the `:`" if sign == ":" else f"a `:` is missing after `{key}`"
+        help = invisible_character(parts[0]) or f"write `{written}`"
+        fixes = (Fix(span, parts[0], written),) if span.width == len(parts[0]) else ()
+        self.found.append(Diagnostic(code, what, span, (), help, fixes=fixes))
+
+    def node(self, parts: re.Match[str], span: Span) -> Node:
+        start = parts.start(3) if span.width == len(parts[0]) else 0
+        of_value = replace(span, column=span.column + start, width=max(1, span.width - start))
+        of_key = replace(span, width=min(span.width, len(parts[1])))
+        return Node(self.scalar(parts[3]), of_value, of_key, written=parts[3])
