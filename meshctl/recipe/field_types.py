@@ -346,7 +346,13 @@ class Ranks(Type):
         for item in node.value:
             number = number_of(item, int)
             if not is_whole(number) or not 0 <= number <= MAX_COUNT:
-                reader.expected("the number of a device, from 0", item, path)
+                reader.expected(
+                    "the number of a device, from 0",
+                    item,
+                    path,
+                    integer_hint(item),
+                    as_whole(item, 0, MAX_COUNT),
+                )
                 return None
             if number in seen:
                 message = f"`{shown(path)}` names device {number} twice"

@@ -71,6 +71,8 @@ def integer_hint(node: Node) -> str:
             return f"write {int(value, 8)}"
         if re.fullmatch(r"[-+]?\d{1,3}([ ,.']\d{3})+", value):
             return f"write {re.sub('[^0-9+-]', '', value)}"
+        if re.fullmatch(r"\d+( +\d+)+", value):
+            return f"is a `,` missing? write {', '.join(value.split())}"
     if isinstance(value, float) and value == value and abs(value) < 1e15 and value == int(value):
         return f"write {int(value)}"
     return ""
@@ -90,12 +92,21 @@ def yaml_hint(node: Node, wanted: str) -> str:
         return f'`{node.written}` is a boolean in YAML 1.1, quote it: "{node.written}"'
     if wanted == "text" and isinstance(value, (int, float)):
         return f'quote it: "{node.written}"'
+    if help := reference_hint(node):
+        return help
     if not isinstance(value, str) or not value:
         return ""
-    reference = re.fullmatch(r"\$?[({]{0,2}(\w+(\.\w+)+)[)}]{0,2}", value)
-    if reference and not value[0].isalnum():
-        return f"another value of the recipe is ${{{reference[1]}}}"
     return "YAML's quotes are straight ones" if value[0] in "\u201c\u201d\u2018\u2019\u201e" else ""
+
+
+def reference_hint(node: Node) -> str:
+    """Returns how to refer to another value, for `{{ vars.x }}`, `$(x)` and other forms of templates."""
+    text = node.value
+    if node.is_mapping and len(node.value) == 1:
+        ((key, item),) = node.items()
+        text = f"{{{key}}}" if item.value is None else text
+    found = re.fullmatch(r"[$<({]+ *(\w+(\.\w+)*) *[>)}]*", text) if isinstance(text, str) else None
+    return f"another value of the recipe is ${{{found[1]}}}" if found else ""
 
 
 # Edits

@@ -176,6 +176,10 @@ class _Walk:
         location = None if called(key, known) else location_of(key, section, path, item, self.root)
         near = "" if location else key if key in known else nearest_key(key, known)
         help = location.help if location else f"did you mean `{near}`?" if near else ""
+        if not path and f"/{key}/" in f"/{span.file}":
+            help = (
+                f"to set values of the recipe, write `# @package _global_` in the first line of `{span.file}`"
+            )
         help = odd or help or help_without_alternative(section)
         help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
         message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"

@@ -1410,7 +1410,7 @@ def override_without_value(recipe: Correct, chance: random.Random) -> Made:
     override = _override(recipe, chance)
     key, equals, _ = override.partition("=")
     return (
-        _overridden(recipe, chance.choice((key, f"{key}=")), "=|value|integer|number|must")
+        _overridden(recipe, chance.choice((key, f"{key}=")), "=|value|integer|number|must|names no")
         if equals and not key.startswith("+")
         else None
     )

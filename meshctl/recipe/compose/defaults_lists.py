@@ -92,7 +92,13 @@ class DefaultsLists:
         if not entries.is_list:
             self._report_no_list(entries)
             return
+        has_self = False
         for entry in entries.value:
+            if entry.value == "_self_" and has_self:
+                help = "remove it: it is the position of this file among those that it includes"
+                self.report("MC208", "`_self_` stands in this list twice", entry.span, help)
+                continue
+            has_self = has_self or entry.value == "_self_"
             if isinstance(entry.value, str):
                 yield from self._valid_include(name, entry)
             elif entry.is_mapping and len(entry.value) == 1:

@@ -145,9 +145,10 @@ class _Resolver:
         if not colon:
             return self.reference(text, path, keep)
         if name not in RESOLVERS:
-            raise InvalidInterpolation(
-                "MC214", f"there is no resolver `{name}`", did_you_mean(name, RESOLVERS)
-            )
+            help = did_you_mean(name, RESOLVERS)
+            if name in ("env", "ENV"):
+                help = f"an environment variable is ${{oc.env:{arguments}}}"
+            raise InvalidInterpolation("MC214", f"there is no resolver `{name}`", help)
         given = split_arguments(arguments)
         if name == "oc.decode":
             return self.decoded(given, arguments, node)
@@ -201,7 +202,7 @@ class _Resolver:
             raise InvalidInterpolation("MC222", f"`{text}` takes a name", f"write ${{{text}:NAME}}")
         name = ".".join(target)
         if node is None:
-            help = self.suggestion(target, path)
+            help = self.suggestion(target, path) or _environment_hint(target)
             raise InvalidInterpolation("MC212", f"there is no `{name}` in the recipe", help, missing=True)
         if node.value == MISSING:
             raise InvalidInterpolation("", "", path=target)  # it is reported where it is written
@@ -264,3 +265,11 @@ def _renamed(root: Node, leaf: Node, path: Path) -> tuple[Fix, ...]:
         return ()
     text = leaf.written.replace(written, written.replace(key, right))
     return (Fix(leaf.span, leaf.written, text),)
+
+
+def _environment_hint(target: Path) -> str:
+    """Returns help for `${oc.env.HOME}`, `${env.HOME}` and `${HOME}`."""
+    is_variable = len(target) == 1 and target[0].isupper()
+    if is_variable or target[:2] == ("oc", "env") or target[:1] == ("env",):
+        return f"an environment variable is ${{oc.env:{target[-1]}}}"
+    return ""

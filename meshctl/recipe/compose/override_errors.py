@@ -40,6 +40,12 @@ def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
     """Yields possible causes, the most specific first; the last one always applies."""
     key, equals, _ = text.partition("=")
     yield from _in_whole(text)
+    if "*" in key:
+        help = "write an override for each name: components.actor.frozen=true"
+        yield _Cause(key.index("*"), 1, "a `*` names no key", help)
+    if not equals and (words := re.fullmatch(r"([\w.@/-]+) +(\S+)", text)):
+        help = f"write {words[1]}={words[2]}"
+        yield _Cause(words.end(1), words.start(2) - words.end(1), "it has no `=`", help)
     if not equals:
         yield from _in_key(key)
         yield _Cause(0, len(text), "it has no `=`", FORM)
@@ -69,7 +75,8 @@ def _in_whole(text: str) -> Iterator[_Cause]:
         written = f"{key}={value}" if re.fullmatch(r"[\w./:-]+", value) else f"{key}='{value}'"
         yield _Cause(0, 1, "it is quoted as a whole", f"quote the value alone: {written}")
     if dashes := re.match(r"-+", text):
-        yield _Cause(0, dashes.end(), "", f"overrides have no dashes: {text[dashes.end() :]}")
+        rest = re.sub(r"^([\w.@/-]+) +(?=\S)", r"\1=", text[dashes.end() :])
+        yield _Cause(0, dashes.end(), "", f"overrides have no dashes: {rest}")
     if "=" not in text and (colon := re.match(r"[\w.@/-]+ *(: *)\S", text)):
         written = f"{text[: colon.start(1)].rstrip()}={text[colon.end(1) :]}"
         yield _Cause(colon.start(1), 1, "a `:` is YAML's, here it is a `=`", f"write {written}")

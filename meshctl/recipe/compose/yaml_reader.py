@@ -434,6 +434,10 @@ class _Builder:
             span, what = node.span, "this is none"
             if node.written:
                 return node.written, span
+            if reference := _template(node):
+                help = f"another value of the recipe is ${{{reference}}}"
+                self.report("MC008", "a key must be text, this is a template", span, help=help)
+                return None, span
         self.report("MC008", f"a key must be text, {what} in YAML 1.1", span, help="quote it", fixes=fixes)
         return None, span
 
@@ -461,3 +465,10 @@ def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:
     """Returns both, where the items that a mapping gives itself replace those that are merged into it."""
     own = {key: over(item, merged[key]) if key in merged else item for key, item in items.items()}
     return {**merged, **own}
+
+
+def _template(node: Node) -> str:
+    """Returns `vars.model` for the mapping that YAML reads from the inner braces of `{{ vars.model }}`."""
+    items = list(node.items())
+    is_name = len(items) == 1 and items[0][1].value is None and re.fullmatch(r"\w+(\.\w+)*", items[0][0])
+    return items[0][0] if is_name else ""

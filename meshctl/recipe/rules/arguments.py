@@ -8,9 +8,10 @@ from meshctl.diagnostics import Diagnostic, Fix
 from meshctl.recipe.code.classes import Class
 from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.compose.yaml_tree import Node, leaves, plain
+from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.recipe.scalars import as_whole, integer_hint, quoted, rewritten
+from meshctl.recipe.scalars import as_whole, integer_hint, quoted, reference_hint, rewritten
 from meshctl.text.english import listed, nearest
 
 YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
@@ -51,6 +52,8 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:
+    if key in COMPONENT.by_key:
+        return f"`{key}` is a key of the component: it goes beside `args`"
     if near := nearest(key, free):
         return f"did you mean `{near}`?"
     if not constructor.by_name:
@@ -89,7 +92,7 @@ def _meant(node: Node, hint: Hint) -> str:
         return f'quote it: "{node.written}"'
     if hint.words and isinstance(node.value, str) and (near := nearest(node.value, map(str, hint.words))):
         return f"did you mean `{near}`?"
-    return integer_hint(node) if "int" in hint.kinds else ""
+    return reference_hint(node) or (integer_hint(node) if "int" in hint.kinds else "")
 
 
 def _fixes(node: Node, hint: Hint) -> tuple[Fix, ...]:

@@ -57,6 +57,31 @@ def _calls(facts: Facts) -> Iterator[Call]:
             yield Call(stage, kind, endpoint, facts.value("pipeline", name, "call"))
 
 
+def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
+    """`call` is COMPONENT.METHOD."""
+    for name, stage in facts.recipe.pipeline.items():
+        node = facts.written.node("pipeline", name, "call")
+        if node is None or not isinstance(node.value, str) or not node.value or stage.method:
+            continue
+        text, message = node.value, f"`{node.value}` is not COMPONENT.METHOD"
+        meant = list(_meant_calls(facts, text))
+        fixes = (Fix(node.span, text, meant[0]),) if len(meant) == 1 else ()
+        help = f"write {listed(meant, 'or')}" if meant else "write a component and its method: actor.update"
+        yield Diagnostic("MC511", message, node.span, help=help, fixes=fixes)
+
+
+def _meant_calls(facts: Facts, text: str) -> Iterator[str]:
+    """Yields the calls that a text in another form may stand for."""
+    classes = facts.classes
+    parts = [part for part in re.split(r"[^\w-]+|->", text) if part]
+    for component, found in classes.items():
+        endpoints = found.endpoints if isinstance(found, Class) else {}
+        of_class = re.split(r"\W+", facts.recipe.components[component].target)
+        for method in endpoints:
+            if parts in ([component, method], [*of_class, method], [component], [method]):
+                yield f"{component}.{method}"
+
+
 def endpoint_exists(facts: Facts) -> Iterator[Diagnostic]:
     """The called method exists and is an endpoint. A method that cannot be followed may be one; the worker
     reports it."""
@@ -189,7 +214,7 @@ def inputs_fit_types(facts: Facts) -> Iterator[Diagnostic]:
             message = f"{call.name} takes a Batch, and stage `{stage.name}` takes from no stage"
             help = "say `in:` which stage gives it; a source takes the range of its sample numbers"
             yield Diagnostic("MC519", message, call.span, help=help)
-        for given in stage.inputs:
+        for given in stage.inputs if stage.name not in stage.takes else ():
             hint = hints.get(given.parameter or call.signature.first)
             if hint is not None:
                 yield from _input_fits_type(facts, call, given, hint)
@@ -260,6 +285,7 @@ def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
 
 
 RULES = (
+    call_names_method,
     endpoint_exists,
     decorator_is_readable,
     inputs_fit_parameters,

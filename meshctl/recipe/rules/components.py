@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.classes import Class, Code, Found, NoClass, NotFound
 from meshctl.recipe.code.modules import Unread
+from meshctl.recipe.compose.folders import files
+from meshctl.recipe.fixes import renamed
 from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import did_you_mean, listed
+from meshctl.text.english import did_you_mean, listed, nearest
 
 MAX_SECONDS = 4
 """How many further places of one mistake are shown."""
@@ -19,11 +22,13 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
     """A module that is missing is reported once, with all components that name it."""
     users: dict[str, list[str]] = {}
     for name, found in facts.classes.items():
-        if isinstance(found, NotFound) and not found.has_module:
+        is_standard = _is_standard(facts.code, facts.recipe.components[name].target)
+        if isinstance(found, NotFound) and not found.has_module and not is_standard:
             users.setdefault(found.module, []).append(name)
     for module, (first, *others) in users.items():
         spans = [facts.value("components", other, "_target_") for other in others[:MAX_SECONDS]]
-        help = _where_to_look(facts, facts.recipe.components[first].target)
+        target = facts.recipe.components[first].target
+        help = _where_to_look(facts, target)
         span = facts.value("components", first, "_target_")
         seconds = tuple(s.with_word("and here") for s in spans)
         yield Diagnostic("MC501", f"there is no module `{module}`", span, seconds, help)
@@ -33,12 +38,21 @@ def _where_to_look(facts: Facts, target: str) -> str:
     owner, encoding = target.rpartition(".")[0], sys.getfilesystemencoding()
     if _is_component_class(facts.code, owner):
         return f"did you mean `{owner}`?"
+    if near := nearest(owner, _modules(facts)):
+        return f"did you mean `{near}.{target.rpartition('.')[2]}`?"
     if not _is_encodable(target, encoding):
         return (
             f"names of files are {encoding} here, which has not all its letters: set PYTHONUTF8=1, for the "
             "run too"
         )
     return f"looked in {listed(facts.code.own)}, and among what is installed"
+
+
+def _modules(facts: Facts) -> list[str]:
+    """Returns the modules beside the recipe, and those of the other components that were found."""
+    found = {one.target.rpartition(".")[0] for one in facts.classes.values() if isinstance(one, Class)}
+    own = (path.stem for folder in facts.code.own for path in files(Path(folder), ".py"))
+    return sorted({*found, *own})
 
 
 def _is_encodable(name: str, encoding: str) -> bool:
@@ -57,9 +71,20 @@ def class_is_component(facts: Facts) -> Iterator[Diagnostic]:
     """`_target_` names a class that derives from `Component` and whose objects can be made."""
     for name, found in facts.classes.items():
         target, span = facts.recipe.components[name].target, facts.value("components", name, "_target_")
-        diagnostic = _diagnostic_of(target, found, span)
+        diagnostic = _of_standard_library(facts.code, target, span) or _diagnostic_of(target, found, span)
         if diagnostic is not None:
             yield diagnostic
+
+
+def _is_standard(code: Code, target: str) -> bool:
+    return target.partition(".")[0] in sys.stdlib_module_names and code.is_library(target)
+
+
+def _of_standard_library(code: Code, target: str, span: Span) -> Diagnostic | None:
+    if not _is_standard(code, target):
+        return None
+    message = f"`{target}` belongs to Python's standard library, and is no component"
+    return Diagnostic("MC503", message, span, help="name a class that derives from meshctl.Component")
 
 
 def _diagnostic_of(target: str, found: Found, span: Span) -> Diagnostic | None:
@@ -68,7 +93,9 @@ def _diagnostic_of(target: str, found: Found, span: Span) -> Diagnostic | None:
             name, help = target.rpartition(".")[2], did_you_mean(target.rpartition(".")[2], found.names)
             if target.endswith(".py"):
                 help = f"name a class of it: {listed(f'{found.module}.{one}' for one in found.names)}"
-            return Diagnostic("MC502", f"the module `{found.module}` has no class `{name}`", span, help=help)
+            fixes = renamed(span, name, found.names, before=f"{found.module}.")
+            message = f"the module `{found.module}` has no class `{name}`"
+            return Diagnostic("MC502", message, span, help=help, fixes=fixes)
         case Unread(broken=True):
             return Diagnostic("MC507", f"`{target}` cannot be imported: {found.why}", span)
         case Unread():

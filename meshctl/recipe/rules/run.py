@@ -57,7 +57,9 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
     """Recorded routes are SOURCE -> TARGET, or SOURCE for all routes of a stage whose value is taken."""
     pipeline = facts.recipe.pipeline
     is_readable = facts.is_valid("run", "record") and all(
-        facts.is_valid("pipeline", name) and all(facts.is_named("pipeline", one) for one in stage.takes)
+        facts.is_valid("pipeline", name)
+        and name not in stage.takes
+        and all(facts.is_named("pipeline", one) for one in stage.takes)
         for name, stage in pipeline.items()
     )
     if not pipeline or not is_readable:
