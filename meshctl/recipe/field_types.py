@@ -34,6 +34,7 @@ from meshctl.recipe.scalars import (
     as_whole,
     boolean_hint,
     integer_hint,
+    integers_from,
     is_scalar,
     is_whole,
     number_of,
@@ -84,7 +85,7 @@ class Type:
 
 @dataclass(frozen=True)
 class Whole(Type):
-    """A whole number."""
+    """An integer."""
 
     min: int = 0
     max: int = MAX_COUNT
@@ -94,7 +95,7 @@ class Whole(Type):
         value = number_of(node, int)
         if not is_whole(value) or not self.min <= value <= self.max:
             is_too_large = is_whole(value) and value > self.max
-            wanted = f"a whole number {f'up to {self.max:,}' if is_too_large else f'from {self.min}'}"
+            wanted = f"an integer up to {self.max:,}" if is_too_large else integers_from(self.min)
             reader.expected(wanted, node, path, integer_hint(node), as_whole(node, self.min, self.max))
             return None
         reader.check_octal(node, path)
@@ -105,7 +106,7 @@ class Whole(Type):
 
 
 class OptionalWhole(Whole):
-    """A whole number of which 0 and "left out" mean different things."""
+    """An integer of which 0 and "left out" mean different things."""
 
     empty: ClassVar[Any] = None
 
@@ -115,7 +116,7 @@ class OptionalWhole(Whole):
 
 @dataclass(frozen=True)
 class Size(Type):
-    """A size of a mesh: a whole number from 1, or `auto`."""
+    """A size of a mesh: a positive integer, or `auto`."""
 
     may_be_auto: bool = True
     empty: ClassVar[Any] = 0
@@ -125,7 +126,7 @@ class Size(Type):
             return "auto"
         value = number_of(node, int)
         if not is_whole(value) or not 1 <= value <= MAX_COUNT:
-            wanted = f"a whole number from 1{' or auto' if self.may_be_auto else ''}"
+            wanted = f"{integers_from(1)}{' or `auto`' if self.may_be_auto else ''}"
             reader.expected(wanted, node, path, integer_hint(node), as_whole(node, 1, MAX_COUNT))
             return None
         reader.check_octal(node, path)
@@ -144,7 +145,9 @@ class Seconds(Type):
     def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
         value = number_of(node, float)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            reader.expected("a number from 0", node, path)
+            reader.expected(
+                "a number, 0 or greater", node, path, integer_hint(node), as_whole(node, 0, MAX_COUNT)
+            )
             return None
         reader.check_octal(node, path)
         return float(value)
@@ -338,7 +341,7 @@ class Ranks(Type):
     def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
         if isinstance(node.value, str) and (devices := _devices_in(node.value)):
             hint = f"write [{', '.join(map(str, devices))}]"
-            reader.expected("a whole number from 1, or a list", node, path, hint)
+            reader.expected("a positive integer or a list", node, path, hint)
             return None
         if not node.is_list:
             return Whole(1).read(reader, node, path)
@@ -347,7 +350,7 @@ class Ranks(Type):
             number = number_of(item, int)
             if not is_whole(number) or not 0 <= number <= MAX_COUNT:
                 reader.expected(
-                    "the number of a device, from 0",
+                    "the number of a device, 0 or greater",
                     item,
                     path,
                     integer_hint(item),

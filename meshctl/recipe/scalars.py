@@ -78,6 +78,11 @@ def integer_hint(node: Node) -> str:
     return ""
 
 
+def integers_from(least: int) -> str:
+    """Returns `a positive integer`, or `an integer, 0 or greater`."""
+    return "a positive integer" if least == 1 else f"an integer, {least} or greater"
+
+
 def boolean_hint(written: str) -> str:
     if written in ("true", "false"):
         return "remove the quotes"

@@ -17,6 +17,8 @@ from meshctl.recipe.misplaced import invisible_character
 
 JOINED = re.compile(r"([A-Za-z_][\w.@/-]*)(\s*=\s*|:\s*|\s+)([^\s=:].*)")
 """A key, what stands in place of `: `, and a value."""
+PLAIN_VALUE = re.compile(r"[\w./$+-]([\w./${}+-]|:(?=\w))*")
+"""A value that needs no quotes."""
 ITEMS = re.compile(r"-\w\S*( - \S+)*")
 """Items of a list of which the first has no space after its `-`."""
 
@@ -72,7 +74,8 @@ class Spacing:
         written = f"{key}: {value}"
         what = "a space is missing after the `:`" if sign == ":" else f"a `:` is missing after `{key}`"
         help = invisible_character(parts[0]) or f"write `{written}`"
-        fixes = (Fix(span, parts[0], written),) if span.width == len(parts[0]) else ()
+        is_safe = span.width == len(parts[0]) and PLAIN_VALUE.fullmatch(value) is not None
+        fixes = (Fix(span, parts[0], written),) if is_safe else ()
         self.found.append(Diagnostic(code, what, span, (), help, fixes=fixes))
 
     def node(self, parts: re.Match[str], span: Span) -> Node:

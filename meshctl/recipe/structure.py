@@ -180,6 +180,8 @@ class _Walk:
             help = (
                 f"to set values of the recipe, write `# @package _global_` in the first line of `{span.file}`"
             )
+        if key.isdigit() and item.value is None and (number := _split_number(key, node)):
+            help = f"a number has no separators: write {number}"
         help = odd or help or help_without_alternative(section)
         help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
         message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
@@ -275,6 +277,14 @@ def _stage_section(item: Node) -> Section:
     if is_call == is_sync:
         return STAGE
     return CALL if is_call else SYNC
+
+
+def _split_number(key: str, node: Node) -> str:
+    """Returns the number of `samples: 1,024` in a flow mapping, where YAML takes `024` for a key."""
+    keys = list(node.value)
+    before = keys.index(key) - 1 if key in keys else -1
+    value = node.value[keys[before]].value if before >= 0 else None
+    return f"{value}{key}" if isinstance(value, int) and len(key) == 3 else ""
 
 
 def _is_stray(key: str, item: Node, section: Section) -> bool:

@@ -427,7 +427,7 @@ def test_fix_reports_what_is_left(folder: Path, capfd: pytest.CaptureFixture[str
     code, output, _ = run(capfd, "r.yaml", fix=True, format="json")
     (one,) = json.loads(output)["recipes"]
     assert code == 1 and [found["message"] for found in one["diagnostics"]] == [
-        "`seed` must be a whole number from 0, it is the text `y`"
+        "`seed` must be an integer, 0 or greater, it is the text `y`"
     ]
     assert one["fixed"] == [
         {

@@ -1303,7 +1303,7 @@ OVERRIDES = {
         "pipeline.batch.samples=128",
         "run.checkpoint={every: 5}",
         "components.actor.parallel.cp_size=2",
-        "~pipeline.exam",
+        "~components.teacher.frozen",
         "groups.judge.device_type=cpu",
     ),
     "experts.yaml": (

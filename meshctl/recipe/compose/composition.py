@@ -24,7 +24,7 @@ from meshctl.recipe.compose.hydra_defaults import DefaultsEntry
 from meshctl.recipe.compose.overrides import Override, is_layout
 from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.fixes import renamed
-from meshctl.text.english import did_you_mean
+from meshctl.text.english import did_you_mean, nearest
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,22 @@ def compose(
         root = _with_layouts(root, chosen_layouts, found)
         root = _with_values(root, values, found)
         root = _without_hydra(root, found)
+        if not lists.found:
+            root = _without_layouts_of_nobody(root, store, entries, found)
     found = [*store.found, *lists.found, *found]
     if not found and not root.value:
         found.append(_empty(store, name))
     lines = tuple((overrides.file_of(number), (text,)) for number, text in enumerate(texts, 1))
-    chosen = tuple(choice for entry in entries for choice in _chosen(store, entry))
+    chosen = tuple(choice for entry in entries for choice, _ in _chosen(store, entry))
     return Composed(root, tuple(dict.fromkeys(found)), (*store.sources, *lines), chosen)
 
 
-def _chosen(store: ConfigStore, entry: DefaultsEntry) -> Iterator[str]:
-    """Yields the `group@package` of the options that the defaults list of one config chooses."""
+def _chosen(store: ConfigStore, entry: DefaultsEntry) -> Iterator[tuple[str, Span]]:
+    """Yields the `group@package` of the options that the defaults list of one config chooses, with their
+    spans."""
     entries = store.config(entry.config).defaults
     for item in entries.value if entries is not None and entries.is_list else ():
-        yield from (key.split(" ")[-1] for key, _ in item.items())
+        yield from ((key.split(" ")[-1], option.key or option.span) for key, option in item.items())
 
 
 def _empty(store: ConfigStore, name: str) -> Diagnostic:
@@ -106,6 +109,30 @@ def _merged(root: Node, store: ConfigStore, entries: Iterable[DefaultsEntry]) ->
         else:
             root = yaml_tree.merge(root, yaml_tree.nested(entry.path, tree))
     return root
+
+
+def _without_layouts_of_nobody(
+    root: Node, store: ConfigStore, entries: Sequence[DefaultsEntry], found: list[Diagnostic]
+) -> Node:
+    """Removes and reports the layouts that defaults lists mount in components which nothing defines."""
+    components = root.get("components") or Node({}, root.span)
+    layouts = {entry.package: entry.path[1] for entry in entries if is_layout(entry.package)}
+    wrong = {package: name for package, name in layouts.items() if _has_layout_only(components.get(name))}
+    names = [name for name, item in components.items() if not _has_layout_only(item)]
+    for key, span in (choice for entry in entries for choice in _chosen(store, entry)):
+        _, _, package = key.partition("@")
+        name = wrong.pop(package.removeprefix("_global_."), "")
+        if name and nearest(name, names):
+            before, _, after = key.partition(f".{name}.")
+            fixes = renamed(span, name, names, after=f".{after}", before=f"{before}.")
+            message, help = f"there is no component `{name}`", did_you_mean(name, names)
+            found.append(Diagnostic("MC203", message, span, help=help, fixes=fixes))
+            root = yaml_tree.without(root, ("components", name))
+    return root
+
+
+def _has_layout_only(component: Node | None) -> bool:
+    return component is not None and {key for key, _ in component.items()} == {"parallel"}
 
 
 def _layout(lists: DefaultsLists, override: Override) -> Node:

@@ -150,6 +150,10 @@ class DefaultsLists:
         elif not package and full == LAYOUT:
             help = f"say whose: {LAYOUT}@components.NAME.parallel"
             self.report("MC208", "a layout is mounted in a component", span, help)
+        elif package and (meant := _package_meant(package, full == LAYOUT)) != package:
+            edits = (Fix(span, key, key.replace(package, meant)),)
+            message, help = f"`{package}` is not in the recipe", f"did you mean `{meant}`?"
+            self.report("MC203", message, span, help, edits)
         elif not self.store.is_group(full) and "optional" not in words:
             groups = self.store.groups()
             fixes = renamed(span, group, groups, after=target[len(group) :]) if key == target else ()
@@ -268,6 +272,13 @@ class DefaultsLists:
             return True
         value, group = override.parsed.value(), override.group
         options = value if isinstance(value, list) else [value]
+        package = override.parsed.package or ""
+        if (meant := _package_meant(package, group == LAYOUT)) != package:
+            written = f"{group}@{meant}={override.value_text}"
+            message, help = f"`{package}` is not in the recipe", f"did you mean `{written}`?"
+            fixes = (Fix(override.key_span, f"{group}@{package}", f"{group}@{meant}"),)
+            self.report("MC203", message, override.key_span, help, fixes)
+            return False
         if group == LAYOUT and override.parsed.package is None:
             help = f"say whose: {LAYOUT}@components.NAME.parallel={override.value_text}"
             self.report("MC208", "a layout is mounted in a component", override.key_span, help)
@@ -291,8 +302,10 @@ class DefaultsLists:
             return False
         groups = self.store.groups()
         fixes = renamed(override.key_span, name, groups, after=override.target[len(name) :])
-        message = f"there is no config group `{name}`"
-        self.report("MC202", message, override.key_span, did_you_mean(name, groups), fixes)
+        message, help = f"there is no config group `{name}`", did_you_mean(name, groups)
+        if package is None and name.split("/")[0] in RECIPE.keys:
+            help = f"to set a value, write {name.replace('/', '.')}={override.value_text}"
+        self.report("MC202", message, override.key_span, help, fixes)
         return False
 
 
@@ -306,3 +319,15 @@ def _reference(key: str) -> str:
     """Returns the pattern of an interpolation that refers to a value below a key of recipes."""
     before_value = r"(?!@)" if key in NOT_GROUPS else r"(?=\.)"
     return rf"\$\{{ *{key}\b{before_value}"
+
+
+def _package_meant(package: str, is_layout: bool) -> str:
+    """Returns the package that was meant by one whose first key is not in recipes; the same one if that is
+    not certain."""
+    first, dot, rest = package.partition(".")
+    if first and not first.startswith("_") and first not in RECIPE.keys:
+        first = nearest(first, RECIPE.keys) or first
+    name, _, last = rest.rpartition(".")
+    if is_layout and first == "components" and name and nearest(last, ["parallel"]):
+        rest = f"{name}.parallel"
+    return f"{first}{dot}{rest}"

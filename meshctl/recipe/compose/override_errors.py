@@ -40,6 +40,9 @@ def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
     """Yields possible causes, the most specific first; the last one always applies."""
     key, equals, _ = text.partition("=")
     yield from _in_whole(text)
+    if slash := re.match(r"[+~]*(/)[\w./-]*$", key) if equals else None:
+        written = f"{key.replace('/', '.').lstrip('.')}={text[len(key) + 1 :]}"
+        yield _Cause(slash.start(1), 1, "a key has no `/` before it", f"write {written}")
     if "*" in key:
         help = "write an override for each name: components.actor.frozen=true"
         yield _Cause(key.index("*"), 1, "a `*` names no key", help)

@@ -206,6 +206,8 @@ class _Builder:
     height: int = 0
     """Of the value that was read last, as its last line is."""
     last_line: int = 0
+    is_template: bool = False
+    """Whether the mapping that is being read is `{{ name }}`, a template of another language."""
 
     def event(self) -> Any:
         event = self.loader.get_event()
@@ -320,7 +322,8 @@ class _Builder:
             inside = span.with_word("it stands inside this")
             self.report("MC007", "this alias leads into itself", alias, inside)
         tag = event.tag if event.tag not in (None, "!") else CORE + ("map" if is_mapping else "seq")
-        if self.is_refused_tag(tag, {"map"} if is_mapping else {"seq"}, span):
+        is_template, self.is_template = self.is_template, False
+        if is_template or self.is_refused_tag(tag, {"map"} if is_mapping else {"seq"}, span):
             return self.broken(Node(value, span, key))
         return Node(value, span, key)
 
@@ -437,6 +440,7 @@ class _Builder:
             if reference := _template(node):
                 help = f"another value of the recipe is ${{{reference}}}"
                 self.report("MC008", "a key must be text, this is a template", span, help=help)
+                self.is_template = True
                 return None, span
         self.report("MC008", f"a key must be text, {what} in YAML 1.1", span, help="quote it", fixes=fixes)
         return None, span

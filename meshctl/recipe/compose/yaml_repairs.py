@@ -73,6 +73,8 @@ def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
             return
     if len(text) > MAX_TEXT_LENGTH:
         return
+    if any(line.startswith(("---", "...")) for line in lines[1:]):
+        return
     near = _lines_above(lines, error_line, LINES_ABOVE)
     for kind in (_space_edits, _quote_edits, _colon_edits, _bracket_edits):
         numbers = near if kind is not _quote_edits else _lines_above(lines, error_line, MAX_QUOTED_LINES)
@@ -80,7 +82,7 @@ def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
             edit for number in numbers for edit in kind(lines, number) if _is_readable(edit.apply(lines))
         ]
         if working:
-            yield working[0].diagnostic(name, is_certain=len(working) == 1 and working[0].text != "")
+            yield working[0].diagnostic(name, is_certain=len(working) == 1)
             return
     edits = [edit for number in near for edit in _indent_edits(lines, number)]
     working = [edit for edit in edits if _is_readable(edit.apply(lines))]

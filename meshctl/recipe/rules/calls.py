@@ -63,6 +63,8 @@ def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
         node = facts.written.node("pipeline", name, "call")
         if node is None or not isinstance(node.value, str) or not node.value or stage.method:
             continue
+        if facts.is_named("pipeline", name, "sync"):
+            continue  # reported as such
         text, message = node.value, f"`{node.value}` is not COMPONENT.METHOD"
         meant = list(_meant_calls(facts, text))
         fixes = (Fix(node.span, text, meant[0]),) if len(meant) == 1 else ()

@@ -133,16 +133,60 @@ def devices_are_disjoint(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
-    """The cluster has the devices of all groups."""
-    allocation = facts.allocation
+    """The cluster has the devices of all groups. One report for each device type names all groups that are
+    beyond it; one for each list of devices."""
+    allocation, groups = facts.allocation, facts.recipe.groups
+    counts: dict[str, list[str]] = {}
     for name, device in allocation.beyond.items() if allocation else ():
-        group = facts.recipe.groups[name]
-        total = facts.allocation.cluster.total(group.device_type) if facts.allocation else 0
-        wants = f"device {device}" if isinstance(group.ranks, tuple) else counted(group.ranks, "device")
-        has = f"{total} of {group.device_type}" if _has_several_types(facts) else str(total)
-        message = f"group `{name}` wants {wants}, the cluster has {has}"
-        seconds, help = _hardware(facts, group.device_type)
-        yield Diagnostic("MC309", message, facts.value("groups", name, "ranks"), (seconds,), help)
+        group = groups[name]
+        if not isinstance(group.ranks, tuple):
+            if host_of(groups, name) not in (allocation.beyond if allocation else ()) or not group.colocate:
+                counts.setdefault(group.device_type, []).append(name)
+            continue
+        total, kind = _total(facts, group.device_type), group.device_type
+        numbered = f"the cluster has {total}" + (f", numbered from 0 to {total - 1}" if total else "")
+        seconds, help = _hardware(facts, kind)
+        span = _device_span(facts, name, device)
+        yield Diagnostic("MC309", f"group `{name}` needs device {device}, {numbered}", span, (seconds,), help)
+    for kind, names in counts.items():
+        yield _too_small(facts, kind, names)
+
+
+def _total(facts: Facts, kind: str) -> int:
+    return facts.allocation.cluster.total(kind) if facts.allocation else 0
+
+
+def _device_span(facts: Facts, group: str, device: int) -> Span:
+    """Returns the span of one device in a list of `ranks`."""
+    ranks = facts.recipe.groups[group].ranks
+    index = ranks.index(device) if isinstance(ranks, tuple) and device in ranks else 0
+    return facts.item("groups", group, "ranks", index=index)
+
+
+def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
+    """Returns the diagnostic for the groups of one device type for which a cluster has too few devices."""
+    groups, total = facts.recipe.groups, _total(facts, kind)
+    beyond = facts.allocation.beyond if facts.allocation else {}
+    others = {
+        name: group.devices
+        for name, group in groups.items()
+        if group.device_type == kind and name not in beyond and not group.colocate
+    }
+    free = max(0, total - sum(others.values()))
+    of = f"the cluster's {total}" + (f" {kind} devices" if _has_several_types(facts) else "")
+    taken = ", ".join(f"`{name}` has {devices}" for name, devices in others.items())
+    first, *more = names
+    needs = f"group `{first}` needs {counted(groups[first].devices, 'device')}"
+    message = f"{needs}, {free} of {of} {'is' if free == 1 else 'are'} free" + (
+        f" ({taken})" if taken else ""
+    )
+    seconds, help = _hardware(facts, kind)
+    others_beyond = tuple(
+        facts.value("groups", name, "ranks").with_word(f"`{name}` needs {groups[name].devices}")
+        for name in more[:MAX_LISTED]
+    )
+    span = facts.value("groups", first, "ranks")
+    return Diagnostic("MC309", message, span, (seconds, *others_beyond), help)
 
 
 def _has_several_types(facts: Facts) -> bool:

@@ -34,10 +34,13 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["cluster.devices_per_node=0"], "`devices_per_node` must be a whole number from 1, it is 0"),
+        (["cluster.devices_per_node=0"], "`devices_per_node` must be a positive integer, it is 0"),
         (["cluster.devices_per_node=[]"], "`devices_per_node` says no device"),
-        (["cluster.devices_per_node=[8,-1]"], "`devices_per_node.1` must be a whole number from 0, it is -1"),
-        (["cluster.devices_per_node.cuda=true"], "`cuda` must be a whole number from 1, it is true"),
+        (
+            ["cluster.devices_per_node=[8,-1]"],
+            "`devices_per_node.1` must be an integer, 0 or greater, it is -1",
+        ),
+        (["cluster.devices_per_node.cuda=true"], "`cuda` must be a positive integer, it is true"),
         (["cluster.devices_per_node={cuda: [0, 0]}"], "`cuda` says no device"),
         (["cluster.devices_per_node.cdua=8"], "`cluster.devices_per_node.cdua` is not in the recipe"),
         (["cluster.devices_per_node={cdua: 8}"], "`cdua` is not a device type"),
@@ -66,7 +69,7 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
         (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
         (
             ["groups.train={ranks: [0, true], device_type: cuda}"],
-            "`ranks` must be the number of a device, from 0, it is true",
+            "`ranks` must be the number of a device, 0 or greater, it is true",
         ),
     ],
 )

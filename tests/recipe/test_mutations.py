@@ -1,0 +1,42 @@
+"""Correct recipes with one mistake: exactly this place is reported, with what restores a correct recipe."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from meshctl.recipe.load import load
+from tests.recipe.mutations import CORRECT, FOLDER, GOOD, KINDS, OVERRIDES, Verdict, judge, mutations
+
+MIN_GOOD = 0.95
+"""The share of mistakes whose report leads to a correct recipe."""
+MAX_VALID = 0.06
+"""The share of mutations that may leave a recipe valid, with another meaning."""
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in CORRECT])
+def test_the_recipes_are_correct_before_they_are_broken(name: str) -> None:
+    for override in ("", *OVERRIDES[name]):
+        found = load(name, [override] if override else [], FOLDER, environ={"HOME": "/"}).report.diagnostics
+        assert not [one for one in found if one.severity != "note"], override
+
+
+def check(verdicts: list[Verdict]) -> None:
+    """Prints what each kind of mutation led to, and fails where too many reports mislead."""
+    counts = Counter((one.mutation.kind, one.outcome) for one in verdicts)
+    misleading = {key: count for key, count in counts.items() if key[1] not in (*GOOD, "valid")}
+    print(f"left valid: {sum(one.outcome == 'valid' for one in verdicts)}; misleading: {misleading}")
+    valid = sum(one.outcome == "valid" for one in verdicts)
+    assert valid <= MAX_VALID * len(verdicts)
+    assert sum(misleading.values()) <= (1 - MIN_GOOD) * (len(verdicts) - valid), misleading
+
+
+def test_a_mistake_is_reported_where_it_is_with_what_mends_it() -> None:
+    assert len(KINDS) >= 40
+    check([judge(one) for one in mutations(1000, seed=0)])
+
+
+@pytest.mark.nightly
+def test_ten_thousand_mistakes_are_reported_where_they_are() -> None:
+    check([judge(one) for one in mutations(10_000, seed=1)])
