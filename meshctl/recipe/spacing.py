@@ -45,8 +45,11 @@ class Spacing:
 
     def pair(self, key: str, item: Node) -> tuple[str, Node] | None:
         """Returns the key and the value that a key without a value is made of, which is reported."""
-        parts = JOINED.fullmatch(key) if item.value is None and not item.written else None
-        if parts is None or item.key is None:
+        if item.key is None or item.value is not None or item.written:
+            return None
+        has_colon = item.span.column > item.key.column + item.key.width
+        parts = None if has_colon else JOINED.fullmatch(key)
+        if parts is None:
             return None
         self.report("MC101", parts, item.key)
         return parts[1], self.node(parts, item.key)
