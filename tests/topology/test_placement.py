@@ -145,7 +145,7 @@ def spread_out(draw: st.DrawFn) -> tuple[tuple[NodeRun, ...], list[int]]:
 
 @given(spread_out(), st.data())
 @settings(max_examples=400)
-def test_crossing_agrees_with_going_through_all_groups(
+def test_span_nodes_agrees_with_a_loop_over_all_groups(
     spread: tuple[tuple[NodeRun, ...], list[int]], data: st.DataObject
 ) -> None:
     found, homes = spread
@@ -155,7 +155,7 @@ def test_crossing_agrees_with_going_through_all_groups(
 
 
 @given(jobs(), st.data())
-def test_crossing_of_placed_groups(job: tuple[Plan, Sizes], data: st.DataObject) -> None:
+def test_span_nodes_of_placed_groups(job: tuple[Plan, Sizes], data: st.DataObject) -> None:
     plan, sizes = job
     group = data.draw(st.sampled_from(plan.groups))
     mesh = data.draw(meshes(group.workers))
@@ -188,7 +188,7 @@ def test_a_large_world_is_never_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(spread_out())
-def test_seats_agree_with_the_nodes(spread: tuple[tuple[NodeRun, ...], list[int]]) -> None:
+def test_locations_agree_with_the_nodes(spread: tuple[tuple[NodeRun, ...], list[int]]) -> None:
     found, homes = spread
     locations = [GroupPlacement(found).locate(rank) for rank in range(len(homes))]
     assert [location.node for location in locations] == homes
