@@ -45,6 +45,12 @@ WARNING = re.compile(
 TRACEBACK = "Traceback (most recent call last)"
 """Ends the lines of a worker of components: the launcher reports the first cause with its traceback."""
 
+
+def kind_of(line: str) -> str:
+    """Returns what lines have in common that differ in numbers only."""
+    return re.sub(r"\d+", "#", line)
+
+
 Line = tuple[str, str]
 """GROUP:RANK and the text."""
 
@@ -58,6 +64,8 @@ class RankOutput:
     first_left: int = MAX_FIRST_LINES
     """First lines that may still be shown of it, if it is rank 0."""
     has_raised: bool = False
+    has_warned: bool = False
+    """Whether its last line was a warning."""
     is_incomplete: bool = False
     """Whether some of its lines were not examined, and the screen says so."""
     unseen: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LAST_LINES))
@@ -90,19 +98,28 @@ class GroupOutput:
             rank.has_raised = True
             rank.unseen.clear()
         text = printable(line)
-        shown = self._shown(rank, text, is_stepping)
+        is_of_warning = self._is_of_warning(rank, text)
+        shown = self._new_warning(text) if is_of_warning else self._shown(rank, text, is_stepping)
         if text in shown:
             rank.unseen.clear()
-        elif not rank.has_raised:
+        elif not rank.has_raised and not is_of_warning:
             rank.unseen.append(text)
         return shown
 
+    def _is_of_warning(self, rank: RankOutput, text: str) -> bool:
+        """Whether a line is a warning, or the line of code that Python prints below one."""
+        is_code = rank.has_warned and text.startswith("  ")
+        rank.has_warned = WARNING.search(text) is not None
+        return rank.has_warned or is_code
+
+    def _new_warning(self, text: str) -> Sequence[str]:
+        kind = kind_of(text)
+        is_new = kind not in self.warnings and len(self.warnings) < MAX_WARNINGS
+        self.warnings.add(kind)
+        return [text] if is_new else []
+
     def _shown(self, rank: RankOutput, text: str, is_stepping: bool) -> Sequence[str]:
-        kind = re.sub(r"\d+", "#", text)
-        if WARNING.search(text):
-            is_new = kind not in self.warnings and len(self.warnings) < MAX_WARNINGS
-            self.warnings.add(kind)
-            return [text] if is_new else []
+        kind = kind_of(text)
         if rank.has_raised or (is_stepping and not self.is_program):
             return []
         if rank is self.ranks[0]:

@@ -67,6 +67,16 @@ def test_so_many_first_lines_then_the_file_is_named(run: RunDir) -> None:
     assert ended(output) == ["train:0: again"] * MAX_LAST_LINES
 
 
+def test_the_code_of_a_warning_goes_with_it_and_a_repeated_one_is_no_last_line(run: RunDir) -> None:
+    warning = "/x/y.py:3: UserWarning: small\n  warnings.warn(text)\n"
+    output = Output(make_plan(), run)
+    output.end_first_lines()
+    log(run, "train", 0, warning)
+    assert shown(output) == ["train:0: /x/y.py:3: UserWarning: small", "train:0:   warnings.warn(text)"]
+    log(run, "train", 0, f"epoch 1\n{warning}")
+    assert shown(output) == [] and ended(output) == ["train:0: epoch 1"]
+
+
 WARNINGS = [
     "/x/y.py:3: UserWarning: too small",
     "WARNING:root:too small",
