@@ -119,36 +119,25 @@ def _overrides(stage: recipes.Stage, parameter: str) -> bool:
 
 
 def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Stage:
-    when = cast(Literal["", "start", "end", "checkpoint"], stage.when)
-    if stage.kind == "sync":
-        return Stage(
-            name=stage.name,
-            kind="sync",
-            component=stage.component,
-            method=stage.method,
-            every=stage.every,
-            when=when,
-            to=stage.to,
-            to_method=stage.to_method,
-            lag=stage.lag,
-            checksum=stage.checksum,
-        )
-    modes = modes_of(stage, endpoints.get(stage.component, {}).get(stage.method) or Defaults())
+    declared = endpoints.get(stage.component, {}).get(stage.method) if stage.kind == "call" else None
+    modes = modes_of(stage, declared or Defaults())
+    inputs = zip(stage.inputs, modes.inputs, strict=True)
     return Stage(
         name=stage.name,
-        kind="call",
+        kind="sync" if stage.kind == "sync" else "call",
         component=stage.component,
         method=stage.method,
-        inputs=tuple(
-            Input(given.stages, given.parameter, dispatch)
-            for given, dispatch in zip(stage.inputs, modes.inputs, strict=True)
-        ),
-        execute=cast(Literal["all", "first", "peer"], modes.execute),
+        inputs=tuple(Input(given.stages, given.parameter, dispatch) for given, dispatch in inputs),
+        execute=modes.execute,
         collect=modes.collect,
         samples=stage.samples,
         sample_bytes=stage.sample_bytes,
         every=stage.every,
-        when=when,
+        when=cast(Literal["", "start", "end", "checkpoint"], stage.when),
+        to=stage.to,
+        to_method=stage.to_method,
+        lag=stage.lag,
+        checksum=stage.checksum,
         ends_run=stage.ends_run,
     )
 
