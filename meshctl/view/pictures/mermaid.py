@@ -96,8 +96,8 @@ def _subgraph(marks: Marks, shown: Topology, group: PlacedGroup, number: int) ->
     idle = [name for name in group.components if name not in called]
     for index, name in enumerate(idle[:MAX_UNUSED]):
         yield _box(f"c{number}_{index}", [_name(name)], marks, name)
-    if len(idle) > MAX_UNUSED:
-        yield f"    c{number}_more[{_quoted(f'and {len(idle) - MAX_UNUSED} more components')}]"
+    if left := max(0, len(idle) - MAX_UNUSED):
+        yield f"    c{number}_more[{_quoted('and ' + count(left, 'more component'))}]"
     if not group.components:
         letter = marks.group_letter(group.name)
         text = _quoted(f"{letter.text} {_name(group.program)}")

@@ -94,7 +94,7 @@ function buildWarnings(all = false) {
 
 function buildGroups(all = false) {
   const shown = all ? facts.groups : facts.groups.slice(0, GROUPS), left = facts.groups.length - shown.length;
-  const more = left > 0 && make("tr", {}, make("td", {colspan: 4}, button(`Show ${digitsOf(left)} more groups`, () => buildGroups(true))));
+  const more = left > 0 && make("tr", {}, make("td", {colspan: 4}, button(`Show ${many(left, "more group")}`, () => buildGroups(true))));
   fill(find("#groups"), heads(["Group", "Runs", "Workers", "Where"]), make("tbody", {}, ...shown.map(groupRow), more));
 }
 
@@ -121,7 +121,7 @@ function buildComponents(all = false) {
   find("#components").hidden = !components.length;
   forget("mesh");
   fill(find("#components .list"), ...shown.map((component) => componentCard(component, components.length <= 4)),
-    left > 0 && button(`Show ${digitsOf(left)} more components`, () => buildComponents(true)));
+    left > 0 && button(`Show ${many(left, "more component")}`, () => buildComponents(true)));
 }
 
 function componentCard(component, open) {
