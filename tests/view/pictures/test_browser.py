@@ -166,7 +166,7 @@ def test_process_placement(opened: Open, name: str) -> None:
     names = workers(plan, 50)
     for found in described(opened(topology(plan)), names, 1, 1):
         worker = plan.worker(found["group"], found["rank"])
-        seen = tuple(found[key] for key in ("place", "node", "localRank", "devices"))
+        seen = tuple(found[key] for key in ("jobRank", "node", "localRank", "devices"))
         assert seen == (worker.job_rank, worker.node, worker.local_rank, list(worker.devices))
 
 

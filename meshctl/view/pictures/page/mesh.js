@@ -246,9 +246,9 @@ class Link {
 /* Placement: runs of ranks on neighboring, equal nodes. */
 
 class Group {
-  constructor(placed, firstPlace) {
+  constructor(placed, firstJobRank) {
     Object.assign(this, placed);
-    this.firstPlace = firstPlace;
+    this.firstJobRank = firstJobRank;
   }
 
   has(rank) { return Number.isInteger(rank) && rank >= 0 && rank < this.workers; }
@@ -292,8 +292,8 @@ function smallLetters(number) {
 class Topology {
   constructor(facts) {
     this.facts = facts;
-    let place = 0;
-    this.groups = new Map(facts.groups.map((group) => [group.name, new Group(group, (place += group.workers) - group.workers)]));
+    let jobRank = 0;
+    this.groups = new Map(facts.groups.map((group) => [group.name, new Group(group, (jobRank += group.workers) - group.workers)]));
     const known = (component, at) => ({...component, hue: at % HUES, grid: new Mesh(component.mesh)});
     this.components = new Map(facts.components.map((component, at) => [component.name, known(component, at)]));
     [...this.groups.values()].filter((group) => !group.components.length).forEach((group, at) => {
@@ -325,12 +325,12 @@ class Topology {
     return found;
   }
 
-  /** The location of a worker: {place, node, localRank, local: devices on its node, devices: in the cluster}. */
+  /** The location of a worker: {jobRank, node, localRank, local: devices on its node, devices: in the cluster}. */
   placed({group, rank}) {
     const placed = this.groups.get(group), {node, device, localRank} = placed.where(rank);
     const local = device < 0 ? [] : Array.from({length: placed.gpus_per_worker}, (_, index) => device + index);
     const first = local.length ? this.firstDevice(placed.device_type, node) : 0;
-    return {place: placed.firstPlace + rank, node, localRank, local, devices: local.map((number) => first + number)};
+    return {jobRank: placed.firstJobRank + rank, node, localRank, local, devices: local.map((number) => first + number)};
   }
 
   /** The ends of routes at a worker: [{link, at, role: "sends" | "receives", ...}]. */
@@ -353,7 +353,7 @@ function some(ranks, most, first = 0) {
 /** One worker as plain data, for the console and for tests. */
 function describe(topology, name, total, most = 64) {
   const worker = topology.worker(name);
-  const {place, node, localRank, devices} = topology.placed(worker);
+  const {jobRank, node, localRank, devices} = topology.placed(worker);
   const peers = (grid, dim) => ({group: grid.groupOf(worker.rank, dim), ranks: some(grid.peers(worker.rank, dim), most)});
   const meshes = topology.componentsOf(worker.group).map(({name: component, grid, process_groups: groups}) => ({
     component, coordinate: grid.coordinate(worker.rank), dataRank: grid.dataRank(worker.rank), slice: grid.slice(total, worker.rank),
@@ -363,5 +363,5 @@ function describe(topology, name, total, most = 64) {
     route: link.flow.name, role, samples, count: ranks.count, ranks: some(ranks, most),
     agrees: some(ranks, most).every((rank) => ranks.has(rank)),
   }));
-  return {...worker, place, node, localRank, devices, meshes, routes};
+  return {...worker, jobRank, node, localRank, devices, meshes, routes};
 }

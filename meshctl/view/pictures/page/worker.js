@@ -17,10 +17,10 @@ function buildWorker() {
 }
 
 function placeList(worker) {
-  const {place, node, localRank, local, devices} = topology.placed(worker);
+  const {jobRank, node, localRank, local, devices} = topology.placed(worker);
   const {device_type: type, visible_devices: visible, gpus_per_worker: each} = topology.groups.get(worker.group);
   const hardware = visible.slice(localRank * each, (localRank + 1) * each);   /* what it calls them itself */
-  const pairs = [["job rank", digitsOf(place)], ["node", digitsOf(node)], ["local rank", digitsOf(localRank)]];
+  const pairs = [["job rank", digitsOf(jobRank)], ["node", digitsOf(node)], ["local rank", digitsOf(localRank)]];
   pairs.push(local.length ? [type, span([local[0], local.at(-1) + 1])] : ["on", type]);
   if (local.length && devices[0] !== local[0]) pairs.push(["in cluster", span([devices[0], devices.at(-1) + 1])]);
   if (hardware.length) pairs.push(["hardware", hardware.join(", ")]);

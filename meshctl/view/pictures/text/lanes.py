@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshctl.view.pictures.text.styled import Line, Segment, styled
+from meshctl.view.pictures.text.styled import Line, styled
 
 MAX_LANES = 6
 """Side by side. Pictures with more have none, and the names of the inputs must be enough."""
@@ -38,7 +38,7 @@ def lanes_of(
     for source, target in edges:
         last_consumer[source] = max(target, last_consumer.get(source, 0))
     lanes: list[int | None] = []  # the producer of each
-    stages, below = list[list[Segment]](), list[list[Segment]]()
+    stages, below = list[Line](), list[Line]()
     for stage in range(len(order)):
         inputs = [
             lane for lane, producer in enumerate(lanes) if producer is not None and (producer, stage) in edges
@@ -52,29 +52,24 @@ def lanes_of(
         ends = [producer is not None and last_consumer[producer] <= stage for producer in lanes]
         joints = zip(_joints(lanes, inputs, new, ends), colors, strict=True)
         stages.append(
-            [part for joint, color in joints for part in (styled(joint[0], color), styled(joint[1], "faint"))]
+            Line(*(Line(styled(joint[0], color), styled(joint[1], "faint")) for joint, color in joints))
         )
         lanes = [None if end else producer for producer, end in zip(lanes, ends, strict=True)]
-        below.append(
-            [
-                styled("  " if producer is None else "│ ", color)
-                for producer, color in zip(lanes, colors, strict=True)
-            ]
-        )
+        signs = ("  " if producer is None else "│ " for producer in lanes)
+        below.append(Line(*(styled(sign, color) for sign, color in zip(signs, colors, strict=True))))
         while lanes and lanes[-1] is None:
             lanes.pop()
-    width = max(map(len, below), default=0)
-    return _lanes(order, stages, below, width) if width else None
+    width = max((line.width for line in below), default=0)
+    if not width:
+        return None
+    to_names = (Line(line, styled(_last(line) * (width - line.width), "faint")) for line in stages)
+    padded = (line.padded(width) for line in below)
+    return Lanes(dict(zip(order, to_names, strict=True)), dict(zip(order, padded, strict=True)), width)
 
 
-def _lanes(
-    order: Sequence[str], stages: Sequence[Sequence[Segment]], below: Sequence[Sequence[Segment]], width: int
-) -> Lanes:
-    return Lanes(
-        {name: Line(*_lead(each, width)) for name, each in zip(order, stages, strict=True)},
-        {name: Line(*each, "  " * (width - len(each))) for name, each in zip(order, below, strict=True)},
-        width * 2,
-    )
+def _last(row: Line) -> str:
+    """Returns the sign with which a row is continued to the name of its stage."""
+    return "─" if row.text.endswith("─") else " "
 
 
 def _free(lanes: Sequence[int | None], start: int) -> int:
@@ -99,8 +94,3 @@ def _joints(
             joint = lead if producer is None else "│"
         made.append(joint + lead)
     return made
-
-
-def _lead(row: Sequence[Segment], width: int) -> list[Segment]:
-    """Returns the row, continued to the name of its stage."""
-    return [*row, styled(("─" if row and row[-1].text == "─" else " ") * (width * 2 - len(row)), "faint")]
