@@ -8,6 +8,7 @@ environment are hidden. Of a wrong recipe, all that can be read is printed, with
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -40,8 +41,8 @@ def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int
         print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
         return USAGE
     try:
-        name, held = resolve_source(recipe)
-        loaded, _ = load_recipe(name, overrides, held)
+        name, standard_input = resolve_source(recipe)
+        loaded, _ = load_recipe(name, overrides, standard_input)
     except Unreadable as unreadable:
         draw(unreadable.report, sys.stderr)
         return 3
@@ -119,7 +120,7 @@ def span_data(span: Span | None) -> dict[str, Any] | None:
 
 
 def in_json(value: Any, indent: int | None = None) -> str:
-    """Returns a value as JSON, which has no word for infinity and for what is no number."""
+    """Returns a value as JSON. Infinity and NaN, which JSON lacks, become texts."""
     text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
     return UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
@@ -129,5 +130,5 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
-    is_infinite = isinstance(value, float) and not abs(value) < float("inf")
-    return str(value) if is_infinite else value
+    is_missing_in_json = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if is_missing_in_json else value

@@ -212,7 +212,7 @@ class Plan:
         return bounding_sources(self.stages)
 
     def group_of(self, stage: Stage) -> str:
-        """The group that runs a stage; a sync is run by two, this is the giving one."""
+        """The group that runs a stage. Two groups run a sync; this is the one that sends its weights."""
         return self.component(stage.component).group
 
     def components_of(self, group: str) -> tuple[Component, ...]:

@@ -123,7 +123,7 @@ def rewritten(node: Node, text: str) -> tuple[Fix, ...]:
 
 
 def quoted(node: Node) -> tuple[Fix, ...]:
-    """Returns the edit that makes text of a boolean or a number, as it is written."""
+    """Returns the edit that turns a boolean or a number into text by quotes around it as it is written."""
     return rewritten(node, f'"{node.written}"') if re.fullmatch(r"[\w.+-]+", node.written) else ()
 
 

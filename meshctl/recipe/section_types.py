@@ -290,7 +290,8 @@ def _check_name(reader: FieldReader, name: str, item: Node, path: Path) -> None:
 
 
 def _long_form(item: Node, section: Section) -> str:
-    """Returns the mapping to write in place of one value."""
+    """Returns help for a single value in the place of a mapping: the mapping to write instead, e.g. `write
+    {ranks: 2}` for a group that is 2. Empty where it is not known what was meant."""
     value = item.value
     if section.name == "group" and isinstance(value, int) and not isinstance(value, bool):
         return f"write {{ranks: {value}}}"

@@ -286,7 +286,8 @@ def _makes_up(dims: Mapping[str, int], inferred: str | None, world: int) -> bool
 
 
 def _product_misfit(sizes: Dims, dims: Dims, inferred: str | None, world: int, needs: Needs) -> Misfit:
-    """Blames the last size that the nearest layout changes."""
+    """Returns the misfit of sizes whose product is not the number of ranks. It names the last of the sizes
+    that the nearest fitting layout changes."""
     layouts = nearest(sizes, inferred, world, needs)
     changed = [dim for dim in reversed(dims) if layouts and layouts[0][dim] != dims[dim]]
     wrong = changed[0] if changed else next(reversed(dims), "dp")

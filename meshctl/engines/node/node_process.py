@@ -174,7 +174,8 @@ class NodeProcess:
         return self._others[python]
 
     def _signal(self, number: signal.Signals, groups: Sequence[str] | None) -> None:
-        """Signals the agents, of some groups or all. SIGKILL for all kills what they have left, too."""
+        """Sends a signal to the agents of `groups`; to all agents if it is None. SIGKILL to all agents also
+        kills the workers and orphans that they leave behind."""
         assert self._attempt is not None
         for pid, group in self._attempt.agents.items():
             if groups is None or group in groups:

@@ -126,7 +126,8 @@ def cwd_of(start: Start, program: Program) -> str:
 
 
 def missing(start: Start, group: Group) -> str:
-    """Returns what a program needs and this machine does not have, as a sentence; empty if nothing."""
+    """Returns what the program of a group needs and this machine does not have, as a sentence; empty if
+    nothing is missing, or the group has no program."""
     program = group.program
     if program is None:
         return ""

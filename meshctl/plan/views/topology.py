@@ -1,8 +1,8 @@
 """The content of a picture of a plan, as data: the same for text, JSON and every drawing.
 
 It depends on the plan alone, and its size does not grow with the number of devices: equal nodes are one
-`NodeKind`, neighboring ranks with equal nodes are one `NodeRun`, and process groups are a count, a size and a
-stride.
+`NodeKind`, neighbouring ranks with equal nodes are one `NodeRun`, and process groups are a count, a size and
+a stride.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ProcessGroups:
     count: int
     size: int
     stride: int | None
-    """Ranks between neighbors of a group; None if it is not constant."""
+    """Ranks between neighbours of a group; None if it is not constant."""
     example: tuple[int, ...]
     """The ranks of the first group, at most `EXAMPLE_RANKS`."""
     reach: Reach

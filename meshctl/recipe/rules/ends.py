@@ -53,7 +53,8 @@ def steps_are_counted(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
-    """A source that does not end the run states that: `ends_run: false`."""
+    """Where the data of some sources end the run, every other source states that its own data do not:
+    `ends_run: false`."""
     if not _are_known(facts):
         return
     bounding, pipeline = _bounding(facts), facts.recipe.pipeline.values()
@@ -71,7 +72,7 @@ def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
-    """`ends_run` stands on a source that is called in steps."""
+    """Only a source states `ends_run`, and `ends_run: true` only one that is called in steps."""
     for name, stage in facts.recipe.pipeline.items():
         if stage.ends_run is None or not facts.is_valid("pipeline", name):
             continue

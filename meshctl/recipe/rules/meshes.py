@@ -127,7 +127,8 @@ def _fixes(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> 
 
 
 def _contradicted(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Span:
-    """Returns what a size contradicts: another size, one that is not given, or the group's ranks."""
+    """Returns the place of what contradicts the wrong size: another size, `parallel` where the contradiction
+    is that a size is missing from it, or the group's ranks."""
     name, given = component.name, dict(sizes.given)
     if misfit.rule == "auto":
         family = DIMS if misfit.size.removesuffix("_size") in DIMS else EXPERT_DIMS

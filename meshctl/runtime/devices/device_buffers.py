@@ -62,7 +62,11 @@ class DeviceBuffers:
         return [other for other in to if other == mine or self._access.path(mine, other) == "device"]
 
     def lease(self, to: Sequence[int], use: Hashable, tensors: Sequence[Tensor]) -> list[DeviceBuffer]:
-        """Peers may be told of the tensors after `finish`. Raises `DeviceError`."""
+        """Copies tensors of the device into memory that the receivers `to` can read, where some of them can.
+
+        The copies are queued on the device, so peers may be told of the tensors only after `finish`. Raises
+        `DeviceError`.
+        """
         readers = self.readers(to)
         if not readers:
             return [DeviceBuffer(tensor) for tensor in tensors]
@@ -73,7 +77,7 @@ class DeviceBuffers:
         return [DeviceBuffer(tensor, block, at) for tensor, at in zip(tensors, starts, strict=True)]
 
     def finish(self) -> None:
-        """Waits until leased tensors are written."""
+        """Waits until the device has copied all leased tensors."""
         self._memory.finish()
 
     def own_view(self, buffer: DeviceBuffer) -> Tensor:
@@ -130,7 +134,8 @@ class DeviceBuffers:
             self.close_block(source, number)
 
     def close(self) -> None:
-        """At the end of the run. Memory that a peer may still have open lasts until the process ends."""
+        """Closes the memory of the device at the end of the run. What a peer may still have open is not freed
+        before the process ends."""
         self._memory.close()
 
     def _on_dropped(self, block: Block) -> None:

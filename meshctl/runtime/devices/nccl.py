@@ -82,7 +82,8 @@ class Streams(Protocol):
         thread."""
 
     def own(self) -> AbstractContextManager[Any]:
-        """Makes a new stream current in the block. Nothing else uses it."""
+        """Returns a context manager that makes a new stream the current one. No other code uses this
+        stream."""
 
 
 @dataclass(frozen=True)

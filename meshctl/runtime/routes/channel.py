@@ -229,7 +229,8 @@ class Channel:
         return True
 
     def _send_rows(self, part: int, content: list[Any], value: Batch, ranges: Sequence[RowRange]) -> None:
-        """Sends rows of a batch; those that are no neighbours are copied where the frame is."""
+        """Sends the rows `ranges` of a batch. Several ranges are copied into the memory of the frame one by
+        one, so that no batch is made of them before."""
         if len(ranges) < 2:
             self._send_frame(part, content)
             return

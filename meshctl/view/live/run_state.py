@@ -24,7 +24,7 @@ MAX_POINTS = 512
 
 @dataclass
 class Timing:
-    """Seconds that a repeated activity takes."""
+    """The seconds that a repeated activity takes: in total, on average, and of late."""
 
     total: float = 0.0
     times: int = 0
@@ -76,7 +76,7 @@ class GroupState:
     """Rank -> the phase that it is in, and the time at which it began."""
 
     def begin_phase(self, rank: int, phase: str, time: float) -> None:
-        """Ends the phase of a rank and begins another one, or none with an empty name."""
+        """Ends the phase in which a rank is, and begins `phase`. With an empty `phase` none begins."""
         if before := self.running.pop(rank, None):
             name, begun = before
             self.phases[name] = max(self.phases.get(name, 0.0), time - begun)

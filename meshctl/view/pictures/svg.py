@@ -19,7 +19,7 @@ from meshctl.view.pictures.text.styled import PALETTE, Line, width_of
 WIDTH, LINES = 100, 160
 """Columns and lines of the text picture, at most."""
 COLUMN_PX, LINE_PX, MARGIN_PX = 8.4, 16.3, 20
-"""With text of 14 px, borders of neighboring lines touch at this height."""
+"""With text of 14 px, borders of neighbouring lines touch at this height."""
 BASELINE_PX = 12.5
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 RULES = """\

@@ -135,7 +135,7 @@ class BufferPool:
         return Lease(tuple(to), tag, block.memory.view(0, nbytes), tensors, LeaseState(block, out_of_band))
 
     def own_delivery(self, lease: Lease) -> Delivery:
-        """Returns what this job rank itself receives of a lease."""
+        """Returns the delivery of a lease to this job rank itself, where it is one of the receivers."""
         state: LeaseState = lease.state
         frame = lease.frame
         if state.block:

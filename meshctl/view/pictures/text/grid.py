@@ -165,7 +165,8 @@ def _facts(groups: ProcessGroups) -> list[Line]:
 
 
 def sentence(groups: ProcessGroups, width: int) -> Line:
-    """tp  2 groups of 4, stride 1, first 0 1 2 3, inside a node; or tp  2 x 4, stride 1, 0 1 2 3, inside"""
+    """Returns a line such as `tp  2 groups of 4, stride 1, first 0 1 2 3, inside a node`, or where that does
+    not fit `tp  2 x 4, stride 1, 0 1 2 3, inside`."""
     stride = "" if groups.stride is None else f", stride {groups.stride}"
     first = "first " * (groups.count > 1) + example(groups)
     nodes = " a node" if groups.reach == "inside" else " nodes"

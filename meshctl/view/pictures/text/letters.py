@@ -79,7 +79,7 @@ class Marks:
         return joined(words, " " if is_apart else "")
 
     def _runs(self, names: Sequence[str]) -> list[list[str]]:
-        """Returns the components in runs of neighboring letters."""
+        """Returns the components in runs of neighbouring letters."""
         runs: list[list[str]] = []
         for name in names:
             if runs and self._numbers[name] == self._numbers[runs[-1][-1]] + 1:

@@ -77,12 +77,12 @@ class Pipeline:
 
     @cached_property
     def digits(self) -> int:
-        """The columns of the number of a stage."""
+        """The width, in columns, of the highest number of a stage."""
         return len(str(len(self.marks.topology.stages)))
 
     @cached_property
     def indent(self) -> int:
-        """The columns of the number of a stage and its lanes."""
+        """The width, in columns, of everything before a stage: its number and the lanes."""
         return self.digits + 4 + (self.lanes.width + 1 if self.lanes else 0)
 
     # Stages

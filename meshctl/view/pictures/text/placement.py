@@ -5,7 +5,7 @@
     nodes 0-2, 5     │ AB   AB   AB   AB │ DE   DE   DE   DE │ │ C   C │
                      └───────────────────┴───────────────────┘ └───────┘
 
-A device has the same column in every row. If the devices of a node do not fit into a line, equal neighbors
+A device has the same column in every row. If the devices of a node do not fit into a line, equal neighbours
 become one box: AB x 32.
 """
 
@@ -34,7 +34,7 @@ MAX_ROWS = 3
 
 @dataclass(frozen=True)
 class Share:
-    """What one group has of neighboring devices."""
+    """What one group has of neighbouring devices."""
 
     group: str
     each: int
@@ -156,7 +156,7 @@ def in_boxes(topology: Topology, marks: Marks, width: int) -> list[Line]:
     """Returns the placement as boxes.
 
     All device types are side by side, and each device has columns of its own, if that fits into the width.
-    Otherwise the device types are one below the other; a type that is still too wide shows neighboring
+    Otherwise the device types are one below the other; a type that is still too wide shows neighbouring
     devices of the same groups as one box with their number.
     """
     whole, separate = (
@@ -169,7 +169,7 @@ def in_boxes(topology: Topology, marks: Marks, width: int) -> list[Line]:
 
 
 def in_lines(topology: Topology, marks: Marks, width: int) -> list[Line]:
-    """Returns one line for each kind of node, with equal neighbors together."""
+    """Returns one line for each kind of node, with equal neighbours together."""
     types = [name for table in tables(topology, together=True) for name in table.types]
     rows = [[Line(), *(Line(styled(name, "faint")) for name in types)]]
     for row in (row for table in tables(topology, together=True) for row in table.rows):
@@ -213,7 +213,8 @@ class Sheet:
         return []
 
     def counted(self) -> list[Line]:
-        """Returns equal neighbors as one box, `AB x 32`. Boxes that do not fit into a line continue below."""
+        """Returns equal neighbours as one box, `AB x 32`. Boxes that do not fit into a line continue
+        below."""
         rows: list[Row] = []
         texts: list[tuple[str, str]] = []
         for row in self.table.rows:
@@ -245,7 +246,8 @@ class Sheet:
         return rows, [*starts, end]
 
     def _numbers(self, starts: Sequence[int], pitch: int) -> list[tuple[int, str]]:
-        """Returns the heading: device types, and the numbers of devices above their columns."""
+        """Returns the heading as (column, text): for each device type its name and the numbers of its
+        devices, which stand above their columns."""
         made = []
         for place, device_type in enumerate(self.table.types):
             if device_type == "cpu":
@@ -313,7 +315,7 @@ class Sheet:
         return joined(words, "+") or letters(part, self.marks)
 
     def _counted(self, part: Part) -> Box:
-        """Returns a box with equal neighbors, and the numbers of the devices in its title."""
+        """Returns a box with equal neighbours, and the numbers of the devices in its title."""
         numbers = f" {part.first}" + f"-{part.first + part.count - 1}" * (part.count > 1)
         return Box.titled(part.title + numbers * part.is_numbered, Line(" ", counted(part, self.marks), " "))
 

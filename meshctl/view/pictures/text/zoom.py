@@ -58,7 +58,7 @@ ROUTES = (Column(least=12), Column(least=12, shorten=Line.by_words), Column(leas
 
 
 def draw(zoom: Zoom, topology: Topology, width: int = 80, color: bool = False) -> str:
-    """Returns the text, with a newline at its end."""
+    """Returns the picture of one component, dim, node or rank as text. It ends with a newline."""
     sheet = Sheet(Marks(topology), max(width, MIN_WIDTH))
     match zoom:
         case ComponentZoom():
@@ -74,7 +74,7 @@ def draw(zoom: Zoom, topology: Topology, width: int = 80, color: bool = False) -
 
 @dataclass(frozen=True)
 class Sheet:
-    """The whole topology, from which zooms take names and letters, and the width."""
+    """The names and letters of the whole topology, which every zoom shows, and the width of the picture."""
 
     marks: Marks
     width: int
@@ -147,7 +147,8 @@ def _facts(zoom: ComponentZoom) -> Iterator[str]:
 
 
 def _views(zoom: ComponentZoom) -> Iterator[Line]:
-    """Yields the dims of size 1, and the factors of the views."""
+    """Yields a line that names all dims of size 1, and for each view (such as that of the experts) a line of
+    the dims that it is made of."""
     ones = [dim.name for dim in zoom.dims if dim.size == 1 and not dim.view]
     if ones:
         yield Line(styled(f"  of size 1: {', '.join(ones)}", "faint"))
