@@ -126,7 +126,7 @@ class Flow(Route):
     consumers: int
     """The number of consumer ranks; 0 if a user's mode decides it."""
     shares: int
-    """The number of different parts of a batch; 1 if all consumers receive the same."""
+    """The number of different parts of a batch that consumers have; 1 if all consumers receive the same."""
     samples: int
     """Per step; 0 if the recipe does not give it."""
     bytes: int
@@ -376,7 +376,7 @@ def _flow(plan: Plan, route: Route) -> Flow:
         consumer=consumer.name,
         producers=producers,
         consumers=consumers,
-        shares=parts,
+        shares=min(parts, consumers),
         samples=samples,
         bytes=samples * source.sample_bytes,
         over=distances[-1],

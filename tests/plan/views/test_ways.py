@@ -74,6 +74,18 @@ def check_counts(made: Plan, route: Route, flow: Flow) -> None:
         assert flow.shares == len({tuple(sorted(samples)) for samples in received.values()})
 
 
+def test_a_consumer_of_several_producers_has_one_share() -> None:
+    """By peer, five producers supply three workers: these have three shares, and not five."""
+    many, few = group("many", "cpu", 5), group("few", "cpu", 3)
+    components = [component("data", many), component("actor", few)]
+    stages = [
+        call("batch", "data.next", samples=64),
+        call("metrics", "actor.update", "batch", execute="peer"),
+    ]
+    (flow,) = topology(plan("p", Cluster(), [many, few], components, stages)).routes
+    assert (flow.producers, flow.consumers, flow.shares) == (5, 3, 3)
+
+
 @pytest.mark.parametrize(
     ("sizes", "found"),
     [
