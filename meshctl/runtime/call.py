@@ -19,6 +19,7 @@ from meshctl.runtime.batch.batch import MARK, Batch, identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.component import context_of
 from meshctl.runtime.errors import StageError
+from meshctl.runtime.kept_values import KeptValues
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
@@ -69,12 +70,26 @@ class Call:
         """How the value's numbers become one metric: `mean`, `sum` or `first`."""
         if collect.join == "sum" or collect.join == "first":
             self._reduction = collect.join
+        self._kept: KeptValues | None = None
         self._has_home = any(route.dispatch.home == stage.name for route in context.plan.routes)
         """Whether a later stage sends the samples back to the data rank that made them."""
 
     def outputs_to(self, running: Set[str]) -> tuple[Channel, ...]:
         """Returns the ends of the routes into stages that run."""
         return tuple(end for end in self._outputs if end.route.target in running)
+
+    def keep_for(self, late: Set[str]) -> None:
+        """Keeps the last values, if stages among `late` take them."""
+        slots = [end.route.slots for end in self._outputs if end.route.target in late]
+        if slots:
+            self._kept = KeptValues(self.stage.name, max(slots) + 1)
+
+    def send_kept(self, outputs: Sequence[Channel], step: int) -> None:
+        """Sends the value of the last step to stages that run at the end only."""
+        assert self._kept is not None
+        self._state.at = (self.stage.name, step)
+        value, weight = self._kept.at(step)
+        self._transmit(outputs, value, step, weight)
 
     def run(self, outputs: Sequence[Channel], step: int) -> None:
         """Runs a step of the stage, and sends its value through `outputs`."""
@@ -119,18 +134,30 @@ class Call:
 
     def _send(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
         """Sends the value and returns whether the stream has ended. The numbers in it are metrics."""
-        if self._recorder and self._producer is not None:
-            routes = [end.route for end in outputs]
-            self._recorder.write(routes, step, self._producer, self._producers, value, weight)
-        ends = [end.send(value, step, weight) for end in outputs]
+        if self._kept:
+            self._kept.add(step, value, weight)
+        all_ended = self._transmit(outputs, value, step, weight)
         if value is END:
-            has_ended = not self._outputs or any(ends)
+            has_ended = self._has_ended(outputs, all_ended)
             if has_ended:
                 self._state.ended = self._state.ended or self.stage.name
             return has_ended
         if self._producer is not None and not isinstance(value, Batch):
             self._state.report.add_metric(self.stage.name, scalars(value), weight, self._reduction)
         return False
+
+    def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
+        """Returns whether the stream has ended on all ranks, where it has on this one. A route that runs in
+        this step knows it."""
+        return all_ended or not outputs
+
+    def _transmit(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
+        """Sends and records the value, and returns whether the stream of a route has ended."""
+        if self._recorder and self._producer is not None:
+            routes = [end.route for end in outputs]
+            self._recorder.write(routes, step, self._producer, self._producers, value, weight)
+        ends = [end.send(value, step, weight) for end in outputs]
+        return True in ends
 
     def _add_logged(self, is_counted: bool, values: Mapping[str, float], weight: float) -> None:
         """`self.log` of a component: counted once per data rank."""
@@ -149,6 +176,8 @@ class SourceCall(Call):
     ) -> None:
         super().__init__(stage, context, channels, state)
         self._sources, self._agreement = sources, context.agreement
+        self._had_no_data = False
+        """Whether this producer had no more samples in the step before."""
         self._whole_share = self._share_of(stage.samples)
         """This producer's part of a call that is not the last, short one."""
 
@@ -164,8 +193,15 @@ class SourceCall(Call):
         state.report.waits[self.stage.name] = 0.0
         state.report.stages[self.stage.name] = perf_counter() - begin
         weight = float(len(value)) if isinstance(value, Batch) else 1.0
-        if self._send(outputs, value, step, weight) and self._producer == 0:
+        has_ended = self._send(outputs, value, step, weight)
+        self._had_no_data = value is END
+        if has_ended and (self._producer == 0 or not outputs):
             self._agreement.ask(end_of_data(self.stage.name), ended=step)
+
+    def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
+        """Without a route that knows it, the first producer decides, since its samples come before those of
+        the others: in the same step, or in the next one."""
+        return all_ended if outputs else self._producer == 0 or self._had_no_data
 
     def _next_samples(self, step: int) -> Any:
         """Returns this producer's share of the next samples; their ids are their numbers."""

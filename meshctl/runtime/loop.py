@@ -10,7 +10,7 @@ routes reach, and no order of stages can deadlock. In a sync without staleness b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from time import perf_counter
 
@@ -20,7 +20,7 @@ from meshctl.plan.model import Stage
 from meshctl.run.events import StepReport
 from meshctl.run.shutdown import ENDLESS
 from meshctl.runtime.batch.batch import BatchError
-from meshctl.runtime.call import Call, SourceCall
+from meshctl.runtime.call import Call, Channels, SourceCall
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.routes.channel import Channel
@@ -31,6 +31,7 @@ from meshctl.runtime.schedule import Schedule, ScheduledStep
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.errors import OutOfMemory, StepCancelled
+from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
 
 USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory)
@@ -51,7 +52,9 @@ class Loop:
         self._syncs = _sync_ends(context)
         self._ends: list[RouteEnd] = [*self._data.values(), *self._syncs.values()]
         self._replayed = [end for end in self._data.values() if isinstance(end, ReplayedChannel)]
-        self._calls = {stage.name: self._call_of(stage) for stage in self._stages if stage.kind == "call"}
+        self._calls = {
+            stage.name: self._call_of(stage, self._data) for stage in self._stages if stage.kind == "call"
+        }
         self._programs: dict[Set[str], Program] = {}
         """The stages that run in a step -> this worker's program."""
         self._saved = 0
@@ -80,13 +83,16 @@ class Loop:
     def _run_after(self, start: int, given: Mapping[str, int]) -> int:
         self._sources.begin(start, given)
         self._is_open_ended, source = self._agree_on_length()
+        if self._is_open_ended:
+            for call in self._calls.values():
+                call.keep_for(self._schedule.late_stages)
         self._open(start)
         last = self._agreement.last
         self._context.events.write("ready", step=start, last=last if last < ENDLESS else None, source=source)
         step = self._run_steps(start)
         if self._is_open_ended:
             step = self._agreement.agree(step)
-            self._close(step)
+            self._close(step, start)
         if self._context.recorder:
             self._context.recorder.forget(step)
         self._agreement.leave()
@@ -130,23 +136,45 @@ class Loop:
             return self._agreement.last
         return step
 
-    def _close(self, last: int) -> None:
-        """After an unannounced end: runs the stages of the end, as far as they need no other ones, and saves
-        the last state."""
+    def _close(self, last: int, start: int) -> None:
+        """After an unannounced end: runs the stages that wait for the end, and saves the last state."""
         self._context.transport.cancel_when(lambda: False)
         for end in self._ends:
             end.close(last)
-        if running := self._schedule.closing_stages():
-            self._run_program(running, last)
+        ran = self._scheduled(last) if last > start else ScheduledStep(NOTHING, True)
+        saves = self._plan.run.checkpoint is not None and not ran.is_saved
+        if running := self._schedule.closing_stages(last, ran.stages, saves=saves):
+            self._run_program(self._closing_program(running), last)
             self._write_report()
-        if self._plan.run.checkpoint and self._saved < last:
+        if saves:
             self._save(last)
+
+    def _closing_program(self, running: Set[str]) -> Program:
+        """Returns what this worker runs after an unannounced end. The routes have tags of their own, since
+        their usual ones may hold values of the step that was cancelled."""
+        data = _closing_ends(self._context, running)
+        self._ends += data.values()
+        data |= {key: end for key, end in self._data.items() if isinstance(end, ReplayedChannel)}
+        program: list[Callable[[int], None]] = []
+        for stage in self._stages:
+            outputs = [end for (source, *_), end in data.items() if source == stage.name]
+            if stage.name not in running:
+                if outputs and self._calls[stage.name].is_called:
+                    program.append(partial(self._calls[stage.name].send_kept, outputs))
+            elif stage.kind == "sync":
+                program.append(partial(self._sync, stage))
+            elif (call := self._call_of(stage, data)).is_called:
+                program.append(partial(call.run, outputs))
+        return tuple(program)
 
     # One step
 
     def _run_step(self, step: int) -> None:
         now = self._scheduled(step)
-        self._run_program(now.stages, step)
+        program = self._programs.get(now.stages)
+        if program is None:
+            program = self._programs[now.stages] = self._program(now.stages)
+        self._run_program(program, step)
         if self._state.ended:
             return
         if now.is_saved:
@@ -161,13 +189,9 @@ class Loop:
             step, self._agreement.announced, is_open_ended=self._is_open_ended, replayed=replayed
         )
 
-    def _run_program(self, running: Set[str], step: int) -> None:
-        """Runs this worker's part of a step in which these stages run, on any worker."""
+    def _run_program(self, program: Program, step: int) -> None:
         self._state.begin = perf_counter()
         self._state.report = StepReport(step)
-        program = self._programs.get(running)
-        if program is None:
-            program = self._programs[running] = self._program(running)
         for run in program:
             run(step)
         self._state.at = ("", step)
@@ -248,29 +272,47 @@ class Loop:
             end.send(self._weights(stage), step)
         self._load(stage, step, until=step + stage.lag)
 
-    def _call_of(self, stage: Stage) -> Call:
+    def _call_of(self, stage: Stage, data: Channels) -> Call:
         if stage.is_source:
-            return SourceCall(stage, self._context, self._data, self._state, self._sources)
-        return Call(stage, self._context, self._data, self._state)
+            return SourceCall(stage, self._context, data, self._state, self._sources)
+        return Call(stage, self._context, data, self._state)
 
 
 def _data_ends(context: LoopContext) -> dict[tuple[str, str, str], Channel]:
     """Returns this worker's ends of data routes by (source, target, parameter)."""
-    plan, transport = context.plan, context.transport
-    found: dict[tuple[str, str, str], Channel] = {}
-    for number, route in enumerate(plan.routes):
-        source, target = plan.stage(route.source), plan.stage(route.target)
-        if route.kind == "data" and (context.hosts(source) or context.hosts(target)):
-            producer = context.side(source.component, source.execute)
-            consumer = context.side(target.component, target.execute)
-            made = RouteContext(route, producer, consumer, transport, number * TAGS_PER_ROUTE)
-            found[source.name, target.name, route.parameter] = Channel(made)
-    for route in plan.replayed:
-        target = plan.stage(route.target)
+    found = {_key(route): _channel(context, route, number) for number, route in _hosted_routes(context)}
+    for route in context.plan.replayed:
+        target = context.plan.stage(route.target)
         consumer = context.side(target.component, target.execute)
-        replayed = ReplayedChannel.of(route, consumer, transport, context.recorded[route.name])
-        found[route.source, route.target, route.parameter] = replayed
+        recorded = context.recorded[route.name]
+        found[_key(route)] = ReplayedChannel.of(route, consumer, context.transport, recorded)
     return found
+
+
+def _closing_ends(context: LoopContext, targets: Set[str]) -> dict[tuple[str, str, str], Channel]:
+    """Returns further ends of the data routes into some stages, which share no tag with the others."""
+    count = len(context.plan.routes)
+    routes = [(number, route) for number, route in _hosted_routes(context) if route.target in targets]
+    return {_key(route): _channel(context, route, count + number) for number, route in routes}
+
+
+def _hosted_routes(context: LoopContext) -> Iterator[tuple[int, Route]]:
+    """Yields the data routes that this worker has an end of, with their numbers."""
+    for number, route in enumerate(context.plan.routes):
+        stages = context.plan.stage(route.source), context.plan.stage(route.target)
+        if route.kind == "data" and any(map(context.hosts, stages)):
+            yield number, route
+
+
+def _key(route: Route) -> tuple[str, str, str]:
+    return route.source, route.target, route.parameter
+
+
+def _channel(context: LoopContext, route: Route, number: int) -> Channel:
+    source, target = context.plan.stage(route.source), context.plan.stage(route.target)
+    producer = context.side(source.component, source.execute)
+    consumer = context.side(target.component, target.execute)
+    return Channel(RouteContext(route, producer, consumer, context.transport, number * TAGS_PER_ROUTE))
 
 
 def _sync_ends(context: LoopContext) -> dict[str, WeightChannel]:

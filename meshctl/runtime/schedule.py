@@ -50,12 +50,25 @@ class Schedule:
             found = self._known[key] = ScheduledStep(frozenset(running), is_saved)
         return found
 
-    def closing_stages(self) -> frozenset[str]:
-        """Returns the stages that run once more after an unannounced end: those with `when: end`, and those
-        that take nothing else."""
+    @property
+    def late_stages(self) -> frozenset[str]:
+        """The stages that may run after an unannounced end: those with `when: end` or `checkpoint`, and those
+        that take their values."""
+        late: set[str] = set()
+        for stage, inputs in self._stages:
+            if stage.when in ("end", "checkpoint") or (not stage.when and not late.isdisjoint(inputs)):
+                late.add(stage.name)
+        return frozenset(late)
+
+    def closing_stages(self, last: int, ran: Set[str], *, saves: bool) -> frozenset[str]:
+        """Returns the stages that run after an unannounced end. `ran` are those of the last step, which did
+        not know that it was the last; `saves` states that a checkpoint is written now."""
+        due = {"start": False, "end": True, "checkpoint": saves}
         running: set[str] = set()
         for stage, inputs in self._stages:
-            takes_closing = bool(inputs) and not stage.when and running.issuperset(inputs)
-            if takes_closing or (stage.when == "end" and running.issuperset(inputs)):
+            is_due = last % stage.every == 0 and not running.isdisjoint(inputs)
+            if stage.when:
+                is_due = due[stage.when]
+            if is_due and stage.name not in ran and inputs <= running | ran:
                 running.add(stage.name)
         return frozenset(running)

@@ -167,7 +167,7 @@ class Handshake:
         return Context(
             self.job_rank,
             slots={number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)},
-            tag_count=len(plan.routes) * TAGS_PER_ROUTE,
+            tag_count=2 * len(plan.routes) * TAGS_PER_ROUTE,  # each route has tags for the end of the run
             name_of=partial(_name, plan),
             route_of=partial(_route_of, plan),
             group_of=lambda job_rank: (
@@ -297,7 +297,7 @@ def _name(plan: Plan, job_rank: int) -> str:
 
 def _route_of(plan: Plan, tag: int) -> str:
     number = tag // TAGS_PER_ROUTE
-    return plan.routes[number].name if 0 <= number < len(plan.routes) else ""
+    return plan.routes[number % len(plan.routes)].name if 0 <= number < 2 * len(plan.routes) else ""
 
 
 def devices_of(group: Group) -> tuple[torch.device, ...]:

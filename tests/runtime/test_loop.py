@@ -445,6 +445,70 @@ def test_a_stream_that_ends_unannounced_ends_the_run_before_that_step() -> None:
     assert sorted({step for step, _, _ in seen}) == [1, 2, 3]
 
 
+class Exporter(Echo):
+    @endpoint
+    def export(self, batch: Batch, loss: Any = None) -> dict[str, float]:
+        self.seen.append((self.step, self.rank, ids(batch), loss))
+        return {"samples": len(batch)}
+
+
+def run_to_the_end(stages: list[Any], source: type[Component] = Stream, **run: Any) -> tuple[Any, list[Any]]:
+    """Runs stages on two groups whose source has 10 samples, and returns what `export` received."""
+    seen: list[Any] = []
+    components: dict[str, Any] = {"source": ("a", {}), "echo": ("b", {}), "exporter": ("b", {})}
+    job = plan({"a": 2, "b": 2}, components, stages, steps=0, **run)
+
+    def make(name: str, rank: int) -> Component:
+        return {"source": source, "echo": lambda: Echo([]), "exporter": lambda: Exporter(seen)}[name]()
+
+    outcome = in_process.run(job, make)
+    assert not outcome.faults
+    return outcome, seen
+
+
+@pytest.mark.parametrize("source", [Stream, Sized])
+def test_a_stage_of_the_end_takes_the_values_of_the_last_step(source: type[Component]) -> None:
+    stages = [
+        call("batch", "source.next", samples=4),
+        call("loss", "echo.loss", "batch", collect="mean"),
+        call("export", "exporter.export", Input(("batch",), "batch"), Input(("loss",), "loss"), when="end"),
+        call("report", "exporter.export", "batch", when="end", collect="sum"),
+    ]
+    outcome, seen = run_to_the_end(stages, source)
+    assert set(outcome.last.values()) == {3}
+    exports = [(step, rank, numbers, loss) for step, rank, numbers, loss in seen if loss is not None]
+    assert sorted(exports) == [(3, 0, [(8,)], {"x": 8.5, "n": 1.0}), (3, 1, [(9,)], {"x": 8.5, "n": 1.0})]
+    assert len(seen) == 4
+    metrics = [event for event in outcome.events if event.name == "metric" and event.stage == "report"]
+    assert [(event.step, event.value["values"]) for event in metrics] == [(3, {"samples": 1.0})] * 2
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("source", [Stream, Sized])
+def test_a_stage_of_checkpoints_runs_at_the_last_one_too(source: type[Component], every: int) -> None:
+    """Also where the step that was cancelled was to write one: its values are not taken for the last ones."""
+    stages = [
+        call("batch", "source.next", samples=4),
+        call("snap", "exporter.export", "batch", when="checkpoint"),
+    ]
+    _, seen = run_to_the_end(stages, source, checkpoint=Checkpoint(every=every))
+    steps = [step for step in (1, 2, 3) if step == 3 or (every and step % every == 0)]
+    samples = {1: [(0,), (1,), (2,), (3,)], 2: [(4,), (5,), (6,), (7,)], 3: [(8,), (9,)]}
+    received: dict[int, list[tuple[int, ...]]] = {}
+    for step, _, numbers, _ in sorted(seen):
+        received.setdefault(step, []).extend(numbers)
+    assert received == {step: samples[step] for step in steps}
+
+
+def test_a_stage_of_the_end_that_takes_a_rarer_stage_runs_where_that_runs_in_the_last_step() -> None:
+    stages = [
+        call("batch", "source.next", samples=4),
+        call("rare", "echo.take", "batch", every=2),
+        call("export", "exporter.export", "rare", when="end"),
+    ]
+    assert [run_to_the_end(stages, source)[1] for source in (Stream, Sized)] == [[], []]
+
+
 def test_a_source_that_has_less_than_it_announced_is_an_error() -> None:
     class Short(Sized):
         @endpoint

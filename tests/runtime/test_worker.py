@@ -289,3 +289,40 @@ class Short(Source):
     assert len(ran.curve("learnt.loss")) == 5
     assert "the run ends with the data of `batch`: step 5\n" in ran.out
     assert re.search(r"learns: done after 5 steps in .*: the data of `batch` ended\n", ran.out)
+
+
+STREAM = """
+
+class Stream(Source):
+    @endpoint
+    def next(self, samples: range):
+        return super().next(samples) if samples.start < 40 else None
+
+
+class Exporter(Component):
+    @endpoint(collect="sum")
+    def export(self, batch: Batch, loss):
+        with open(f"export-{self.rank}.txt", "a") as file:
+            file.write(f"{self.step} {batch.ids[:, 0].tolist()} {loss['first']}\\n")
+        return {"exports": 1}
+"""
+
+
+def test_a_stage_of_the_end_runs_where_nothing_announced_the_end(where: Path) -> None:
+    (where / "stream.py").write_text(
+        PARTS.replace("    def __len__(self):\n        return 1000\n\n", "") + STREAM
+    )
+    recipe = RECIPE.replace("parts.Source", "stream.Stream").replace("steps: 9, ", "")
+    recipe = recipe.replace("  actor: {", "  exporter: {_target_: stream.Exporter, group: train}\n  actor: {")
+    recipe = recipe.replace(
+        "run: {", "  export: {call: exporter.export, in: {batch: made, loss: learnt}, when: end}\nrun: {"
+    )
+    (where / "stream.yaml").write_text(recipe)
+    ran = launch(where, "stream.yaml")
+    assert ran.code == 0, ran.err
+    exports = [(where / f"export-{rank}.txt").read_text() for rank in (0, 1)]
+    assert exports == ["5 [32, 33, 34, 35] 34.0\n", "5 [36, 37, 38, 39] 34.0\n"]
+    assert [line["step"] for line in ran.metrics] == [1, 2, 3, 4, 5]
+    assert ran.metrics[-1]["export.exports"] == 2.0
+    assert (ran.folder / "checkpoints" / "latest").resolve().name == "step-5"
+    assert re.search(r"learns: done after 5 steps in .*: the data of `batch` ended\n", ran.out)
