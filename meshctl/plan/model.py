@@ -103,7 +103,7 @@ class Stage:
     component: str
     method: str
     inputs: tuple[Input, ...] = ()
-    """Empty for a source and for a sync."""
+    """Empty for a source, a stage without data and a sync."""
     execute: str = "all"
     collect: str = "flatten"
     samples: int = 0
@@ -119,12 +119,14 @@ class Stage:
     """In step k the receiver loads what was sent in step k - lag."""
     checksum: bool = field(default=False, metadata=SPARSE)
     """Of a sync: received weights are compared with checksums of the sent ones."""
+    is_without_data: bool = field(default=False, metadata={**SPARSE, "key": "without_data"})
+    """Whether the endpoint is called without arguments."""
     ends_run: bool | None = field(default=None, metadata=SPARSE)
     """Of a source: whether the run ends with its data; None for the rule of `run.bounds`."""
 
     @property
     def is_source(self) -> bool:
-        return self.kind == "call" and not self.inputs
+        return self.kind == "call" and not self.inputs and not self.is_without_data
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]
         to_method=stage.to_method,
         lag=stage.lag,
         checksum=stage.checksum,
+        is_without_data=stage.is_without_data,
         ends_run=stage.ends_run,
     )
 

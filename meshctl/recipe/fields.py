@@ -297,9 +297,9 @@ CALL = Section("call", "a stage that calls", (
         doc="COMPONENT.METHOD: the endpoint that computes the stage's value.",
         related="method endpoint function component"),
     Field("in", Inputs(INPUT),
-        doc="Stages whose values the endpoint receives: one; a list, joined by sample id; or a "
-            "mapping of parameters, PARAMETER: STAGE or PARAMETER: {from: STAGE, dispatch: MODE}. A "
-            "stage without it is a source.",
+        doc="Stages whose values the endpoint receives: one; a list, joined by sample id; or a mapping, "
+            "PARAMETER: STAGE or PARAMETER: {from: STAGE, dispatch: MODE}. Left out: a source. `[]`: a "
+            "stage without data.",
         aliases="input inputs",
         related="from source"),
     Field("samples", Whole(1),

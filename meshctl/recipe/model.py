@@ -147,6 +147,8 @@ class Stage:
     component: str = ""
     method: str = ""
     inputs: tuple[Input, ...] = ()
+    is_without_data: bool = False
+    """Whether the endpoint is called without arguments: `in: []`."""
     samples: int = 0
     sample_bytes: int = 0
     """Approximate size in bytes of one sample of the value; 0 if not known."""
@@ -187,7 +189,7 @@ class Stage:
 
     @property
     def is_source(self) -> bool:
-        return self.kind == "call" and not self.inputs
+        return self.kind == "call" and not self.inputs and not self.is_without_data
 
 
 @dataclass(frozen=True)

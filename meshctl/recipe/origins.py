@@ -277,7 +277,7 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Ori
     }
     words = {"dispatch": endpoint.dispatch, "execute": endpoint.execute, "collect": endpoint.collect}
     for word, value in words.items():
-        if word == "dispatch" and stage.is_source:
+        if word == "dispatch" and not stage.inputs:
             continue
         if word in endpoint.stated:
             file, line, column = endpoint.place

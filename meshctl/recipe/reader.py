@@ -143,11 +143,14 @@ class _RecipeReader(FieldReader):
         values = self.section(node, path, CALL)
         component, method = self.endpoint(values.pop("call"), node, path)
         inputs, dispatch = values.pop("in"), values.pop("dispatch")
+        stated = node.get("in")
+        is_empty = stated is not None and stated.is_list and not stated.value
         return model.Stage(
             name=name,
             component=component,
             method=method,
             inputs=inputs,
+            is_without_data=is_empty,
             dispatch=_dispatch(dispatch) or model.DispatchWords(),
             **values,
         )

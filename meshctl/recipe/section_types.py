@@ -120,8 +120,11 @@ class Inputs(Type):
             message = "`in` names a stage, or parameters that take stages"
             reader.report(path, "MC102", message, node.span, help=help)
             return None
-        if (node.is_list or node.is_mapping) and not node.value:
-            reader.report(path, "MC102", "`in` names no stage", node.span, help="leave it out for a source")
+        if node.is_list and not node.value:
+            return ()
+        if node.is_mapping and not node.value:
+            help = "leave it out for a source; `in: []` is a stage without data"
+            reader.report(path, "MC102", "`in` names no stage", node.span, help=help)
             return None
         if node.is_mapping:
             items = node.items()
@@ -134,7 +137,6 @@ class Inputs(Type):
         return {
             **texts(),
             "type": ["string", "array", "object"],
-            "minItems": 1,
             "minProperties": 1,
             "additionalProperties": parameter,
         }

@@ -103,6 +103,7 @@ class Call:
         if arguments is not None:
             value, first = self._call(step, arguments.positional, arguments.named), arguments.first
             if isinstance(value, Batch):
+                self._check_has_data()
                 value = self._marked(identify(value, first))
                 weight = float(len(value))
             if first is not None:
@@ -110,6 +111,12 @@ class Call:
         state.report.waits[self.stage.name] = ready - begin
         state.report.stages[self.stage.name] = perf_counter() - ready
         self._send(outputs, value, step, weight)
+
+    def _check_has_data(self) -> None:
+        """Raises `StageError` where a stage without data returns a batch: its samples would have no ids."""
+        if self.stage.is_without_data:
+            called = f"`{self.stage.component}.{self.stage.method}`"
+            raise StageError(f"{called} gave a Batch, and `{self.stage.name}` is a stage without data")
 
     def _call(self, step: int, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""

@@ -304,6 +304,62 @@ def test_execute_modes(execute: str) -> None:
     )
 
 
+class Sleeper(Component):
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    @endpoint(collect="sum")
+    def wake(self) -> dict[str, float]:
+        self.calls.append(("wake", self.step, self.rank))
+        return {"woken": 1}
+
+    @endpoint
+    def samples(self) -> Batch:
+        return Batch({"x": torch.ones(2)})
+
+
+def run_sleeper(*stages: Any, **run: Any) -> tuple[in_process.Outcome, list[Any]]:
+    calls: list[Any] = []
+    components: dict[str, Any] = {"source": ("a", {}), "echo": ("b", {}), "sleeper": ("b", {})}
+    job = plan({"a": 1, "b": 2}, components, stages, **run)
+
+    def make(name: str, rank: int) -> Component:
+        return {"source": Source, "echo": lambda: Echo([]), "sleeper": lambda: Sleeper(calls)}[name]()
+
+    return in_process.run(job, make), sorted(calls)
+
+
+def test_a_stage_without_data_is_called_on_every_rank_when_its_step_comes() -> None:
+    outcome, calls = run_sleeper(
+        call("wake", "sleeper.wake", is_without_data=True, every=2, collect="sum"),
+        call("batch", "source.next", samples=4),
+        call("loss", "echo.loss", "batch", collect="mean"),
+        steps=5,
+    )
+    assert not outcome.faults
+    assert calls == [("wake", 2, 0), ("wake", 2, 1), ("wake", 4, 0), ("wake", 4, 1)]
+    woken = [event for event in outcome.events if event.stage == "wake"]
+    assert [(event.value["values"], event.value["collect"]) for event in woken] == [
+        ({"woken": 1.0}, "sum")
+    ] * 4
+
+
+@pytest.mark.parametrize(("when", "steps"), [("start", [1]), ("end", [3]), ("checkpoint", [2, 3])])
+def test_a_stage_without_data_runs_at_its_time(when: str, steps: list[int]) -> None:
+    stages = [
+        call("batch", "source.next", samples=4),
+        call("wake", "sleeper.wake", is_without_data=True, when=when, collect="sum"),
+    ]
+    _, calls = run_sleeper(*stages, steps=3, checkpoint=Checkpoint(every=2))
+    assert calls == [("wake", step, rank) for step in steps for rank in (0, 1)]
+
+
+def test_a_stage_without_data_returns_no_batch() -> None:
+    outcome, _ = run_sleeper(call("wake", "sleeper.samples", is_without_data=True))
+    messages = {str(error) for error in outcome.faults.values() if isinstance(error, StageError)}
+    assert messages == {"`sleeper.samples` gave a Batch, and `wake` is a stage without data"}
+
+
 def test_every_and_when_and_what_depends_on_them() -> None:
     seen: list[Any] = []
     job = plan(

@@ -226,7 +226,7 @@ def _of_stage(stage: PlacedStage, order: int) -> Facts:
     return {
         **_facts(stage, "", **ends),
         **_facts(stage, "execute collect samples", bytes_of_a_sample=stage.sample_bytes),
-        **_facts(stage, "every when lag checksum", order=order),
+        **_facts(stage, "every when lag checksum is_without_data ends_run", order=order),
     }
 
 

@@ -278,6 +278,8 @@ def _stage(plan: Plan, stage: Stage, component: Component, rank: int, samples: i
         return replace(made, note=_by_user(stage.execute))
     if not EXECUTE[stage.execute].is_called(component.mesh, rank):
         return replace(made, called=False, note="`execute: first` calls rank 0 alone")
+    if stage.is_without_data:
+        return replace(made, note="it takes no data")
     route = _lead(plan, stage)
     if route is None:
         return replace(made, note="its inputs are values, the same for each rank")

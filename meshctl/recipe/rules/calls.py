@@ -152,7 +152,18 @@ def inputs_fit_parameters(facts: Facts) -> Iterator[Diagnostic]:
     for call in _calls(facts):
         if facts.is_valid("pipeline", call.stage.name, "in"):
             named = [given.parameter for given in call.stage.inputs if given.parameter]
-            yield from _named_inputs_fit(facts, call, named) if named else _single_input_fits(facts, call)
+            if call.stage.is_without_data:
+                yield from _takes_nothing(facts, call)
+            else:
+                yield from _named_inputs_fit(facts, call, named) if named else _single_input_fits(facts, call)
+
+
+def _takes_nothing(facts: Facts, call: Call) -> Iterator[Diagnostic]:
+    """A stage without data calls its endpoint without arguments."""
+    if needed := call.signature.required:
+        message = f"{call.name} needs {listed(needed)}, and stage `{call.stage.name}` is without data"
+        help = "name the stages that it takes, or leave `in` out for a source"
+        yield Diagnostic("MC516", message, facts.key("pipeline", call.stage.name, "in"), help=help)
 
 
 def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Diagnostic]:
@@ -198,7 +209,7 @@ def _how_to_pass(call: Call) -> str:
         return f"name it: in: {{{by_name[0]}: {_stages(stage.inputs[0])}}}" if stage.inputs else ""
     if stage.is_source:
         return "a source takes the range of its sample numbers"
-    return "give it a parameter, or let the stage take nothing"
+    return "give it a parameter, or write `in: []`: a stage without data"
 
 
 def _stages(given: Input) -> str:

@@ -77,8 +77,8 @@ def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
         if stage.ends_run is None or not facts.is_valid("pipeline", name):
             continue
         span = facts.value("pipeline", name, "ends_run")
-        if stage.inputs:
-            message = f"stage `{name}` takes the values of others: only a source can end the run"
+        if not stage.is_source:
+            message = f"stage `{name}` is not a source: only the data of a source can end the run"
             seconds = (facts.value("pipeline", name, "in"),)
             yield Diagnostic("MC565", message, span, seconds, "say it at the source")
         elif stage.when and stage.ends_run:

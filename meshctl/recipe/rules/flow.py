@@ -202,8 +202,8 @@ def _why_lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: s
 def words_have_effect(facts: Facts) -> Iterator[Diagnostic]:
     """A word of `dispatch` or `execute` that changes nothing was meant to change something."""
     for stage in facts.known_calls:
-        if stage.is_source:
-            yield from _idle_words_of_source(facts, stage)
+        if not stage.inputs:
+            yield from _idle_words_without_inputs(facts, stage)
         for given in stage.inputs:
             yield from _idle_words_of_input(facts, stage, given)
 
@@ -233,7 +233,7 @@ def _idle_words_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[D
         yield _idle(facts, f"`equal_counts` changes nothing: {why}", *path, "equal_counts")
 
 
-def _idle_words_of_source(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
+def _idle_words_without_inputs(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     words, path = stage.dispatch, ("pipeline", stage.name, "dispatch")
     takes_nothing = f"stage `{stage.name}` takes nothing"
     node = facts.written.node(*path)
@@ -242,6 +242,8 @@ def _idle_words_of_source(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     elif node is not None:
         for key in (*(["mode"] if words.mode else []), *_partitioning(words)):
             yield _idle(facts, f"`{key}` changes nothing: {takes_nothing}", *path, key)
+    if stage.is_without_data and stage.samples:
+        yield _idle(facts, f"`samples` changes nothing: {takes_nothing}", "pipeline", stage.name, "samples")
     if stage.execute and EXECUTE[stage.execute].is_per_producer:
         message = f"`execute: {stage.execute}` changes nothing: {takes_nothing}"
         yield _idle(facts, message, "pipeline", stage.name, "execute")
