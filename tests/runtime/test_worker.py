@@ -261,7 +261,9 @@ def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_a_hin
     assert f'parts.py", line {line} in update' in ran.err
 
 
-def test_the_data_of_an_exam_do_not_end_a_training_and_the_summary_names_those_that_do(where: Path) -> None:
+def test_the_data_of_an_exam_do_not_end_a_training_and_the_summary_names_those_that_do(
+    tmp_path: Path,
+) -> None:
     code = (
         PARTS
         + """
@@ -274,7 +276,8 @@ class Short(Source):
         return self.length
 """
     )
-    (where / "short.py").write_text(code)
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "short.py").write_text(code)
     recipe = RECIPE.replace("_target_: parts.Source,", "_target_: short.Short, args: {length: 40},")
     recipe = recipe.replace("steps: 9, ", "").replace(
         "  sampler: {", "  held: {_target_: short.Short, args: {length: 9}, group: rollout}\n  sampler: {"
@@ -283,8 +286,8 @@ class Short(Source):
         "pipeline:\n",
         "pipeline:\n  questions: {call: held.next, samples: 8, every: 2}\n  answers: {call: sampler.sample, in: questions}\n",
     )
-    (where / "exam.yaml").write_text(recipe)
-    ran = launch(where, "exam.yaml")
+    (tmp_path / "exam.yaml").write_text(recipe)
+    ran = launch(tmp_path, "exam.yaml")
     assert ran.code == 0, ran.err
     assert len(ran.curve("learnt.loss")) == 5
     assert "the run ends with the data of `batch`: step 5\n" in ran.out
@@ -308,8 +311,9 @@ class Exporter(Component):
 """
 
 
-def test_a_stage_of_the_end_runs_where_nothing_announced_the_end(where: Path) -> None:
-    (where / "stream.py").write_text(
+def test_a_stage_of_the_end_runs_where_nothing_announced_the_end(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "stream.py").write_text(
         PARTS.replace("    def __len__(self):\n        return 1000\n\n", "") + STREAM
     )
     recipe = RECIPE.replace("parts.Source", "stream.Stream").replace("steps: 9, ", "")
@@ -317,10 +321,10 @@ def test_a_stage_of_the_end_runs_where_nothing_announced_the_end(where: Path) ->
     recipe = recipe.replace(
         "run: {", "  export: {call: exporter.export, in: {batch: made, loss: learnt}, when: end}\nrun: {"
     )
-    (where / "stream.yaml").write_text(recipe)
-    ran = launch(where, "stream.yaml")
+    (tmp_path / "stream.yaml").write_text(recipe)
+    ran = launch(tmp_path, "stream.yaml")
     assert ran.code == 0, ran.err
-    exports = [(where / f"export-{rank}.txt").read_text() for rank in (0, 1)]
+    exports = [(tmp_path / f"export-{rank}.txt").read_text() for rank in (0, 1)]
     assert exports == ["5 [32, 33, 34, 35] 34.0\n", "5 [36, 37, 38, 39] 34.0\n"]
     assert [line["step"] for line in ran.metrics] == [1, 2, 3, 4, 5]
     assert ran.metrics[-1]["export.exports"] == 2.0
