@@ -13,9 +13,12 @@ from meshctl.topology.samples import Grid
 
 
 def grid_of(ids: Tensor) -> Grid | None:
-    """Returns the ids as a grid, or None where they are not evenly numbered."""
-    if not ids.numel():
-        return None
+    """Returns the ids as a grid, or None where they are not evenly numbered or end with the last int64."""
+    grid = _grid_of(ids) if ids.numel() else None
+    return grid if grid and grid.start + grid.shape[0] < 1 << 63 else None
+
+
+def _grid_of(ids: Tensor) -> Grid | None:
     if len(ids) == 1:
         first, *rest = ids[0].tolist()
         return None if any(rest) else Grid(first, (1, *(1 for _ in rest)))

@@ -41,7 +41,7 @@ from meshctl.runtime.routes.end import (
 )
 from meshctl.runtime.routes.flat_frame import FlatPart
 from meshctl.runtime.routes.header import (
-    BatchSchema,
+    PartitionKey,
     ProducerHeader,
     decode,
     decode_table,
@@ -100,7 +100,7 @@ class Channel:
         self._me = self._producers.index(context.rank) if context.rank in self._producers else None
         sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
         self._seed = crc32(repr((self.route, *sides)).encode())
-        self._last: tuple[tuple[BatchSchema | None, ...], Partition] | None = None
+        self._last: tuple[PartitionKey, Partition] | None = None
         """The partition of the last step, with its key."""
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
@@ -365,7 +365,7 @@ class Channel:
         if flat and type(batch) is memoryview:
             alone = FlatPart(flat.columns, held.count)
             columns = self._flat_columns(alone, {producer: (held.packed, batch)})
-            return Batch(columns, ids=header.ids_held(part, producer))
+            return header.batch_of_held(part, producer, columns)
         return self._checked_batch(batch, held.count, producer)
 
     def _checked_batch(self, batch: Any, count: int, producer: int) -> Batch:
@@ -426,11 +426,13 @@ class Channel:
     def _step_header(self, headers: Sequence[ProducerHeader], digest: int) -> StepHeader | None:
         """Returns the header of a step with a batch, or None where all producers sent plain values or
         ended."""
-        key = partition_key(headers)
+        key = partition_key(headers) if self._dispatch.is_even else None  # a user's mode may read the ids
         if self._last is not None and key == self._last[0]:
             return StepHeader(headers, self._last[1], digest)
         if all(header.schema is None for header in headers):
             return None
+        if any(header.schema is None and not header.is_end for header in headers):
+            raise RouteError(f"`{self.route.source}` gave a Batch on some of its ranks, but not on all")
         try:
             parts = parts_for(
                 self._execute, self._dispatch, self.route.dispatch, self._consumer.mesh, table_of(headers)

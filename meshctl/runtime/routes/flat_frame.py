@@ -25,7 +25,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.header import PlainColumn
 from meshctl.runtime.routes.rows import RowRange
 from meshctl.runtime.transports.buffers.frames import FrameError
-from meshctl.runtime.transports.buffers.memcpy import is_plain
+from meshctl.runtime.transports.buffers.memcpy import as_plain
 
 MAGIC = b"MSF1"
 _HEAD = struct.Struct("<4sqII")
@@ -47,9 +47,7 @@ def encode(
     packed = b"" if table is None else _PACKER.pack(table)
     pieces = [_HEAD.pack(MAGIC, generation, digest, len(packed)), packed]
     for column in columns:
-        tensor = batch[column.name]
-        if not is_plain(tensor):
-            tensor = tensor.resolve_conj().resolve_neg().contiguous()
+        tensor = as_plain(batch[column.name])
         address, row = tensor.data_ptr(), column.row_bytes
         for each in ranges:
             pieces.append(ctypes.string_at(address + each.start * row, (each.stop - each.start) * row))

@@ -58,6 +58,10 @@ class PlainColumn(NamedTuple):
     row_bytes: int
 
 
+PartitionKey = tuple[bytes | None, ...]
+"""Of each producer its schema; None where its stream has ended."""
+
+
 @dataclass(frozen=True)
 class BatchSchema:
     """What is mostly the same in a producer's next batch."""
@@ -236,7 +240,7 @@ def _kinds(columns: Mapping[str, Column]) -> tuple[Kind, ...]:
             kinds.append((name, kind))
             continue
         values = column.values if isinstance(column, Ragged) else column
-        if why := not_sent(values):
+        if why := not_sent(values) or (values.is_meta and "a tensor on meta has no values"):
             raise BatchError(f"column {name!r}: {why}")
         if isinstance(column, Ragged):
             _check_offsets(name, column, checked)
@@ -415,16 +419,19 @@ def _is_dtype(name: str) -> bool:
 # What follows from all headers
 
 
-def partition_key(headers: Sequence[ProducerHeader]) -> tuple[BatchSchema | None, ...] | None:
-    """Returns a key; steps with equal keys are partitioned alike, whatever their ids. Returns None where the
-    partition depends on the samples themselves."""
+def partition_key(headers: Sequence[ProducerHeader]) -> PartitionKey | None:
+    """Returns a key; steps with equal keys are partitioned alike, whatever their ids, and have the same
+    columns in the same order. Returns None where the partition depends on the samples themselves, and where
+    some producer has a plain value."""
     next_id: int | None = None
     for header in headers:
         if schema := header.schema:
             if not schema.is_cut_by_count or (next_id is not None and header.ids < next_id):
                 return None
             next_id = header.ids + schema.grid[0]
-    return tuple([header.schema for header in headers])
+        elif not header.is_end:
+            return None
+    return tuple([header.schema and header.schema.encoded for header in headers])
 
 
 def table_of(headers: Sequence[ProducerHeader]) -> SampleTable:

@@ -192,10 +192,11 @@ class StepHeader:
         depth = schema.group_depth if schema else 0
         return Batch(columns, ids=self.compact_ids_of(part), group_depth=depth)
 
-    def ids_held(self, part: int, producer: int) -> Tensor:
-        """Returns the ids of the samples of a part that one producer holds, int64 `[n, depth]`."""
-        held = self.partition.held(part, producer).ranges
-        return torch.cat([self._ids[producer][each.start : each.stop] for each in held])
+    def batch_of_held(self, part: int, producer: int, columns: Mapping[str, Tensor]) -> Batch:
+        """Returns the batch of those samples of a part that one producer holds, from their columns."""
+        schema, held = self.headers[producer].schema, self.partition.held(part, producer).ranges
+        ids = torch.cat([self._ids[producer][each.start : each.stop] for each in held])
+        return Batch(columns, ids=ids, group_depth=schema.group_depth if schema else 0)
 
     def ids_of(self, part: int) -> Tensor:
         """Returns the ids of a part, int64 `[n, depth]`."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
-from meshctl.runtime.transports.buffers.memcpy import is_plain, use_memmove
+from meshctl.runtime.transports.buffers.memcpy import as_plain, is_plain, use_memmove
 from meshctl.topology.samples import Grid
 
 MAGIC = b"MSH2"
@@ -100,7 +100,7 @@ class Frame:
             return self._head
         pieces = [self._head.ljust(self._start, b"\0")]
         for tensor, _ in self._tensors:
-            data = b"" if tensor.is_meta else bytes_of(_as_plain(tensor))
+            data = b"" if tensor.is_meta else bytes_of(as_plain(tensor))
             pieces.append(data.ljust(_aligned(tensor.nbytes), b"\0"))
         return b"".join(pieces)
 
@@ -204,10 +204,6 @@ def on_device(tensor: Tensor) -> bool:
 
 def _kind_of(tensor: Tensor) -> int:
     return _NUMBERS[tensor.dtype] + _ON_DEVICE * on_device(tensor)
-
-
-def _as_plain(tensor: Tensor) -> Tensor:
-    return tensor if is_plain(tensor) else tensor.cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def pack(value: Any) -> Tensor:
