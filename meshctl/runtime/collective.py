@@ -508,4 +508,4 @@ def _packed(value: Any) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """Returns the bytes of a contiguous tensor as a view."""
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride

@@ -150,6 +150,13 @@ def all_gather(rank: int) -> None:
 
 
 @check
+def one_element_may_have_any_stride(rank: int) -> None:
+    for it in collectives(rank):
+        found = it.all_gather(torch.tensor([float(rank), -1.0])[::2])
+        assert [one.tolist() for one in found] == [[float(other)] for other in it.ranks]
+
+
+@check
 def uneven_gathers(rank: int) -> None:
     for it, dtype in cases(rank, DTYPES):
         for rest in ((), (3,), (0,)):

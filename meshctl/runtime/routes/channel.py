@@ -390,7 +390,7 @@ class Channel:
             return self._message_in(self._transport.next(source, self._tag), source)
         if peers[0] != self._transport.job_rank:
             return self._message_in(self._transport.next(peers[0], self._tag + FORWARD), peers[0])
-        delivery = self._transport.receive(source, self._tag)
+        delivery = self._transport.next(source, self._tag)
         message = self._message_in(delivery, source)
         try:
             self._transport.forward(delivery, peers[1:], self._tag + FORWARD)

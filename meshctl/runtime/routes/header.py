@@ -431,7 +431,7 @@ def partition_key(headers: Sequence[ProducerHeader]) -> PartitionKey | None:
             next_id = header.ids + schema.grid[0]
         elif not header.is_end:
             return None
-    return tuple([header.schema and header.schema.encoded for header in headers])
+    return tuple([header.schema.encoded if header.schema else None for header in headers])
 
 
 def table_of(headers: Sequence[ProducerHeader]) -> SampleTable:

@@ -58,7 +58,7 @@ from meshctl.runtime.transports.buffers.frames import Frame, FrameError, on_devi
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.data_plane import UNBOUNDED
 from meshctl.runtime.transports.errors import BuffersHeld
-from meshctl.runtime.transports.transport import Delivery, Lease
+from meshctl.runtime.transports.transport import Delivery, Lease, flat
 from meshctl.topology.samples import RouteError
 
 Arrived = list[tuple[Shard, Tensor]]
@@ -464,8 +464,7 @@ class WeightChannel:
 
 def checksum(tensor: Tensor) -> int:
     """Returns the CRC-32 of a tensor's elements in their order."""
-    flat = tensor.detach().contiguous().cpu().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.nbytes else 0
+    return zlib.crc32(flat(tensor.cpu()).numpy().data) if tensor.numel() else 0
 
 
 def _fill(whole: Sequence[Tensor], bucket: Bucket, parts: Sequence[Shard], own: Sequence[Tensor]) -> None:

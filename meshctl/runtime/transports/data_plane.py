@@ -187,6 +187,9 @@ class DataPlane:
         if delivery.out_of_band:
             self.send(to, tag, self.frame(to, delivery.value()))
             return
+        if isinstance(delivery.frame, bytes) and len(delivery.frame) <= self.inline_max(to):
+            self.send_inline(to, tag, delivery.frame)
+            return
         frame = tensor_of(delivery.frame)
         lease = self.lease(to, tag, len(frame))
         copy(lease.frame, frame)

@@ -426,6 +426,11 @@ def test_a_malformed_layout_names_who_sent_it() -> None:
         pair.consumer.open(0)
 
 
+def test_a_checksum_is_of_the_values_alone() -> None:
+    assert weights.checksum(torch.arange(2.0)[::2]) == weights.checksum(torch.zeros(1))
+    assert weights.checksum(torch.ones(2, 3).t()) == weights.checksum(torch.ones(3, 2))
+
+
 @pytest.mark.parametrize("producer", [Layout(), Layout(fsdp=2)])
 def test_a_wrong_checksum_names_sync_parameter_and_producer(
     producer: Layout, monkeypatch: pytest.MonkeyPatch
