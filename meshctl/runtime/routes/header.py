@@ -28,6 +28,7 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
 from meshctl.runtime.routes.rows import dtype_of, kind_of
 from meshctl.runtime.transports.buffers.frames import (
+    MAX_DIMS,
     Frame,
     FrameError,
     fits,
@@ -43,6 +44,8 @@ MIN_MAPPED_BYTES = 1 << 16
 """Smaller columns are copied rather than mapped."""
 MAX_SAMPLES = 1 << 31
 """Samples that one producer may announce."""
+MAX_COLUMN_BYTES = 1 << 48
+"""Bytes that one of its columns may have, where dims of size 0 count as 1."""
 _INT64 = 1 << 63
 _EVEN, _FRAME, _END = b"E", b"F", b"."
 _FIRST_ID = struct.Struct("<cq")
@@ -394,26 +397,30 @@ def _is_valid(schema: BatchSchema) -> bool:
         return False
     if not all(type(name) is str for name in (*schema.columns, *schema.mappable)):
         return False
-    if not all(map(_is_kind, schema.columns.values())):
+    if not all(_is_kind(kind, schema.count) for kind in schema.columns.values()):
         return False
     ragged = {name for name, (kind, *_) in schema.columns.items() if kind == "ragged"}
     return not schema.ragged or schema.ragged.keys() == ragged
 
 
-def _is_kind(kind: Any) -> bool:
+def _is_kind(kind: Any, count: int) -> bool:
     match kind:
         case ["list" | "device"]:
             return True
         case ["tensor" | "ragged", str(dtype), list(shape)]:
-            return _is_dtype(dtype) and all(type(size) is int and size >= 0 for size in shape)
+            if len(shape) >= MAX_DIMS or not all(type(size) is int and size >= 0 for size in shape):
+                return False
+            itemsize = _itemsize(dtype)
+            return itemsize > 0 and count * itemsize * prod(size or 1 for size in shape) <= MAX_COLUMN_BYTES
     return False
 
 
-def _is_dtype(name: str) -> bool:
+def _itemsize(name: str) -> int:
+    """Returns the bytes of an element of a dtype; 0 for an unknown dtype."""
     try:
-        return bool(dtype_of(name))
+        return dtype_of(name).itemsize
     except FrameError:
-        return False
+        return 0
 
 
 # What follows from all headers

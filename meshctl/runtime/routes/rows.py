@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
-from meshctl.runtime.transports.buffers.frames import FrameError, on_device
+from meshctl.runtime.transports.buffers.frames import FrameError, is_sent, on_device
 from meshctl.runtime.transports.buffers.memcpy import is_plain, use_memmove
 from meshctl.topology.samples import Run
 
@@ -93,9 +93,10 @@ def schema_of(batch: Batch) -> dict[str, list[Any]]:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Returns the dtype that a schema names (`torch.float32`). Raises `FrameError`."""
+    """Returns the dtype that a schema names (`torch.float32`). Raises `FrameError`, also for a dtype that
+    cannot be sent."""
     found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    if not isinstance(found, torch.dtype) or not is_sent(found):
         raise FrameError(f"a column of the unknown dtype {name}")
     return found
 

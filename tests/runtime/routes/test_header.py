@@ -329,3 +329,23 @@ def test_offsets_that_do_not_fit_their_values_are_reported_to_their_producer(off
 def test_a_tensor_that_is_no_column_is_reported_to_its_producer(tensor: Tensor, why: str) -> None:
     with pytest.raises(BatchError, match=f"column 'x': {why}"):
         describe(Batch({"x": tensor}), Dispatch(), alone=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("torch.float32", [1 << 62, 1 << 62, 0]),
+        ("torch.float32", [0, 1 << 63]),
+        ("torch.int8", [1 << 47]),
+        ("torch.int8", [1] * 64),
+        ("torch.qint8", []),
+        ("torch.float8_e5m2", []),
+        ("torch.nn", []),
+    ],
+)
+def test_columns_that_torch_cannot_hold_are_no_schema(dtype: str, shape: list[int]) -> None:
+    def schema(dtype: str, shape: list[int]) -> BatchSchema:
+        return BatchSchema((4,), 0, {"x": ["tensor", dtype, shape]}, {}, None, None)
+
+    assert decode_schema(schema(dtype, shape).encoded) is None
+    assert decode_schema(schema("torch.int8", [1 << 40, 0]).encoded) is not None

@@ -45,7 +45,7 @@ _DEPTH = 100
 """How deep extension types may lie in one another; each level is copied once more on its way."""
 _ON_DEVICE = 64
 """Added to the number of a dtype where the tensor lay on a device."""
-_DIMS = 64
+MAX_DIMS = 64
 """Of a tensor: as many as torch's own operations take."""
 
 
@@ -187,14 +187,19 @@ def not_sent(tensor: Tensor) -> str:
         return f"a tensor of {str(odd).removeprefix('torch.')} cannot be sent"
     if hasattr(tensor, "to_local"):
         return "a DTensor cannot be sent: give its to_local() or its full_tensor()"
-    return f"a tensor of {tensor.ndim} dims cannot be sent" if tensor.ndim > _DIMS else ""
+    return f"a tensor of {tensor.ndim} dims cannot be sent" if tensor.ndim > MAX_DIMS else ""
+
+
+def is_sent(dtype: object) -> bool:
+    """Whether tensors of a dtype can be sent."""
+    return isinstance(dtype, torch.dtype) and dtype in _NUMBERS
 
 
 def is_host_tensor(column: object) -> TypeGuard[Tensor]:
     """Whether a column is a tensor of torch's own class, in this host's memory, that can be sent."""
     if type(column) is not Tensor or not column.is_cpu or column.layout is not torch.strided:
         return False
-    return column.dtype in _NUMBERS and column.ndim <= _DIMS and not column.is_nested
+    return column.dtype in _NUMBERS and column.ndim <= MAX_DIMS and not column.is_nested
 
 
 def on_device(tensor: Tensor) -> bool:
@@ -382,7 +387,7 @@ class _Reader:
         if number >= len(_DTYPES):
             raise FrameError(f"a tensor of the unknown kind {kind}")
         dtype = _DTYPES[number]
-        if len(shape) > _DIMS or spread * dtype.itemsize >= 1 << 63:
+        if len(shape) > MAX_DIMS or spread * dtype.itemsize >= 1 << 63:
             raise FrameError(f"a tensor of shape {short(shape)}")
         return dtype, 0 if 0 in shape else spread * dtype.itemsize
 
