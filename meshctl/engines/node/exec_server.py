@@ -4,7 +4,10 @@ keeps it over attempts; agents, which are forked by the node process, keep the i
     node process --exec--> fork server --fork--> worker
           |                    |
           +--- control socket -+     agents' sockets one way; the other way the number of agents that it has
-                                     received, each time that it becomes idle
+                                     received: 0 when it is ready, and then each time that it becomes idle
+
+Its imports may take longer than an attempt that fails early. Nothing of that attempt is left once its agents
+have ended, and the server, when it is ready, serves no request of theirs.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ class ExecServer:
     def __init__(self, python: str, log: str) -> None:
         self._socket, theirs = forkserver.agent_sockets()
         self._agents, self._agents_done = 0, 0
+        self._is_ready = False
+        """Whether it has imported what it forks."""
         parent = os.getpid()
         forkserver.flush()
         with forkserver.blocked_signals():
@@ -41,8 +46,8 @@ class ExecServer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left of the agents and their workers."""
-        return self._agents == self._agents_done
+        """Whether it has no worker: it is not ready, or has seen the end of every agent."""
+        return not self._is_ready or self._agents == self._agents_done
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -56,7 +61,8 @@ class ExecServer:
 
     def receive(self) -> None:
         with suppress(OSError, ValueError):
-            self._agents_done = int(self._socket.recv(forkserver.PACKET_BYTES_MAX) or self._agents_done)
+            self._agents_done = int(self._socket.recv(forkserver.PACKET_BYTES_MAX))
+            self._is_ready = True
 
     def close(self) -> None:
         self._socket.close()
@@ -85,6 +91,8 @@ def main(control: int, parent: int) -> NoReturn:
     server = forkserver.ForkServer(getattr(import_module(module), name))
     sock, wakeup = socket.socket(fileno=control), forkserver.Wakeup()
     agents = reported = 0
+    with suppress(OSError):  # the node process has died, and the end of the socket is read next
+        sock.send(b"0")
     while not wakeup.is_ending:
         waiting: list[Any] = [wakeup, sock, *server.files()]
         ready, _, _ = select.select(waiting, [], [])

@@ -179,10 +179,11 @@ class ForkServer:
         return others
 
     def _read_request(self, agent: socket.socket) -> None:
-        try:
-            packet = agent.recv(PACKET_BYTES_MAX)
-        except ConnectionResetError:
-            packet = b""
+        """Serves a request, unless the agent has died since: nobody waits for its workers then."""
+        packet = b""
+        if not _is_hung_up(agent):
+            with suppress(ConnectionResetError):
+                packet = agent.recv(PACKET_BYTES_MAX)
         if not packet:
             self._agents.remove(agent)
             self._signal(agent, None, signal.SIGKILL)
@@ -223,6 +224,12 @@ class ForkServer:
     def _send(self, agent: socket.socket, message: Mapping[str, Any]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # its end of file is read next
             agent.send(json.dumps(message).encode())
+
+
+def _is_hung_up(agent: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(agent, 0)  # a hang-up is always reported
+    return bool(poller.poll(0))
 
 
 class Wakeup:

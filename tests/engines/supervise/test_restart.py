@@ -18,6 +18,16 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def other_interpreter(folder: Path) -> Path:
+    """The same interpreter by another path, as of another environment."""
+    bin = folder / "other" / "bin"
+    bin.mkdir(parents=True)
+    (bin / "python").symlink_to(sys.executable)
+    (folder / "other" / "pyvenv.cfg").write_text((Path(sys.prefix) / "pyvenv.cfg").read_text())
+    (folder / "other" / "lib").symlink_to(Path(sys.prefix) / "lib")
+    return bin / "python"
+
+
 def test_a_second_attempt_uses_the_same_node_process(launch: Launch, tmp_path: Path) -> None:
     """The node process imports nothing anew: its pid is the parent of the workers of both attempts."""
     run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)), "one:1 raise first", restarts=1)
@@ -51,13 +61,7 @@ def test_a_node_that_is_lost_is_started_again(launch: Launch, tmp_path: Path) ->
 
 
 def test_a_fork_server_runs_another_interpreter(launch: Launch, tmp_path: Path) -> None:
-    """The same interpreter by another path, as of another environment."""
-    other = tmp_path / "other" / "bin"
-    other.mkdir(parents=True)
-    (other / "python").symlink_to(sys.executable)
-    (tmp_path / "other" / "pyvenv.cfg").write_text((Path(sys.prefix) / "pyvenv.cfg").read_text())
-    (tmp_path / "other" / "lib").symlink_to(Path(sys.prefix) / "lib")
-    python = str(other / "python")
+    python = str(other_interpreter(tmp_path))
     sleeper = Program(("-c", "import time; time.sleep(1000)"))
     plan = plan_of(tmp_path, ("one", 1), ("two", sleeper))
     run = launch(plan, "one:0 raise first forever", restarts=1, python={"two": python})
@@ -74,3 +78,20 @@ def test_a_fork_server_runs_another_interpreter(launch: Launch, tmp_path: Path) 
     os.kill(server, signal.SIGKILL)
     assert run.end() == 5
     assert run.output().startswith(f"error: the fork server of {python}: killed by SIGKILL")
+
+
+def test_an_attempt_ends_before_another_interpreter_is_ready(launch: Launch, tmp_path: Path) -> None:
+    """The imports of an interpreter may take longer than an attempt that fails early. The node process is kept, and
+    no worker of that attempt is started later."""
+    gate, slow, attempts = tmp_path / "gate", tmp_path / "slow", tmp_path / "attempts"
+    os.mkfifo(gate)
+    slow.write_text(f'#!/bin/sh\nread line < {gate}\nexec {other_interpreter(tmp_path)} "$@"\n')
+    slow.chmod(0o755)
+    program = Program(("-c", f"import os; open({str(attempts)!r}, 'a').write(os.environ['MESHCTL_ATTEMPT'])"))
+    plan = plan_of(tmp_path, ("one", 1), ("two", program))
+    run = launch(plan, "one:0 raise first", restarts=1, python={"two": str(slow)})
+    wait(lambda: len(run.events("resumed")) == 1, "the second attempt")
+    gate.write_text("\n")
+    assert run.end() == 0, run.output()
+    assert attempts.read_text() == "11"
+    assert len({event.value["parent"] for event in run.events("ready")}) == 1
