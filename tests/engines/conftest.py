@@ -16,7 +16,7 @@ import pytest
 from meshctl.plan.model import Plan
 
 sys.path.insert(0, str(Path(__file__).parent))
-from processes import Launch, Launched, alive, litter
+from processes import TIMEOUT, Launch, Launched, alive, litter
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def driver(temporary: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
         assert process.stdin
         process.stdin.close()
-        process.wait(10)
+        process.wait(TIMEOUT)
 
 
 @pytest.fixture
