@@ -1,39 +1,60 @@
-"""Fuzzes the reading of recipes: whatever the bytes and the overrides, it ends in a report and does nothing
-else.
+"""Fuzzes the commands that read recipes: whatever the files, their names, the overrides and the environment,
+they end in a report and do nothing else.
 
     python -m tests.recipe.fuzzing --inputs 100000            mutates the golden recipes, from one seed
     python -m tests.recipe.fuzzing --engine atheris           guided by coverage, if atheris is installed
 
-For every input it checks that nothing is raised, that reading ends soon, that it starts no process, opens no
-socket, imports nothing and writes no file, that the spans of its report are in the text, and that a recipe
-without errors has a plan. The first input that breaks one of these is written to `fuzz-found.yaml`, with its
-overrides in the first line.
+An input is checked as `validate` does, in every format; what can be read of it is shown as `config` does, and
+the plan of a recipe without errors as `show-topology` does, in every format; and shells ask for completions.
+For every input it is checked that nothing is raised, that each of this takes at most 2 seconds of the
+processor, also for 1 MiB, that it starts no process, opens no socket, imports nothing and writes no file,
+that the spans of its report are in the text, and that nothing that is shown drives a terminal or tells what
+is in the environment. The first input that breaks one of these is written to `fuzz-found.yaml`, with the rest
+of it in the first line.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from meshctl.cli import config
+from meshctl.cli.completion.line import answer
+from meshctl.cli.show_topology import FORMATS as PICTURES
+from meshctl.cli.show_topology import draw_in
 from meshctl.plan.resolve import resolve
+from meshctl.plan.views.topology import topology
 from meshctl.recipe.load import Loaded, load
-from meshctl.view.reports import FORMATS
-from meshctl.view.reports.text import text
+from meshctl.text.characters import UNSEEN
+from meshctl.view.reports import FORMATS, Checked, Findings
 
 GOLDEN = Path(__file__).parent / "golden"
-LIMIT_S = 10
-"""Maximum time in seconds to read one input."""
+LIMIT_S = 2
+"""Maximum processor time in seconds to read an input, and to show it in one way."""
+MAX_BYTES = 1 << 20
+GROWN_EVERY = 200
+"""One of so many inputs is a large one."""
+ENVIRONMENT = {
+    "HOME": "secret-home",
+    "X": "secret-x",
+    "N": "7",
+    "KIND": "cpu",
+    "EMPTY": "",
+    "ODD": "\x1b[31m\u202e${X}",
+}
 PIECES = (
     *("${", "}", "${seed}", "${oc.env:HOME}", "${oc.env:X,1}", "${a.b}", "${.x}", "${..x}"),
     *("${nope:1}", "???", "null", "~", "-1", "1e3", "010", "1:30", "yes", "on:", ".inf", ".nan"),
@@ -60,8 +81,41 @@ WATCHED = (
 )
 
 
+INCLUDES = (
+    "base",
+    "./near",
+    "conf/own",
+    "layout@components.actor.parallel: own",
+    "run@run: quick",
+    "near@vars",
+)
+"""Entries of defaults lists."""
+NAMES = (
+    "recipe.yaml",
+    "r\u202e.yaml",
+    "a b.yml",
+    "-x.yaml",
+    "\x1b[31m.yaml",
+    "token=abc.yaml",
+    "漢.yaml",
+    "x" * 200 + ".yaml",
+)
+
+
 class Found(Exception):
     """An input that breaks a promise."""
+
+
+@dataclass(frozen=True)
+class Input:
+    recipe: bytes
+    overrides: tuple[str, ...] = ()
+    name: str = "recipe.yaml"
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The other files of the recipe's folder."""
+    environ: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)
+    word: str = ""
+    """What is completed; nothing if it is empty."""
 
 
 @dataclass
@@ -104,27 +158,60 @@ def _is_ours(name: str) -> bool:
 WATCH = Watch()
 
 
-def check(recipe: bytes, overrides: list[str], folder: Path) -> Loaded:
-    """Reads a recipe and checks everything that must be true. Raises `Found`."""
-    (folder / "recipe.yaml").write_bytes(recipe)
-    with _limited(), WATCH.watching():
+def check(one: Input, folder: Path) -> Loaded:
+    """Reads and shows a recipe, and checks everything that must be true. Raises `Found`."""
+    _write(one, folder)
+    with WATCH.watching():
         try:
-            loaded = load(
-                "recipe.yaml", overrides, folder, environ={"HOME": "secret-home"}, detect=lambda: "cpu"
-            )
-            drawn = text(loaded.report)
-            if not loaded.report.errors and loaded.readable:
-                resolve(loaded.recipe, loaded.endpoints).to_json()
+            with _limited():
+                loaded = load(one.name, one.overrides, folder, environ=one.environ, detect=lambda: "cpu")
+            shown, drawn = "", _shown(one, loaded)
+            while True:
+                with _limited():
+                    more = next(drawn, None)
+                if more is None:
+                    break
+                shown += more
         except Found:
             raise
         except BaseException as error:
             raise Found(f"{type(error).__name__}: {error}") from error
-    if "\x1b" in drawn or "\x00" in drawn:
-        raise Found("the report drives the terminal")
-    if "secret-home" in drawn:
-        raise Found("the report tells what is in the environment")
+    if "\x1b" in shown or "\x00" in shown or UNSEEN.search(shown):
+        raise Found("what is shown drives the terminal")
+    if "secret-" in shown and b"secret-" not in one.recipe:
+        raise Found("what is shown tells what is in the environment")
     _check_spans(loaded)
     return loaded
+
+
+def _write(one: Input, folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name, content in {**one.files, one.name: one.recipe}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def _shown(one: Input, loaded: Loaded) -> Iterator[str]:
+    """Yields what the reading commands print."""
+    checked = Checked(one.name, 1 if loaded.report.errors else 0, loaded.report, "")
+    for name in FORMATS:
+        yield import_module(f"meshctl.view.reports.{name}").draw(Findings((checked,)))
+    yield config.composed(loaded) + config.composed_json(loaded)
+    yield config.origins_text(loaded) + config.origins_json(loaded)
+    if not loaded.report.errors and loaded.readable:
+        plan = resolve(loaded.recipe, loaded.endpoints)
+        plan.to_json()
+        drawn = topology(plan)
+        yield from (draw_in(picture.whole, drawn) for picture in PICTURES.values())
+    if not one.word:
+        return
+    words = ["meshctl", "validate", one.name, one.word]
+    yield from answer("zsh", words, {})
+    line = " ".join(words)
+    yield from answer(
+        "bash", [], {"COMP_LINE": line, "COMP_POINT": str(len(line.encode("utf-8", "surrogateescape")))}
+    )
 
 
 def _check_spans(loaded: Loaded) -> None:
@@ -140,24 +227,89 @@ def _check_spans(loaded: Loaded) -> None:
 @contextmanager
 def _limited() -> Iterator[None]:
     def too_long(signum: int, frame: FrameType | None) -> NoReturn:
-        raise Found(f"it took more than {LIMIT_S} seconds")
+        raise Found(f"it took more than {LIMIT_S} seconds of the processor")
 
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    before = signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def corpus() -> list[bytes]:
     return [path.read_bytes() for path in sorted(GOLDEN.glob("*.yaml"))]
 
 
-def mutated(recipes: list[bytes], chance: random.Random) -> tuple[bytes, list[str]]:
-    """Returns a recipe with a few pieces changed, and sometimes overrides."""
-    recipe = bytearray(chance.choice(recipes))
+def mutated(recipes: list[bytes], chance: random.Random) -> Input:
+    """Returns a recipe with a few pieces changed; sometimes with overrides, with files that it includes, under
+    an odd name, or grown to a large one."""
+    recipe = _changed(chance.choice(recipes), recipes, chance)
+    files = {}
+    if chance.random() < 0.3:
+        entries = chance.choices(INCLUDES, k=chance.randrange(1, 5))
+        listed = "".join(f"  - {entry}\n" for entry in [*entries, "_self_"])
+        recipe = f"defaults:\n{listed}".encode() + recipe
+        files = {
+            name: _changed(_included(chance) + chance.choice(recipes), recipes, chance)
+            for name in (
+                "near.yaml",
+                "base.yaml",
+                "conf/own.yaml",
+                "conf/layout/own.yaml",
+                "conf/run/quick.yaml",
+            )
+        }
+    return Input(
+        recipe,
+        tuple(_override(chance) for _ in range(chance.choice((0, 0, 0, 1, 2)))),
+        chance.choice(NAMES) if chance.random() < 0.2 else "recipe.yaml",
+        files,
+        {name: text for name, text in ENVIRONMENT.items() if chance.random() < 0.8},
+        _override(chance)[: chance.randrange(30)] if chance.random() < 0.3 else "",
+    )
+
+
+def _included(chance: random.Random) -> bytes:
+    header = chance.choice(("", "", "# @package _global_\n", "# @package run\n", "# @package a.b\n"))
+    return f"{header}defaults: [{chance.choice(('', './near', 'base', '/conf/own@_here_', '_self_'))}]\n".encode()
+
+
+def grown(chance: random.Random) -> Input:
+    """Returns an input of about 1 MiB, in which one piece comes again and again."""
+    pieces = (
+        *PIECES,
+        "token: ",
+        "--token ",
+        "a: b\n",
+        "- x\n",
+        "hf_aBcDeFgHiJkLmNoPqRsTuV ",
+        "://a:b@c ",
+        "'x', ",
+        "é",
+    )
+    piece = "".join(chance.choices(pieces, k=chance.choice((1, 1, 2, 3)))).replace("\x00", "")
+    count = MAX_BYTES // max(1, len(piece.encode())) - 200
+    numbered = "".join(f"{piece}{number}" for number in range(count // 2))[: MAX_BYTES - 10_000]
+    repeated = chance.choice((piece * count, numbered))
+    around = (
+        "vars: {{x: '{}'}}\n",
+        "{}",
+        "# {}\n",
+        "vars:\n  x: |\n    {}\n",
+        "groups: {{a: [{}]}}\n",
+        'name: "{}"\n',
+    )
+    text = (
+        chance.choice(around).format(repeated)
+        + "groups: {a: {ranks: 1, device_type: cpu, program: recipe.yaml}}\n"
+    )
+    return Input(text.encode()[:MAX_BYTES], (f"+vars.y={piece}",) if chance.random() < 0.3 else ())
+
+
+def _changed(text: bytes, recipes: list[bytes], chance: random.Random) -> bytes:
+    recipe = bytearray(text)
     for _ in range(chance.choice((1, 1, 2, 3, 5, 8))):
         at = chance.randrange(len(recipe) + 1)
         match chance.randrange(7):
@@ -174,12 +326,11 @@ def mutated(recipes: list[bytes], chance: random.Random) -> tuple[bytes, list[st
                 lines.insert(chance.randrange(len(lines) + 1), chance.choice(lines))
                 recipe = bytearray(b"\n".join(lines))
             case 4:
-                recipe[at : at + chance.randrange(4)] = chance.choice(PIECES).encode() * chance.choice(
-                    (1, 1, 1, 2, 100)
-                )
+                many = chance.choice((1, 1, 1, 2, 100))
+                recipe[at : at + chance.randrange(4)] = chance.choice(PIECES).encode() * many
             case _:
                 recipe[at:at] = chance.choice(PIECES).encode()
-    return bytes(recipe), [_override(chance) for _ in range(chance.choice((0, 0, 0, 1, 2)))]
+    return bytes(recipe)
 
 
 def _override(chance: random.Random) -> str:
@@ -191,12 +342,27 @@ def _override(chance: random.Random) -> str:
     return made.replace("\x00", "")
 
 
+CORRECT = Input(
+    b"defaults: [layout@components.a.parallel: dp, _self_]\n"
+    b"groups: {g: {ranks: 2, device_type: cpu}, p: {ranks: 1, device_type: cpu, program: recipe.yaml}}\n"
+    b"components: {a: {_target_: meshctl.components.Cycle, group: g, args: {path: x.jsonl}}}\n"
+    b"pipeline: {b: {call: a.next, samples: 4}}\nrun: {steps: 1}\n"
+)
+
+
 def warm(folder: Path) -> None:
     """Imports what is imported on use, before anything is watched."""
-    for recipe in (b"a: 1\n", corpus()[0]):
-        check(recipe, ["seed=1", "+x@vars=y"], folder)
-    for name in FORMATS:
-        import_module(f"meshctl.view.reports.{name}")
+    os.chdir(folder)
+    inputs = (CORRECT, Input(b"a: 1\n"), Input(corpus()[0], ("seed=1", "+x@vars=y"), word="run."))
+    for name in (
+        *(f"view.reports.{name}" for name in FORMATS),
+        *(f"view.pictures.{one.whole}" for one in PICTURES.values()),
+    ):
+        import_module(f"meshctl.{name}")
+    for one in inputs:
+        with suppress(Found):
+            check(one, folder)
+    assert not check(CORRECT, folder).report.errors
 
 
 def main() -> None:
@@ -205,28 +371,31 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=("mutations", "atheris"), default="mutations")
     options = parser.parse_args()
+    place = Path.cwd()
     sys.addaudithook(WATCH)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         warm(folder)
         if options.engine == "atheris":
-            return guided(folder, options.inputs)
+            return guided(folder, options.inputs, place)
         chance, recipes, start = random.Random(options.seed), corpus(), time.monotonic()
         for number in range(1, options.inputs + 1):
-            try_input(*mutated(recipes, chance), folder)
+            made = grown(chance) if number % GROWN_EVERY == 0 else mutated(recipes, chance)
+            try_input(made, folder, place)
             if number % 10_000 == 0 or number == options.inputs:
                 print(f"{number} inputs, {time.monotonic() - start:.0f} s", flush=True)
 
 
-def try_input(recipe: bytes, overrides: list[str], folder: Path) -> None:
+def try_input(one: Input, folder: Path, place: Path) -> None:
     try:
-        check(recipe, overrides, folder)
+        check(one, folder)
     except Found as found:
-        Path("fuzz-found.yaml").write_bytes(f"# overrides: {overrides!r}\n".encode(errors="replace") + recipe)
+        rest = f"# {replace(one, recipe=b'')!r}\n".encode(errors="replace")
+        (place / "fuzz-found.yaml").write_bytes(rest + one.recipe)
         sys.exit(f"{found}; the input is in fuzz-found.yaml")
 
 
-def guided(folder: Path, inputs: int) -> None:
+def guided(folder: Path, inputs: int, place: Path) -> None:
     """Runs libFuzzer through atheris; an input is a recipe and its overrides, separated by NUL."""
     import atheris
 
@@ -234,10 +403,11 @@ def guided(folder: Path, inputs: int) -> None:
 
     def one(data: bytes) -> None:
         recipe, *overrides = data.split(b"\x00")
-        try_input(recipe, [override.decode(errors="replace") for override in overrides[:3]], folder)
+        given = tuple(override.decode(errors="replace") for override in overrides[:3])
+        try_input(Input(recipe, given), folder, place)
 
-    seeds = folder / "seeds"
-    seeds.mkdir()
+    seeds = place / "seeds"
+    seeds.mkdir(exist_ok=True)
     for number, recipe in enumerate(corpus()):
         (seeds / str(number)).write_bytes(recipe)
     atheris.Setup([sys.argv[0], f"-runs={inputs}", "-max_len=8192", str(seeds)], one)

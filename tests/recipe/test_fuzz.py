@@ -1,9 +1,11 @@
-"""Reads a few hundred of the inputs that `fuzzing.py` makes by the hundred thousand."""
+"""Reads and shows a few hundred of the inputs that `fuzzing.py` makes by the hundred thousand."""
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,34 +13,65 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshctl.recipe.load import load
-from tests.recipe.fuzzing import WATCH, Found, check, corpus, mutated, warm
+from tests.examples import examples
+from tests.recipe.fuzzing import CORRECT, WATCH, Found, Input, check, corpus, grown, mutated, warm
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("fuzz")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made, before = tmp_path_factory.mktemp("fuzz"), Path.cwd()
     sys.addaudithook(WATCH)
     warm(made)
-    return made
+    yield made
+    os.chdir(before)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_recipes_end_in_a_report(seed: int, folder: Path) -> None:
     chance, recipes = random.Random(seed), corpus()
-    for _ in range(60):
-        check(*mutated(recipes, chance), folder)
+    for _ in range(examples(50, 1000)):
+        check(mutated(recipes, chance), folder)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_mebibyte_takes_two_seconds_at_most(seed: int, folder: Path) -> None:
+    check(grown(random.Random(seed)), folder)
+
+
+@settings(
+    max_examples=examples(80, 2000),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
 @given(recipe=st.binary(max_size=400))
 def test_any_bytes_end_in_a_report(folder: Path, recipe: bytes) -> None:
-    check(recipe, [], folder)
+    check(Input(recipe), folder)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=examples(80, 2000),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
 @given(overrides=st.lists(st.text(st.characters(exclude_characters="\x00"), max_size=40), max_size=3))
 def test_any_overrides_end_in_a_report(folder: Path, overrides: list[str]) -> None:
-    check(b"name: x\ngroups: {a: {ranks: 1, device_type: cpu, program: {module: m}}}\n", overrides, folder)
+    check(Input(CORRECT.recipe, tuple(overrides), word="".join(overrides[:1])), folder)
+
+
+@settings(
+    max_examples=examples(60, 1000),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
+@given(
+    name=st.text(
+        st.characters(exclude_characters="\x00/", exclude_categories=["Cs"]), min_size=1, max_size=40
+    ),
+    value=st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
+)
+def test_any_file_name_and_any_environment_end_in_a_report(folder: Path, name: str, value: str) -> None:
+    recipe = b'groups: {a: {ranks: "${oc.env:A}", device_type: "${oc.env:A}"}}\nname: "${oc.env:A,x}"\n'
+    check(Input(recipe, name=f"{name}.yaml", environ={"A": value}), folder)
 
 
 def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,4 +81,15 @@ def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("tests.recipe.fuzzing.load", evil)
     with pytest.raises(Found, match="it did something: open"):
-        check(b"a: 1\n", [], folder)
+        check(Input(b"a: 1\n"), folder)
+
+
+def test_it_sees_what_takes_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(*arguments: object, **more: object) -> object:
+        while True:
+            pass
+
+    monkeypatch.setattr("tests.recipe.fuzzing.load", endless)
+    monkeypatch.setattr("tests.recipe.fuzzing.LIMIT_S", 0.1)
+    with pytest.raises(Found, match=r"more than 0.1 seconds"):
+        check(Input(b"a: 1\n"), folder)

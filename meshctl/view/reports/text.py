@@ -107,7 +107,7 @@ def _window(line: str, column: int) -> tuple[str, int]:
 
 def shown(text: str) -> str:
     """Returns the text without characters that control a terminal."""
-    return "".join(map(_cell, text))
+    return text if text.isprintable() else "".join(map(_cell, text))
 
 
 def _cell(character: str) -> str:
@@ -118,6 +118,8 @@ def _cell(character: str) -> str:
 
 def cells(text: str) -> int:
     """Returns the number of cells of a text in a terminal."""
+    if text.isascii() and text.isprintable():
+        return len(text)
     return sum(map(_width, shown(text)))
 
 
