@@ -180,7 +180,8 @@ def topology_of(launchable: Launchable) -> Topology:
     if not launchable.secrets.written:
         return drawn
     groups = (
-        replace(group, program=redact(group.program, launchable.secrets.written)) for group in drawn.groups
+        replace(group, program=redact(group.program, launchable.secrets.written_anywhere))
+        for group in drawn.groups
     )
     return replace(drawn, groups=tuple(groups))
 

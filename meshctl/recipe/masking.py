@@ -89,7 +89,7 @@ def mask_lines(file: str, lines: Sequence[str], secrets: Secrets = NO_SECRETS) -
         else:
             by_line = _in_tree(text, lines, places)
     pairs = zip(lines, by_line, strict=True)
-    known = Known(secrets.written)
+    known = secrets.written_anywhere
     return tuple(mask(line, [*found, *known.stretches(line), *shapes(line)]) for line, found in pairs)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import fields
@@ -77,6 +78,11 @@ class Secrets:
     @property
     def known(self) -> tuple[str, ...]:
         return (*self.written, *self.environment)
+
+    @cached_property
+    def written_anywhere(self) -> Known:
+        """The secret texts that the recipe contains, to be found in other texts."""
+        return Known(self.written)
 
 
 class RecordingEnviron(Mapping[str, str]):
@@ -208,7 +214,6 @@ def shown(node: Node, secrets: Secrets, path: Path = ()) -> Node:
     """Returns the value at a path with its secrets hidden; references stay as written."""
     places = {found for found, _ in secret_places(plain(node), path, is_secret_at(path))}
     is_below = path in secrets.paths
-    known = Known(secrets.written)
 
     def hidden(leaf: Node, here: Path) -> Node:
         text = leaf.value
@@ -217,7 +222,7 @@ def shown(node: Node, secrets: Secrets, path: Path = ()) -> Node:
         elif (is_below or here in secrets.paths or here in places) and _has_text(leaf):
             text = _without_literals(str(leaf.value))
         elif isinstance(leaf.value, str):
-            text = redact(leaf.value, known)
+            text = redact(leaf.value, secrets.written_anywhere)
         return leaf if text == leaf.value else replace(leaf, value=text, written=text)
 
     return with_leaves(node, path, hidden)

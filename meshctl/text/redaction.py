@@ -175,9 +175,9 @@ def redact(text: str, known: Iterable[str] | Known = ()) -> str:
 def redact_traceback(text: str, known: Collection[str] = ()) -> str:
     """Returns a traceback without secrets. `known` are the texts of secrets. Lines of source code, which are
     indented, show names rather than values, so they are redacted only if they contain a known text."""
-    lines = text.splitlines(keepends=True)
+    lines, texts = text.splitlines(keepends=True), Known(known)
     return "".join(
-        line if line.startswith("    ") and not any(one in line for one in known) else redact(line, known)
+        line if line.startswith("    ") and not any(one in line for one in known) else redact(line, texts)
         for line in lines
     )
 

@@ -13,6 +13,7 @@ import pytest
 from meshctl.recipe.compose import config_store
 from meshctl.recipe.compose.sweeps import expand
 from meshctl.recipe.load import Loaded, load
+from meshctl.recipe.origins import origins
 
 RECIPE = "groups: {a: {ranks: 1, device_type: cpu, program: recipe.yaml}}\n"
 DEEP_KEY = ".".join("a" * 3000)
@@ -156,4 +157,5 @@ def test_many_secrets_are_all_hidden(tmp_path: Path) -> None:
     many = ", ".join(f"token{n}: a-secret-of-mine-{n}-abc" for n in range(3000))
     one = loaded(tmp_path, f"vars: {{{many}}}\nname: a-secret-of-mine-7-abc is x\n{RECIPE}")
     shown = "\n".join([*(line for _, lines in one.report.sources for line in lines), repr(one.report)])
+    shown += repr(origins(one, tmp_path))
     assert len(one.secrets.written) == 3000 and "of-mine" not in shown
