@@ -5,8 +5,9 @@ place.
     memory.make(n)       memory of its own      piece.handle -->   memory.open(handle, n)
     memory.finish()      the writes are done                       piece.view(...)
 
-A device runs behind the program that queues its work. So `finish` waits for the queue before peers are told
-of a tensor. A view that has died in Python may still be read by queued work: memory is returned `after` that.
+A device works asynchronously: the program only queues its work. So `finish` waits for the queue before a
+tensor is announced to peers. Queued work may still read a view that has died in Python, so memory is returned
+by `after`, when this work is done.
 
 `handshake` finds out by trial which workers can read one another's memory.
 """
@@ -29,11 +30,12 @@ from meshctl.runtime.transports.buffers.arena import Piece
 ALIGN = 512
 """Alignment in bytes of several tensors in one piece of memory, as in torch's allocator."""
 _SAMPLE_BYTES = 4096
-"""Bytes that are read on trial."""
+"""Bytes of the sample piece that peers read on trial."""
 _OFFERS, _READS = "device/offers", "device/reads"
-"""Keys of the store: what each worker offers to be read, and whose memory it has read."""
+"""Prefixes of keys of the store. Under the first one each worker publishes its device's name and the handle
+of its sample piece, under the second one the job ranks whose sample piece it could read."""
 _FAILURES = (RuntimeError, BufferError)
-"""Errors of a device that cannot be used, raised by torch or by us."""
+"""Errors that torch or this package raises for a device that cannot be used."""
 
 
 class DeviceError(RuntimeError):
@@ -59,10 +61,11 @@ class DeviceMemory(Protocol):
         """Whether a tensor is on this device."""
 
     def make(self, nbytes: int) -> Piece:
-        """Returns memory of this process. Raises `DeviceError`."""
+        """Allocates a piece that the other processes of this node can open. Raises `DeviceError`."""
 
     def open(self, handle: bytes, nbytes: int) -> Piece:
-        """Returns a piece of any process of this node, by its handle. Raises `DeviceError`."""
+        """Returns the piece of `nbytes` bytes with this `Piece.handle`, which any process of this node has
+        made. Raises `DeviceError`."""
 
     def finish(self) -> None:
         """Waits until all work that this thread has queued is done, so that peers may read what it wrote."""
@@ -72,7 +75,7 @@ class DeviceMemory(Protocol):
         never raises, so finalizers can call it."""
 
     def close(self) -> None:
-        """Does what is left to do, after the last `after`."""
+        """Waits until every function that was passed to `after` has been called."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def _imported(path: str) -> Any:
 
 
 CHOICE = "MESHCTL_DEVICES"
-"""The environment variable that sends tensors of all devices through host memory where it is `cpu`."""
+"""An environment variable. Where it is `cpu`, the tensors of all devices travel through host memory."""
 
 
 # Access between peers
@@ -128,13 +131,12 @@ Path = Literal["device", "nccl", "cpu"]
 """The way of a tensor from one device to another: it is read in place, sent by NCCL, or goes through host
 memory."""
 Wait = Callable[[Mapping[int, str]], None]
-"""Is called with the key that each job rank sets in the store (job rank -> key), and returns when all are
-set."""
+"""Takes job rank -> key of the store, and returns when all these keys are set."""
 
 
 @dataclass(frozen=True)
 class PeerAccess:
-    """What the workers of one node found out about their devices; the same in all of them."""
+    """Which workers of one node can read whose device memory; equal in all of these workers."""
 
     names: Mapping[int, str]
     """Job rank -> name of its device; empty where it has none that peers can use."""
@@ -153,9 +155,9 @@ class PeerAccess:
 def handshake(
     memory: DeviceMemory | None, job_rank: int, job_ranks: Collection[int], store: Store, wait: Wait
 ) -> PeerAccess:
-    """Finds out by trial which workers of a node can read whose memory: each offers a piece with a pattern,
-    and tries to read those of the others. All `job_ranks` of the node call it; `memory` is None where a
-    worker has no device."""
+    """Finds out by trial which workers of a node can read whose memory: each worker publishes a sample piece,
+    filled with a pattern, and tries to read the pieces of the others. All `job_ranks` of the node call it;
+    `memory` is None where a worker has no device."""
     piece, offer = _offer(memory, job_rank)
     offers = _exchange(store, _OFFERS, job_rank, job_ranks, offer, wait)
     names = {other: name for other, (name, _) in offers.items()}
@@ -170,8 +172,8 @@ def handshake(
 
 
 def devices_at(job_ranks: Collection[int], store: Store, wait: Wait) -> frozenset[int]:
-    """Returns those of `job_ranks`, on other nodes, that have a device which peers can use. They publish this
-    in the `handshake` of their own node."""
+    """Returns the members of `job_ranks` that have a device which peers can use. They may be on other nodes;
+    each publishes this in the `handshake` of its own node."""
     offers = _values(store, _OFFERS, job_ranks, wait)
     return frozenset(other for other, (name, _) in offers.items() if name)
 
@@ -191,7 +193,8 @@ def _values(store: Store, key: str, job_ranks: Collection[int], wait: Wait) -> d
 
 
 def _offer(memory: DeviceMemory | None, job_rank: int) -> tuple[Piece | None, tuple[str, str]]:
-    """Returns a piece for peers to read, and what they are sent of it: the device's name and the handle."""
+    """Returns a sample piece and what is published about it: the device's name and the handle in hex. Where
+    there is no device or no memory, the piece is None and the handle empty."""
     if memory is None:
         return None, ("", "")
     try:
@@ -204,7 +207,7 @@ def _offer(memory: DeviceMemory | None, job_rank: int) -> tuple[Piece | None, tu
 
 
 def _can_read(memory: DeviceMemory, other: int, handle: bytes) -> bool:
-    """Whether a peer's pattern is read from its piece."""
+    """Whether this process reads the right pattern in the sample piece of the job rank `other`."""
     try:
         piece = memory.open(handle, _SAMPLE_BYTES)
     except _FAILURES:

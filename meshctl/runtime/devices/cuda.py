@@ -153,7 +153,7 @@ class Runtime:
 
 @dataclass(eq=False)
 class Region:
-    """A piece of a device's memory in this process's address space."""
+    """A `Piece` of a device's memory, mapped into this process."""
 
     address: int
     nbytes: int
@@ -220,7 +220,8 @@ class Cuda:
         self._program = torch.cuda.current_stream(self.device)
         """The stream on which the program's thread queues its work."""
         self._own: dict[bytes, int] = {}
-        """Addresses of the pieces of this process, by handle: CUDA does not open them in the same process."""
+        """Handle -> address, of the pieces that this process has made: CUDA opens a handle in other processes
+        only."""
         self._later = Later()
 
     def holds(self, tensor: Tensor) -> bool:
@@ -251,9 +252,9 @@ class Cuda:
         _event_at_end(torch.cuda.current_stream(self.device)).synchronize()
 
     def after(self, act: Callable[[], None]) -> None:
-        """Calls `act` when the current stream and the program's stream are done: a view may die on another
-        thread than the program's. Code that reads a view on a third stream must keep it until that is done,
-        as for torch's own memory."""
+        """Calls `act` when all work that is queued now on the current stream and on the program's stream is
+        done. The two differ where a view dies on another thread than the program's. Code that reads a view on
+        a third stream must keep it until this work is done, as for torch's own memory."""
         try:
             here = torch.cuda.current_stream(self.device)
             events = [_event_at_end(stream) for stream in {here, self._program}]

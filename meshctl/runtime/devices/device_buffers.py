@@ -2,12 +2,12 @@
 read, or by transfers to their devices.
 
     lease       copies the tensors into a block, where a receiver reads this device's memory
-    encode      what one receiver is sent: the block, and its handle where the receiver does not know it; or
-                only the bytes that a transfer will bring
-    decode      the view of what was received, or the bytes that a transfer brings
+    encode      returns a message about a tensor for one receiver: its block, with the block's handle where
+                the receiver does not know it yet; or only its size, where a transfer will bring the tensor
+    decode      returns a view of the tensor of such a message, or its size where a transfer brings it
 
-A block comes back when the last view of it has died everywhere and no device reads it any more. A block that
-is not used any more is closed by all who opened it before it is freed.
+A receiver returns a block when its last view of the block has died and its device no longer reads it. A block
+that is not used any more is freed after all peers that opened it have closed it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from meshctl.runtime.devices.backend import ALIGN, DeviceMemory, PeerAccess, lai
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block, Piece
 
 _REF = struct.Struct("<qqqq")
-"""Block or 0, its bytes where its handle follows, offset of the tensor, bytes of the tensor."""
+"""Number of the block, 0 where a transfer brings the tensor; size of the block where its handle follows, else
+0; offset of the tensor in the block; size of the tensor. Sizes and offset are in bytes."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +33,21 @@ class DeviceBuffer:
 
     tensor: Tensor
     block: Block | None = None
-    """Its copy for receivers that read this device's memory."""
+    """The block with a copy of the tensor; None where no receiver can read this device's memory."""
     offset: int = 0
+    """Offset of the copy in the block, in bytes."""
 
 
 class DeviceBuffers:
     def __init__(
         self, job_rank: int, memory: DeviceMemory, access: PeerAccess, drop: Callable[[int, int], None]
     ) -> None:
-        """`drop` tells a peer that a block, by number, is not used any more."""
+        """`drop` is called with a peer's job rank and the number of a block. It tells the peer that the block
+        is not used any more."""
         self._job_rank, self._memory, self._access, self._drop = job_rank, memory, access, drop
         self.arena = Arena(self._on_dropped, memory.make)
         self._opened: dict[tuple[int, int], Piece] = {}
-        """Pieces of peers, by job rank and block."""
+        """(Job rank, number of a block) -> the piece of this peer, opened."""
 
     def accepts(self, to: Sequence[int], tensor: Tensor) -> bool:
         """Whether a tensor is on this device and can reach the devices of all receivers without host
@@ -62,16 +65,16 @@ class DeviceBuffers:
         return [other for other in to if other == mine or self._access.path(mine, other) == "device"]
 
     def lease(self, to: Sequence[int], use: Hashable, tensors: Sequence[Tensor]) -> list[DeviceBuffer]:
-        """Copies tensors of the device into memory that the receivers `to` can read, where some of them can.
+        """Copies tensors into one block, unless none of the receivers `to` can read this device's memory.
 
-        The copies are queued on the device, so peers may be told of the tensors only after `finish`. Raises
-        `DeviceError`.
+        The copies are only queued on the device, so tensors may be announced to peers only after `finish`.
+        `use` is that of `Arena.take`. Raises `DeviceError`.
         """
         readers = self.readers(to)
         if not readers:
             return [DeviceBuffer(tensor) for tensor in tensors]
         starts, total = laid([tensor.nbytes for tensor in tensors])
-        block = self.arena.take(use, total, readers * len(tensors))  # each view of it is returned
+        block = self.arena.take(use, total, readers * len(tensors))  # a reader returns it once per view
         for tensor, at in zip(tensors, starts, strict=True):
             block.memory.view(at, tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return [DeviceBuffer(tensor, block, at) for tensor, at in zip(tensors, starts, strict=True)]
@@ -81,7 +84,7 @@ class DeviceBuffers:
         self._memory.finish()
 
     def own_view(self, buffer: DeviceBuffer) -> Tensor:
-        """Returns what this job rank itself receives."""
+        """Returns a view of a leased copy, uint8 `[n]`, where this job rank is itself a receiver."""
         assert buffer.block is not None
         give_back = partial(self.arena.give_back, buffer.block.number, self._job_rank)
         return buffer.block.memory.view(
@@ -95,6 +98,7 @@ class DeviceBuffers:
     # Messages
 
     def encode(self, to: int, buffer: DeviceBuffer) -> bytes:
+        """Returns the message about a leased tensor for the receiver `to`."""
         block, nbytes = buffer.block, buffer.tensor.nbytes
         if block is None or self.needs_transfer(to):
             return _REF.pack(0, 0, 0, nbytes)
@@ -105,8 +109,9 @@ class DeviceBuffers:
         return _REF.pack(block.number, block.nbytes, buffer.offset, nbytes) + block.memory.handle
 
     def decode(self, source: int, data: bytes, gone: Callable[[int], None]) -> Tensor | int:
-        """Returns a view, whose death is reported to `gone` with the block's number, or the bytes that a
-        transfer brings. Raises `ArenaError`, `DeviceError` and `struct.error` for malformed data."""
+        """Returns a view of the tensor of a message of `source`, or its size in bytes where a transfer brings
+        it. `gone` is called with the block's number when the last tensor derived from the view has died.
+        Raises `ArenaError`, `DeviceError` and `struct.error` for malformed data."""
         number, size, at, nbytes = _REF.unpack_from(data)
         if nbytes <= 0 or number < 0 or at % ALIGN:
             raise ArenaError(f"a tensor of {nbytes} bytes at {at} in block {number}")
@@ -122,7 +127,7 @@ class DeviceBuffers:
         return piece.view(at, nbytes, partial(self._memory.after, partial(gone, number)))
 
     def close_block(self, source: int, number: int) -> bool:
-        """Closes a peer's block of which nobody has a view. Returns whether it was open."""
+        """Closes a peer's block of which this process has no view. Returns whether it was open."""
         piece = self._opened.pop((source, number), None)
         if piece is not None:
             piece.close()

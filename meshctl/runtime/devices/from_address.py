@@ -65,7 +65,7 @@ class _Kept:
 
 
 _kept: dict[int, _Kept] = {}
-"""By the address of the `DLManagedTensor`."""
+"""Address of a `DLManagedTensor` -> the objects that are kept for it."""
 
 
 def tensor_at(

@@ -3,12 +3,12 @@ devices of one node without peer access.
 
     sender                                          receiver
     send(to, tensors, done)    -- header -->       expect(source, sizes, clear_to_send, on_received)
-    clear_to_send(to)          <-- turn ----       clear_to_send()
+    clear_to_send(to)          <-- clear ---       clear_to_send()
     done()                     == tensors ==>      on_received(tensors)
 
-Headers and turns travel on the connections of the workers. Both ends post a transfer only when both are
-ready, so no kernel waits for a peer that computes. Before a sender sends the header, it waits until its
-device has written the tensors. It waits for nothing else.
+Headers and "clear to send" messages travel on the connections of the workers. Both ends post a transfer only
+when both are ready, so no kernel waits for a peer that computes. Before a sender sends the header, it waits
+until its device has written the tensors. It waits for nothing else.
 
 Each ordered pair of job ranks has its own communicator. NCCL runs the operations of a communicator one after
 another. If pairs shared a communicator, ends that post their operations in different orders would deadlock.
@@ -78,8 +78,8 @@ class Streams(Protocol):
         filled."""
 
     def mark(self) -> Callable[[], None]:
-        """Returns a function that waits until the present work of the current stream is done, on any
-        thread."""
+        """Returns a function that waits until the work that is queued now on the current stream is done. Any
+        thread may call the function."""
 
     def own(self) -> AbstractContextManager[Any]:
         """Returns a context manager that makes a new stream the current one. No other code uses this
@@ -89,8 +89,11 @@ class Streams(Protocol):
 @dataclass(frozen=True)
 class _Outgoing:
     memory: Tensor
+    """uint8 `[n]`: all tensors of the message."""
     written: Callable[[], None]
+    """Waits until the device has written `memory`."""
     done: Callable[[], None]
+    """Called when the message has been sent."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class PairTransfers:
         self._sender(to).put(_Outgoing(memory, self._streams.mark(), done))
 
     def clear_to_send(self, to: int) -> None:
-        """Is called when `to` gives the turn to the next message, possibly before `send` of this message."""
+        """Permits the transfer of the next message to `to`. It is called when this receiver's "clear to send"
+        arrives, possibly before the `send` of the message."""
         self._sender(to).clear_to_send()
 
     def expect(
@@ -149,7 +153,7 @@ class PairTransfers:
         """Aborts all transfers. It is called once; after a run that ended normally there are none."""
         with self._lock:
             ends: list[_PairEnd[Any]] = [*self._senders.values(), *self._receivers.values()]
-        for end in ends:  # all before the first stops: it would pass the turn on to another
+        for end in ends:  # before any end stops, because its turn would pass to another one
             end.is_leaving.set()
         for end in ends:
             end.leave()
@@ -201,8 +205,8 @@ class _PairEnd(Generic[Message]):
 
     @property
     def pair(self) -> Pair:
-        """The process group, which is made on first use. Raises `ConnectionAbortedError` after `leave`, which
-        would not abort a pair that is made later."""
+        """The process group, which is made on first use. Raises `ConnectionAbortedError` after `leave`,
+        because nothing would abort a pair that is made later."""
         if self._made is None:
             self._made = self._make()
         if self.is_leaving.is_set():
@@ -213,8 +217,8 @@ class _PairEnd(Generic[Message]):
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Aborts the pair, after `is_leaving` was set. Each end aborts on a thread of its own, because an
-        abort may wait for that of another end."""
+        """Aborts the pair, after `is_leaving` was set. Each end aborts on a thread of its own, because its
+        abort may wait until another end aborts as well."""
         self._messages.put(None)
         self._aborting.start()
 
@@ -222,7 +226,8 @@ class _PairEnd(Generic[Message]):
         self._messages.put(message)
 
     def join(self, until: float) -> None:
-        """Waits for the threads. One that waits for an end that never comes lives until the process ends."""
+        """Waits for the threads until the time `until` of `time.monotonic`. A thread that waits for a peer
+        which never connects lives until the process ends."""
         for thread in (self._aborting, self._thread):
             thread.join(max(0.0, until - time.monotonic()))
 
