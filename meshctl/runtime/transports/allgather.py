@@ -11,8 +11,8 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 
 MAX_DIRECT = 4
-"""So many ranks, at most, send their rows to each other in one round: its messages overlap, while a further
-round waits for the one before it."""
+"""The most ranks that send their rows to each other in a single round. The messages of a round overlap, but a
+further round waits for the one before it."""
 
 
 def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int, row: bytes) -> list[bytes]:

@@ -1,5 +1,4 @@
-"""The data plane of one worker: slots, credits and waiting, over transports of which each has a file or
-folder.
+"""The data plane of one worker: slots, credits and waiting, on top of several transports.
 
 A frame (uint8 `[n]`) travels from one job rank to others under a tag. A tag is a number that both ends know;
 frames of one tag between two job ranks arrive in order. `lease` returns memory for a frame as soon as every
@@ -110,11 +109,13 @@ class DataPlane:
         self._transports = tuple(dict.fromkeys(self._transport_to.values()))
 
     def cancel_when(self, is_cancelled: Callable[[], bool]) -> None:
-        """Sets the predicate that every wait asks: whether the end of the run drops the current step."""
+        """Sets a predicate: whether the end of the run drops the current step. Every wait checks it and
+        raises `StepCancelled` where it is true."""
         self._is_cancelled = is_cancelled
 
     def reserve(self, tag: int, slots: int) -> None:
-        """Sets the slots of a tag before its first frame. 0 means no bound, where both ends take turns."""
+        """Sets the slots of a tag, before its first frame. 0 means no bound, for a tag whose two ends take
+        turns anyway."""
         self._slots[tag] = slots
 
     def slots(self, tag: int) -> int:
@@ -153,8 +154,8 @@ class DataPlane:
     # Sending
 
     def frame(self, to: Sequence[int], value: Any, *, is_final: bool = False) -> Frame:
-        """Lays a value out for some job ranks, all of one transport. `is_final`: nobody writes to the value's
-        tensors any more. Raises `FrameError`."""
+        """Returns the layout of a value as a frame to some job ranks, all of one transport. `is_final`:
+        nobody writes to the value's tensors any more. Raises `FrameError`."""
         return Frame(value, partial(self._transport_of(to).accepts, to, is_final))
 
     def lease(
@@ -201,7 +202,7 @@ class DataPlane:
         self.transport_to(writer).post(writer, tag, lease, write=True)
 
     def send(self, to: int | Sequence[int], tag: int, frame: Frame) -> None:
-        """Leases, writes and delivers. Raises what `lease` raises."""
+        """Leases memory for a frame, writes the frame to it and delivers it. Raises what `lease` raises."""
         receivers = (to,) if isinstance(to, int) else tuple(to)
         if not frame.out_of_band and frame.nbytes <= self.inline_max(receivers):
             self.send_inline(receivers, tag, frame.inline())
@@ -211,7 +212,7 @@ class DataPlane:
         self.deliver(lease)
 
     def send_bytes(self, to: int, tag: int, frame: bytes) -> None:
-        """Sends a frame that is bytes. Raises what `lease` raises."""
+        """Sends bytes as a frame. Raises what `lease` raises."""
         transport = self.transport_to(to)
         if len(frame) <= transport.inline_max and to != self.job_rank:
             if self._slots.get(tag, SLOTS):
@@ -284,7 +285,8 @@ class DataPlane:
             raise self.peer_lost(source, f"sent what is no frame: {error}") from None
 
     def next(self, source: int, tag: int) -> Delivery:
-        """Returns the next delivery of a tag as it came. Raises `PeerLost`, `StepCancelled`."""
+        """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`,
+        `StepCancelled`."""
         with self._lock:
             queue = self._inbox[source, tag]
             if not queue or not queue[0].is_complete:
@@ -297,8 +299,8 @@ class DataPlane:
     # Called by transports
 
     def on_inline(self, source: int, tag: int, frame: bytes) -> None:
-        """Queues a frame that arrived in a message, on the thread that waits. Raises `ProtocolError` where a
-        peer has no slot for it."""
+        """Queues a frame whose bytes came in the message itself. Called on the thread that waits only. Raises
+        `ProtocolError` where the peer `source` has no slot for the frame."""
         if not 0 <= tag < self.context.tag_count:
             raise ProtocolError(NO_SLOT.format(tag))
         with self._lock:
@@ -323,7 +325,7 @@ class DataPlane:
         generation: int | None = None,
     ) -> None:
         """Queues a received frame; called on any thread. An out-of-band tensor that a transfer brings is
-        given as its number of bytes, and `clear_to_send` tells its sender to begin. A frame of another
+        given as its size in bytes, and `clear_to_send` tells its sender to begin. A frame of another
         `generation` than the source's current one is dropped."""
         with self._lock:
             if generation is not None and generation != self.generation_of(source):
@@ -404,7 +406,8 @@ class DataPlane:
             self._poller.wake()
 
     def _wait(self, ready: Callable[[], bool], peer: int, verb: str, tag: int) -> None:
-        """Waits, with the lock held, until a peer does something under a tag that it has not done yet."""
+        """Waits until `ready` returns true, which depends on a peer. The caller holds the lock. `verb` says
+        what the peer has to do under the tag; it is for the message of `PeerLost`."""
         patience = self.context.patience_s if peer != self.job_rank else 0.0
         until = time.monotonic() + patience if patience else None
         while True:
@@ -431,8 +434,8 @@ class DataPlane:
     # Losses
 
     def check(self, peer: int, tag: int) -> None:
-        """Raises `PeerLost` where the peer, or somebody in its group, is lost. This job rank's own number
-        asks for a loss of any group."""
+        """Raises `PeerLost` where the peer, or a member of its peer group, is lost. Where `peer` is this job
+        rank itself, a loss in any group counts."""
         if losses := self._losses:
             group = self.context.group_of(peer)
             loss = losses.get(None) or (
@@ -462,21 +465,24 @@ class DataPlane:
             self._notify()
 
     def on_peer_lost(self, lost: int, announcer: int) -> None:
-        """Records a loss that a peer announces, which ends itself."""
+        """Records that the job rank `lost` is lost. The peer `announcer` reports it, and ends because of
+        it."""
         self.fail(self.peer_lost(lost, f"is lost, as {self.name_of(announcer)} says"), announcer)
 
     def announce_loss(self, lost: PeerLost) -> None:
-        """Sends to all connected peers that this job rank ends because another one is lost."""
+        """Informs all connected peers that this job rank ends because another one is lost."""
         if lost.job_rank is not None:
             for transport in self._transports:
                 transport.announce_loss(lost.job_rank)
 
     def peer_lost(self, job_rank: int, how: str, tag: int = -1) -> PeerLost:
-        """Returns the error; `tag` is the one under which the job rank was awaited."""
+        """Returns the error for a lost peer. Its message is the peer's name followed by `how`; `tag` is the
+        one under which this process waits for the peer."""
         return PeerLost(f"{self.name_of(job_rank)} {how}", job_rank, self.context.route_of(tag))
 
     def out_of_memory(self, nbytes: int, tag: int, why: Exception) -> OutOfMemory:
-        """Returns the error; `nbytes` is the size of a frame with its out-of-band tensors."""
+        """Returns the error for a frame that gets no memory. `nbytes` is its size with the out-of-band
+        tensors."""
         route = self.context.route_of(tag)
         return OutOfMemory(f"cannot get {nbytes:,} bytes{f' for `{route}`' if route else ''}: {why}")
 
@@ -486,7 +492,7 @@ class DataPlane:
         return [*self._losses.values()]
 
     def queued(self, source: int, tag: int) -> list[Delivery]:
-        """Returns what has been received under a tag and not been taken by the program."""
+        """Returns the deliveries of a tag that have arrived and that the program has not taken yet."""
         return [*self._inbox.get((source, tag), ())]
 
     # Generations
@@ -517,7 +523,8 @@ class DataPlane:
         return self.context.group_of(job_rank) == group
 
     def close(self) -> None:
-        """Closes after the last frame; all job ranks close together. Raises `PeerLost`."""
+        """Says goodbye after the last frame, waits for the goodbyes of all peers and releases everything.
+        Raises `PeerLost`."""
         try:
             for transport in self._transports:
                 transport.leave()

@@ -7,7 +7,8 @@ class PeerLost(ConnectionError):
     """A peer has ended or never connected. The fault is elsewhere: this process is a victim."""
 
     def __init__(self, how: str, job_rank: int | None = None, route: str = "") -> None:
-        """`job_rank` is the peer's and `route` the one on which it was awaited, where these are known."""
+        """`how` names the peer and says what happened to it. `job_rank` is the peer's, and `route` is the
+        name of the route on which this process waits for it; each only where it is known."""
         super().__init__(f"{how}, and `{route}` waits for it" if route else how)
         self.how, self.job_rank = how, job_rank
 

@@ -1,4 +1,5 @@
-"""Files that a thread reads while it waits, so that no thread of its own competes with the program."""
+"""Lets the waiting thread react to files that become readable, so that no second thread competes with the
+program."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from collections.abc import Callable
 
 
 class Poller:
-    """Calls an action for each file that is readable. Made and polled by one thread; `wake` is for others."""
+    """Calls an action for each file that is readable. The thread that makes a poller polls it; other threads
+    only call `wake`."""
 
     def __init__(self) -> None:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

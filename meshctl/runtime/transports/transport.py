@@ -112,13 +112,14 @@ class Transport:
         raise NotImplementedError
 
     def reopen(self, job_ranks: Sequence[int]) -> None:
-        """Closes the connections to peers of an older generation and forgets what these peers hold."""
+        """Closes the connections to peers whose processes have been replaced, and takes back the memory that
+        was leased to them."""
 
     def forget(self) -> None:
         """Closes inherited descriptors in a forked child. Everything belongs to the parent process."""
 
     def announce_loss(self, lost: int) -> None:
-        """Sends to all connected peers that a job rank is lost. Never waits."""
+        """Informs all connected peers that the job rank `lost` is lost. Never waits."""
 
     def leave(self) -> None:
         """Says goodbye after the last frame. Never waits."""

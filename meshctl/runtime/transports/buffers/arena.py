@@ -1,10 +1,10 @@
 """Memory that processes of one node share: the producer of a frame writes it once, all consumers read it in
 place.
 
-A `Block` is one piece: a memfd, which has no name and so leaves nothing behind after any death; or memory of
-a device (`devices`). Fresh memory is many times slower than warm memory, so blocks are used again: an `Arena`
-keeps free blocks by their use, and makes a new one only while all others are held. Readers map a memfd
-read-only, so no replica can change what another one sees.
+A `Block` is one piece: a memfd or memory of a device (`devices`). A memfd has no name, so nothing is left of
+it when its processes die. Fresh memory is many times slower than warm memory, so blocks are used again: an
+`Arena` keeps free blocks by their use, which is any key, and makes a new block only where none is free.
+Readers map a memfd read-only, so no replica can change what another one sees.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Piece(Protocol):
 
     @property
     def handle(self) -> bytes:
-        """What another process of this node opens the memory by; empty where it has a file."""
+        """The bytes with which another process of this node opens the memory; empty where it has a file."""
 
     @property
     def outlasts(self) -> bool:
@@ -72,9 +72,9 @@ class Block:
     memory: Piece
     use: Hashable
     holders: Counter[Hashable] = field(default_factory=Counter)
-    """Holder -> how often it still has to return the block."""
+    """Holder (a job rank, or a job rank with a tag) -> how many times it still has to return the block."""
     known: set[tuple[int, bool]] = field(default_factory=set)
-    """Job ranks that have received the file or handle, and whether to write."""
+    """(Job rank, whether it may write): the peers that have received the file or handle."""
 
     @property
     def nbytes(self) -> int:
@@ -97,14 +97,14 @@ class ArenaStats:
 
 
 class Arena:
-    """The blocks of one process. From any thread."""
+    """The blocks that one process has made. Any thread may call its methods."""
 
     def __init__(
         self, drop: Callable[[Block], None] = lambda block: None, make: Callable[[int], Piece] | None = None
     ) -> None:
-        """`drop` is called with a block that is not used any more, so that peers unmap it; where its memory
-        `outlasts` that, each peer returns the block once more afterwards. `make` returns memory of at least
-        the given bytes."""
+        """`drop` is called with a block that is not used any more, and has its peers unmap it. Where the
+        block's memory `outlasts`, each peer confirms that by one more `give_back`. `make` returns memory of
+        at least the given number of bytes."""
         self.make = make or Sealed
         self._blocks: dict[int, Block] = {}
         self._dropped: dict[int, Block] = {}
@@ -116,8 +116,8 @@ class Arena:
         self._last_number = 0
 
     def take(self, use: Hashable, nbytes: int, holders: Iterable[Hashable]) -> Block:
-        """Returns a free block of at least `nbytes`, the one that was used last; makes one where none is
-        free."""
+        """Returns the free block of at least `nbytes` that was used last; makes one where none is free. It is
+        free again when each of the `holders` has returned it as many times as it is listed."""
         with self._lock:
             self._settle()
             free = self._free[use]
@@ -137,7 +137,7 @@ class Arena:
             block.holders.update(holders)
 
     def held(self, blocks: Iterable[Block], holder: Hashable) -> int:
-        """Returns how often a holder still has to return one of the blocks."""
+        """Returns how many times in all a holder still has to return these blocks."""
         with self._lock:
             self._settle()
             return sum(block.holders.get(holder, 0) for block in blocks)
@@ -153,7 +153,8 @@ class Arena:
         return sum(block.use == use for block in [*self._blocks.values()])
 
     def give_back(self, number: int, holder: Hashable) -> None:
-        """Returns a block of a holder. The garbage collector may call it in the middle of a `take`."""
+        """Records that a holder returns a block. It takes no lock, because the garbage collector may call it
+        in the middle of a `take`."""
         self._returned.append((number, holder))
 
     def discard(self, block: Block) -> None:
@@ -186,7 +187,8 @@ class Arena:
             return ArenaStats(len(self._blocks), free, len(self._dropped), nbytes)
 
     def close(self) -> None:
-        """Drops all blocks. Memory that outlasts them, and that a peer has open, ends with the process."""
+        """Drops all blocks. Memory that `outlasts` and that a peer still has open is freed when this process
+        ends."""
         with self._lock:
             self._settle()
             for block in [*self._blocks.values()]:
@@ -194,7 +196,8 @@ class Arena:
             self._free.clear()
 
     def _settle(self) -> None:
-        """Frees what has been returned. What a holder did not have is ignored."""
+        """Applies the calls of `give_back`: a block is free when it has no holder left. A return by a process
+        that does not hold the block is ignored."""
         while self._returned:
             number, holder = self._returned.popleft()
             block = self._blocks.get(number)
@@ -208,7 +211,7 @@ class Arena:
                     self._free[block.use].append(block)
 
     def _on_closed(self, number: int, peer: Hashable) -> None:
-        """A peer has unmapped a dropped block."""
+        """Records that a peer has unmapped a dropped block. The memory is freed after the last one."""
         block = self._dropped.get(number)
         if block is not None:
             block.known = {(other, write) for other, write in block.known if other != peer}
@@ -232,7 +235,7 @@ class Arena:
 
 
 def _job_rank_of(holder: Hashable) -> Hashable:
-    """Holders are job ranks or (job rank, tag)."""
+    """Returns the job rank of a holder, which is a job rank or (job rank, tag)."""
     return holder[0] if isinstance(holder, tuple) else holder
 
 
@@ -248,10 +251,11 @@ class Pages:
 
 
 class Mapped:
-    """A block in this process's address space."""
+    """Shared memory that is mapped into this process."""
 
     def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
-        """Raises `ArenaError` where the file is smaller, or could shrink while it is read."""
+        """Maps a file. Raises `ArenaError` where it has fewer than `nbytes` bytes or could shrink while it is
+        read."""
         try:
             if (
                 not 0 < nbytes <= os.fstat(file).st_size
@@ -285,7 +289,7 @@ def _after(mapped: Mapped, gone: Callable[[], None] | None) -> None:
 
 
 class Sealed(Mapped):
-    """A memfd that this process makes. Processes that map it keep it, whatever becomes of it here."""
+    """A memfd that this process makes. Other processes that have mapped it keep it after `close`."""
 
     handle = b""
     outlasts = False

@@ -4,7 +4,8 @@
     registered     a block that an endpoint writes its result to (`alloc`) and that receivers then read
     device         a block of the worker's device (`devices.device_buffers`)
 
-Blocks are used again. A receiver that keeps some frames' worth of blocks gets no more and is named.
+Blocks are used again. A receiver that holds too many blocks (`MAX_HELD`) gets no more, and the error names
+it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from meshctl.runtime.transports.errors import BuffersHeld
 from meshctl.runtime.transports.transport import Delivery, Lease
 
 INLINE_MAX = 4096
-"""Largest frame, and largest tensor, in bytes, that is as well copied into a message."""
+"""Largest frame, in bytes, that is sent inside the message; also the largest tensor that is always copied
+into its frame."""
 ALLOC_MIN = 1 << 16
-"""Smallest `alloc`, in bytes, that receivers read in place."""
+"""Smallest memory, in bytes, for which `alloc` makes a registered buffer."""
 RETURN_WAIT_S = 0.25
-"""Seconds to wait for a block to come back before another one is made, where there is already one for each
-slot and one that is being read."""
+"""Seconds to wait until a block is returned, before another one is made. There is no such wait until there is
+a block for each slot and one that is being read."""
 MAX_HELD = 8
-"""Blocks that a receiver may hold besides those that are in flight to it."""
+"""The most blocks that a receiver may hold besides those that are in flight to it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class LeaseState:
 
 @dataclass(frozen=True)
 class RegisteredBuffer:
-    """The use of a block that an endpoint writes to."""
+    """The use (of `Arena.take`) of the blocks that endpoints write to."""
 
     nbytes: int
 
@@ -93,7 +95,7 @@ class BufferPool:
         """Returns a registered buffer, uint8 `[nbytes]`; None for a small one or where there is no memory."""
         if nbytes < ALLOC_MIN or self._is_closed:
             return None
-        # a power of 2, so that there are few kinds; pages that nobody touches take no memory
+        # a power of 2, so that there are few uses; pages that nobody touches take no memory
         size = 1 << (nbytes - 1).bit_length()
         try:
             block = self.arena.take(RegisteredBuffer(size), size, [self._job_rank])
@@ -117,7 +119,7 @@ class BufferPool:
         return tensor.untyped_storage().data_ptr() in self.registered
 
     def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor]) -> Lease:
-        """Raises `BuffersHeld`, `OutOfMemory`, `PeerLost`."""
+        """Implements `Transport.lease`. Raises `BuffersHeld`, `OutOfMemory`, `PeerLost`."""
         try:
             return self._lease(to, tag, nbytes, out_of_band)
         except (ArenaError, DeviceError) as error:
@@ -157,7 +159,7 @@ class BufferPool:
             self.device.close()
 
     def forget(self) -> None:
-        """In a forked child: all blocks belong to the parent process."""
+        """Gives up all blocks in a forked child: they belong to the parent process."""
         self._is_closed = True
         self.registered.clear()
 
@@ -220,7 +222,7 @@ class BufferPool:
             raise self._held(to, count)
 
     def _await_registered(self, to: Sequence[int], tag: int, count: int) -> None:
-        """Waits for receivers that hold too many out-of-band tensors. Raises `BuffersHeld`."""
+        """Waits a little until no receiver holds too many registered buffers. Raises `BuffersHeld`."""
         self._max_out_of_band[tag] = max(self._max_out_of_band[tag], count)
         allowed = self._max_frames(tag) * self._max_out_of_band[tag]
         until = time.monotonic() + RETURN_WAIT_S
@@ -231,13 +233,14 @@ class BufferPool:
                 self._poll(to, tag, until)
 
     def _poll(self, to: Sequence[int], tag: int, until: float) -> None:
-        """Handles what has arrived. Raises `PeerLost`."""
+        """Handles messages until the time `until` of `time.monotonic` at most. Raises `PeerLost` for a lost
+        receiver."""
         self._data_plane.poll(max(0.0, until - time.monotonic()))
         for receiver in to:
             self._data_plane.check(receiver, tag)
 
     def _max_frames(self, tag: int) -> int:
-        """Returns how many frames a receiver may hold besides the one that comes."""
+        """Returns how many frames of a tag a receiver may hold before it gets another one."""
         return self._data_plane.slots(tag) + MAX_HELD
 
     def _held(self, to: Sequence[int], count: int) -> BuffersHeld:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 UNCACHED_MAX = 1 << 16
-"""Bytes up to which torch's allocator is warm enough."""
+"""The size in bytes up to which torch's own allocator returns warm memory."""
 
 
 class CachingAllocator:

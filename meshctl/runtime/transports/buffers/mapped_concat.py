@@ -22,17 +22,18 @@ PAGE = mmap.PAGESIZE
 MIN_BYTES = 1 << 16
 """Smallest concatenation that is worth a mapping."""
 MAX_SPANS = 1 << 10
-"""Spans of all mappings that are kept."""
+"""The most spans, over all mappings that are kept."""
 MAX_TIMES_MAPPED = 2
-"""How often kept memory may be mapped, on average. Each time counts as memory of this process for tools."""
+"""How many times memory may be mapped, on average, by the mappings that are kept. Tools count each mapping as
+memory of this process."""
 _NO_ACCESS = 0
 _Spans = tuple[tuple[Mapped, int, int], ...]
 """Memory, offset and bytes of each part."""
 
 
 def fits_pages(offset: int, nbytes: int, is_last: bool) -> bool:
-    """Whether bytes at an offset (or address) can be mapped behind others. Nothing comes after the last
-    ones."""
+    """Whether bytes at an offset (or address) can be a part of a concatenation. They must start at a page
+    and, except for the last part, end at one."""
     return nbytes > 0 and not offset % PAGE and (is_last or not nbytes % PAGE)
 
 

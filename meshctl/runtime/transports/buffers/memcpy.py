@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 MEMMOVE_MAX = 1 << 20
-"""Bytes from which torch copies as fast or faster."""
+"""The size in bytes from which on torch copies at least as fast as memmove."""
 
 
 def is_plain(tensor: Tensor) -> bool:

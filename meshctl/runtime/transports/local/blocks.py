@@ -14,8 +14,9 @@ class PeerBlocks:
         """By peer, number, and whether this process may write to the block."""
 
     def get(self, peer: int, number: int, size: int, files: Sequence[int], *, write: bool = False) -> Mapped:
-        """Returns a block; its file comes with the first message about it. Raises `ProtocolError` for a block
-        that is unknown or comes twice, and `ArenaError`."""
+        """Returns a peer's block of `size` bytes. `files` contains its file with the first message about it,
+        and is empty later. Raises `ProtocolError` for a block that is unknown or comes twice, and
+        `ArenaError`."""
         key = (peer, number, write)
         if files and key in self._mapped:
             raise ProtocolError(f"block {number}, once more")
@@ -27,7 +28,7 @@ class PeerBlocks:
         return mapped
 
     def drop(self, peer: int, number: int) -> list[Mapped]:
-        """Forgets a block; returns its mappings, which last as long as views of them."""
+        """Forgets a block. Returns its mappings, which exist until their last view dies."""
         found = (self._mapped.pop((peer, number, write), None) for write in (False, True))
         return [mapped for mapped in found if mapped]
 

@@ -29,7 +29,7 @@ class Address:
     """Where a job rank listens."""
 
     name: bytes
-    """Of its socket, in the abstract namespace."""
+    """The name of its socket in the abstract namespace."""
     pid: int
 
     def __str__(self) -> str:
@@ -60,7 +60,8 @@ class Connection:
         self.has_left = False
         """Whether the peer has said goodbye."""
         self.out_of_band: list[Tensor | int] = []
-        """Tensors that arrived ahead of their frame, or the bytes of each that a transfer brings."""
+        """The out-of-band tensors of the next frame, which arrive ahead of it. A tensor that a transfer
+        brings is given as its size in bytes."""
 
     @property
     def is_open(self) -> bool:
@@ -101,8 +102,8 @@ class SendQueue:
         self._flush()
 
     def transmit(self, connection: Connection, message: bytes, files: Sequence[int]) -> bool:
-        """Returns False where the socket is full. Otherwise the message is sent, or nobody is there to
-        receive it, and the files are closed."""
+        """Sends a message without waiting. Returns False where the socket is full. Otherwise the message is
+        sent, or dropped because the peer has ended, and the files are closed."""
         try:
             if files:
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
@@ -135,7 +136,8 @@ class SendQueue:
             os.close(self._bell)
 
     def _flush(self) -> None:
-        """Sends the queue. Checks the queue again after the lock is released: others only queue meanwhile."""
+        """Sends the queued messages, unless another thread does. Threads that find the lock taken only queue,
+        so the queue is checked again after the lock is released."""
         while self._queue and self._lock.acquire(blocking=False):
             try:
                 while self._queue:
@@ -155,7 +157,7 @@ class SendQueue:
             os.eventfd_write(self._bell, 1)
 
     def _retry_all(self) -> None:
-        """Sends backlogs as the sockets take them. Runs on the thread."""
+        """Sends all backlogs as the sockets take them. Runs on `_thread`, and ends when they are empty."""
         while True:
             with self._lock:
                 files = self._retry()
@@ -172,7 +174,8 @@ class SendQueue:
                 os.eventfd_read(self._bell)
 
     def _retry(self) -> list[int]:
-        """Returns the sockets that are still full."""
+        """Sends what the sockets take of their backlogs. Returns the files of the sockets that are still
+        full."""
         for connection in [*self._backlogged]:
             while connection.backlog and self.transmit(connection, *connection.backlog[0]):
                 connection.backlog.popleft()

@@ -2,8 +2,9 @@
 
     kind | generation | tag | block | size | nbytes | body          with files, passed by SCM_RIGHTS
 
-`block` is the number of a block of shared memory, `size` its bytes where its file comes with the message (0
-where the receiver has it), `nbytes` the bytes of the frame.
+`block` is the number of a block of shared memory. `size` is the block's size in bytes where its file comes
+with the message, and 0 where the receiver has the file already. `nbytes` is the size of the frame in bytes.
+Kinds without a frame use some of these fields for something else.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import NamedTuple
 
 HEAD = struct.Struct("<BIiqqq")
 BUFFER_REF = struct.Struct("<qqqq")
-"""One out-of-band tensor: block, size of the block where its file comes along, offset, bytes."""
+"""One out-of-band tensor: number of its block, size of the block where its file comes along (else 0), offset
+of the tensor in the block, size of the tensor."""
 MAX_REFS, MAX_FILES = 64, 8
-"""Out-of-band tensors, and files, of one message."""
+"""The most out-of-band tensors, and the most files, of one message."""
 
 
 class Kind(IntEnum):
@@ -26,9 +28,9 @@ class Kind(IntEnum):
     INLINE = 1
     """Body: a frame."""
     BLOCK = 2
-    """A frame lies in a block."""
+    """A frame, which lies in a block."""
     WRITE = 3
-    """The receiver may write to a frame in a block."""
+    """An invitation to write to a frame, which lies in a block."""
     CREDIT = 4
     """A slot of the tag is free."""
     FREE = 5
@@ -51,7 +53,7 @@ class Use(IntEnum):
 
     FRAME = 0
     REGISTERED = 1
-    """`nbytes` is the tag under which it was lent."""
+    """In a message `FREE`, `nbytes` is the tag of the lease."""
     DEVICE = 2
 
 

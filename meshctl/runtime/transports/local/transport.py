@@ -1,15 +1,16 @@
 """Frames between processes of one node: a header over a unix socket, the frame in memory that both map.
 
-The sender of frames opens the connection to their receiver, so only job ranks that share samples have one.
-It carries frames and invitations to write one; back come credits, and the blocks whose last view has died.
-Small frames travel in the message itself. A tensor that an endpoint made in memory of `alloc` is not copied:
-a message ahead of its frame says where it is, and tensors of several producers are mapped one after another
-(`mapped_concat`). The file of a block is passed once. Sockets have abstract names that the kernel chooses and
-check the peer's uid; the first message has the run's token and the generations of both ends.
+The sender of frames opens the connection to their receiver, so only job ranks that share samples have one. It
+carries frames and invitations to write to a frame. In the other direction travel credits and the numbers of
+blocks whose last view has died. Small frames travel in the message itself. A tensor that an endpoint made in
+memory of `alloc` is not copied: a message ahead of its frame says where it is, and tensors of several
+producers are mapped one after another (`mapped_concat`). The file of a block is passed once. Sockets have
+abstract names that the kernel chooses and check the peer's uid; the first message has the run's token and the
+generations of both ends.
 
-The waiting thread reads all sockets. What a socket does not take at once is sent by a thread (`SendQueue`),
-so nobody waits for a receiver's program. A peer is lost when its connection ends without a goodbye, or when
-its process ends.
+The program's thread reads all sockets while it waits. What a socket does not take at once is sent by a thread
+(`SendQueue`), so nobody waits for a receiver's program. A peer is lost when its connection ends without a
+goodbye, or when its process ends.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ class LocalTransport(Transport):
     def _send_out_of_band(
         self, connection: Connection, tag: int, out_of_band: Sequence[BufferRef | DeviceBuffer]
     ) -> None:
-        """Sends what receivers need to know of the tensors, in their order."""
+        """Sends one receiver the places of the out-of-band tensors of a frame, in the order of the
+        tensors."""
         refs: list[BufferRef] = []
         for one in out_of_band:
             if isinstance(one, BufferRef):
@@ -193,7 +195,8 @@ class LocalTransport(Transport):
 
     @staticmethod
     def _introduce(connection: Connection, block: Block, write: bool = False) -> tuple[int, list[int]]:
-        """Returns the size and the file of a block for the first message about it; (0, []) for later ones."""
+        """Returns the size and the file of a block for the first message about it to a peer, and (0, []) for
+        later ones. A file to write to counts on its own."""
         key = (connection.job_rank, write)
         if key in block.known:
             return 0, []
@@ -237,7 +240,7 @@ class LocalTransport(Transport):
     # Receiving
 
     def _accept(self) -> None:
-        """Accepts all connections that wait, and reads their first messages."""
+        """Accepts all pending connections of this user, and reads their first messages."""
         with suppress(BlockingIOError):
             while True:
                 sock, _ = self._listener.accept()
@@ -393,7 +396,7 @@ class LocalTransport(Transport):
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
     }
-    """What the opener of a connection sends."""
+    """Kind -> action, for messages from the process that opened the connection."""
     _ANSWERS: Mapping[int, _Action] = {
         Kind.CREDIT: _on_credit,
         Kind.FREE: _on_free,
@@ -401,12 +404,13 @@ class LocalTransport(Transport):
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
     }
-    """What the other end sends."""
+    """Kind -> action, for messages from the process that accepted the connection."""
 
     # Blocks
 
     def _release(self, connection: Connection, use: Use, block: int, tag: int = 0) -> None:
-        """Returns a block whose last view has died. Called on any thread, at any moment."""
+        """Returns a block, whose last view has died, to the peer that owns it. `tag` is needed for a
+        registered buffer. Called on any thread, at any moment."""
         if not self._is_closed:
             self._send(connection, Kind.FREE, use, block, nbytes=tag)
 
@@ -435,7 +439,7 @@ class LocalTransport(Transport):
         connection.sock.close()
 
     def _on_process_ended(self, peer: int) -> None:
-        """Reads what a process sent before its end; its connections say how it ended."""
+        """Reads what a process sent before its end, and records whether it said goodbye."""
         self._close_pidfd(peer)
         self._accept()
         connections = [one for one in (self._to.get(peer), self._from.get(peer)) if one]

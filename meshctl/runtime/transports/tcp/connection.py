@@ -1,7 +1,8 @@
 """Messages on one TCP connection: a head (kind, generation, tag, bytes), then the bytes, which are sent from
 and received into the memory where they stay.
 
-A `Connection` never waits: what its socket does not take is its backlog, and it reads what has arrived.
+A `Connection` never waits. It sends what its socket takes and keeps the rest as its backlog, and it reads
+only what has arrived.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor
 
 HEAD = struct.Struct("<BIiq")
 _MAX_PIECES_PER_CALL = 64
-"""Pieces of a backlog that one system call sends."""
+"""The most pieces of a backlog that one system call sends."""
 _WAKE_BYTES = 1 << 20
-"""Bytes of a large frame that are worth waking the reading thread."""
+"""For a large frame, the reading thread is woken only when so many bytes have arrived."""
 
 
 class Head(NamedTuple):
@@ -37,7 +38,7 @@ class Message(NamedTuple):
 
 
 MemoryFor = Callable[["Connection", Head], Tensor]
-"""Returns where the bytes of a message go. Raises `ProtocolError`."""
+"""Returns the memory into which the bytes of a message are received. Raises `ProtocolError`."""
 
 
 class Connection:
@@ -53,7 +54,7 @@ class Connection:
         self.has_left = False
         """Whether the peer has said goodbye."""
         self.is_sending = False
-        """Whether a thread sends the backlog."""
+        """Whether some thread has taken on the backlog: only this thread may `drain` it."""
         self.out_of_band_sizes: list[int] = []
         """Bytes of the tensors that travel with the next frame."""
         self._memory_for = memory_for
@@ -69,8 +70,8 @@ class Connection:
     # Sending
 
     def push(self, head: Head, memory: memoryview | None = None) -> bool:
-        """Sends a message, from any thread. Returns whether some of it is left for a `drain` that no thread
-        does yet."""
+        """Sends a message, from any thread, as far as one system call does it. Returns whether the caller has
+        to have the rest sent by `drain`; False also where another thread already does that."""
         with self._lock:
             self._backlog.append(memoryview(HEAD.pack(*head)))
             if memory is not None and head.nbytes:
@@ -81,8 +82,8 @@ class Connection:
         return not self.drain(1)
 
     def drain(self, max_calls: int) -> bool:
-        """Sends what the socket takes of the backlog; returns whether that was all. Only for the thread that
-        has set `is_sending`."""
+        """Sends what the socket takes of the backlog, with at most `max_calls` system calls. Returns whether
+        the backlog is empty. Only for the thread that has set `is_sending`."""
         while True:
             with self._lock:
                 pieces = [*islice(self._backlog, _MAX_PIECES_PER_CALL)]
@@ -133,7 +134,8 @@ class Connection:
         self._wake_at(min(len(self._unfilled), _WAKE_BYTES) if is_large else 1)
 
     def _wake_at(self, nbytes: int) -> None:
-        """Has the kernel report the socket as ready when that many bytes are there, or its end."""
+        """Has the kernel report the socket as readable only when `nbytes` bytes have arrived or it has
+        ended."""
         if nbytes != self._wake_bytes:
             self._wake_bytes = nbytes
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)

@@ -19,8 +19,8 @@ class ProgressThread:
         on_timer: Callable[[], None] | None = None,
         timer_s: float = 1.0,
     ) -> None:
-        """`events` are epoll's. `on_timer` is called every `timer_s`, `on_error` with an unexpected error,
-        which ends the thread."""
+        """`events` is the epoll mask for which files are ready. `on_timer` is called every `timer_s` seconds,
+        `on_error` with an unexpected error, which ends the thread."""
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
         self._events, self._on_error, self._on_timer, self._timer_s = events, on_error, on_timer, timer_s
         self._epoll = select.epoll()

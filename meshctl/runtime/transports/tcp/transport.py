@@ -1,11 +1,11 @@
 """Frames between processes of different nodes, over TCP.
 
 The sender of frames opens the connection to their receiver, so only job ranks that share samples have one.
-It carries frames; back come credits. Each job rank listens on the one address by which it reaches the
-launcher, and refuses connections without the run's token or of another generation.
+Frames travel on it in one direction, credits in the other. Each job rank listens on the one address by which
+it reaches the launcher, and refuses connections without the run's token or of another generation.
 
-    program         writes to the socket itself, once: what a small frame needs
-    tcp-send        a thread that writes the rest, so that nobody waits for a receiver's program
+    program         its thread makes one system call per frame, which suffices for a small frame
+    tcp-send        a thread that sends the rest, so that nobody waits for a receiver's program
     tcp-receive     a thread that reads everything into warm memory, whatever the program does
 
 A received frame stays in memory until the program takes it; the slots of the tags bound how much that can be.
@@ -42,7 +42,8 @@ from meshctl.runtime.transports.transport import Lease, Transport
 SILENCE_S = 20.0
 """Seconds without an acknowledgement from a node's kernel, after which the node is lost."""
 MAX_STRANGERS = 256
-"""Connections that have not introduced themselves; of more, the oldest is closed."""
+"""The most connections whose peer is unknown because its HELLO has not arrived. Of more, the oldest is
+closed."""
 _SCRATCH_BYTES = 1 << 16
 _MAX_CALLS = 8
 """System calls for one connection before the next one has its turn."""
@@ -50,8 +51,8 @@ _MAX_FRAME_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 _SIZE = struct.Struct("<q")
 _GENERATION = struct.Struct("<I")
 _UNANSWERED = struct.Struct("=2xBB52xI")
-"""Of the kernel's `tcp_info`: repetitions and probes without an answer, milliseconds since the last
-acknowledgement."""
+"""Three fields of the kernel's `tcp_info`: retransmissions without an answer, probes without an answer, and
+milliseconds since the last acknowledgement."""
 
 
 class Kind(IntEnum):
@@ -64,7 +65,8 @@ class Kind(IntEnum):
     LOST = 4
     """The sender ends because the job rank `tag` is lost."""
     OUT_OF_BAND = 5
-    """Body: the bytes of one tensor that a transfer between devices brings for the next frame."""
+    """Body: the size in bytes of one tensor that belongs to the next frame. A transfer between devices brings
+    it."""
     CLEAR_TO_SEND = 6
     """The next transfer between devices may begin."""
 
@@ -149,7 +151,8 @@ class TcpTransport(Transport):
             raise self._data_plane.out_of_memory(nbytes, tag, error) from None
 
     def _memory_for(self, connection: Connection, head: Head) -> Tensor:
-        """Returns where the bytes of a message go. Raises `ProtocolError`."""
+        """Returns the memory into which the bytes of a message are received. Raises `ProtocolError` for a
+        message that the peer may not send."""
         kind, nbytes = head.kind, head.nbytes
         if kind not in self._actions_of(connection):
             raise ProtocolError(f"kind {kind} with {nbytes} bytes")
@@ -185,7 +188,8 @@ class TcpTransport(Transport):
             self.sender.add(connection.sock.fileno(), partial(self._drain, connection))
 
     def _drain(self, connection: Connection) -> None:
-        """Runs on the sending thread, which has the connection until its backlog is empty."""
+        """Sends a part of a backlog. Runs on the sending thread; no other one sends on this connection until
+        the backlog is empty."""
         self.sender.remove(connection.sock.fileno())
         if not connection.drain(_MAX_CALLS):
             self.sender.add(connection.sock.fileno(), partial(self._drain, connection))
@@ -291,21 +295,21 @@ class TcpTransport(Transport):
         self._data_plane.on_peer_lost(message.head.tag, connection.job_rank)
 
     _GREETING: Mapping[int, _Action] = {Kind.HELLO: _on_hello}
-    """What a connection sends that has not introduced itself."""
+    """Kind -> action, for an accepted connection whose peer is not known yet."""
     _ACTIONS: Mapping[int, _Action] = {
         Kind.FRAME: _on_frame,
         Kind.OUT_OF_BAND: _on_out_of_band,
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
     }
-    """What the opener of a connection sends."""
+    """Kind -> action, for messages from the process that opened the connection."""
     _ANSWERS: Mapping[int, _Action] = {
         Kind.CREDIT: _on_credit,
         Kind.CLEAR_TO_SEND: _on_clear_to_send,
         Kind.GOODBYE: _on_goodbye,
         Kind.LOST: _on_lost,
     }
-    """What the other end sends."""
+    """Kind -> action, for messages from the process that accepted the connection."""
 
     # Ends
 
@@ -320,8 +324,8 @@ class TcpTransport(Transport):
             self._lose(connection, how)
 
     def _shut(self, connection: Connection) -> None:
-        """Stops reading. A peer's socket keeps its number until the end: the other thread may be about to use
-        it."""
+        """Stops reading and ends the connection. The file descriptor of a known peer stays open until
+        `release`, because the sending thread may be about to use it."""
         self.receiver.remove(connection.sock.fileno())
         if connection.job_rank < 0:
             self._strangers.pop(connection, None)
@@ -339,8 +343,8 @@ class TcpTransport(Transport):
             self._addresses.pop(peer, None)
 
     def _check_silence(self) -> None:
-        """Finds nodes that vanished while something was in flight to them; the kernel itself probes idle
-        ones."""
+        """Ends connections to nodes that vanished while something was in flight to them. The kernel itself
+        probes idle connections."""
         for connection in self._connections:
             if not connection.has_left and connection.sock.fileno() >= 0 and is_silent(connection.sock):
                 self._on_end(connection, _silent())
@@ -351,7 +355,7 @@ class TcpTransport(Transport):
 
     @property
     def is_sending(self) -> bool:
-        """Whether a peer's socket has not taken all messages yet."""
+        """Whether some socket has not taken all messages yet."""
         return any(connection.is_sending for connection in self._connections)
 
     @property
@@ -407,8 +411,8 @@ def _bytes(data: bytes) -> Tensor:
 
 
 def is_silent(sock: socket.socket) -> bool:
-    """Whether the peer's kernel has left something unanswered for `SILENCE_S`. The kernel of a program that
-    only does not read answers."""
+    """Whether the peer's kernel has not acknowledged something for `SILENCE_S`. A kernel also acknowledges
+    for a program that does not read."""
     repetitions, probes, since_ms = _UNANSWERED.unpack(
         sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNANSWERED.size)
     )
@@ -416,8 +420,8 @@ def is_silent(sock: socket.socket) -> bool:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Returns this host's own IP address on the way to another; loopback where that is a loopback name of
-    this host."""
+    """Returns the IP address from which this host reaches `host`. It is a loopback address where `host`
+    resolves to one."""
     found: Iterable[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]]
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)  # type: ignore[assignment]
     family, kind, _, _, address = next(iter(found))
