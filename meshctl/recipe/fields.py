@@ -239,7 +239,7 @@ COMPONENT = Section("component", "a component", (
         doc="Parallel layout: sizes that multiply to the workers of the group, or the name of a "
             "component of the same group whose mesh is shared. Default: dp over all workers.",
         aliases="parallelism parallel_config parallel_dims device_mesh",
-        related="mesh layout"),
+        related="mesh layout mesh_shape"),
     Field("args", PlainData(),
         doc="Keyword arguments of the constructor, plain data; {run_dir} in them is the run's folder."),
     Field("frozen", Boolean(),

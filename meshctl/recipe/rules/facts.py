@@ -41,6 +41,11 @@ class ModelSizes:
         known = [size for size in sizes if size in self.sizes]
         return tuple(self.spans[size].with_word(f"`{size}` is {self.sizes[size]}") for size in known)
 
+    def repeats_kv_heads(self, tp: int) -> bool:
+        """Returns whether there are fewer kv heads than tp ranks, so that each is on several ranks."""
+        kv_heads = self.get("num_kv_heads")
+        return 0 < kv_heads < tp and tp % kv_heads == 0
+
     def undivided_by_tp(self, tp: int) -> list[str]:
         """Returns the sizes that tp does not divide. Fewer kv heads than ranks may be repeated evenly."""
         kv_heads = self.get("num_kv_heads")
@@ -113,6 +118,11 @@ class Facts:
         devices = self.allocation.devices[group.name]
         most = most_per_node(devices, self.allocation.cluster, group.device_type)
         return most if len(group.visible_devices) < most else 0
+
+    def is_detected(self, group: str) -> bool:
+        """Whether a group leaves its device type to the machine that reads the recipe."""
+        node = self.written.node("groups", group, "device_type")
+        return node is not None and node.made != ""
 
     def group_of(self, component: Component) -> DeviceGroup | None:
         return self.recipe.groups.get(component.group)

@@ -46,6 +46,9 @@ def keys_fit_device_type(facts: Facts) -> Iterator[Diagnostic]:
 
 def _meaningless(facts: Facts, group: str, key: str, use: str, kind: str, help: str = "") -> Diagnostic:
     message = f"`{key}` {use}, group `{group}` is on {kind}"
+    if facts.is_detected(group):
+        message = f"{message}, the device type of this machine"
+        help = "`device_type` is left out: state the one of the machine that the recipe runs on"
     return Diagnostic("MC308", message, facts.key("groups", group, key), help=help)
 
 

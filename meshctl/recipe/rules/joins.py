@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import Input, Stage
 from meshctl.recipe.rules.facts import Facts, input_path
-from meshctl.text.english import counted
+from meshctl.text.english import counted, listed
 from meshctl.topology.modes import DISPATCH
 
 
@@ -56,6 +56,7 @@ def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
                 continue
             difference = _difference(facts, lead, name) or _difference_between_peers(facts, stage, lead, name)
             if difference is None:
+                yield from _counts_are_unlikely(facts, stage, given, lead, name)
                 continue
             span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
             both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
@@ -97,6 +98,37 @@ def _difference(facts: Facts, one: str, other: str) -> Difference | None:
         spans = [facts.key("pipeline", source.name).with_word(f"runs {when}") for source, when in pairs]
         return Difference(f"{both} run at different times", tuple(spans))
     return None
+
+
+def _counts_are_unlikely(
+    facts: Facts, stage: Stage, given: Input, lead: str, name: str
+) -> Iterator[Diagnostic]:
+    """Warns where the counts differ that reach a stage through stages which do not state theirs."""
+    makers = {one: _maker(facts, facts.recipe.pipeline[one]) for one in (lead, name)}
+    counts = {one: maker.samples for one, maker in makers.items() if maker is not None}
+    silent = [one for one in counts if not facts.recipe.pipeline[one].samples]
+    if len(set(counts.values())) < 2 or not silent:
+        return
+    seconds = tuple(
+        facts.value("pipeline", maker.name, "samples").with_word(f"{maker.samples} samples reach `{one}`")
+        for one, maker in makers.items()
+        if maker is not None
+    )
+    both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
+    message = f"{both}, of which {counts[lead]} and {counts[name]} samples are expected"
+    span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
+    help = f"state `samples` of {listed(silent)}, or take stages with the same samples"
+    yield Diagnostic("MC536", message, span, seconds, help, "warning")
+
+
+def _maker(facts: Facts, stage: Stage) -> Stage | None:
+    """Returns the nearest stage on the way to the source that states how many samples it gives."""
+    seen: set[str] = set()
+    here: Stage | None = stage
+    while here is not None and not here.samples and here.name not in seen and here.kind == "call":
+        seen.add(here.name)
+        here = facts.lead_stage(here) if here.inputs else None
+    return here if here is not None and here.samples else None
 
 
 def _counts(facts: Facts, stages: list[Stage], unit: str) -> tuple[Span, ...]:

@@ -91,6 +91,13 @@ def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
             )
             message = f"`tp_size` {tp} does not divide the {what} of `{name}`"
             yield Diagnostic("MC431", message, span, model.stated(*undivided), one.layout.help)
+        elif model.repeats_kv_heads(tp):
+            kv_heads = model.get("num_kv_heads")
+            message = f"`tp_size` {tp} exceeds the {counted(kv_heads, 'kv head')} of `{name}`"
+            help = (
+                f"the component must keep each of them on {tp // kv_heads} ranks; without that: tp {kv_heads}"
+            )
+            yield Diagnostic("MC431", message, span, model.stated("num_kv_heads"), help, "warning")
         elif vocabulary % tp:
             padded = -(-vocabulary // tp) * tp
             undivided_text = f"`tp_size` {tp} does not divide the vocabulary of `{name}`"

@@ -62,12 +62,14 @@ def route_exists(facts: Facts) -> Iterator[Diagnostic]:
         and all(facts.is_named("pipeline", one) for one in stage.takes)
         for name, stage in pipeline.items()
     )
-    if not pipeline or not is_readable:
+    if not pipeline or not facts.is_valid("run", "record"):
         return
     routes = [route for stage in pipeline.values() for route in stage.routes]
     sources = list(dict.fromkeys(source for stage in pipeline.values() for source in stage.takes))
     for index, word in enumerate(facts.recipe.run.record):
-        if word in routes or word in sources:
+        stages = [part.strip() for part in word.split("->")]
+        is_known = is_readable or not all(facts.is_named("pipeline", stage) for stage in stages)
+        if word in routes or word in sources or not is_known:
             continue
         span = facts.item("run", "record", index=index)
         if word not in pipeline:

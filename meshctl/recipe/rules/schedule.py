@@ -113,6 +113,24 @@ def every_is_kept(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC548", message, span, seconds, f"write {period}, or leave it out", "warning")
 
 
+def inputs_meet(facts: Facts) -> Iterator[Diagnostic]:
+    """The inputs of a stage run in the same steps often enough: `every: 2` and `every: 3` meet every 6
+    steps."""
+    for name, stage in facts.recipe.pipeline.items():
+        if not _is_known(facts, stage) or facts.is_named("pipeline", name, "every") or stage.when:
+            continue
+        periods = {other: facts.times[other].period for other in stage.takes if not facts.times[other].at}
+        own = facts.times[name].period
+        if periods and own > max(periods.values()):
+            each = ", ".join(f"`{other}` every {period}" for other, period in periods.items() if period > 1)
+            message = (
+                f"stage `{name}` runs every {own} steps only: its inputs run together no more often ({each})"
+            )
+            seconds = tuple(_timing_of(facts, other) for other, period in periods.items() if period > 1)
+            help = f"give the inputs the same `every`, or state `every: {own}` here"
+            yield Diagnostic("MC548", message, facts.value("pipeline", name, "in"), seconds, help, "warning")
+
+
 def _is_slower(times: Times, every: int) -> bool:
     return not times.at and every % times.period != 0
 
@@ -179,6 +197,7 @@ def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
 RULES = (
     stage_runs,
     every_is_kept,
+    inputs_meet,
     checkpoints_before_end,
     run_keys_need_components,
     one_sync_per_target,
