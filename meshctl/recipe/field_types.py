@@ -218,7 +218,7 @@ class ClassPath(Text):
         text: str | None = Text().read(reader, node, path)
         if text and not CLASS_PATH.fullmatch(text):
             help = "write module.Class, without a path or `.py`"
-            reader.report(path, "MC501", f"`{text}` is no dotted path of a class", node.span, help=help)
+            reader.report(path, "MC501", f"`{text}` is not the dotted path of a class", node.span, help=help)
             return None
         return text
 
@@ -384,14 +384,14 @@ class DeviceCounts(Type):
             here, span = (*path, key), item.key or item.span
             device_type = DEVICE_ALIASES.get(key.lower(), key.lower())
             if device_type == "cpu":
-                help = "leave it out: a cpu group says how many processes it has"
-                message = "`devices_per_node` counts accelerators, cpu is none"
+                help = "leave it out: a cpu group states its number of processes"
+                message = "`devices_per_node` counts accelerators, and cpu is not one"
                 reader.report(here, "MC314", message, span, help=help)
             elif device_type not in ACCELERATORS:
                 help = did_you_mean(device_type, ACCELERATORS)
                 reader.report(here, "MC301", f"`{key}` is not a device type", span, help=help)
             elif device_type in spans:
-                message = f"`devices_per_node` says {device_type} twice"
+                message = f"`devices_per_node` names {device_type} twice"
                 reader.report(here, "MC314", message, span, spans[device_type].with_word("here already"))
             else:
                 spans[device_type] = span
@@ -405,7 +405,7 @@ class DeviceCounts(Type):
             return Whole(1).read(reader, node, path)
         counts = [Whole().read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
         if not any(counts) and None not in counts:
-            message, help = f"`{shown(path)}` says no device", "the list has a number for each node"
+            message, help = f"`{shown(path)}` names no device", "the list has a number for each node"
             reader.report(path, "MC102", message, node.span, help=help)
         return tuple(count or 0 for count in counts) if any(counts) else None
 

@@ -104,7 +104,8 @@ PARALLEL = Section("parallel", "`parallel`", (
         related="data_parallel hsdp"),
     _size("fsdp_size",
         doc="Number of ranks that shard parameters, gradients and optimizer state.",
-        aliases="dp_shard dp_shard_size data_parallel_shard_degree fsdp shard shard_size",
+        aliases="dp_shard dp_shard_size data_parallel_shard_degree fsdp shard shard_size "
+            "sharding_world_size",
         related="zero_size num_shards"),
     _size("cp_size",
         doc="Context-parallel size: number of ranks that split each sequence.",
@@ -183,7 +184,7 @@ GROUP = Section("group", "a group", (
     Field("ranks", types.Ranks(),
         doc="Number of devices (on cpu: of processes), which are the next free ones; or a list of "
             "devices, numbered over the whole cluster.",
-        required="group `{name}` must say its `ranks`",
+        required="group `{name}` needs `ranks`",
         required_help="a count, or a list of devices",
         aliases="world_size num_gpus n_gpus ngpus num_devices n_devices num_workers num_processes "
             "n_procs gpus nproc nproc_per_node",
@@ -227,19 +228,19 @@ COMPONENT = Section("component", "a component", (
     Field("_target_", types.ClassPath(),
         doc="Dotted path of the class, which derives from meshctl.Component: found beside the recipe, "
             "in the working directory, then among installed packages.",
-        required="component `{name}` must say `_target_`, the dotted path of its class",
+        required="component `{name}` needs `_target_`, the dotted path of its class",
         aliases="class cls class_path class_name target",
         related="type"),
     Field("group", Text("groups"),
         doc="Device group that the component runs on, over all of its workers.",
-        required="component `{name}` must say `group`, the device group that it runs on",
+        required="component `{name}` needs `group`, the device group that it runs on",
         aliases="device_group remote_group",
         related="resource_pool placement"),
     Field("parallel", Nested(PARALLEL, Text("components"), "sizes, or the name of a component"),
         doc="Parallel layout: sizes that multiply to the workers of the group, or the name of a "
             "component of the same group whose mesh is shared. Default: dp over all workers.",
         aliases="parallelism parallel_config parallel_dims device_mesh",
-        related="mesh layout mesh_shape"),
+        related="mesh layout"),
     Field("args", PlainData(),
         doc="Keyword arguments of the constructor, plain data; {run_dir} in them is the run's folder."),
     Field("frozen", Boolean(),
@@ -277,7 +278,7 @@ DISPATCHED = Nested(DISPATCH, DISPATCH_MODE)
 INPUT = Section("input", "an input", (
     Field("from", Texts("pipeline"),
         doc="The stage, or the list of stages, whose values the parameter receives.",
-        required="input `{name}` must say `from` which stage"),
+        required="input `{name}` needs `from`, the stage that it takes"),
     Field("dispatch", DISPATCHED,
         doc="How this input reaches the workers, if it differs from the stage's `dispatch`."),
 ))
@@ -333,7 +334,7 @@ SYNC = Section("sync", "a sync", (
     Field("to", Text("components"),
         doc="COMPONENT that loads the weights; COMPONENT.METHOD calls METHOD in place of "
             "`load_weights`.",
-        required="sync `{name}` must say `to` which component",
+        required="sync `{name}` needs `to`, the component that loads the weights",
         related="target"),
     EVERY,
     Field("max_staleness", OptionalWhole(),

@@ -40,6 +40,17 @@ MAX_PLACES = 100
 """Number of groups, components or stages up to which a key's place is looked for among them."""
 
 
+HINTS = {
+    "resume_from_checkpoint": "a run is continued by its folder: meshctl launch RUN_DIR",
+    "resume": "a run is continued by its folder: meshctl launch RUN_DIR",
+    "lazy_collect": "a value moves only to the stages that take it: leave it out",
+    "mesh_shape": "the sizes of the mesh go under `parallel`: {dp_size: 2, tp_size: 4}",
+    "remote_class": "it runs on all workers of its `group`; a stage with `execute: first` calls only one",
+    "execute_on": "it runs on all workers of its `group`; a stage with `execute: first` calls only one",
+}
+"""Words of other systems that are no key here, with what takes their place."""
+
+
 @dataclass(frozen=True)
 class Location:
     """Where a key belongs."""
@@ -91,8 +102,10 @@ def _fits(item: Node, type_: Type) -> bool:
     return not (is_mapping_only and is_value)
 
 
-def help_without_alternative(section: Section) -> str:
+def help_without_alternative(section: Section, key: str) -> str:
     """Returns help for a key that is near to no other."""
+    if hint := HINTS.get(key.lower().replace("-", "_")):
+        return hint
     if section is COMPONENT:
         return "the arguments of the constructor go under `args`"
     return "values that are used several times go under `vars`" if section is RECIPE else ""

@@ -95,8 +95,8 @@ class _RecipeReader(FieldReader):
     def check_no_program_keys(self, node: Node, path: Path) -> None:
         for key in PROGRAM_KEYS:
             if (item := node.get(key)) is not None:
-                message = f"`{key}` belongs to a program, this group has none"
-                help = "say `program:` too, or give `args` to a component"
+                message = f"`{key}` is a key of a program, and this group has none"
+                help = "write `program:` too, or give `args` to a component"
                 self.report((*path, key), "MC101", message, item.key or item.span, help=help)
 
     # Components
@@ -131,7 +131,7 @@ class _RecipeReader(FieldReader):
             return self.sync(name, node, path)
         elif not self.has_wrong_key(path):
             help = "`call: COMPONENT.METHOD`, or `sync: COMPONENT, to: COMPONENT`"
-            message = f"stage `{name}` must say what it does"
+            message = f"stage `{name}` needs `call` or `sync`"
             self.report(path, "MC103", message, node.key or node.span, help=help, missing=True)
         return model.Stage(name, kind="")
 

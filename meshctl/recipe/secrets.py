@@ -248,13 +248,13 @@ def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
             continue
         if any(literals(str(leaf.value))):
             reported.add(name)
-            help = f"let the environment say it: ${{oc.env:{_variable(name)}}}"
+            help = f"read it from the environment: ${{oc.env:{_variable(name)}}}"
             message = f"`{name[-1]}` is a secret, written out in the recipe"
             yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
     for path in secrets.addresses:
         leaf, name = tree.at(path), _name(tree, path)
         if leaf is not None:
-            help = f"let the environment say it: ://USER:${{oc.env:{_variable(name)}_PASSWORD}}@HOST"
+            help = f"read it from the environment: ://USER:${{oc.env:{_variable(name)}_PASSWORD}}@HOST"
             message = f"`{name[-1]}` is an address with its password written out"
             yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
 

@@ -115,7 +115,7 @@ class Inputs(Type):
     def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
         is_one_input = node.is_mapping and node.get("from") is not None
         if is_one_input and {key for key, _ in node.items()} <= set(self.section.keys):
-            help = "say which parameter takes it, {batch: {from: STAGE, dispatch: all}}, or say"
+            help = "name the parameter that takes it, {batch: {from: STAGE, dispatch: all}}, or say"
             help = f"{help} `dispatch` beside `in`"
             message = "`in` names a stage, or parameters that take stages"
             reader.report(path, "MC102", message, node.span, help=help)

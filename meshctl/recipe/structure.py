@@ -21,6 +21,7 @@ from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
 from meshctl.recipe.fields import CALL, PLANNED, RECIPE, STAGE, SYNC
 from meshctl.recipe.fixes import keys_meant
 from meshctl.recipe.misplaced import (
+    HINTS,
     INVISIBLE,
     NAMED,
     Location,
@@ -173,8 +174,9 @@ class _Walk:
             return
         known, odd = section.keys, invisible_character(key)
         key = INVISIBLE.sub("", key).strip() if odd else key
-        location = None if called(key, known) else location_of(key, section, path, item, self.root)
-        near = "" if location else key if key in known else nearest_key(key, known)
+        is_known_word = called(key, known) or key in HINTS
+        location = None if is_known_word else location_of(key, section, path, item, self.root)
+        near = "" if location or key in HINTS else key if key in known else nearest_key(key, known)
         help = location.help if location else f"did you mean `{near}`?" if near else ""
         if not path and f"/{key}/" in f"/{span.file}":
             help = (
@@ -182,7 +184,7 @@ class _Walk:
             )
         if key.isdigit() and item.value is None and (number := _split_number(key, node)):
             help = f"a number has no separators: write {number}"
-        help = odd or help or help_without_alternative(section)
+        help = odd or help or help_without_alternative(section, key)
         help = help or f"its {'key is' if len(known) == 1 else 'keys are'} {listed(known)}"
         message = f"{section.title} has no key `{key[:MAX_LETTERS]}`"
         fixes = meant.get(key, ()) if near else ()

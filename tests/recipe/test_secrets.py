@@ -85,9 +85,12 @@ def test_a_secret_that_is_written_out_is_a_warning(tmp_path: Path) -> None:
     assert warned(one) == [
         (
             "`--hub-token` is a secret, written out in the recipe",
-            "let the environment say it: ${oc.env:HUB_TOKEN}",
+            "read it from the environment: ${oc.env:HUB_TOKEN}",
         ),
-        ("`API_KEY` is a secret, written out in the recipe", "let the environment say it: ${oc.env:API_KEY}"),
+        (
+            "`API_KEY` is a secret, written out in the recipe",
+            "read it from the environment: ${oc.env:API_KEY}",
+        ),
     ]
 
 
@@ -105,7 +108,7 @@ def test_nobody_is_warned_of_what_is_none(tmp_path: Path, value: str) -> None:
 def test_a_password_in_an_address_is_a_warning(tmp_path: Path, address: str) -> None:
     recipe = f"vars: {{broker: '{address}'}}\ngroups: {{a: {{ranks: 1, device_type: cpu, program: recipe.yaml}}}}\n"
     one = loaded(tmp_path, recipe, f"+groups.a.args=['{address}']")
-    help = "let the environment say it: ://USER:${{oc.env:{}_PASSWORD}}@HOST"
+    help = "read it from the environment: ://USER:${{oc.env:{}_PASSWORD}}@HOST"
     assert warned(one) == [
         ("`broker` is an address with its password written out", help.format("BROKER")),
         ("`args` is an address with its password written out", help.format("ARGS")),

@@ -136,11 +136,11 @@ class Code(Sources):
         if module is None:
             return Unread(f"`{target}` is `{reached}`, whose source is not on the path")
         if name in module.names:
-            return Unread(f"`{reached}` is no class statement")
+            return Unread(f"`{reached}` is not a class statement")
         if reached != target:
-            return Unread(f"`{name}` is not said in `{owner}`")
+            return Unread(f"`{name}` is not defined in `{owner}`")
         if module.stars or "__getattr__" in module.names:
-            return Unread(f"`{owner}` does not say all its names")
+            return Unread(f"`{owner}` does not list all its names")
         own = (key for key, statement in module.names.items() if isinstance(statement, ast.ClassDef))
         return NotFound(owner, tuple(own), True)
 

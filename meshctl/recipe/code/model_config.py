@@ -96,7 +96,7 @@ def _unread(name: str, found: Diagnostic) -> str:
             if "document" in what
             else what.removeprefix("is not YAML: ").replace("in YAML", "in it")
         )
-        return f"`{name}` is no JSON: {what}"
+        return f"`{name}` is not JSON: {what}"
     return what if what.startswith(f"`{name}`") else f"`{name}` {what}"
 
 

@@ -41,7 +41,7 @@ NAMES = {
     "text": "text",
     "bool": "true or false",
     "nothing": "null",
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
     "batch": "a Batch",
 }

@@ -95,7 +95,7 @@ def _empty(store: ConfigStore, name: str) -> Diagnostic:
     what = "has only comments" if lines else "is empty"
     if any(line.split("#")[0].strip() for line in lines):
         what = "has no keys"
-    message = f"`{name}` {what}, a recipe says at least what runs where"
+    message = f"`{name}` {what}, a recipe states at least what runs where"
     return Diagnostic("MC004", message, Span(name, 1, 1), help="`meshctl init` writes a recipe that runs")
 
 

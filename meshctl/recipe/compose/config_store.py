@@ -130,7 +130,7 @@ class ConfigStore:
             return read(contents(file, MAX_BYTES) if held is None else held, name)
         except NoFile as kind:
             message = f"`{name}` is {kind} and no file"
-            help = "to read a recipe from a pipe, say `-` in place of its name"
+            help = "to read a recipe from a pipe, write `-` in place of its name"
         except FileNotFoundError:
             message = f"there is no recipe `{name}`"
             if near := nearest(file.name, [path.name for path in files(file.parent, *SUFFIXES)]):

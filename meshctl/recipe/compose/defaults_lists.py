@@ -96,7 +96,7 @@ class DefaultsLists:
         for entry in entries.value:
             if entry.value == "_self_" and has_self:
                 help = "remove it: it is the position of this file among those that it includes"
-                self.report("MC208", "`_self_` stands in this list twice", entry.span, help)
+                self.report("MC208", "`_self_` is in this list twice", entry.span, help)
                 continue
             has_self = has_self or entry.value == "_self_"
             if isinstance(entry.value, str):
@@ -148,7 +148,7 @@ class DefaultsLists:
         if group.strip("/").split("/")[0] == "hydra":
             self.report("MC216", "a recipe does not configure Hydra itself", span, "remove this entry")
         elif not package and full == LAYOUT:
-            help = f"say whose: {LAYOUT}@components.NAME.parallel"
+            help = f"name the component: {LAYOUT}@components.NAME.parallel"
             self.report("MC208", "a layout is mounted in a component", span, help)
         elif package and (meant := _package_meant(package, full == LAYOUT)) != package:
             edits = (Fix(span, key, key.replace(package, meant)),)
@@ -161,7 +161,7 @@ class DefaultsLists:
             self.report("MC202", message, span, did_you_mean(group, groups), fixes)
         elif option.value == MISSING and target not in self.chosen:
             options = did_you_mean("", self.store.options(full))
-            help = f"say `{target}=OPTION` on the command line; {options}"
+            help = f"write `{target}=OPTION` on the command line; {options}"
             self.report("MC211", f"no option of `{group}` was chosen", option.span, help)
         elif option.value is None:
             yield {key: None}
@@ -280,7 +280,7 @@ class DefaultsLists:
             self.report("MC203", message, override.key_span, help, fixes)
             return False
         if group == LAYOUT and override.parsed.package is None:
-            help = f"say whose: {LAYOUT}@components.NAME.parallel={override.value_text}"
+            help = f"name the component: {LAYOUT}@components.NAME.parallel={override.value_text}"
             self.report("MC208", "a layout is mounted in a component", override.key_span, help)
             return False
         if MISSING in options:

@@ -46,7 +46,7 @@ def explain(error: yaml.YAMLError, name: str, text: str) -> Diagnostic:
     """Returns the diagnostic for a text that the parser refuses with `error`."""
     begin = getattr(error, "context_mark", None)
     mark = getattr(error, "problem_mark", None) or begin
-    problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "this is no YAML")
+    problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "this is not YAML")
     lines = text.splitlines()
     span = Span(name, mark.line + 1, mark.column + 1) if mark else Span(name, 1, 1)
     repairs = find_repair(name, text, span.line)
@@ -69,9 +69,9 @@ def _in_text(name: str, text: str, span: Span) -> Iterator[Diagnostic]:
         before = f"{text[: found.start()]}|".splitlines()
         help = "the file is no text; is it saved as UTF-16?" if found[0] == "\0" else "remove it"
         at = Span(name, len(before), len(before[-1]))
-        yield _wrong(f"the character U+{ord(found[0]):04X} cannot stand in YAML", at, help)
+        yield _wrong(f"the character U+{ord(found[0]):04X} is not allowed in YAML", at, help)
     for tab in _tabs(name, text.splitlines(), span.line):
-        wrong = _wrong("a tab indents this line, YAML wants spaces", tab, "use spaces")
+        wrong = _wrong("a tab indents this line, YAML needs spaces", tab, "use spaces")
         yield replace(wrong, fixes=spaces_for_tabs(name, text))
 
 

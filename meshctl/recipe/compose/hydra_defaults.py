@@ -98,7 +98,7 @@ def _defaults_span(lists: DefaultsLists, name: str, file: str) -> Span:
 
 
 def _report_refused(lists: DefaultsLists, choice: Override) -> None:
-    code, help = "MC203", f"to add it, say +{choice.target}={choice.value_text}"
+    code, help = "MC203", f"to add it, write +{choice.target}={choice.value_text}"
     if choice.is_deletion:
         code, help = "MC209", ""
     lists.report(code, f"no defaults list names `{choice.target}`", choice.key_span, help)

@@ -165,7 +165,7 @@ class _Resolver:
     def decoded(self, given: list[str], arguments: str, node: Node) -> Node:
         if "${oc.env:" in arguments:
             message = "`oc.decode` cannot read what only the worker knows"
-            help = "say the value itself, or use it as text"
+            help = "write the value itself, or use it as text"
             raise InvalidInterpolation("MC217", message, help)
         text = ",".join(given)
         return replace(node, value=self.decode(text), written=text)

@@ -32,7 +32,9 @@ def explain(text: str, file: str, error: BaseException | None = None) -> Diagnos
     """Returns the diagnostic for a text that is no override; `file` is its name in diagnostics."""
     cause = next(_causes(text, error))
     span = Span(file, 1, cause.start + 1, max(1, cause.width))
-    message = f"this is no override: {cause.reason}" if cause.reason else "this is no override"
+    message = (
+        f"this is not a valid override: {cause.reason}" if cause.reason else "this is not a valid override"
+    )
     return Diagnostic("MC206", message, span, help=cause.help, fixes=tuple(_fixes(text, file)))
 
 
@@ -54,7 +56,7 @@ def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
         yield _Cause(0, len(text), "it has no `=`", FORM)
     if sign := re.match(r"[+~]*[\w.@/-]+?\s*(:=|!=|==|\+=|-=|\*=)", text):
         written = f"{text[: sign.start(1)].rstrip()}={text[sign.end() :]}"
-        yield _Cause(sign.start(1), 2, f"`{sign[1]}` is no sign of overrides", f"write {written}")
+        yield _Cause(sign.start(1), 2, f"`{sign[1]}` is not an operator of overrides", f"write {written}")
     if "[" in key:
         yield _Cause(key.index("["), 1, "", "items of a list are numbered with dots: key.0=value")
     bare = key.lstrip("+~ ")
@@ -66,7 +68,7 @@ def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
     yield from _in_value(text, len(key) + 1, error)
     column = _lexer_stop(text, error)
     if column is not None:
-        yield _Cause(column, 1, f"`{text[column]}` cannot stand here", QUOTE)
+        yield _Cause(column, 1, f"`{text[column]}` is not allowed here", QUOTE)
     yield _Cause(0, len(text), "", QUOTE)
 
 

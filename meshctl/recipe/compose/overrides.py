@@ -147,7 +147,7 @@ def _parser() -> OverridesParser:
 def _parse(text: str, file: str) -> Override | Diagnostic:
     if is_too_deep(text):
         part = "key" if text.partition("=")[0].count(".") > MAX_DEPTH else "value"
-        message = f"this is no override: its {part} is nested deeper than {MAX_DEPTH} levels"
+        message = f"this is not a valid override: its {part} is nested deeper than {MAX_DEPTH} levels"
         return Diagnostic("MC206", message, Span(file, 1, 1, len(text)), help="a recipe needs less")
     try:
         parsed = _parser().parse_rule(text, "override")
@@ -247,7 +247,7 @@ def _unreachable(root: Node, override: Override) -> Diagnostic | None:
 
 
 def _unknown(root: Node, override: Override) -> Diagnostic:
-    help = _suggestion(root, override) or f"to add it, say +{override.text.strip()}"
+    help = _suggestion(root, override) or f"to add it, write +{override.text.strip()}"
     span, fixes = override.part_span(_depth(root, override) - 1), _renamed(root, override)
     return Diagnostic("MC203", f"`{override.target}` is not in the recipe", span, help=help, fixes=fixes)
 

@@ -290,13 +290,13 @@ class _Builder:
         if self.is_refused_tag(tag, SCALARS, span):
             return self.broken(node)
         if _is_too_long(tag, node.written):
-            self.report("MC006", f"a number of {len(node.written):,} characters is none", span)
+            self.report("MC006", f"a number of {len(node.written):,} characters is too long", span)
             return self.broken(node)
         try:
             value = _construct(self.loader, yaml.ScalarNode(tag, node.written))
             return Node(value, span, key, node.written, lines=lines)
         except (ValueError, KeyError, IndexError):
-            self.report("MC006", f"`{node.written[:40]}` is no {tag.removeprefix(CORE)}", span)
+            self.report("MC006", f"`{node.written[:40]}` is not a valid {tag.removeprefix(CORE)}", span)
             return self.broken(node)
 
     def broken(self, node: Node) -> Node:
@@ -319,7 +319,7 @@ class _Builder:
         anchor.count, anchor.height = 1 + self.count - before, height
         span = self.between(event, end)
         for alias in anchor.inside:
-            inside = span.with_word("it stands inside this")
+            inside = span.with_word("it is inside this")
             self.report("MC007", "this alias leads into itself", alias, inside)
         tag = event.tag if event.tag not in (None, "!") else CORE + ("map" if is_mapping else "seq")
         is_template, self.is_template = self.is_template, False
@@ -415,7 +415,7 @@ class _Builder:
         for source in value.value if value.is_list else [value]:
             if not source.is_mapping and source.value is not BROKEN:
                 help = "name the anchor of one: `<<: *anchor`"
-                self.report("MC009", "`<<` merges a mapping, this is none", source.span, help=help)
+                self.report("MC009", "`<<` merges a mapping, and this is not one", source.span, help=help)
             found = {**dict(source.items()), **found}
         return found
 
@@ -434,7 +434,7 @@ class _Builder:
                 fixes = (Fix(span, text, f'"{text}"'),)
         else:
             node = self.node(event, count=0)
-            span, what = node.span, "this is none"
+            span, what = node.span, "this is not"
             if node.written:
                 return node.written, span
             if reference := _template(node):

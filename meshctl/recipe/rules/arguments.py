@@ -45,7 +45,7 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
             )
         if missing and not unknown:
             span = facts.key("components", name, "args")
-            help, nameless = "say it below `args`", [one for one in missing if one not in constructor.by_name]
+            help, nameless = "add it under `args`", [one for one in missing if one not in constructor.by_name]
             if nameless:
                 help = f"`args` are given by name: {listed(nameless)} must not be before a `/`"
             yield Diagnostic("MC506", f"`{found.target}` needs {listed(missing)}", span, help=help)
@@ -68,7 +68,7 @@ def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
             node = facts.written.node("components", name, "args", key)
             if node is None or node.from_environment or hint.takes(plain(node)):
                 continue
-            message = f"`{key}` of `{found.target}` is {hint.described}, {_description(node)}"
+            message = f"`{key}` of `{found.target}` must be {hint.described}, {_description(node)}"
             if node.target is None:
                 help, fixes = _meant(node, hint), _fixes(node, hint)
                 yield Diagnostic("MC508", message, node.span, (), help, fixes=fixes)
@@ -79,12 +79,12 @@ def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
 
 def _description(node: Node) -> str:
     if node.is_mapping or node.is_list:
-        return f"here is a {'mapping' if node.is_mapping else 'list'}"
+        return f"it is a {'mapping' if node.is_mapping else 'list'}"
     if node.value is None:
-        return "here is nothing"
+        return "it is empty"
     if isinstance(node.value, str):
-        return f"here is the text `{node.value[:MAX_SHOWN]}`"
-    return f"here is {(node.written or str(node.value))[:MAX_SHOWN]}"
+        return f"it is the text `{node.value[:MAX_SHOWN]}`"
+    return f"it is {(node.written or str(node.value))[:MAX_SHOWN]}"
 
 
 def _meant(node: Node, hint: Hint) -> str:

@@ -118,7 +118,7 @@ def decorator_is_readable(facts: Facts) -> Iterator[Diagnostic]:
 
 def _parameters_exist(call: Call) -> Iterator[Diagnostic]:
     if call.endpoint.unread:
-        message = f"`{call.endpoint.unread}` in {call.decorator} is no literal, its default is taken"
+        message = f"`{call.endpoint.unread}` in {call.decorator} is not a literal; its default is used"
         yield Diagnostic("MC514", message, call.span, severity="note")
     for parameter in call.endpoint.strange:
         message, help = f"{call.decorator} has no `{parameter}`", did_you_mean(parameter, WORDS)
@@ -141,7 +141,7 @@ def _modes_exist(facts: Facts, call: Call) -> Iterator[Diagnostic]:
                 message = f"{named} is a mode of your own for `{key}`: counts of its samples are not checked"
                 yield Diagnostic("MC527", message, call.span, severity="note")
         elif mode not in modes:
-            help = f"write {EXAMPLES[key]}, and say its name"
+            help = f"write {EXAMPLES[key]}, and give its name"
             if mode.isidentifier():
                 help = did_you_mean(mode, modes)
             yield Diagnostic("MC515", f"{named} is not a {key} mode", call.span, help=help)
@@ -174,7 +174,7 @@ def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Di
     for parameter in unknown:
         span, help = facts.key("pipeline", name, "in", parameter), did_you_mean(parameter, signature.by_name)
         if parameter in signature.by_position:
-            help = "it stands before a `/`: give it without a name"
+            help = "it is before a `/`: give it without a name"
         message, fixes = f"{call.name} has no parameter `{parameter}`", renamed(span, parameter, free)
         yield Diagnostic("MC516", message, span, help=help, fixes=fixes)
     if missing and not unknown:
@@ -225,7 +225,7 @@ def inputs_fit_types(facts: Facts) -> Iterator[Diagnostic]:
         first = hints.get(call.signature.first)
         if stage.is_source and stage.samples and first is not None and first.is_batch:
             message = f"{call.name} takes a Batch, and stage `{stage.name}` takes from no stage"
-            help = "say `in:` which stage gives it; a source takes the range of its sample numbers"
+            help = "name the stage that gives it in `in:`; a source takes the range of its sample numbers"
             yield Diagnostic("MC519", message, call.span, help=help)
         for given in stage.inputs if stage.name not in stage.takes else ():
             hint = hints.get(given.parameter or call.signature.first)
@@ -239,7 +239,7 @@ def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iter
     parameter = f"`{given.parameter or call.signature.first}` of {call.name}"
     if hint.kinds == {"range"}:
         message = f"{parameter} is the range of a source's sample numbers"
-        yield Diagnostic("MC519", message, span, help="leave `in` out, and say `samples`")
+        yield Diagnostic("MC519", message, span, help="leave `in` out, and write `samples`")
         return
     source = facts.recipe.pipeline.get(given.stages[0]) if len(given.stages) == 1 else None
     collect, seconds = COLLECT["flatten"], tuple[Span, ...]()
@@ -256,7 +256,7 @@ def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iter
         yield Diagnostic("MC519", message, span, seconds, help)
     elif hint.is_scalar and collect.is_batch:
         message = f"{parameter} is {hint.described}, and `{given.stages[0]}` gives a batch"
-        help = "what a constructor is told belongs into the component's `args`"
+        help = "arguments of the constructor go under the component's `args`"
         yield Diagnostic("MC519", message, span, seconds, help)
 
 
@@ -289,9 +289,9 @@ def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
         if _reduces_batches(facts, stage):
             word = facts.modes[stage.name].collect
             message = f"{call.name} gives a Batch, and `collect: {word}` is for numbers"
-            yield Diagnostic("MC524", message, span, help="say `collect: flatten`")
+            yield Diagnostic("MC524", message, span, help="write `collect: flatten`")
         elif collect.is_batch and returned.kinds and returned.kinds <= {"mapping", *SCALARS} and is_needed:
-            joins, help = "`collect: flatten` joins batches", "say `collect: mean`"
+            joins, help = "`collect: flatten` joins batches", "write `collect: mean`"
             if stage.is_source:
                 joins, help = "a source gives batches", "give a Batch"
             yield Diagnostic("MC524", f"{call.name} gives {returned.described}, and {joins}", span, help=help)

@@ -128,7 +128,9 @@ def _how_to_use(recipe: Recipe, kind: str, allocation: Allocation) -> str:
     left, idle = device_count(_idle(recipe, there, kind)), device_count(_idle(recipe, allocation, kind))
     if there.beyond or left >= idle:
         return "give them to a group, or take them out of `cluster`"
-    return f"give them to a group, or say `cluster.{key}: {number}`{f', which leaves {left}' if left else ''}"
+    return (
+        f"give them to a group, or write `cluster.{key}: {number}`{f', which leaves {left}' if left else ''}"
+    )
 
 
 # Process groups that span nodes

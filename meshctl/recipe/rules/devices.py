@@ -127,7 +127,7 @@ def devices_are_disjoint(facts: Facts) -> Iterator[Diagnostic]:
         if device is not None:
             seconds = (facts.value("groups", one.name, "ranks").with_word(f"`{one.name}` has it too"),)
             message = f"device {device} is in both `{one.name}` and `{other.name}`"
-            help = f"give them different devices, or say `colocate: {one.name}` in `{other.name}`"
+            help = f"give them different devices, or write `colocate: {one.name}` in `{other.name}`"
             span = facts.value("groups", other.name, "ranks")
             yield Diagnostic("MC307", message, span, seconds, help)
 
@@ -221,8 +221,8 @@ def one_mps_device_per_node(facts: Facts) -> Iterator[Diagnostic]:
             continue
         pieces = (piece for run in devices for piece in allocation.cluster.pieces("mps", *run))
         if any(piece.number + piece.each > 1 for piece in pieces):
-            message = f"group `{group.name}` wants a second mps device of a machine, and a machine has one"
-            help = "say `cluster: {nodes: N, devices_per_node: {mps: 1}}`, or `device_type: cpu`"
+            message = f"group `{group.name}` needs a second mps device of a machine, which has only one"
+            help = "write `cluster: {nodes: N, devices_per_node: {mps: 1}}`, or `device_type: cpu`"
             yield Diagnostic("MC309", message, facts.value("groups", group.name, "ranks"), help=help)
 
 
@@ -351,7 +351,7 @@ def _seen_twice(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, d
         seconds = facts.value("groups", one.name, "visible_devices").with_word(f"`{one.name}` sees it too")
         message = f"`{one.name}` and `{other.name}` both see the {kind} device {device} of node {node}"
         span = facts.value("groups", other.name, "visible_devices")
-        help = f"name other devices, or say `colocate: {one.name}` in `{other.name}`"
+        help = f"name other devices, or write `colocate: {one.name}` in `{other.name}`"
         return Diagnostic("MC317", message, span, (seconds,), help)
     named, numbered = (one, other) if one.visible_devices else (other, one)
     has = f"`{numbered.name}` has number {device} of node {node}"
@@ -359,7 +359,7 @@ def _seen_twice(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, d
     sees = f"`{named.name}` sees the {kind} device {device} of node {node}"
     message = f"{sees}, which `{numbered.name}` has too unless it is renumbered"
     span = facts.value("groups", named.name, "visible_devices")
-    help = "say `visible_devices` in both groups, or in none"
+    help = "write `visible_devices` in both groups, or in none"
     return Diagnostic("MC318", message, span, (seconds,), help, "warning")
 
 
@@ -371,14 +371,14 @@ def environment_keeps_devices(facts: Facts) -> Iterator[Diagnostic]:
                 continue
             span = facts.key("groups", name, "env", variable)
             if variable in SET_BY_TORCHRUN:
-                message = f"`{variable}` is told to each worker by torchrun, what `env` says of it is lost"
+                message = f"`{variable}` is set by torchrun for each worker; the value in `env` is ignored"
                 yield Diagnostic("MC321", message, span, help="remove it", severity="warning")
             elif variable in SET_BY_MESHCTL.get(group.device_type, ()):
                 has = f"`{name}` has {counted(group.devices, f'{group.device_type} device')}"
                 seconds = (facts.value("groups", name, "ranks").with_word(has),)
-                takes_place = f"`{variable}` in `env` takes the place of the devices"
-                message = f"{takes_place} that each worker of `{name}` is given"
-                help = "remove it, or say it as `visible_devices`"
+                takes_place = f"`{variable}` in `env` replaces the devices"
+                message = f"{takes_place} that meshctl assigns to each worker of `{name}`"
+                help = "remove it, or write it as `visible_devices`"
                 yield Diagnostic("MC321", message, span, seconds, help, "warning")
 
 

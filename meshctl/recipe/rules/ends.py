@@ -28,7 +28,7 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
             who = f"{listed(stage.component for stage in sources)} {has} no `__len__`"
         seconds = tuple(facts.value("components", stage.component, "_target_") for stage in sources)
         message = f"`epochs` needs a source that knows its length, and {who}"
-        help = "say `steps`, or write `__len__`: the samples of one epoch"
+        help = "write `steps`, or write `__len__`: the samples of one epoch"
         yield Diagnostic("MC547", message, facts.value("run", "epochs"), seconds, help)
     elif not run.steps and all(_is_endless(facts, stage) for stage in sources):
         span = facts.key("run" if facts.is_named("run") else "pipeline")
@@ -38,8 +38,8 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
             why = (
                 f"{listed(stage.name for stage in sources)} never {ends}: a Batch in every step, no `__len__`"
             )
-        message = f"nothing ends this run but a stop: it has no `steps`, and {why}"
-        help = "say `run: {steps: N}`; a source that returns None at its end, or has `__len__`, ends it too"
+        message = f"nothing ends this run except Ctrl-C: it has no `steps`, and {why}"
+        help = "write `run: {steps: N}`; a source that returns None at its end, or has `__len__`, ends it too"
         yield Diagnostic("MC546", message, span, help=help, severity="warning")
 
 
@@ -67,7 +67,7 @@ def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
     names, rest = (listed(stage.name for stage in some) for some in (bounding, others))
     message = f"{names} {ends} data, {rest} {does} not"
     span, *seconds = [facts.value("pipeline", stage.name, "every") for stage in others]
-    help = "say `ends_run: false` where that is meant, and `ends_run: true` where it is not"
+    help = "write `ends_run: false` where that is meant, and `ends_run: true` where it is not"
     yield Diagnostic("MC564", message, span, tuple(seconds), help, severity="note")
 
 
@@ -80,7 +80,7 @@ def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
         if not stage.is_source:
             message = f"stage `{name}` is not a source: only the data of a source can end the run"
             seconds = (facts.value("pipeline", name, "in"),)
-            yield Diagnostic("MC565", message, span, seconds, "say it at the source")
+            yield Diagnostic("MC565", message, span, seconds, "state it at the source")
         elif stage.when and stage.ends_run:
             message = f"source `{name}` is called at the {stage.when} only: its data cannot end the run"
             seconds = (facts.value("pipeline", name, "when"),)

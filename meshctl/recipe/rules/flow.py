@@ -63,7 +63,7 @@ def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
         one, other = split
         gives = f"`execute: {execute}` of stage `{stage.name}` gives ranks {one} and {other}"
         message = f"{gives} of `{stage.component}` different samples, and they are peers of one data rank"
-        help = "say `execute: all`, or choose layouts in which each producer has whole data ranks"
+        help = "write `execute: all`, or choose layouts in which each producer has whole data ranks"
         yield Diagnostic("MC528", message, _key_of(facts, stage, "execute"), seconds, help)
 
 
@@ -140,7 +140,7 @@ def _one_part_is_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: in
     if who:
         passes_on = f"stage `{stage.name}` hands on the samples of {who} of `{stage.component}`"
         message = f"{passes_on}: those of the others are lost"
-        span, help = _key_of(facts, stage, "collect"), "say `collect: flatten`"
+        span, help = _key_of(facts, stage, "collect"), "write `collect: flatten`"
         yield Diagnostic("MC538", message, span, help=help, severity="warning")
 
 
@@ -156,12 +156,12 @@ def _has_all(mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, produce
 def _parts_are_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: int) -> Iterator[Diagnostic]:
     """Where one worker's part is collected per data rank, the parts are all samples, each once."""
     modes, mode = facts.modes[stage.name], facts.lead_dispatch(stage).mode
-    why, how, help = "", f"`dispatch: {mode}`", "say `dispatch: slice_dp`"
+    why, how, help = "", f"`dispatch: {mode}`", "write `dispatch: slice_dp`"
     if modes.execute_mode.is_joint:
         why = _why_lost(mesh, DISPATCH[mode], stage.component)
     elif modes.execute_mode.is_per_producer and producers:
         why = _why_lost_by_peers(mesh, mode, producers, stage.component)
-        how, help = f"{how} under `execute: {modes.execute}`", "say `execute: all`"
+        how, help = f"{how} under `execute: {modes.execute}`", "write `execute: all`"
     if why:
         span = _key_of(facts, stage, "dispatch", "execute")
         message = f"{how} and `collect: {modes.collect}` of stage `{stage.name}`: {why}"
@@ -175,7 +175,7 @@ def _why_lost(mesh: DeviceMesh, mode: DispatchMode, component: str) -> str:
         return f"{each}, so each comes {data_size} times"
     if mode.cuts_samples and not mode.is_by_data_rank and workers > data_size:
         different = f"{workers} workers of `{component}` get different samples"
-        return f"{different}, and {data_size} of them are heard: the samples of the others are lost"
+        return f"{different}, and {data_size} of them are collected: the samples of the others are lost"
     return ""
 
 
@@ -192,7 +192,7 @@ def _why_lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: s
     if any(count > 1 for count in times.values()):
         return f"several data ranks of `{component}` give the same samples"
     if len(times) < producers * len(numbers):
-        return f"not all workers of `{component}` that get samples are heard: some are lost"
+        return f"not all workers of `{component}` that receive samples are collected: some samples are lost"
     return ""
 
 
@@ -223,14 +223,16 @@ def _idle_words_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[D
         why = "`execute: first` calls one worker" if is_single else f"`{mode}` cuts no shares"
         for key in keys:
             if key != "home" or is_single:
-                yield _idle(facts, f"`{key}` changes nothing: {why}", *path, key)
+                yield _idle(facts, f"`{key}` has no effect: {why}", *path, key)
     elif words.home:
         for key in keys:
             if key in ("balance", "equal_counts"):
-                yield _idle(facts, f"`{key}` changes nothing: `home` says where each sample goes", *path, key)
+                yield _idle(
+                    facts, f"`{key}` has no effect: `home` decides where each sample goes", *path, key
+                )
     elif words.equal_counts and not words.balance:
         why = "without `balance` counts are equal already"
-        yield _idle(facts, f"`equal_counts` changes nothing: {why}", *path, "equal_counts")
+        yield _idle(facts, f"`equal_counts` has no effect: {why}", *path, "equal_counts")
 
 
 def _idle_words_without_inputs(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
@@ -238,14 +240,14 @@ def _idle_words_without_inputs(facts: Facts, stage: Stage) -> Iterator[Diagnosti
     takes_nothing = f"stage `{stage.name}` takes nothing"
     node = facts.written.node(*path)
     if node is not None and not node.is_mapping:
-        yield _idle(facts, f"`dispatch` changes nothing: {takes_nothing}", *path)
+        yield _idle(facts, f"`dispatch` has no effect: {takes_nothing}", *path)
     elif node is not None:
         for key in (*(["mode"] if words.mode else []), *_partitioning(words)):
-            yield _idle(facts, f"`{key}` changes nothing: {takes_nothing}", *path, key)
+            yield _idle(facts, f"`{key}` has no effect: {takes_nothing}", *path, key)
     if stage.is_without_data and stage.samples:
-        yield _idle(facts, f"`samples` changes nothing: {takes_nothing}", "pipeline", stage.name, "samples")
+        yield _idle(facts, f"`samples` has no effect: {takes_nothing}", "pipeline", stage.name, "samples")
     if stage.execute and EXECUTE[stage.execute].is_per_producer:
-        message = f"`execute: {stage.execute}` changes nothing: {takes_nothing}"
+        message = f"`execute: {stage.execute}` has no effect: {takes_nothing}"
         yield _idle(facts, message, "pipeline", stage.name, "execute")
 
 

@@ -14,7 +14,7 @@ from meshctl.text.english import counted, listed, nearest
 
 def recipe_has_groups(facts: Facts) -> Iterator[Diagnostic]:
     if not facts.recipe.groups and facts.is_valid("groups"):
-        help = "say where it runs: groups: {train: {ranks: 2, device_type: cpu}}"
+        help = "state where it runs: groups: {train: {ranks: 2, device_type: cpu}}"
         message = "the recipe has no device group"
         yield Diagnostic("MC300", message, facts.key("groups"), help=help, missing=True)
 
@@ -104,7 +104,7 @@ def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC312", message, span, seconds, "use two groups")
         elif not group.program and not components and facts.is_valid("groups", name) and are_placed:
             message = f"group `{name}` runs nothing"
-            help = f"say `group: {name}` in a component, or `program: SCRIPT` in the group"
+            help = f"write `group: {name}` in a component, or `program: SCRIPT` in the group"
             yield Diagnostic("MC311", message, facts.key("groups", name), help=help, missing=True)
 
 
@@ -153,7 +153,7 @@ def _script_exists(facts: Facts, group: str, program: Program) -> Iterator[Diagn
         help = f"did you mean `{near}`?"
     script, *arguments = program.script.split() or [""]
     if arguments and exists(script):
-        help = f"its arguments are said apart: program: {script}, args: [{', '.join(arguments)}]"
+        help = f"its arguments go under `args`: program: {script}, args: [{', '.join(arguments)}]"
     span = facts.value("groups", group, "program")
     yield Diagnostic("MC313", f"there is no program `{program.script}`", span, help=help)
 

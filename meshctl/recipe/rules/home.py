@@ -104,7 +104,7 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
     if execute.is_per_producer:
         if ranks > 1:
             sends = f"`execute: peer` sends the samples of stage `{name}` to their producer's workers"
-            yield Diagnostic("MC535", f"{sends}, and not home", span, (seconds,), "say `execute: all`")
+            yield Diagnostic("MC535", f"{sends}, and not home", span, (seconds,), "write `execute: all`")
     elif ranks > shares or (ranks < shares and not one.words.allow_empty):
         message = f"{homes}, `{component}` has {counted(shares, 'share')}"
         yield Diagnostic("MC535", message, span, (seconds,), same_layout)
@@ -114,7 +114,7 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
         yield Diagnostic("MC535", f"{homes}, and {where}", span, (seconds,), same_layout)
     elif 0 < made.samples < ranks and not one.words.allow_empty:
         few = facts.value("pipeline", made.name, "samples").with_word(counted(made.samples, "sample"))
-        help = "say `allow_empty: true` here too, or give more"
+        help = "write `allow_empty: true` here too, or give more samples"
         yield Diagnostic("MC535", f"{homes}, some of which make none", span, (few,), help)
 
 

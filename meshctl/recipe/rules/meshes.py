@@ -139,7 +139,7 @@ def _contradicted(facts: Facts, component: Component, sizes: Sizes, misfit: Misf
     needed = NEEDED_SIZES[misfit.rule]
     if needed in given:
         return facts.value("components", name, "parallel", needed).with_word(f"`{needed}` is 1")
-    return facts.key("components", name, "parallel").with_word(f"it says no `{needed}`")
+    return facts.key("components", name, "parallel").with_word(f"it has no `{needed}`")
 
 
 def _ranks(facts: Facts, name: str) -> Span:

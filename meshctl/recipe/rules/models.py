@@ -31,7 +31,7 @@ def config_is_readable(facts: Facts) -> Iterator[Diagnostic]:
             if file.wrong:
                 span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
                 help = (
-                    "nothing is fetched: name a config.json, or its folder, beside the recipe, or say the "
+                    "nothing is fetched: name a config.json, or its folder, beside the recipe, or write the "
                     "numbers: {num_heads: 32}"
                 )
                 yield Diagnostic("MC430", file.wrong, span, (file.at,) if file.at else (), help)
@@ -139,9 +139,8 @@ def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
         span = one.span(facts, "vpp_size" if vpp > 1 else "pp_size").with_word(drawn)
         seconds = one.model.stated("num_layers")
         if layers < stages:
-            message = (
-                f"`{name}` has {counted(layers, 'layer')} for {counted(stages, 'stage')}: some have none"
-            )
+            has = f"`{name}` has {counted(layers, 'layer')} for {counted(stages, 'stage')}"
+            message = f"{has}: some stages have none"
             fewer = layers // pp
             is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.layout.with_ring, vpp=fewer)
             options = [f"vpp {fewer}"] if is_possible else []
@@ -149,7 +148,7 @@ def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC434", message, span, seconds, help)
         else:
             message = f"the {layers} layers of `{name}` are not even over {stages} stages"
-            help = "the component must share them out so"
+            help = "the component must distribute them in this way"
             yield Diagnostic("MC437", f"{message}: {_uneven(layers, stages)}", span, seconds, help, "warning")
 
 
@@ -199,7 +198,7 @@ def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:
         size = next(f"{dim}_size" for dim in layout if layout[dim] > 1)
         span = one.span(facts, size).with_word(f"{product} = {parts}" if " x " in product else product)
         name = one.component.name
-        message = f"sequences of {length} tokens do not go into {parts} equal parts in `{name}`"
+        message = f"sequences of {length} tokens cannot be split into {parts} equal parts in `{name}`"
         help = f"sequences of {-(-length // parts) * parts} tokens would"
         if one.layout.help:
             help = f"{help}; {one.layout.help}"

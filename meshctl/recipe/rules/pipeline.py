@@ -16,14 +16,14 @@ def components_have_pipeline(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     if recipe.components and not recipe.pipeline and facts.is_valid("pipeline"):
         message = "there are components, and no pipeline calls them"
-        help = "say what happens in a step: pipeline: {batch: {call: COMPONENT.METHOD}}"
+        help = "describe a step: pipeline: {batch: {call: COMPONENT.METHOD}}"
         yield Diagnostic("MC510", message, facts.key("components"), help=help, missing=True)
 
 
 def sources_state_samples(facts: Facts) -> Iterator[Diagnostic]:
     for name, stage in facts.recipe.pipeline.items():
         if stage.is_source and not stage.samples and stage.component and facts.is_valid("pipeline", name):
-            message = f"stage `{name}` is a source (it takes nothing): it must say `samples`"
+            message = f"stage `{name}` is a source (it takes nothing) and needs `samples`"
             help = (
                 "how many samples it gives a step, over all ranks: samples: 64; or `in:` the stage that it "
                 "takes"
@@ -53,7 +53,7 @@ def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
                 message = f"stage `{name}` takes `{other}`, which is a sync"
                 span, sync = facts.value("pipeline", name, *path), facts.key("pipeline", other)
                 seconds = (sync.with_word("a sync gives no value"),)
-                yield Diagnostic("MC531", message, span, seconds, f"say `after: {other}`")
+                yield Diagnostic("MC531", message, span, seconds, f"write `after: {other}`")
 
 
 def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
@@ -131,7 +131,7 @@ def sync_has_two_ends(facts: Facts) -> Iterator[Diagnostic]:
         if target is not None and target.frozen:
             frozen = facts.value("components", stage.to, "frozen")
             seconds = (frozen.with_word("`frozen`: it has no weights to load"),)
-            yield Diagnostic("MC552", f"component `{stage.to}` is no target of a sync", to, seconds)
+            yield Diagnostic("MC552", f"component `{stage.to}` cannot be the target of a sync", to, seconds)
 
 
 def sync_methods_exist(facts: Facts) -> Iterator[Diagnostic]:

@@ -26,7 +26,7 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
             help = did_you_mean("", options) or f"write {stage}.NAME"
             yield Diagnostic("MC560", message, span, help=help, missing=True)
         elif stage in pipeline and pipeline[stage].kind == "sync":
-            message = f"`{metric}` is no metric, `{stage}` is a sync"
+            message = f"`{metric}` is not a metric, `{stage}` is a sync"
             seconds = (facts.key("pipeline", stage).with_word("a sync gives no numbers"),)
             yield Diagnostic("MC560", message, span, seconds, missing=True)
 

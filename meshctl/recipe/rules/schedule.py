@@ -101,14 +101,14 @@ def every_is_kept(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.value("pipeline", name, "every")
         if stage.when:
             if stage.every > 1:
-                when = facts.value("pipeline", name, "when").with_word("this alone says when it runs")
-                message = "`every` counts for nothing beside `when`"
+                when = facts.value("pipeline", name, "when").with_word("this alone decides when it runs")
+                message = "`every` has no effect beside `when`"
                 yield Diagnostic("MC549", message, span, (when,), "keep one of them", "warning")
             continue
         slower = [other for other in stage.takes if _is_slower(facts.times[other], stage.every)]
         if slower and not facts.times[name].at:
             period, seconds = facts.times[name].period, tuple(_timing_of(facts, other) for other in slower)
-            stated = f"stage `{name}` says every {counted(stage.every, 'step')}"
+            stated = f"stage `{name}` states every {counted(stage.every, 'step')}"
             message = f"{stated}, and runs every {period}: only where {listed(slower)} runs"
             yield Diagnostic("MC548", message, span, seconds, f"write {period}, or leave it out", "warning")
 
@@ -153,7 +153,7 @@ def run_keys_need_components(facts: Facts) -> Iterator[Diagnostic]:
     for key in ("steps", "epochs", "checkpoint", "patience", "show", "record"):
         node = facts.written.node("run", key)
         if node is not None and node.value not in (0, None, False) and facts.is_valid("run", key):
-            message = f"`{key}` changes nothing: every group runs a program, which ends and saves by itself"
+            message = f"`{key}` has no effect: every group runs a program, which ends and saves by itself"
             help = "tell the program, in its `args`"
             yield Diagnostic("MC557", message, facts.key("run", key), help=help, severity="warning")
 

@@ -60,7 +60,7 @@ def _shares(facts: Facts, source: Stage, consumers: Sequence[Stage]) -> Iterator
 def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
     gives = f"stage `{source.name}` gives {counted(source.samples, 'sample')}"
     message = f"{gives}, too few for the shares of {listed(shares)}"
-    help = f"give at least {max(shares.values())}, or say `dispatch: {{allow_empty: true}}`"
+    help = f"give at least {max(shares.values())}, or write `dispatch: {{allow_empty: true}}`"
     if len(shares) == 1:
         ((name, count),) = shares.items()
         component = facts.recipe.components[name]
@@ -94,7 +94,9 @@ def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
             seconds = (facts.value("pipeline", source.name, "samples").with_word(each),)
             are = f"the {source.samples} samples of `{source.name}` are {counted(groups, 'group')}"
             span = facts.value("pipeline", stage.name, *input_path(given, 0))
-            help = "say `dispatch: {split_groups: true}`, or `allow_empty: true`, or begin with more"
+            help = (
+                "write `dispatch: {split_groups: true}`, or `allow_empty: true`, or start with more samples"
+            )
             yield Diagnostic("MC542", f"{are}, `{stage.component}` has {shares} shares", span, seconds, help)
 
 

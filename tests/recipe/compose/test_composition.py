@@ -247,7 +247,7 @@ def test_an_absent_option_of_a_group_called_like_a_key(tmp_path: Path) -> None:
     result = composed(write(tmp_path, KEY_GROUPS), "groups=splt", "cluster=own")
     assert [(found.code, found.help) for found in result.found] == [
         ("MC201", "did you mean `split`?"),
-        ("MC203", "to add it, say +cluster=own"),
+        ("MC203", "to add it, write +cluster=own"),
     ]
 
 

@@ -54,13 +54,13 @@ def test_the_smallest_wrong_piece_is_marked(override: str, piece: str) -> None:
         ("seed", "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"),
         ("other.yaml", "an override is KEY=VALUE; +KEY=VALUE adds a key, ~KEY deletes one"),
         ("groups.train[0]=1", "items of a list are numbered with dots: key.0=value"),
-        ("vars.x=1", "to add it, say +vars.x=1"),
+        ("vars.x=1", "to add it, write +vars.x=1"),
         ("+seed=3", ""),
         ("run.stepz=3", "did you mean `run.steps`?"),
         ("run.checkpoint.evry=3", "did you mean `run.checkpoint.every`?"),
         (
             "components.actor.tensor_parallel_size=2",
-            "to add it, say +components.actor.tensor_parallel_size=2",
+            "to add it, write +components.actor.tensor_parallel_size=2",
         ),
         ("components.sampler.parallel.dp_sizes=2", "did you mean `components.sampler.parallel.dp_size`?"),
         ("cluster.devices_per_node.cudaa=3", "did you mean `cluster.devices_per_node.cuda`?"),
@@ -79,7 +79,7 @@ def test_too_many_are_refused_at_once() -> None:
 @pytest.mark.parametrize("depth", [65, 400, 2000])
 def test_brackets_without_end_are_refused(depth: int) -> None:
     (one,) = found("+vars.x=" + "[" * depth + "]" * depth)
-    assert one.message == "this is no override: its value is nested deeper than 64 levels"
+    assert one.message == "this is not a valid override: its value is nested deeper than 64 levels"
 
 
 PIECES = (

@@ -35,16 +35,16 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
     ("overrides", "message"),
     [
         (["cluster.devices_per_node=0"], "`devices_per_node` must be a positive integer, it is 0"),
-        (["cluster.devices_per_node=[]"], "`devices_per_node` says no device"),
+        (["cluster.devices_per_node=[]"], "`devices_per_node` names no device"),
         (
             ["cluster.devices_per_node=[8,-1]"],
             "`devices_per_node.1` must be an integer, 0 or greater, it is -1",
         ),
         (["cluster.devices_per_node.cuda=true"], "`cuda` must be a positive integer, it is true"),
-        (["cluster.devices_per_node={cuda: [0, 0]}"], "`cuda` says no device"),
+        (["cluster.devices_per_node={cuda: [0, 0]}"], "`cuda` names no device"),
         (["cluster.devices_per_node.cdua=8"], "`cluster.devices_per_node.cdua` is not in the recipe"),
         (["cluster.devices_per_node={cdua: 8}"], "`cdua` is not a device type"),
-        (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, cpu is none"),
+        (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, and cpu is not one"),
         (["cluster.devices_per_node={cuda: 8, gpu: 8}"], "`devices_per_node` says cuda twice"),
         (
             ["cluster.nodes=3", "cluster.devices_per_node=[8,4]"],
@@ -60,11 +60,11 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
         ),
         (
             ["groups.train={ranks: 2, device_type: mps}"],
-            "group `train` wants a second mps device of a machine, and a machine has one",
+            "group `train` needs a second mps device of a machine, which has only one",
         ),
         (
             ["groups.train={ranks: [1], device_type: mps}"],
-            "group `train` wants a second mps device of a machine, and a machine has one",
+            "group `train` needs a second mps device of a machine, which has only one",
         ),
         (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
         (
