@@ -67,7 +67,7 @@ class Spacing:
         if not isinstance(node.value, str) or not ITEMS.fullmatch(node.value):
             return None
         texts = [text.removeprefix("-") for text in node.value.split(" - ")]
-        message, help = "a space is missing after the `-` of a list", f"write `- {texts[0]}`"
+        message, help = "a space is missing after the `-` of a list", "write `- `, with a space"
         fix = Fix(replace(node.span, width=1 + len(texts[0])), f"-{texts[0]}", f"- {texts[0]}")
         self.found.append(Diagnostic("MC102", message, node.span, (), help, fixes=(fix,)))
         return replace(node, value=[Node(text, node.span, written=text) for text in texts])
@@ -76,7 +76,7 @@ class Spacing:
         key, sign, value = parts.groups()
         written = f"{key}: {value}"
         what = "a space is missing after the `:`" if sign == ":" else f"a `:` is missing after `{key}`"
-        help = invisible_character(parts[0]) or f"write `{written}`"
+        help = invisible_character(parts[0]) or f"write `{key}: ...`"
         is_safe = span.width == len(parts[0]) and PLAIN_VALUE.fullmatch(value) is not None
         fixes = (Fix(span, parts[0], written),) if is_safe else ()
         self.found.append(Diagnostic(code, what, span, (), help, fixes=fixes))

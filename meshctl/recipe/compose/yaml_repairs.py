@@ -25,6 +25,8 @@ LINES_ABOVE = 3
 """Number of lines above the parser's error in which a mistake may be."""
 MAX_QUOTED_LINES = 40
 """Number of lines above the parser's error in which a quote may be open."""
+MAX_LINES_AROUND = 12
+"""Number of lines above a line whose indentations it may have."""
 KEY = r"[A-Za-z_][\w@./-]*"
 SPACES = "\u00a0\u2000-\u200b\u202f\u205f\u3000"
 CONFLICT = re.compile(r"(<{7}|={7}|>{7})( |$)")
@@ -53,7 +55,9 @@ class _Edit:
         return "\n".join(changed)
 
     def diagnostic(self, name: str, *, is_certain: bool) -> Diagnostic:
+        """Returns the diagnostic of the edit. No part of it quotes a value, which may be a secret."""
         start, width = self.mark
+        is_certain = is_certain and not re.search(r"\w", self.was)
         fix = Fix(Span(name, self.line, self.start + 1, len(self.was)), self.was, self.text)
         span = Span(name, self.line, start + 1, max(1, width))
         return Diagnostic("MC003", self.message, span, help=self.help, fixes=(fix,) if is_certain else ())
@@ -151,9 +155,11 @@ def _space_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
     """A space that YAML does not take for one; quotes of another alphabet."""
     line = lines[number - 1]
     if odd := re.search(f"[{SPACES}]", line):
-        plain = re.sub(f"[{SPACES}]", " ", line)
+        last = max(found.end() for found in re.finditer(f"[{SPACES}]", line))
+        plain = re.sub(f"[{SPACES}]", " ", line[odd.start() : last])
         message = f"this line has the character U+{ord(odd[0]):04X} in it, which is no space for YAML"
-        yield _Edit(number, 0, line, plain, message, "write a space", (odd.start(), 1))
+        was, mark = line[odd.start() : last], (odd.start(), 1)
+        yield _Edit(number, odd.start(), was, plain, message, "write a space", mark)
     if (straight := line.translate(CURLY)) != line:
         start = next(at for at, letter in enumerate(line) if letter != straight[at])
         yield _Edit(
@@ -167,7 +173,7 @@ def _colon_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
         key, sign = found[1], found[2]
         value = re.match(r"[^,}\]#]*", line[found.end() :])
         rest = value[0].strip() if value and sign else ""
-        written = f"{key}: {rest}".rstrip()
+        written = f"{key}: ..." if rest else f"{key}:"
         mark = (
             found.start(1),
             len(line.rstrip()) - found.start(1) if not rest else found.end() - found.start(1) + len(rest),
@@ -180,9 +186,15 @@ def _colon_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
             message, text = f"a `:` is missing after `{key}`", ": " if rest else ":"
         yield _Edit(number, found.end(1), sign, text, message, f"write `{written}`", mark)
     if dash := re.match(r"( *)-(?=[^\s-])", line):
-        message, item = "a space is missing after the `-` of a list", line.strip()[1:]
+        message = "a space is missing after the `-` of a list"
         yield _Edit(
-            number, dash.end(), "", " ", message, f"write `- {item}`", (len(dash[1]), len(line.strip()))
+            number,
+            dash.end(),
+            "",
+            " ",
+            message,
+            "write `- `, with a space",
+            (len(dash[1]), len(line.strip())),
         )
 
 
@@ -190,7 +202,7 @@ def _quote_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
     line = lines[number - 1]
     for opened in re.finditer(r"(?:[:,\[{-] +|[\[{])([\"'])([^\"',\]}#]*[^\"',\]}#\s])", line):
         if line[opened.end() : opened.end() + 1] != opened[1]:
-            help = f"write {opened[1]}{opened[2]}{opened[1]}"
+            help = f"write a {opened[1]} behind the text"
             mark = (opened.start(1), 1)
             yield _Edit(number, opened.end(), "", opened[1], f"this {opened[1]} is not closed", help, mark)
 
@@ -211,16 +223,13 @@ def _indent_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
     """The indentations of the lines around a line, the nearest first."""
     line = lines[number - 1]
     width = _indent(line)
-    around = [one for one in _around(lines, number) if _indent(one) != width]
-    widths = dict.fromkeys(_indent(one) for one in around)
+    around = [(at, one) for at, one in _around(lines, number) if _indent(one) != width]
+    widths = dict.fromkeys(_indent(one) for _, one in around)
+    spaces = f"{width} space{'' if width == 1 else 's'}"
+    message = f"this line is indented by {spaces}, which fits no line above it"
     for other in sorted(widths, key=lambda one: abs(one - width)):
-        message = (
-            f"this line is indented by {width} space{'' if width == 1 else 's'}, which fits no line above it"
-        )
-        help = (
-            f"indent it by {other}, as `{next(one for one in around if _indent(one) == other).strip()[:30]}`"
-        )
-        mark = (width, len(line.strip()))
+        like = next(at for at, one in around if _indent(one) == other)
+        help, mark = f"indent it by {other}, as line {like}", (width, len(line.strip()))
         yield _Edit(number, 0, " " * width, " " * other, message, help, mark)
 
 
@@ -228,11 +237,10 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-def _around(lines: Sequence[str], number: int) -> Iterator[str]:
-    """Yields the lines above, the nearest first, and the next line below."""
-    below = _next(lines[number:])
-    above = [line for line in lines[: number - 1] if line.split("#")[0].strip()]
-    yield from reversed(above[-12:])
-    if below:
-        yield below
-    yield ""
+def _around(lines: Sequence[str], number: int) -> Iterator[tuple[int, str]]:
+    """Yields the lines above with their numbers, the nearest first, the next line below, and the first line
+    that is not indented."""
+    written = [(at, line) for at, line in enumerate(lines, 1) if _next([line]) and at != number]
+    yield from reversed([one for one in written if one[0] < number][-MAX_LINES_AROUND:])
+    yield from [one for one in written if one[0] > number][:1]
+    yield from [one for one in written if _indent(one[1]) == 0][:1]

@@ -75,7 +75,7 @@ def test_a_number_too_long_to_be_one_is_not_known(tmp_path: Path) -> None:
         ("[1, 2]", "`config.json` is no mapping of keys", None),
         ('{\n  "n_head": 6,', "`config.json` is not JSON: a value is missing, or must be quoted", (2, 1)),
         ('{"n_head": 6} more', "`config.json` is not JSON: more follows after its end", (1, 15)),
-        ('{"a": "\x1b[31m"}', "`config.json` is not JSON: the character U+001B cannot stand in it", (1, 8)),
+        ('{"a": "\x1b[31m"}', "`config.json` is not JSON: the character U+001B is not allowed in it", (1, 8)),
         ('{"a": "é"}'.encode("latin-1"), "`config.json` is not UTF-8: byte 0xe9 on line 1", (1, 8)),
         ('{"a": 1}'.encode("utf-16"), "`config.json` is not UTF-8: byte 0xff on line 1", (1, 1)),
         (bytes(range(128, 256)) * 9000, "`config.json` is larger than 1 MiB", None),
