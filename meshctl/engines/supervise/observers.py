@@ -15,12 +15,11 @@ CLOSED = (errno.EPIPE, errno.EIO, errno.EBADF)
 """Errors of a terminal or a pipe whose reader has left. They need no warning."""
 
 
-class SafeView:
-    """Passes every call on to an observer until the first error of that observer. After it, calls do nothing,
-    so the run goes on; the event files of the run directory are complete in any case."""
+class Observers:
+    """Calls several observers. One that fails is dropped: the run goes on, and `events/` has everything."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer: Observer | None = observer
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = list(observers)
 
     def on_attempt(self, number: int, step: int | None) -> None:
         self._call(lambda observer: observer.on_attempt(number, step))
@@ -35,14 +34,13 @@ class SafeView:
         self._call(lambda observer: observer.on_end(code, reason))
 
     def _call(self, method: Callable[[Observer], None]) -> None:
-        if self._observer is None:
-            return
-        try:
-            method(self._observer)
-        except Exception as error:  # whatever an observer does wrong, the run goes on without it
-            dropped, self._observer = self._observer, None
-            if not (isinstance(error, OSError) and error.errno in CLOSED):
-                _warn(dropped, error)
+        for observer in list(self._observers):
+            try:
+                method(observer)
+            except Exception as error:  # whatever an observer does wrong, the run goes on without it
+                self._observers.remove(observer)
+                if not (isinstance(error, OSError) and error.errno in CLOSED):
+                    _warn(observer, error)
 
 
 def _warn(observer: Observer, error: Exception) -> None:
@@ -50,26 +48,3 @@ def _warn(observer: Observer, error: Exception) -> None:
     line = f"warning: {type(observer).__name__} is stopped: {type(error).__name__}: {text}"
     with suppress(OSError):  # nobody reads it
         print(line, file=sys.stderr, flush=True)
-
-
-class Observers:
-    """Calls several observers, each of them guarded by a `SafeView`."""
-
-    def __init__(self, observers: Iterable[Observer]) -> None:
-        self._views = [SafeView(observer) for observer in observers]
-
-    def on_attempt(self, number: int, step: int | None) -> None:
-        for view in self._views:
-            view.on_attempt(number, step)
-
-    def on_event(self, event: Event) -> None:
-        for view in self._views:
-            view.on_event(event)
-
-    def on_row(self, row: Mapping[str, Any]) -> None:
-        for view in self._views:
-            view.on_row(row)
-
-    def on_end(self, code: int, reason: str) -> None:
-        for view in self._views:
-            view.on_end(code, reason)
