@@ -112,6 +112,8 @@ _ALLOWED_NAMES = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module == "pathlib._local":  # where the paths of Python 3.13 are defined
+            module = "pathlib"
         if (module, name) not in _ALLOWED_NAMES:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is none of DCP's classes")
         return super().find_class(module, name)
