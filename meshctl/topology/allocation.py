@@ -1,12 +1,12 @@
-"""Which devices of a cluster each group gets, and the smallest cluster that holds the groups.
+"""Which devices of a cluster each group receives, and the smallest cluster that has enough devices.
 
-    list       a group with a list of devices gets exactly these devices
-    count      a group with a count gets the next free devices, in the order in which groups are written
-    colocate   a group that is colocated gets devices of the other group
+    list       a group with a list of devices receives exactly these devices count      a group with a count
+    receives the next free devices, in the order in which the recipe has groups colocate   a colocated group
+    receives the first devices of the other group
 
-Devices are numbered over the cluster, each type for itself. They are kept as ranges [start, stop) in the
-order of the workers, and nodes as runs of equal nodes, so that no cost grows with the number of devices. The
-one exception are workers that leave a remainder of devices on every node.
+Devices are numbered over the cluster, separately for each type. They are stored as ranges [start, stop) in
+the order of the workers, and nodes as runs of equal nodes, so that no cost grows with the number of devices.
+The only exception is a group whose workers leave some devices of every node unused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Group(Protocol):
 
 
 class Hardware(Protocol):
-    """What is known of the cluster."""
+    """What a recipe states about the cluster."""
 
     @property
     def nodes(self) -> int:
@@ -61,7 +61,8 @@ class Hardware(Protocol):
         """The device types that the cluster has, whether or not a group uses them."""
 
     def devices_of(self, device_type: str) -> int | tuple[int, ...]:
-        """Devices per node: one count for all nodes, or one for each; 0 where it is not known."""
+        """Devices per node: one count for all nodes, or a count for each node; 0 where it is not known.
+        Where the recipe does not distinguish types, the result is the same for every name, also for ""."""
 
 
 Groups = Mapping[str, Group]
@@ -77,7 +78,8 @@ class Allocation:
 
 
 def allocate(groups: Groups, hardware: Hardware) -> Allocation:
-    """Gives devices to every group. What the hardware leaves open becomes the least that holds the groups."""
+    """Returns the devices of every group. Where `hardware` does not state the number of nodes, or of devices
+    per node, it is the smallest number that is enough for the groups."""
     used = {group.device_type for group in groups.values()}
     types = [kind for kind in ACCELERATORS if kind in used or kind in hardware.named]
     nodes = hardware.nodes or _node_count(groups, hardware, types)
@@ -92,8 +94,8 @@ def allocate(groups: Groups, hardware: Hardware) -> Allocation:
 
 
 def _node_count(groups: Groups, hardware: Hardware, types: Iterable[str]) -> int:
-    """Returns the length of the lists of devices per node, or the least number of nodes that holds the
-    groups."""
+    """Returns the number of nodes where the recipe does not state it: the length of the longest list of
+    devices per node or, without such lists, the least number of nodes that is enough for the groups."""
     given = {kind: hardware.devices_of(kind) for kind in types}
     given |= {kind: hardware.devices_of(kind) for kind in hardware.named}
     if lengths := [
@@ -135,7 +137,7 @@ def least_per_node(groups: Groups, kind: str, nodes: int) -> int:
 
 
 def _end(ranges: Mapping[str, DeviceRanges]) -> int:
-    """Returns the number after the last device."""
+    """Returns the largest device number in the ranges plus 1; 0 without devices."""
     return max((stop for own in ranges.values() for _, stop in own), default=0)
 
 
@@ -149,10 +151,11 @@ def _beyond(
 
 
 def _devices_of_type(groups: Groups, kind: str, nodes: DevicesPerNode) -> dict[str, DeviceRanges]:
-    """Returns the devices of the groups of one type: first those with lists, then those with counts in
-    written order, then the colocated ones.
+    """Returns the devices of the groups of one type. Groups with lists receive theirs first, then groups with
+    counts in the order of the recipe, then colocated groups.
 
-    Groups that do not fit continue on further nodes of the size of the largest.
+    Where the nodes have too few devices, the numbering continues on imagined nodes, each as large as the
+    largest node.
     """
     ranges: dict[str, DeviceRanges] = {}
     largest = max([1, *(each for _, each in nodes)])
@@ -163,7 +166,7 @@ def _devices_of_type(groups: Groups, kind: str, nodes: DevicesPerNode) -> dict[s
             ranges[group.name] = _merged((number, number + 1) for number in group.ranks)
     for group in own:
         if isinstance(group.ranks, int) and not group.colocate:
-            # A list of a group that is colocated with this one takes no device away from it.
+            # Devices in the list of a group that is colocated with this one are free for this one.
             others = [name for name in ranges if host_of(groups, name) != group.name]
             taken = sorted(some for name in others for some in ranges[name])
             ranges[group.name] = _next_free(group, taken, cluster)
@@ -174,8 +177,8 @@ def _devices_of_type(groups: Groups, kind: str, nodes: DevicesPerNode) -> dict[s
 
 
 def host_of(groups: Groups, name: str) -> str:
-    """Returns the group at the end of the chain of `colocate`; in a circle, the last group before it
-    repeats."""
+    """Returns the name of the group at the end of the chain of `colocate` that begins with a group. If the
+    chain is circular, it ends before its first repetition."""
     seen = [name]
     while (host := groups[seen[-1]].colocate) in groups and host not in seen:
         seen.append(host)
@@ -194,8 +197,8 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> DeviceRanges:
 
 
 def _next_free(group: Group, taken: list[tuple[int, int]], cluster: Cluster) -> DeviceRanges:
-    """Returns the lowest free devices. A worker with several devices gets devices of one node, and what
-    remains of a node is passed over."""
+    """Returns the lowest free devices for a group. All devices of a worker are on one node; devices of a node
+    that are too few for one more worker are skipped."""
     each = group.gpus_per_worker
     largest = max(devices for _, devices in cluster.devices_per_node[""])
     if each == 1 or group.devices % each or each > largest:
@@ -248,7 +251,8 @@ def device_count(ranges: DeviceRanges) -> int:
 
 
 def first_split_worker(ranges: DeviceRanges, each: int, cluster: Cluster, kind: str) -> int | None:
-    """Returns the first worker whose `each` devices are not consecutive devices of one node."""
+    """Returns the first worker whose `each` devices are not consecutive devices of one node; None if there is
+    none."""
     worker = 0
     for start, stop in ranges:
         for piece in cluster.pieces(kind, start, stop):
@@ -270,7 +274,7 @@ def most_per_node(ranges: DeviceRanges, cluster: Cluster, kind: str) -> int:
 
 
 def first_common_device(one: DeviceRanges, other: DeviceRanges) -> int | None:
-    """Returns the lowest device that is in both."""
+    """Returns the lowest device that is in both; None if there is none."""
     owned = sorted([(start, stop, 0) for start, stop in one] + [(start, stop, 1) for start, stop in other])
     end, owner = 0, -1
     for start, stop, group in owned:

@@ -4,9 +4,10 @@ A unit is a sample, or a group of samples that stays together; its weight is its
 computes the whole assignment alone, so it depends on nothing but the weights: all arithmetic is in integers,
 and ties go to the lower index.
 
-Heavy units go, longest first, to the part with the smallest load. What is left is light: each part receives
-the next units in order, as many as it lacks, and a few units around each boundary even out its two sides. So
-a part consists of few runs of neighbouring samples, of few producers, which are copied as a whole.
+Heavy units go, heaviest first, to the part with the smallest load. The other units are light. They are
+assigned in sample order: each part receives the next units until its load reaches the common level. Then a
+few units around each boundary between two parts are exchanged to even out the loads of these parts. So a part
+consists of few runs of neighbouring samples from few producers, and each run is copied as a whole.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from meshctl.topology.balance_few import LIGHT_FRACTION, WINDOW, lacking_loads
 Numbers: TypeAlias = NDArray[numpy.int64]
 
 MAX_ITEMS = 1 << 13
-"""The number of items that equal counts assign one by one; of more units, neighbours form blocks."""
+"""The approximate number of items that `equal_counts` assigns. Of more units, neighbours form blocks."""
 MIN_ITEMS_PER_PART = 4
+"""The number of items for each part, where this makes more than `MAX_ITEMS`."""
 
 
 def equal_loads(weights: Numbers, parts: int) -> Numbers:
@@ -51,9 +53,9 @@ def equal_loads(weights: Numbers, parts: int) -> Numbers:
 def equal_counts(weights: Numbers, parts: int) -> Numbers:
     """The part of each unit, where the parts' numbers of units differ by at most one.
 
-    The heaviest item goes to the part with the smallest load that has room for it. An item is a unit, or a
-    block of neighbours where there are more than `MAX_ITEMS`; the units that are left over even out what the
-    blocks leave.
+    Items go, heaviest first, to the part with the smallest load that may have one more. An item is a unit, or
+    where there are many units a block of neighbours. The units that remain after the blocks are assigned in
+    smaller blocks, then one by one, which evens out the loads.
     """
     loads = numpy.zeros(parts, numpy.int64)
     owner = numpy.zeros(len(weights), numpy.int64)
@@ -70,13 +72,13 @@ def equal_counts(weights: Numbers, parts: int) -> Numbers:
 
 
 def _longest_first(weights: Numbers, loads: Numbers) -> Numbers:
-    """The part of each unit, where each one, the heaviest first, goes to the part with the smallest load.
-    Adds the weights to `loads`.
+    """The part of each unit, where units go, heaviest first, to the part with the smallest load. Adds the
+    weights to `loads`.
 
-    Units are dealt in rounds. In a round the heaviest unit goes to the smallest load, the next one to the
-    second smallest, and so on while a load is smaller than all those that the round has made. So the result
-    is that of dealing units one by one. The smallest load rises by a weight in each round, so the rounds are
-    about as many as the units of a part.
+    Units are assigned in rounds. In a round the heaviest unit goes to the smallest load, the next unit to the
+    second smallest, and so on, as long as the next load is smaller than all loads that the round has raised.
+    So the result is the same as that of assigning units one by one, and the number of rounds is about the
+    number of units of a part.
     """
     falling = (-weights).argsort(kind="stable")
     dealt = numpy.empty(len(weights), numpy.int64)
@@ -96,8 +98,8 @@ def _longest_first(weights: Numbers, loads: Numbers) -> Numbers:
 
 
 def _fill(weights: Numbers, lacking: Numbers) -> Numbers:
-    """The part of each light unit, in sample order: each part receives neighbours, as many as it lacks, and
-    then the boundaries are evened out."""
+    """The part of each light unit, in sample order: each part receives neighbouring units of about the weight
+    that it lacks, then `_refine` evens out the boundaries."""
     sums = numpy.concatenate([[0], weights.cumsum()])
     ends = lacking.cumsum()[:-1]
     cuts = sums.searchsorted(ends, side="right") - 1
@@ -109,8 +111,12 @@ def _fill(weights: Numbers, lacking: Numbers) -> Numbers:
 
 
 def _refine(weights: Numbers, owner: Numbers, cuts: Numbers, half: Numbers, left: Numbers) -> None:
-    """Deals the units around each boundary again: the heaviest that still fits goes to the part on the left,
-    until nothing fits into what that part has `left`."""
+    """Changes the `owner` of the units around each boundary between two parts. Heaviest first, a unit goes to
+    the part on the left if that part still lacks its weight, and to the part on the right otherwise.
+
+    Per boundary, `cuts` has the first unit to its right, `half` the number of units on each side that are
+    assigned again, and `left` the weight that the part on the left lacks without these units.
+    """
     offsets = numpy.arange(-(WINDOW // 2), WINDOW // 2)
     is_inside = (offsets >= -half[:, None]) & (offsets < half[:, None])
     units = numpy.where(is_inside, cuts[:, None] + offsets, 0)

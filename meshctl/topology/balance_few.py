@@ -1,6 +1,6 @@
-"""Assigns some hundred weighted units to parts in plain Python, as `balance.equal_loads` assigns many.
+"""The assignment of `balance.equal_loads` in plain Python, for some hundred weighted units.
 
-A step of a small batch is short, and some fifty calls of an array library take longer than all of it.
+For a small batch this is faster: the fifty numpy calls of `balance` take longer than the whole step.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 LIGHT_FRACTION = 16
-"""A light unit weighs at most 1/16 of the smallest load that parts are filled up to."""
+"""A light unit weighs at most this fraction, 1/16, of the smallest load that a part is to have."""
 WINDOW = 16
-"""The number of units around a boundary between two parts that even out its two sides."""
+"""The number of units around a boundary between two parts that are assigned again to even out their loads."""
 
 
 def equal_loads_of_few(weights: Sequence[int], parts: int) -> list[int]:
-    """The part of each unit: the result of `balance.equal_loads`."""
+    """The part of each unit, the same as that of `balance.equal_loads`."""
     if min(weights, default=1) < 1:
         weights = [max(weight, 1) for weight in weights]
     loads, owner = [0] * parts, [0] * len(weights)
@@ -50,7 +50,7 @@ def lacking_loads(loads: Sequence[int], amount: int) -> list[int]:
 
 
 def _longest_first(weights: Sequence[int], units: Sequence[int], loads: list[int], owner: list[int]) -> None:
-    """Gives each unit, the heaviest first, to the part with the smallest load."""
+    """Assigns units, heaviest first, to the part with the smallest load. Changes `loads` and `owner`."""
     heap = [(load, part) for part, load in enumerate(loads)]
     heapq.heapify(heap)
     for unit in sorted(units, key=weights.__getitem__, reverse=True):
@@ -62,8 +62,9 @@ def _longest_first(weights: Sequence[int], units: Sequence[int], loads: list[int
 
 
 def _fill(weights: Sequence[int], light: Sequence[int], lacking: Sequence[int], owner: list[int]) -> None:
-    """Gives neighbours among the light units to each part, as many as it lacks, and deals the units around
-    each boundary again: the heaviest that still fits goes to the part on the left."""
+    """Sets the `owner` of the light units: each part receives neighbours of about the weight that it lacks.
+    The units around each boundary are then assigned again: heaviest first, a unit goes to the part on the
+    left if that part still lacks its weight."""
     sums = list(accumulate([weights[unit] for unit in light], initial=0))
     ends = list(accumulate(lacking))
     cuts = [0, *[bisect_right(sums, end) - 1 for end in ends[:-1]], len(light)]

@@ -3,7 +3,7 @@
 Devices are numbered from 0 over the cluster, node after node, and each type for itself: where two nodes have
 8 and 4 cuda devices, cuda 9 is number 1 of node 1, and a machine with cuda and npu has a cuda 0 and an npu 0.
 
-Every question costs O(log runs of equal nodes), however many devices there are.
+Every look-up costs O(log n) for n runs of equal nodes, however many devices there are.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ DIRECT = ("cuda",)
 """Device types whose tensors move to other devices of the type without passing through CPU memory."""
 TRANSPORT_VARIABLE = "MESHCTL_TRANSPORT"
 TRANSPORTS = ("tcp",)
-"""Values of the variable: the transports that carry frames between nodes."""
+"""The values of `TRANSPORT_VARIABLE`: the transports that carry frames between nodes."""
 DevicesPerNode = tuple[tuple[int, int], ...]
 """(number of nodes, devices on each of them), from node 0 on."""
 
 
 def transport_error(environ: Mapping[str, str]) -> str:
-    """Returns why the environment's choice of a transport between nodes is refused; empty where it is not."""
+    """Returns an error message if the environment's `TRANSPORT_VARIABLE` is not one of `TRANSPORTS`; empty if
+    it is, or is not set."""
     chosen = environ.get(TRANSPORT_VARIABLE, "")
     if chosen in ("", *TRANSPORTS):
         return ""
@@ -37,28 +38,30 @@ def transport_error(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring devices that occupy the same number of devices on each of some neighbouring nodes."""
+    """Consecutive devices on consecutive nodes, with the same device numbers on each of these nodes."""
 
     first_node: int
     nodes: int
+    """The number of nodes."""
     number: int
-    """The number of the first device on each of the nodes."""
+    """The first device on each of the nodes, numbered on the node."""
     each: int
     """Devices per node."""
     device: int
-    """The first device, numbered over the cluster."""
+    """The first device of the piece, numbered over the cluster."""
 
 
 @dataclass(frozen=True)
 class Cluster:
     nodes: int = 1
     devices_per_node: Mapping[str, DevicesPerNode] = field(default_factory=dict)
-    """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. Types that are
-    absent have no devices."""
+    """By device type: ((7, 8), (1, 4)) are seven nodes of eight devices and one of four. The cluster has no
+    devices of other types."""
 
     @classmethod
     def of(cls, nodes: int, **devices_per_node: int | Sequence[int]) -> Cluster:
-        """`Cluster.of(2, cuda=8)`, or by node: `Cluster.of(2, cuda=[8, 4])`."""
+        """Returns a cluster of nodes with these devices: `Cluster.of(2, cuda=8)`, or with a count for each
+        node: `Cluster.of(2, cuda=[8, 4])`."""
         return cls(nodes, {kind: devices_by_node(nodes, given) for kind, given in devices_per_node.items()})
 
     def total(self, device_type: str) -> int:
@@ -82,14 +85,15 @@ class Cluster:
         return table.each[table.of_node(node)] if table.each else 0
 
     def first_on(self, device_type: str, node: int) -> int:
-        """Returns the number over the cluster of a node's first device, also for a node that has none."""
+        """Returns the number over the cluster of a node's first device. For a node without devices, it is the
+        number of the next device of the cluster."""
         table = self._table(device_type)
         run = table.of_node(node)
         return table.devices[run] + (node - table.nodes[run]) * table.each[run]
 
     def pieces(self, device_type: str, start: int, stop: int) -> Iterator[Piece]:
-        """Returns the devices [start, stop) as pieces: the rest of the first node, whole nodes, a part of the
-        last one. Equal neighbouring nodes are one piece."""
+        """Yields the devices [start, stop) as pieces: a part of the first node, then whole nodes, then a part
+        of the last node. Whole neighbouring nodes of the same size are one piece."""
         table = self._table(device_type)
         while start < stop:
             run = table.of_device(start)
@@ -115,15 +119,18 @@ class Cluster:
 
 @dataclass(frozen=True)
 class _Table:
-    """The first node and the first device of each run of equal nodes."""
+    """The runs of neighbouring nodes with the same number of devices of one type."""
 
     count: tuple[int, ...]
+    """The number of nodes of each run."""
     each: tuple[int, ...]
+    """The devices per node of each run."""
     nodes: tuple[int, ...]
     """The first node of each run."""
     devices: tuple[int, ...]
     """The first device of each run."""
     total: int
+    """The number of devices."""
 
     @classmethod
     def of(cls, runs: DevicesPerNode) -> _Table:
@@ -133,8 +140,8 @@ class _Table:
         return cls(count, each, tuple(nodes), tuple(devices), total)
 
     def of_device(self, device: int) -> int:
-        """Returns the run of a device. Of several runs that begin with the device, the last one has
-        devices."""
+        """Returns the index of the run that has a device. A run of nodes without devices begins with the same
+        device as the next run, so the last run that begins with it is the right one."""
         if not 0 <= device < self.total:
             raise ValueError(
                 f"there are the devices 0 to {self.total - 1}, not {device}"
@@ -148,7 +155,7 @@ class _Table:
 
 
 def devices_by_node(nodes: int, devices: int | Sequence[int]) -> DevicesPerNode:
-    """The runs of equal nodes of one count for all, or of one for each."""
+    """Returns the runs of equal nodes. `devices` is one count for all nodes, or a count for each node."""
     if isinstance(devices, int):
         return ((nodes, devices),)
     return tuple((len(list(same)), each) for each, same in groupby(devices))

@@ -1,7 +1,7 @@
 """Which ranks of a called component receive which part of a batch, and from which producers.
 
-Ranks that receive the same samples form one part. `consumer_parts` is what does not depend on the samples;
-`parts_for` are the samples of each part in one step.
+Ranks that receive the same samples share one part. `consumer_parts` returns the ranks and possible producers
+of each part, which are the same in every step; `parts_for` returns the samples of each part in one step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from meshctl.topology.samples import RouteError, Run, SampleTable, in_sample_ord
 
 @dataclass(frozen=True)
 class ConsumerParts:
-    """The parts of a route as far as they do not depend on the samples."""
+    """The facts about the parts of a route that are the same in every step."""
 
     ranks: tuple[tuple[int, ...], ...]
     """Per part, the ranks of the called component that receive it."""
     producers: tuple[range, ...]
-    """Per part, the producers, by index, whose samples it may hold."""
+    """Per part, the indices of the producers whose samples it may hold."""
 
     @cached_property
     def part_of(self) -> Mapping[int, int]:
@@ -31,8 +31,8 @@ class ConsumerParts:
 
     @cached_property
     def leaders(self) -> tuple[int, ...]:
-        """Per part, the producer that sends the headers of all producers to the consumers. Parts are spread
-        over their producers as samples are."""
+        """Per part, the producer that sends the headers of all producers to the consumers. Parts that have
+        the same producers are spread evenly over them."""
         parts_with: dict[range, list[int]] = {}
         for part, producers in enumerate(self.producers):
             parts_with.setdefault(producers, []).append(part)
@@ -48,8 +48,8 @@ class ConsumerParts:
 def consumer_parts(
     mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, producers: int
 ) -> ConsumerParts:
-    """Groups the called ranks of a component: ranks of one part have the same producers and receive the same
-    share of their samples."""
+    """Returns the called ranks of a component, grouped into parts: the ranks of a part have the same
+    producers and receive the same share of their samples."""
     found: dict[tuple[int, range], list[int]] = {}
     for rank in execute.workers.ranks(mesh):
         share = 0 if execute.is_single else mode.share_of(mesh, rank)
@@ -72,7 +72,8 @@ def parts_for(
 def _partitioned(
     mode: DispatchMode, table: SampleTable, parts: int, options: Dispatch
 ) -> Sequence[Sequence[Run]]:
-    """`mode.partition`, checked: a user may have written it."""
+    """The shares that `mode.partition` returns. They are checked, because a user may have written the
+    function; raises `RouteError` for shares that the table does not have."""
     shares = mode.partition(table, parts, options)
     if len(shares) != parts:
         raise RouteError(f"the dispatch mode `{options.mode}` gave {len(shares)} shares instead of {parts}")

@@ -1,6 +1,6 @@
-"""Names, sizes and indices of dims, as callers of `DeviceMesh` pass them: each function checks one value.
+"""Checks of the arguments of `DeviceMesh`: names, sizes and indices of dims, and arrays of ranks.
 
-All functions raise `MeshError` for a value that no mesh can have.
+Each function checks one value, and raises `MeshError` for a value that no mesh can have.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from meshctl.topology.sizes import DIMS, EXPERT_DIMS, whole
 
 MAX_SHOWN = 8
-"""The number of ranks that messages name."""
+"""The largest number of ranks that a message lists."""
 VIEWS = {"data": ("data", "ulysses"), "expert": EXPERT_DIMS}
-"""The views, and the dims that only they have."""
+"""Name of a view -> its dims that the mesh itself does not have."""
 RESERVED = {
     **{dim: f"a dim of the view `{view}`" for view, dims in VIEWS.items() for dim in dims},
     "vpp": "stages per pp rank",
@@ -28,7 +28,7 @@ class MeshError(ValueError):
 
 
 def dim_names(dims: object) -> tuple[str, ...]:
-    """Returns one or several names of dims as a tuple. A name may occur once."""
+    """Returns the name of one dim, or the different names of several dims, as a tuple."""
     names = _as_tuple(dims)
     for name in names:
         if not isinstance(name, str) or not name:
@@ -39,7 +39,7 @@ def dim_names(dims: object) -> tuple[str, ...]:
 
 
 def dim_order(dims: object) -> tuple[str, ...]:
-    """Returns an order of all dims, outermost first."""
+    """Returns an order of dims, outermost first, as a tuple. It must contain each of `DIMS` once."""
     order = _as_tuple(dims)
     if len(order) != len(DIMS) or any(dim not in order for dim in DIMS):
         raise MeshError(
@@ -54,7 +54,7 @@ def refuse_reserved(name: str) -> None:
 
 
 def dim_size(what: str, size: object) -> int:
-    """Returns a size. `what` names it in messages."""
+    """Returns a size, which must be an integer from 1. `what` is the name of the size in error messages."""
     number = whole(size)
     if number is None or number < 1:
         raise MeshError(f"{what} must be a whole number from 1, it is {size!r}")
@@ -62,7 +62,8 @@ def dim_size(what: str, size: object) -> int:
 
 
 def part_sizes(dim: str, size: int, parts: object) -> dict[str, int]:
-    """Returns the sizes of the parts of a dim of this size, by name."""
+    """Returns name -> size of the parts that a dim is divided into. `size`, the size of the dim, must be the
+    product of the sizes of its parts."""
     if not isinstance(parts, Mapping):
         raise MeshError(
             f"the parts of {dim} are names with sizes, {{'ring': 2, 'heads': 4}}; they are {parts!r}"
@@ -75,7 +76,7 @@ def part_sizes(dim: str, size: int, parts: object) -> dict[str, int]:
 
 
 def dim_index(dim: str, index: object, size: int) -> int:
-    """Returns an index in a dim of this size."""
+    """Returns an index in a dim, which must be an integer in 0 .. size - 1."""
     number = whole(index)
     if number is None or not 0 <= number < size:
         indices = "index 0" if size == 1 else f"indices 0 to {size - 1}"
@@ -84,7 +85,8 @@ def dim_index(dim: str, index: object, size: int) -> int:
 
 
 def flat_ranks(ranks: Any) -> tuple[list[int], tuple[int, ...]]:
-    """Returns nested lists of ranks, or an array with `tolist()`, as one list and its shape."""
+    """Returns (ranks, shape) of an array of ranks: the ranks as a flat list, row-major. The array is nested
+    lists, or an object with `tolist()`."""
     ranks = ranks.tolist() if hasattr(ranks, "tolist") else ranks
     if (rank := whole(ranks)) is not None:
         if rank < 0:

@@ -1,12 +1,12 @@
-"""The data flow of a route where a batch is even, as arithmetic: which rank receives which samples from whom.
+"""The data flow of a route for an even batch: which rank receives which samples from which producer.
 
-    producer i of P holds the samples even_split(n, P, i)          in sample order, of a batch of n
-    a share is cut out of all of them, or per producer out of one producer's
+Of an even batch of n samples, producer i of P holds the samples even_split(n, P, i), in sample order. Shares
+are even splits of the whole batch or, where `execute` is per producer, of each producer's samples. So a rank
+receives samples from neighbouring producers, and a producer sends samples to neighbouring shares. A batch is
+not even where the dispatch has `balance` or `home`, or a user's mode partitions it.
 
-So a rank receives from neighbouring producers, and a producer supplies neighbouring shares. The answers are
-those of `consumers.samples_by_rank` for such a batch, without a table of samples and without a list of ranks:
-the answer for one rank of a million costs what it costs for one of eight. A batch whose samples a dispatch
-balances, sends home or partitions by a user's mode is not even.
+The results are those of `consumers.samples_by_rank`, computed without a table of samples and without a list
+of ranks: one rank of a million costs what one rank of eight costs.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ class Ranks:
 
     count: int
     first: tuple[int, ...]
-    """In order: all of them where there are at most `MAX_LISTED`, otherwise one less."""
+    """All ranks where there are at most `MAX_LISTED`, otherwise the first `MAX_LISTED - 1` of them."""
     last: int
     stride: int | None = None
-    """Between neighbours; None where it is not even, or there is one rank."""
+    """The difference of neighbouring ranks; None where it varies, or where there is one rank."""
 
     @classmethod
     def of(cls, count: int, at: Callable[[int], int], stride: int | None = None) -> Ranks:
-        """Made of a function that gives the rank at an index."""
+        """Returns `count` ranks; `at` returns the rank at an index. The stride is derived where all ranks are
+        listed, otherwise it is `stride`."""
         is_listed = count <= MAX_LISTED
         first = tuple(at(index) for index in range(count if is_listed else MAX_LISTED - 1))
         last = first[-1] if is_listed else at(count - 1)
@@ -67,12 +68,13 @@ class Ranks:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of them are listed."""
+        """Whether `first` lists all ranks."""
         return len(self.first) == self.count
 
 
 def along(mesh: DeviceMesh, dims: tuple[str, ...], rank: int) -> Ranks:
-    """The ranks that share all coordinates with `rank` except those of some dims, as `mesh.ranks_along`."""
+    """The ranks of `mesh.ranks_along(dims, rank)`: those whose coordinate differs from that of `rank` only in
+    `dims`."""
     layout = mesh.at(rank)[dims].layout
     flat = join(layout.dims)
     is_even = not layout.table and len(flat) == 1
@@ -88,27 +90,27 @@ class Part:
     """Samples that move from one producer to one share."""
 
     producer: int
-    """Its index among the producers."""
+    """The index of the producer."""
     share: int
     samples: range
-    """Of the batch. All ranks that receive the share get the same."""
+    """Positions in the batch. All ranks that receive the share receive the same samples."""
 
 
 @dataclass(frozen=True)
 class EvenFlow:
-    """Both ends of a route, and an even batch of `total` samples on it."""
+    """The meshes and modes of both ends of a route, and an even batch of `total` samples on it."""
 
     source: DeviceMesh
-    """Of the producing component."""
+    """The mesh of the producing component."""
     target: DeviceMesh
-    """Of the consuming component."""
+    """The mesh of the consuming component."""
     total: int
     collect: CollectMode = COLLECT["flatten"]
     called: ExecuteMode = EXECUTE["all"]
     """`execute` of the producing stage."""
     mode: DispatchMode = DISPATCH["slice_dp"]
     execute: ExecuteMode = EXECUTE["all"]
-    """Of the consuming stage."""
+    """`execute` of the consuming stage."""
 
     @cached_property
     def producer_set(self) -> RankSet:
@@ -138,14 +140,14 @@ class EvenFlow:
         return 0 if self.execute.is_single else self.mode.share_of(self.target, rank)
 
     def producers_of(self, rank: int) -> range:
-        """The producers, by index, that have samples for a rank."""
+        """The indices of the producers that have samples for a rank."""
         possible = producers_of(self.target, self.execute, self.producers, rank)
         if self.execute.is_per_producer or not possible:
             return possible
         return _touched(even_split(self.total, self.shares, self.share_of(rank)), self.total, self.producers)
 
     def part_of(self, rank: int, producer: int) -> Part:
-        """What a rank receives from one of its producers."""
+        """The samples that a rank receives from one of its producers."""
         share = self.share_of(rank)
         return Part(producer, share, self._samples(producer, share))
 
@@ -158,7 +160,8 @@ class EvenFlow:
         return len(producers) * each + len(range(producers.start, min(producers.stop, more), producers.step))
 
     def span_of(self, rank: int) -> range:
-        """All samples of a rank, where they are one run; empty where they are parts of several producers."""
+        """The samples of a rank as positions in the batch. Empty where they are not contiguous, because the
+        rank receives a part of each of several producers' samples."""
         producers = self.producers_of(rank)
         if not producers or (self.execute.is_per_producer and len(producers) > 1):
             return range(0)
@@ -169,7 +172,7 @@ class EvenFlow:
     # A producer's side
 
     def shares_of(self, producer: int) -> tuple[range, ...]:
-        """The shares that hold samples of a producer, as runs."""
+        """The shares that hold samples of a producer, as ranges of share numbers."""
         if self.execute.is_per_producer:
             return self.mode.shares_of(self.target, self.workers_of(producer))
         return (_touched(self.held(producer), self.total, self.shares),)
@@ -209,7 +212,7 @@ class EvenFlow:
 
 
 def _touched(samples: range, total: int, parts: int) -> range:
-    """The parts of an even split that have a sample of a run."""
+    """The parts of an even split of `total` samples that contain any of the given `samples`."""
     if not samples:
         return range(0)
     first, last = split_index(total, parts, samples.start), split_index(total, parts, samples.stop - 1)
@@ -217,8 +220,8 @@ def _touched(samples: range, total: int, parts: int) -> range:
 
 
 def _periodic(step: int, shares: int, share: int, span: range) -> Ranks:
-    """The ranks of a span that receive a share, where `step` neighbours receive one share, the next `step`
-    the next, and so on in a cycle."""
+    """The ranks of a span that receive a share, where the first `step` ranks receive share 0, the next `step`
+    ranks share 1, and so on; after the last share the ranks continue with share 0."""
     period, first = step * shares, share * step
 
     def below(rank: int) -> int:

@@ -5,14 +5,14 @@
     DeviceMesh.from_ranks([[0, 1, 2, 3], [4, 5, 6, 7]], ("dp", "fsdp"))   an explicit array of ranks
 
 Ranks are row-major over the dims, outermost first, so that neighbours in `tp` are neighbours in hardware. A
-dim that was not given has size 1 and index 0, and can still be asked for. Other layouts of the same ranks are
-views, whose dims can be asked for in the mesh itself:
+dim that was not given has size 1 and index 0, and every method accepts it. Views arrange the same ranks by
+other dims, and the methods of the mesh accept these dims as well:
 
     data      pp, data, ulysses, cp, tp    `ulysses` neighbours of dp x fsdp share one data rank
     expert    pp, ep_fsdp, ep, etp         the ranks of a pipeline stage, factored again for the experts
 
-Every question about one rank costs O(dims), whatever the size of the mesh. The world is listed only where the
-answer is such a list, or where the ranks are not sums of strides.
+A method about one rank costs O(dims), whatever the size of the mesh. All ranks are listed only where the
+result is such a list, or where strides cannot describe the mesh.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class DeviceMesh:
     vpp_size: int = 1
     """Pipeline stages per pp rank."""
     sequence_parallel: bool = False
-    """Activations between the parts of a layer are split along tp."""
+    """Whether activations between the parts of a layer are sharded over tp along the sequence."""
     device_type: str = "cpu"
     layout: Layout = field(default=Layout(()), repr=False, metadata={"stored": False})
-    """The ranks by coordinate; row-major where it is left out."""
+    """The map from coordinates to ranks. By default, ranks are row-major from 0."""
     here: int | None = field(default=None, compare=False, repr=False, metadata={"stored": False})
-    """The mesh's own rank: `mesh["tp"]` is the sub-mesh that holds it. None for a mesh without one, whose
-    sub-meshes hold its first rank."""
+    """The mesh's own rank, which `at` sets: `mesh["tp"]` is the sub-mesh that contains it. Where it is None,
+    sub-meshes contain the first rank of the mesh."""
     absent: tuple[str, ...] = field(default=DIMS, compare=False, repr=False, metadata={"stored": False})
-    """Dims of size 1 that the mesh does not list and can be asked for."""
+    """Dims that `mesh_dim_names` does not list and that methods accept as dims of size 1."""
     has_views: bool = field(default=True, compare=False, repr=False, metadata={"stored": False})
-    """False for a mesh made by flattening or unflattening dims of another, as views are."""
+    """False for a view, and for a mesh that `flatten` or `unflatten` returned."""
     whole: bool = field(default=True, compare=False, repr=False, metadata={"stored": False})
     """False for a sub-mesh."""
 
@@ -130,9 +130,11 @@ class DeviceMesh:
     ) -> DeviceMesh:
         """Returns the mesh of these sizes with its dims in `order`, outermost first.
 
-        Where `world_size` is known, one size may be "auto" and is inferred; without such a size, a `dp_size`
-        that is left out is. `ep_fsdp_size` is always inferred. Raises `MeshError` with the broken rule and
-        the nearest sizes that satisfy it.
+        Where `world_size` is given, one of the dims in `DIMS` may have the size "auto", which is inferred.
+        Where none has, `dp_size` is inferred if it is left out. Of the expert dims, the one with the size
+        "auto" is inferred, or else `ep_fsdp_size` if it is left out. Sizes that are left out otherwise are 1.
+
+        Raises `MeshError` with the broken rule and the nearest sizes that satisfy it.
         """
         stated = {
             "pp_size": pp_size,
@@ -187,20 +189,22 @@ class DeviceMesh:
         return size_of(self._dims((dim,))[1][0])
 
     def stride(self, dim: str) -> int | None:
-        """Returns the distance of two neighbours in `dim`, in ranks. None where the distance is not the same
-        for all neighbours, or where the ranks of the mesh are not sums of strides."""
+        """Returns the difference of the ranks of two neighbours in `dim`. None where it is not the same for
+        all neighbours, or where strides cannot describe the mesh."""
         home, (digits,) = self._dims((dim,))
         joined = join((digits,)) or digits[:1]
-        return None if len(joined) > 1 or home.layout.table else joined[0][1] if joined else 1
+        if len(joined) > 1 or home.layout.table:
+            return None
+        return joined[0][1] if joined else 1
 
     @cached_property
     def data_size(self) -> int:
-        """The number of data ranks: of different shares of a batch."""
+        """The number of data ranks. Each of them works on another share of a batch."""
         return self.size("dp") * self.size("fsdp") // self.ulysses_size
 
     @property
     def ep_fsdp_size(self) -> int:
-        """The ranks of a pipeline stage divided by ep and etp."""
+        """The number of ranks of a pipeline stage, divided by ep x etp."""
         return self.world_size // (self.size("pp") * self.ep_size * self.etp_size)
 
     @property
@@ -234,8 +238,8 @@ class DeviceMesh:
     @overload
     def dim_rank(self, rank: int, dim: str) -> int: ...
     def dim_rank(self, rank: int | str, dim: str | None = None) -> int:
-        """Returns the index of a rank in a dim: `mesh.dim_rank(5, "tp")`, or of the own rank:
-        `mesh.dim_rank("tp")`."""
+        """Returns the index of a rank in a dim: `mesh.dim_rank(5, "tp")`. Without a rank,
+        `mesh.dim_rank("tp")`, it is the index of the mesh's own rank."""
         return self._dim_rank(*_rank_and_dim(rank, dim))
 
     def _dim_rank(self, rank: int | None, dim: str) -> int:
@@ -256,7 +260,7 @@ class DeviceMesh:
         return slice(samples.start, samples.stop)
 
     def sample_range(self, total: int, rank: int | None = None) -> range:
-        """Returns the numbers of the samples of `get_slice`."""
+        """Returns the samples of a rank out of `total` as a range, like `get_slice`."""
         samples = whole(total)
         if samples is None or samples < 0:
             raise MeshError(f"a number of samples is a whole number from 0, it is {total!r}")
@@ -279,8 +283,9 @@ class DeviceMesh:
     def neighbour(
         self, rank: int | str, dim: str | None = None, by: int = 1, ring: bool = False
     ) -> int | None:
-        """Returns the rank that is `by` steps further in a dim: with 1 the next pp stage, with -1 the
-        previous one. None beyond the ends, except in a `ring` (as of cp, or of pp with virtual stages)."""
+        """Returns the rank that is `by` steps further along a dim: along pp, 1 is the next stage and -1 the
+        previous one. Beyond the ends of the dim the result is None. With `ring` the dim wraps around, as cp
+        does, or pp with virtual stages."""
         number, name = _rank_and_dim(rank, dim)
         home, (digits,) = self._dims((name,))
         size, at, steps = size_of(digits), home.coordinate(number), whole(by)
@@ -356,12 +361,13 @@ class DeviceMesh:
         if number is None or not 0 <= number < self.data_size:
             raise MeshError(f"there are the data ranks 0 to {self.data_size - 1}, not {data_rank!r}")
         last, fsdp = self.size("pp") - 1, self.size("fsdp")
-        shares = range(number * self.ulysses_size, (number + 1) * self.ulysses_size)
-        # ranks rise along each dim: only the first of the next row of fsdp may be smaller than the first of
-        # all
+        # The indices of the data rank in dp x fsdp.
+        indices = range(number * self.ulysses_size, (number + 1) * self.ulysses_size)
+        # Without a table, ranks rise along dp and along fsdp: the smallest rank has the first of these
+        # indices, or the first one in the next row of fsdp.
         if not self.layout.table:
-            shares = range(shares.start, shares.stop, -shares.start % fsdp or self.ulysses_size)[:2]
-        firsts = [self.rank({"pp": last, "dp": index // fsdp, "fsdp": index % fsdp}) for index in shares]
+            indices = range(indices.start, indices.stop, -indices.start % fsdp or self.ulysses_size)[:2]
+        firsts = [self.rank({"pp": last, "dp": index // fsdp, "fsdp": index % fsdp}) for index in indices]
         return min(
             min(self.ranks_along(self._peer_dims, first)) if self._peer_dims else first for first in firsts
         )
@@ -411,10 +417,10 @@ class DeviceMesh:
         )
 
     def flatten(self, *dims: str, name: str = "") -> DeviceMesh:
-        """Returns the mesh with some dims (all where none is named) joined into one.
+        """Returns the mesh with `dims`, by default all, joined into one dim.
 
-        The joined dim stands where the outermost of them was, and the last one named is the fastest. Its name
-        is `name`, or as in torch `dp_fsdp`.
+        The joined dim takes the position of the outermost of `dims`. Its index counts through `dims` with the
+        last one the fastest. Its name is `name`, or by default the names of `dims` as in torch: `dp_fsdp`.
         """
         names = dim_names(dims or self.mesh_dim_names)
         home, digits = self._dims(names)
@@ -423,9 +429,10 @@ class DeviceMesh:
         return home if names == (name,) else joined(home, names, digits, name)
 
     def unflatten(self, dim: str, sizes: Mapping[str, int]) -> DeviceMesh:
-        """Returns the mesh with a dim, or one of a view, divided into several, the last one the fastest.
+        """Returns the mesh with `dim`, which may be a dim of a view, divided into the dims of `sizes`. The
+        last of these is the fastest.
 
-        Attention that is split by heads and in a ring uses
+        For attention that is split by heads and in a ring:
         `mesh.unflatten("ulysses", {"ring": ulysses // heads, "heads": heads})`.
         """
         home, (digits,) = self._dims((dim,))
@@ -449,14 +456,15 @@ class DeviceMesh:
     # torch
 
     def to_torch(self, kind: type[TorchDeviceMesh] | None = None) -> TorchDeviceMesh:
-        """Returns torch's mesh of the same dims and ranks. Every rank of the group's world calls it together.
+        """Returns torch's mesh of the same dims and ranks. All ranks of the group must call this method
+        together, because torch makes process groups.
 
         `kind` is a subclass of torch's `DeviceMesh`, or None for that class itself. On mps, torch's mesh has
         process groups of gloo, which carry CPU tensors, and `kind` is not used.
 
-        Raises `MeshError` where there is no such world (a single process alone gets one), and where the ranks
-        along a dim do not rise: torch numbers the ranks of a process group as they rise, so its shards would
-        not be those of its own coordinates.
+        Raises `MeshError` if torch.distributed is not initialised; for a mesh of one rank, this method
+        initialises it. Raises it too if the ranks along a dim are not in rising order: torch sorts the ranks
+        of a process group, so the shard of a rank would not be the one of its coordinate.
         """
         return to_torch(self, kind)
 
@@ -464,6 +472,7 @@ class DeviceMesh:
 
     @cached_property
     def _number(self) -> dict[str, int]:
+        """Dim -> its position in `mesh_dim_names`."""
         return {dim: number for number, dim in enumerate(self.mesh_dim_names)}
 
     def _size_here(self, dim: str) -> int:
@@ -472,8 +481,8 @@ class DeviceMesh:
 
     @cached_property
     def _peer_dims(self) -> tuple[str, ...]:
-        """The dims along which the smallest rank of a data rank is searched. Where ranks rise along each dim,
-        it has the index 0, and nothing is searched."""
+        """The dims in which `representative` compares all ranks of a data rank to find the smallest. Empty
+        where the ranks rise along each dim: then the smallest one has the index 0."""
         return (
             tuple(dim for dim in self.mesh_dim_names if dim not in ("pp", "dp", "fsdp"))
             if self.layout.table
@@ -486,11 +495,11 @@ class DeviceMesh:
 
     @cached_property
     def _found(self) -> dict[tuple[str, ...], tuple[DeviceMesh, tuple[Dim, ...]]]:
-        """The results of `_dims`: a run asks for the same few dims in every step."""
+        """The results of `_dims`, kept because a run queries the same few dims in every step."""
         return {}
 
     def _dims(self, names: tuple[str, ...]) -> tuple[DeviceMesh, tuple[Dim, ...]]:
-        """Returns the mesh that has all these dims (this one or a view) and their digits in it."""
+        """Returns (the mesh or the view of it that has all these dims, the digits of each of them there)."""
         try:
             return self._found[names]
         except (KeyError, TypeError):
@@ -531,8 +540,8 @@ class DeviceMesh:
 
     @property
     def own_rank(self) -> int | None:
-        """The rank that `at` was called with; in a component, the rank of its worker. For a mesh of one rank
-        it is this rank, and None for any other mesh without a rank of its own."""
+        """The rank that `at` was called with; in a component, the rank of its worker. Without such a call, it
+        is the only rank of a mesh of one rank, and None for a larger mesh."""
         return self._first if self.here is None and self.world_size == 1 else self.here
 
     def _indices(self, rank: int | None) -> list[int]:
@@ -553,5 +562,6 @@ class DeviceMesh:
 
 
 def _rank_and_dim(rank: int | str, dim: str | None) -> tuple[int | None, str]:
-    """Returns the arguments of a method that may be called without a rank."""
+    """Returns (rank, dim) for a method that is called as `(rank, dim)` or as `(dim)`. In the second form the
+    rank is None, and `dim` the first argument."""
     return (None, rank) if dim is None and isinstance(rank, str) else (rank, dim)  # type: ignore[return-value]

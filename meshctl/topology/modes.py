@@ -30,13 +30,14 @@ Join = Literal["samples", "mean", "sum", "first", "list"]
 
 @dataclass(frozen=True)
 class RankSet:
-    """Some ranks of a mesh in an order of their own, by arithmetic instead of a list."""
+    """An ordered set of ranks of a mesh, described by functions of the mesh instead of a list."""
 
     count: Callable[[DeviceMesh], int]
+    """The number of ranks: (mesh) -> count."""
     rank_at: Callable[[DeviceMesh, int], int]
-    """The rank at an index of the set."""
+    """The rank at an index of the set: (mesh, index) -> rank."""
     index_of: Callable[[DeviceMesh, int], int | None]
-    """The index of a rank; None for a rank that is not in the set."""
+    """The index of a rank: (mesh, rank) -> index; None for a rank that is not in the set."""
 
     @classmethod
     def only(cls, rank: Callable[[DeviceMesh], int]) -> RankSet:
@@ -48,7 +49,7 @@ class RankSet:
         )
 
     def ranks(self, mesh: DeviceMesh) -> tuple[int, ...]:
-        """All ranks of the set, as a list."""
+        """All ranks of the set, in its order."""
         return tuple(self.rank_at(mesh, index) for index in range(self.count(mesh)))
 
 
@@ -58,7 +59,7 @@ def is_user_mode(name: str) -> bool:
 
 
 def shown_mode(name: str) -> str:
-    """A mode's name in pictures: `by NAME` for a user's."""
+    """A mode's name in pictures: `by NAME` for the mode `module:NAME` of a user."""
     return f"by {name.partition(':')[2]}" if is_user_mode(name) else name
 
 
@@ -70,7 +71,7 @@ def _data_size(mesh: DeviceMesh) -> int:
 
 
 def _data_peer(mesh: DeviceMesh, rank: int, data_rank: int) -> int:
-    """The rank of another data rank with the same coordinates otherwise."""
+    """The rank that belongs to `data_rank` and otherwise has the coordinates of `rank`, also in ulysses."""
     fsdp = mesh.size("fsdp")
     flat = mesh.dim_rank(rank, "dp") * fsdp + mesh.dim_rank(rank, "fsdp")
     row, column = divmod(data_rank * mesh.ulysses_size + flat % mesh.ulysses_size, fsdp)
@@ -86,7 +87,7 @@ class DispatchMode:
     """How an input reaches the ranks of the called component.
 
     A batch is partitioned into shares, and each rank receives one of them. The defaults are those of
-    `slice_dp`: one share per data rank, contiguous and even. A mode of a user's usually replaces `partition`
+    `slice_dp`: one share per data rank, contiguous and even. A user's mode usually replaces `partition`
     alone:
 
         def interleaved(table: SampleTable, parts: int, options: Dispatch) -> list[list[Run]]:
@@ -103,18 +104,19 @@ class DispatchMode:
     """The samples of each share, in sample order: (table, shares, options) -> runs per share. It is a pure
     function, because every producer and consumer calls it and must get the same result."""
     counterpart: Callable[[DeviceMesh, int, int], int] = _data_peer
-    """(mesh, rank, share) -> the rank with this share that has the same position among the ranks of its share
-    as `rank` has among those of its own."""
+    """(mesh, rank, share) -> the rank that receives `share` and whose position among the ranks of that share
+    is the position of `rank` among the ranks of its own share."""
     ranks_per_share: Callable[[DeviceMesh], int | None] = _data_stride
-    """The number n of neighbouring ranks that receive the same share: the first n receive share 0, the next n
-    share 1, and after the last share it begins again. None where it is not as regular."""
+    """The number n of consecutive ranks that receive the same share: ranks 0 to n - 1 receive share 0, the
+    next n ranks share 1, and after the last share the ranks continue with share 0. None where the ranks of
+    the shares do not follow this pattern."""
     cuts_samples: bool = True
     """Whether different ranks may receive different samples."""
 
     @property
     def is_even(self) -> bool:
-        """Whether shares are contiguous and equal in counts, unless options balance them or send them
-        home."""
+        """Whether the mode partitions as `slice_dp` does: into contiguous shares of equal counts, unless the
+        options have `balance` or `home`."""
         return self.partition is partition
 
     @property
@@ -128,7 +130,7 @@ class DispatchMode:
         return tuple(len(even_split(total, parts, part)) for part in range(parts))
 
     def shares_of(self, mesh: DeviceMesh, ranks: range) -> tuple[range, ...]:
-        """The shares that neighbouring ranks receive, as rising runs."""
+        """The shares that consecutive ranks receive, as ranges of share numbers in rising order."""
         step, shares = self.ranks_per_share(mesh), self.share_count(mesh)
         if step is None:
             return _number_runs(sorted({self.share_of(mesh, rank) for rank in ranks}))
@@ -204,7 +206,7 @@ LAST_STAGE = RankSet(lambda mesh: mesh.world_size // mesh.size("pp"), _last_stag
 
 @dataclass(frozen=True)
 class CollectMode:
-    """Which ranks produce a stage's value, and how their parts join into one.
+    """Which ranks produce a stage's value, and how their parts join into one. A mode of a user:
 
     def largest(parts: Sequence[tuple[Any, float]]) -> Any:
         return max(value for value, weight in parts)
@@ -213,7 +215,7 @@ class CollectMode:
     """
 
     producers: RankSet = REPRESENTATIVES
-    """One representative per data rank where it is left out."""
+    """By default, one representative per data rank."""
     join: Join | Callable[[Sequence[tuple[Any, float]]], Any] = "samples"
     """`samples`: one batch in sample order. `mean`, `sum`: numbers, by data rank. `first`: the only value.
     `list`: all values. A function receives the producers' values in order, each with its weight (its number
@@ -255,15 +257,15 @@ COLLECT: Mapping[str, CollectMode] = {
 
 
 def peer_workers(workers: int, producer: int, producers: int) -> range:
-    """`execute: peer`: the workers that belong to a producer. They are its even share of all workers, or
-    worker `producer mod workers` where there are fewer workers than producers."""
+    """The workers over which `execute: peer` dispatches a producer's samples: an even share of all workers,
+    or worker `producer mod workers` where there are fewer workers than producers."""
     if workers >= producers:
         return even_split(workers, producers, producer)
     return range(producer % workers, producer % workers + 1)
 
 
 def _producers_of_peer(workers: int, producers: int, rank: int) -> range:
-    """The inverse of `peer_workers`: the producers that a worker belongs to."""
+    """The inverse of `peer_workers`: the producers whose samples a worker may receive."""
     if workers < producers:
         return range(rank, producers, workers)
     producer = split_index(workers, producers, rank)
@@ -334,7 +336,7 @@ def workers_of(mesh: DeviceMesh, execute: ExecuteMode, producer: int, producers:
 
 
 def producers_of(mesh: DeviceMesh, execute: ExecuteMode, producers: int, rank: int) -> range:
-    """The producers, by index, that may supply a rank; none for a rank that is not called."""
+    """The indices of the producers that may supply a rank; empty for a rank that is not called."""
     if not execute.is_called(mesh, rank):
         return range(0)
     if execute.producers_of is not None:
@@ -357,8 +359,11 @@ def part_count(mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, produ
 
 
 def _parts_of(mode: DispatchMode, mesh: DeviceMesh, execute: ExecuteMode, producers: int, some: range) -> int:
-    """The number of parts of neighbouring producers with equally many workers each. Producers whose workers
-    begin at the same position of `ranks_per_share` have the same number, so one period is counted."""
+    """The number of parts of the consecutive producers `some`, each of which has the same number of workers.
+
+    A producer's number of parts depends on the position of its first worker within the n ranks of a share
+    (`ranks_per_share`) only. These positions repeat, so one period of them is counted.
+    """
 
     def count(numbers: range) -> int:
         workers = (workers_of(mesh, execute, number, producers) for number in numbers)
@@ -376,8 +381,8 @@ def _parts_of(mode: DispatchMode, mesh: DeviceMesh, execute: ExecuteMode, produc
 
 @dataclass(frozen=True)
 class Route:
-    """The way of a value from a stage to a parameter of a later stage. A weight route goes from a sync stage
-    to itself."""
+    """The way of a value from a stage to a parameter of a later stage, or of weights. The route of a sync has
+    the sync stage as its source and as its target."""
 
     name: str
     """`SOURCE -> TARGET`, with `.PARAMETER` where the target has several inputs."""
@@ -386,7 +391,8 @@ class Route:
     target: str
     """The consuming stage."""
     parameter: str = ""
-    """Of the called method; empty for the only, or joined, input."""
+    """The parameter of the called method; empty where the recipe does not name it, because all inputs of the
+    call go to one parameter."""
     kind: Literal["data", "weights"] = "data"
     collect: str = "flatten"
     dispatch: Dispatch = Dispatch()

@@ -1,4 +1,4 @@
-"""Partitions a batch: which samples each share of a dispatch holds.
+"""Partitions a batch into the shares of a dispatch. Three rules decide which samples a share holds:
 
     even        contiguous and equal in counts: the first shares have one sample more
     home        each sample returns to the data rank that made it in an earlier stage
@@ -19,7 +19,7 @@ from meshctl.topology.mesh import even_split
 from meshctl.topology.samples import Id, RouteError, Run, SampleTable, sample_name
 
 FEW_SAMPLES = 512
-"""The largest batch that is balanced without arrays."""
+"""The largest number of samples that are balanced in plain Python (`balance_few.py`) instead of numpy."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,17 @@ class Dispatch:
     allow_empty: bool = False
     """Gives empty batches where there are fewer samples than shares, instead of an error."""
     split_groups: bool = False
-    """Shares may divide the samples of one `group_id`."""
+    """Whether shares may divide the samples of one `group_id`."""
     equal_counts: bool = field(default=False, metadata={"sparse": True})
-    """With `balance`: the shares' numbers of groups or samples differ by at most one."""
+    """With `balance`: whether all shares have the same number of groups (without groups, of samples), or one
+    more than others."""
 
 
 def partition(table: SampleTable, parts: int, options: Dispatch) -> list[list[Run]]:
-    """The samples of each of `parts` shares, in sample order.
+    """The runs of each of `parts` shares, in sample order.
 
-    Raises `RouteError` where a share would be empty and `allow_empty` is not set.
+    Raises `RouteError` where a share would be empty and `allow_empty` is not set, or where the home of a
+    sample is not one of the shares.
     """
     depth = 0 if options.split_groups else table.group_depth
     bounds = _group_bounds(table, depth)
@@ -68,8 +70,8 @@ def _check_filled(shares: Sequence[Sequence[Run]], units: int, total: int) -> No
 
 
 def _group_bounds(table: SampleTable, depth: int) -> Sequence[int]:
-    """The position, in sample order, at which each group begins, and the number of samples. Without groups
-    every sample is one."""
+    """The position in sample order at which each group begins, and after them the number of samples. A group
+    has the same first `depth` numbers in its ids; with depth 0, each sample counts as a group."""
     if size := table.group_size(depth):
         return range(0, table.total + 1, size)
     bounds: list[int] = []
@@ -150,8 +152,11 @@ def _as_array(numbers: Sequence[int]) -> Any:
 
 
 def _runs_of_parts(part_of_unit: Any, first_of_unit: Any, runs: Sequence[Run], parts: int) -> list[list[Run]]:
-    """The runs of each part. `first_of_unit` has the position of each unit's first sample in sample order,
-    `runs` are all samples in this order."""
+    """The runs of each part. A unit is a sample, or a group of samples that stays together.
+
+    `part_of_unit` has the part of each unit, and `first_of_unit` the position of its first sample in sample
+    order. `runs` are all samples in sample order.
+    """
     import numpy
 
     producers, starts, stops = numpy.array(runs, numpy.int64).T

@@ -1,12 +1,12 @@
 """Which ranks of a group are on which node, as runs instead of lists.
 
-    node run    consecutive ranks that fill consecutive nodes alike; 100,000 consecutive devices are at most
-                three runs
+    node run    consecutive ranks on consecutive nodes, with the same number of ranks and the same devices on
+                each of them; 100,000 consecutive devices of equal nodes are at most three runs
     boundary    a rank whose node differs from that of the rank before it; the boundaries inside a run are
                 evenly spaced
 
-A question about one rank costs O(log runs). Where a list of devices returns to a node that it has left, nodes
-are looked at one by one; the list in the recipe is equally long.
+A look-up of one rank costs O(log n) for n runs. Where a list of devices returns to an earlier node, nodes are
+processed one by one, which costs no more than reading this list in the recipe.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class NodeRun:
-    """Consecutive ranks of a group that fill consecutive nodes alike."""
+    """Consecutive ranks of a group on consecutive nodes, with the same number of ranks and the same devices
+    on each of these nodes."""
 
     first_rank: int
     ranks: int
@@ -49,7 +50,7 @@ class NodeRun:
     each: int
     """Ranks per node."""
     first_device: int
-    """The number of the first device of the run on each of its nodes; -1 on cpu."""
+    """The first device of the run on each of its nodes, numbered on the node; -1 on cpu."""
 
     @property
     def nodes(self) -> int:
@@ -67,7 +68,7 @@ class NodeRun:
 
 
 def node_runs(group: Group, cluster: Cluster) -> tuple[NodeRun, ...]:
-    """Returns the location of a group's ranks in as few runs as possible.
+    """Returns the nodes and devices of a group's ranks, in as few runs as possible.
 
     Raises `ValueError` where a worker would have devices of several nodes.
     """
@@ -82,7 +83,8 @@ def node_runs(group: Group, cluster: Cluster) -> tuple[NodeRun, ...]:
 
 
 def _on_cpu(workers: int, nodes: int) -> Iterator[NodeRun]:
-    """Spreads workers evenly; the first nodes get one more."""
+    """Yields the runs of workers that are spread evenly over nodes. The first `workers mod nodes` nodes have
+    one worker more."""
     each, more = divmod(workers, nodes)
     if more:
         yield NodeRun(0, more * (each + 1), 0, each + 1, -1)
@@ -112,7 +114,7 @@ class RankLocation:
     local_rank: int
     """The number of lower ranks on the same node."""
     first_device: int
-    """The number of its first device on the node; -1 on cpu."""
+    """The first device of the rank, numbered on the node; -1 on cpu."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class GroupPlacement:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Whether node numbers never fall from rank to rank, so that the ranks of a node are consecutive."""
+        """Whether no rank is on a lower node than the rank before it, so that the ranks of a node are
+        consecutive."""
         return all(one.last_node <= other.first_node for one, other in pairwise(self.runs))
 
     def locate(self, rank: int) -> RankLocation:
@@ -168,7 +171,7 @@ class GroupPlacement:
         return range(bisect_left(self._last_nodes, node), bisect_right(self._first_nodes, node))
 
     def _ranks_before(self, index: int, node: int) -> int:
-        """Returns how many ranks of earlier runs are on a node of the run `index`."""
+        """Returns the number of ranks on `node` that belong to the runs before the run `index`."""
         if not self.is_in_order:
             return self._ranks_before_run[index, node]
         return self._ranks_on_first_node[index] if node == self.runs[index].first_node else 0
@@ -187,8 +190,8 @@ class GroupPlacement:
 
     @cached_property
     def _ranks_on_first_node(self) -> list[int]:
-        """By run, where nodes are in order: the ranks of earlier runs on its first node, the only node that
-        it can share with them."""
+        """By run, if `is_in_order`: the number of ranks of earlier runs on the first node of the run. It is
+        the only node that the run can share with them."""
         counts = [0]
         for one, other in pairwise(self.runs):
             on_last_node = one.each + (counts[-1] if one.nodes == 1 else 0)
@@ -197,7 +200,7 @@ class GroupPlacement:
 
     @cached_property
     def _runs_by_node(self) -> dict[int, list[int]]:
-        """By node, where nodes are not in order: the indices of its runs."""
+        """By node, if not `is_in_order`: the indices of the runs that have ranks on it."""
         runs: dict[int, list[int]] = {}
         for index, run in enumerate(self.runs):
             for node in range(run.first_node, run.last_node + 1):
@@ -206,7 +209,8 @@ class GroupPlacement:
 
     @cached_property
     def _ranks_before_run(self) -> dict[tuple[int, int], int]:
-        """By run and node, where nodes are not in order: the number of ranks of earlier runs."""
+        """By (run, node), if not `is_in_order`: the number of ranks on the node that belong to earlier
+        runs."""
         counts: dict[tuple[int, int], int] = {}
         for node, indices in self._runs_by_node.items():
             before = 0
@@ -236,13 +240,13 @@ def span_nodes(runs: tuple[NodeRun, ...], mesh: DeviceMesh, dim: str) -> Reach:
 
 
 def _covers_world(mesh: DeviceMesh, ranks: int) -> bool:
-    """Whether the ranks of the mesh are 0 to `ranks` - 1, so that a dim is a digit of the rank."""
+    """Whether the ranks of the mesh are 0 to `ranks` - 1."""
     last = {dim: size - 1 for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True)}
     return mesh.world_size == ranks and mesh.rank({}) == 0 and mesh.rank(last) == ranks - 1
 
 
 def _by_group(placement: GroupPlacement, mesh: DeviceMesh, dim: str) -> Reach:
-    """Looks at process groups one by one until both kinds are found."""
+    """Returns the result of `span_nodes` by locating the ranks of process groups one by one."""
     seen: set[bool] = set()
     for ranks in mesh.process_groups(dim):
         seen.add(len({placement.locate(rank).node for rank in ranks}) > 1)
@@ -283,18 +287,19 @@ def _boundaries(runs: tuple[NodeRun, ...]) -> Iterator[_Boundaries]:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Ranks fall into blocks of size x stride. The group of corner b of a block, b < stride, has the offsets
-    b, b + stride, ... in the block.
+    """The process groups of a dim of a certain size and stride, in blocks of size x stride ranks.
 
-    A boundary at offset o of a block splits the groups of the corners o - reach to o - 1, where reach is
-    (size - 1) x stride.
+    Each block has `stride` groups: the group of corner b, 0 <= b < stride, has the ranks at the offsets b, b
+    + stride, ... of the block. A boundary between nodes at offset o of a block splits the groups of the
+    corners o - reach to o - 1, where reach is (size - 1) x stride.
     """
 
     length: int
     stride: int
 
     def split_corners(self, block: int, boundaries: _Boundaries) -> tuple[int, int]:
-        """Returns two corners: the groups below the first and those from the second on are split."""
+        """Returns (below, from_corner): the boundaries split the groups of a block whose corners are less
+        than `below`, or at least `from_corner`."""
         start, reach = block * self.length, self.length - self.stride
         low, high = boundaries.at_or_before(start + self.stride), boundaries.at_or_after(start + reach + 1)
         middle = boundaries.at_or_after(start + self.stride)
@@ -308,10 +313,11 @@ class _Blocks:
 
 
 def _is_every_group_split(boundaries: list[_Boundaries], blocks: _Blocks, runs: tuple[NodeRun, ...]) -> bool:
-    """Whether every group of every block spans several nodes.
+    """Whether every process group of every block spans several nodes.
 
-    Blocks inside one run repeat after the least common multiple of block and node. The other blocks contain
-    the end of a run; each run has a part in at most two of those.
+    Blocks inside one run have the same boundaries again after the least common multiple of the block's length
+    and the run's ranks per node, so only one such period is checked. Each other block contains the first or
+    the last rank of a run, so there are at most two for each run.
     """
     at_ends: dict[int, tuple[int, int]] = {}
     for run, own in zip(runs, boundaries, strict=True):

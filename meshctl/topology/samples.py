@@ -94,7 +94,7 @@ class SampleTable:
 
     @cached_property
     def in_order(self) -> tuple[Run, ...]:
-        """All samples, in sample order."""
+        """All samples in sample order, as runs."""
         if self._is_even:
             return tuple(Run(producer, 0, len(ids)) for producer, ids in enumerate(self.ids) if len(ids))
         return tuple(merge_runs(sample_order(self)))
@@ -106,14 +106,16 @@ class SampleTable:
 
     @cached_property
     def _is_even(self) -> bool:
-        """Whether each producer holds a grid whose ids follow those of the producer before it."""
+        """Whether the ids of each producer with samples are a grid, and larger than those of the producers
+        before it."""
         filled = [ids for ids in self.ids if len(ids)]
         grids = [ids for ids in filled if isinstance(ids, Grid)]
         return len(grids) == len(filled) and all(one.last < other.first for one, other in pairwise(grids))
 
     def group_size(self, depth: int) -> int:
-        """The number of samples in each group of `depth` leading numbers, where all groups have the same
-        size. 1 for depth 0, and 0 where sizes differ or are not known."""
+        """The number of samples in each group, where the samples of a group have the same first `depth`
+        numbers in their ids. 1 for depth 0 or without samples; 0 where groups differ in size, or the ids of a
+        producer are not a grid."""
         if not depth:
             return 1
         filled = [ids for ids in self.ids if len(ids)]
@@ -123,12 +125,12 @@ class SampleTable:
         return sizes.pop() if len(sizes) == 1 else 0
 
     def ids_of(self, part: Sequence[Run]) -> list[Id]:
-        """The ids of a part, in its order."""
+        """The ids of the samples of a part, in the order of its runs."""
         return [self.ids[run.producer][index] for run in part for index in range(run.start, run.stop)]
 
     def key_of(self, part: Sequence[Run]) -> tuple[object, ...]:
-        """A key that is equal for parts with the same ids. Ids are listed only where they are not numbered
-        evenly."""
+        """A hashable key that is equal for parts with the same ids in the same order. Ids are listed only
+        where they are not grids of one inner shape."""
         inner: set[tuple[int, ...]] = set()
         spans: list[tuple[int, int]] = []
         for run in part:
@@ -149,7 +151,8 @@ class SampleTable:
         return self.between((position, position + 1) for position in sorted(positions))
 
     def between(self, spans: Iterable[tuple[int, int]]) -> list[Run]:
-        """The samples in spans [start, stop) of the sample order. The spans must rise."""
+        """The runs of the samples at the positions in `spans`. A span is a range [start, stop) of positions
+        in sample order. The spans must not overlap and must be in rising order."""
         found: list[Run] = []
         for start, stop in spans:
             number = bisect_right(self._begins, start) - 1
@@ -175,7 +178,7 @@ def sample_order(table: SampleTable) -> list[tuple[int, int]]:
 
 
 def _each_once(samples: Sequence[tuple[Id, int, int]]) -> list[tuple[int, int]]:
-    """(producer, index) of samples that are sorted by id."""
+    """(producer, index) of samples that are sorted by id. Raises `RouteError` where an id occurs twice."""
     for before, after in pairwise(samples):
         if before[0] == after[0]:
             raise RouteError(f"sample {sample_name(after[0])} is there twice")
@@ -183,7 +186,8 @@ def _each_once(samples: Sequence[tuple[Id, int, int]]) -> list[tuple[int, int]]:
 
 
 def merge_runs(samples: Sequence[tuple[int, int]]) -> list[Run]:
-    """Joins neighbours among samples, each a (producer, index)."""
+    """Returns the runs of samples, each of which is a (producer, index). Neighbours of one producer are one
+    run."""
     joined: list[Run] = []
     for producer, index in samples:
         if joined and joined[-1].producer == producer and joined[-1].stop == index:
@@ -194,7 +198,8 @@ def merge_runs(samples: Sequence[tuple[int, int]]) -> list[Run]:
 
 
 def in_sample_order(part: list[Run], table: SampleTable) -> list[Run]:
-    """Sorts the runs of a part, which may come from several producers."""
+    """Returns the runs of a part in sample order. Runs of different producers are split where their ids
+    alternate; the runs of a single producer are returned as they are."""
     if len({run.producer for run in part}) < 2:
         return part
     samples = sorted(
@@ -206,8 +211,8 @@ def in_sample_order(part: list[Run], table: SampleTable) -> list[Run]:
 
 
 def align(wanted: Sequence[Id], table: SampleTable) -> list[tuple[int, int]]:
-    """Finds the (producer, index) of each wanted sample. Raises `RouteError` for a sample that the table does
-    not have."""
+    """Returns the (producer, index) of each wanted id. Raises `RouteError` for an id that the table does not
+    have."""
     where = {id: (producer, index) for producer, ids in enumerate(table.ids) for index, id in enumerate(ids)}
     try:
         return [where[id] for id in wanted]

@@ -27,22 +27,24 @@ SIZES = (*(f"{dim}_size" for dim in DIMS), "ulysses_size", "ep_size", "etp_size"
 """The keys of all sizes."""
 MAY_BE_AUTO = (*(f"{dim}_size" for dim in DIMS), *(f"{dim}_size" for dim in EXPERT_DIMS))
 MAX_PROPOSALS = 2
-"""The number of fitting layouts that are proposed."""
+"""The largest number of proposals for one broken rule."""
 MAX_PATHS = 4
 """How many partial layouts with the same remainder the search for the nearest layouts keeps."""
 MAX_PATHS_WITH_NEEDS = 64
-"""The same limit where a layout must satisfy more than the number of ranks: needs, or carved sizes in a world
-of few divisors."""
+"""The same limit where a layout must satisfy further conditions: needs, or carved sizes where the number of
+ranks has at most `FEW_DIVISORS` divisors."""
 FEW_DIVISORS = 64
 
 Dims = dict[str, int]
 Path = tuple[int, int, tuple[int, ...]]
-"""A partial layout: how many sizes it changes, the sum of the changes, and its sizes, the last one first."""
+"""A partial layout: (number of sizes that differ from the stated ones, sum of these differences, the layout's
+sizes with the last one first)."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What models and samples ask of a layout beyond its own rules. Proposed layouts satisfy it."""
+    """Conditions that models and samples impose on a layout, beyond the rules of sizes. Proposed layouts
+    satisfy them."""
 
     size: Callable[[str, int], bool] = lambda dim, size: True
     """Whether a dim, ulysses or ep may have this size."""
@@ -80,7 +82,7 @@ class Misfit:
     drawn: str = ""
     """The calculation that fails, such as `dp 2 x tp 3 = 6`."""
     fits: tuple[Proposal, ...] = ()
-    """What would fit, nearest first."""
+    """Sizes that satisfy the rule, the nearest to the stated ones first."""
 
     @property
     def text(self) -> str:
@@ -91,14 +93,16 @@ class Misfit:
 
 @dataclass(frozen=True)
 class Settled:
+    """The result of `settle`."""
+
     sizes: Dims = field(default_factory=dict)
-    """All dims, ulysses, the expert dims and vpp as numbers; empty where a rule is broken."""
+    """The size of every dim, of ulysses, of the expert dims and of vpp; empty where a rule is broken."""
     misfits: tuple[Misfit, ...] = ()
 
 
 def whole(value: Any) -> int | None:
-    """Returns an integer (also one of numpy or torch) as Python's own; None for other values and for
-    booleans."""
+    """Returns an integer, also of numpy or torch, as an `int`; None for any other value, also for a
+    boolean."""
     if isinstance(value, bool):
         return None
     try:
@@ -115,8 +119,8 @@ def settle(
 ) -> Settled:
     """Checks sizes and infers the missing ones.
 
-    `stated` maps keys of sizes to a number or "auto"; None is left out. `needs` restricts the proposals;
-    it is not checked.
+    `stated` maps keys of `SIZES` to a number, to "auto", or to None for a size that is left out. Whether the
+    sizes satisfy `needs` is not checked; `needs` only restricts the proposals.
     """
     given = {size: value for size, value in stated.items() if value is not None}
     if misfits := tuple(_wrong_numbers(given, world_size, sequence_parallel)):
@@ -173,11 +177,11 @@ def keeping(sizes: Mapping[str, int], inferred: str | None, world: int, needs: N
 def _near(
     sizes: Mapping[str, int], family: Sequence[str], inferred: str | None, total: int, needs: Needs = NO_NEEDS
 ) -> list[Dims]:
-    """Returns sizes of a family of dims that multiply to `total`: those that change the fewest sizes first,
-    and of these the ones with the smallest changes.
+    """Returns sizes for the dims of `family` whose product is `total`. Layouts that change the fewest of
+    `sizes` come first, and among them those with the smallest changes.
 
-    The search goes dim by dim. Of all partial layouts with the same remainder it keeps the best few, so that
-    it is fast for all sizes.
+    The search goes dim by dim. Of all partial layouts that leave the same remainder for the other dims, it
+    keeps the best few, so that it is fast for all sizes.
     """
     dims, possible = [dim for dim in family if dim in sizes], divisors(total)
     has_carved = any(sizes.get(size, 1) > 1 for size in CARVED)
@@ -206,13 +210,13 @@ def _near(
 
 
 def _longer(paths: Sequence[Path], size: int, stated: int) -> Iterator[Path]:
-    """Yields partial layouts with one more size, where another was stated."""
+    """Yields partial layouts, each extended by a dim of this size. `stated` is the stated size of the dim."""
     for changed, difference, chosen in paths:
         yield changed + (size != stated), difference + abs(size - stated), (size, *chosen)
 
 
 def _carved_fit(layout: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Whether the carved sizes fit a layout."""
+    """Whether a layout fits the carved sizes among `sizes`."""
     if _data(layout) % sizes.get("ulysses", 1):
         return False
     if sizes.get("vpp", 1) > 1 and layout.get("pp", 1) == 1:
@@ -226,18 +230,18 @@ def _data(dims: Mapping[str, int]) -> int:
 
 
 def _stage(dims: Mapping[str, int]) -> int:
-    """Returns the ranks of a pipeline stage."""
+    """Returns the number of ranks of a pipeline stage."""
     return prod(dims.get(dim, 1) for dim in DIMS if dim != "pp")
 
 
 def _numbers(given: Mapping[str, object]) -> Dims:
-    """Returns the sizes that are numbers, by dim."""
+    """Returns dim -> size for the sizes that are numbers."""
     numbers = {size.removesuffix("_size"): whole(value) for size, value in given.items()}
     return {dim: number for dim, number in numbers.items() if number is not None}
 
 
 def _auto_of(family: Sequence[str], given: Mapping[str, object]) -> str | None:
-    """Returns the first dim of a family that is auto."""
+    """Returns the first dim of a family with the size "auto"; None if there is none."""
     return next((dim for dim in family if given.get(f"{dim}_size") == "auto"), None)
 
 
@@ -258,8 +262,8 @@ def _wrong_numbers(
 
 
 def _nearest_number(size: str, value: object, ranks: int) -> tuple[Proposal, ...]:
-    """Proposes a number in place of one that is not possible: a divisor of the ranks, where they are
-    known."""
+    """Proposes the nearest valid number for a size that is not a whole number from 1. Where the number of
+    ranks is known (`ranks` is not 0), it is one of its divisors."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ()
     if isinstance(value, float) and not isfinite(value):
@@ -286,8 +290,8 @@ def _makes_up(dims: Mapping[str, int], inferred: str | None, world: int) -> bool
 
 
 def _product_misfit(sizes: Dims, dims: Dims, inferred: str | None, world: int, needs: Needs) -> Misfit:
-    """Returns the misfit of sizes whose product is not the number of ranks. It names the last of the sizes
-    that the nearest fitting layout changes."""
+    """Returns the misfit for sizes whose product is not the number of ranks. Its `size` is the last one that
+    the nearest fitting layout changes."""
     layouts = nearest(sizes, inferred, world, needs)
     changed = [dim for dim in reversed(dims) if layouts and layouts[0][dim] != dims[dim]]
     wrong = changed[0] if changed else next(reversed(dims), "dp")
@@ -304,7 +308,8 @@ def _product_misfit(sizes: Dims, dims: Dims, inferred: str | None, world: int, n
 
 
 def _expert_dims(given: Mapping[str, object], sizes: Dims, dims: Dims) -> Dims:
-    """Returns the expert dims. The one that is auto, or else `ep_fsdp`, is the rest of the stage's ranks."""
+    """Returns the sizes of the expert dims. The dim with the size "auto", or else a left-out `ep_fsdp`, has
+    the size that makes up all ranks of a pipeline stage."""
     stated = {dim: sizes[dim] for dim in EXPERT_DIMS if dim in sizes}
     if inferred := _inferred_expert_dim(given, stated):
         stated[inferred] = max(1, _stage(dims) // prod(stated.values()))
@@ -317,13 +322,14 @@ def _inferred_expert_dim(given: Mapping[str, object], stated: Dims) -> str | Non
 
 @dataclass(frozen=True)
 class _Checked:
-    """The rules of the carved sizes, for dims that make up the ranks."""
+    """Checks of the carved sizes, for dims whose product is the number of ranks. Each method checks one rule
+    and yields its misfit."""
 
     given: Mapping[str, object]
     stated: Dims
     """The sizes that were given as numbers."""
     held: Dims
-    """All sizes."""
+    """All sizes, also inferred ones."""
     inferred: str | None
     world: int | None
     needs: Needs
@@ -383,7 +389,7 @@ class _Checked:
             yield Misfit("sequence_parallel", "sequence_parallel", message, "tp 1", fits)
 
     def _wider(self, dim: str) -> tuple[Proposal, ...]:
-        """Proposes the nearest layout in which a dim has more than one rank."""
+        """Proposes the nearest layout in which the size of a dim is above 1."""
         if self.world is None:
             return (Proposal({dim: 2}),)
         inferred = None if self.inferred == dim else self.inferred

@@ -5,7 +5,7 @@
     join     concatenates the digits of several dims: a flattened dim
     split    divides a dim into an outer and an inner one: views factor the same ranks anew
 
-A `Layout` adds the first rank, and a table of the ranks where they are no sums of strides. Functions list
+A `Layout` adds the first rank, and a table of the ranks where strides cannot describe them. Functions list
 ranks only where their result is a list."""
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def size_of(dim: Dim) -> int:
 
 
 def join(dims: Iterable[Dim]) -> Dim:
-    """Returns the dims joined into one, the last one the fastest, with the least number of digits."""
+    """Returns one dim whose index counts through `dims`, the last one the fastest. It has as few digits as
+    possible."""
     joined: list[tuple[int, int]] = []
     for size, stride in (digit for dim in dims for digit in dim if digit[0] > 1):
         if joined and joined[-1][1] == size * stride:
@@ -66,7 +67,8 @@ def offset(dim: Dim, index: int) -> int:
 
 
 def offsets(dims: Iterable[Dim]) -> list[int]:
-    """Returns the distances of all combinations of indices from the first one, the last dim the fastest."""
+    """Returns the distance in ranks of each combination of indices from the combination (0, 0, ...). The last
+    dim is the fastest."""
     found = [0]
     for size, stride in (digit for dim in dims for digit in dim):
         found = [base + index * stride for base in found for index in range(size)]
@@ -80,30 +82,29 @@ class Layout:
 
     dims: tuple[Dim, ...]
     start: int = 0
-    """The rank whose indices are all 0."""
+    """The position whose indices are all 0."""
     table: tuple[int, ...] = ()
-    """The ranks by sum of strides; empty where a sum is the rank itself."""
+    """The ranks by position, where a position is `start` and a sum of strides; empty where the position is
+    the rank itself."""
 
     @classmethod
     def of(cls, ranks: Sequence[int], shape: Sequence[int]) -> Layout:
-        """Returns the layout of explicit ranks, which are row-major. It has a table only if strides cannot
-        describe them."""
+        """Returns the layout of an array of ranks, given as a row-major list and a shape. It has a table only
+        if strides cannot describe the ranks."""
         dims = row_major(shape)
         steps = [
             [(size, ranks[stride] - ranks[0])] if size > 1 else [(1, stride)] for ((size, stride),) in dims
         ]
         strided = cls(tuple(map(tuple, steps)), ranks[0])
         nested = all(size == 1 or stride > 0 for ((size, stride),) in strided.dims) and strided._nested
-        return (
-            strided
-            if nested and strided.ranks(strided.dims, strided.start) == tuple(ranks)
-            else cls(dims, 0, tuple(ranks))
-        )
+        if nested and strided.ranks(strided.dims, strided.start) == tuple(ranks):
+            return strided
+        return cls(dims, 0, tuple(ranks))
 
     @cached_property
     def _digits(self) -> tuple[tuple[int, int, int, int], ...]:
-        """(stride, size, dim, size of the faster digits of the dim) of every digit, the largest stride
-        first."""
+        """For every digit, the largest stride first: (stride, size, number of its dim, product of the sizes
+        of the faster digits of that dim)."""
         found = [
             (stride, size, number, size_of(dim[at + 1 :]))
             for number, dim in enumerate(self.dims)
@@ -114,7 +115,8 @@ class Layout:
 
     @property
     def _nested(self) -> bool:
-        """Whether the digits can be recovered from a sum of strides, the largest stride first."""
+        """Whether each stride is larger than all sums of smaller strides, so that dividing a sum by the
+        strides, the largest first, recovers the digits."""
         reach = 0
         for stride, size, _, _ in reversed(self._digits):
             if stride <= reach:
@@ -156,8 +158,8 @@ class Layout:
         return self.table[position] if self.table else position
 
     def corner(self, indices: Sequence[int], dims: Iterable[int]) -> int:
-        """Returns the position with the index 0 in `dims` (numbers of dims) and the given index in the
-        others."""
+        """Returns the position that has the index 0 in the dims with the numbers `dims`, and the given
+        indices in all others."""
         free = set(dims)
         return self.start + sum(
             offset(self.dims[number], index) for number, index in enumerate(indices) if number not in free

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def to_torch(mesh: DeviceMesh, kind: type[TorchDeviceMesh] | None) -> TorchDeviceMesh:
-    """Returns torch's mesh, an instance of `kind`. `DeviceMesh.to_torch` describes it."""
+    """Implements `DeviceMesh.to_torch`."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh

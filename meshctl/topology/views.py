@@ -1,6 +1,7 @@
-"""Meshes of the same ranks by other dims: the views `data` and `expert`, and joined or divided dims.
+"""Meshes with the ranks of a mesh and other dims: the views `data` and `expert`, and joined or divided dims.
 
-A view rearranges strides. Where no strides describe the result (some orders of dims), it lists the ranks.
+Each function rearranges strides. Where strides cannot describe the result, which depends on the order of the
+dims, it makes a table of the ranks.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
     from meshctl.topology.mesh import DeviceMesh
 
 DATA_DIMS = ("dp", "fsdp")
-"""The dims that ulysses is carved out of."""
+"""The dims whose product ulysses divides."""
 
 
 def data_view(mesh: DeviceMesh) -> DeviceMesh:
-    """Returns the mesh with `data` and `ulysses` in place of dp and fsdp, where the first of them was."""
+    """Returns the mesh with `data` and `ulysses` in place of dp and fsdp, at the position of the outer
+    one."""
     names = mesh.mesh_dim_names
     first = min((names.index(dim) for dim in DATA_DIMS if dim in names), default=0)
     order = _replaced(names, DATA_DIMS, first, ("data", "ulysses"))
@@ -37,8 +39,8 @@ def expert_view(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def joined(mesh: DeviceMesh, dims: tuple[str, ...], digits: Sequence[Dim], name: str) -> DeviceMesh:
-    """Returns the mesh with `dims` joined into the dim `name`, where the outermost of them was. The last of
-    `dims` is the fastest. `digits` are those of `dims` in the mesh."""
+    """Returns the mesh with `dims` joined into the dim `name`, at the position of the outermost of them. The
+    last of `dims` is the fastest. `digits` has the digits of each of `dims`."""
     by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
     first = min((mesh.mesh_dim_names.index(dim) for dim in dims if dim in by_name), default=0)
     order = _replaced(mesh.mesh_dim_names, dims, first, (name,))
@@ -63,7 +65,7 @@ def divided(mesh: DeviceMesh, dim: str, parts: Mapping[str, int]) -> DeviceMesh:
 def _replaced(
     names: tuple[str, ...], old: Sequence[str], first: int, new: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Returns the names without `old`, and with `new` in the position `first`."""
+    """Returns the names with `new` inserted before the position `first`, and without `old`."""
     before = (name for name in names[:first] if name not in old)
     after = (name for name in names[first:] if name not in old)
     return (*before, *new, *after)
@@ -72,8 +74,9 @@ def _replaced(
 def _refactored(
     mesh: DeviceMesh, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], outer: str
 ) -> DeviceMesh:
-    """Returns the mesh with the dims `old` joined and divided anew: into dims of the sizes `inner`, the
-    fastest first, and the dim `outer` of the remaining size."""
+    """Returns the mesh with the dims `old` joined into one, which is divided into other dims: those of the
+    sizes `inner`, the fastest first, and the dim `outer` of the remaining size. `order` has the names of all
+    dims."""
     by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
     digits = {dim: found for dim, found in by_name.items() if dim not in old}
     left: Dim | None = join(by_name[dim] for dim in old if dim in by_name)
@@ -89,7 +92,7 @@ def _refactored(
 def _listed(
     mesh: DeviceMesh, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], outer: str
 ) -> DeviceMesh:
-    """As `_refactored`, by a table of the ranks."""
+    """Returns the mesh of `_refactored` with a table of the ranks."""
     by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
     kept = [dim for dim in mesh.mesh_dim_names if dim not in old]
     replaced = [dim for dim in old if dim in by_name]
@@ -108,7 +111,8 @@ def _regrouped(
     old: tuple[str, ...],
     table: tuple[int, ...] = (),
 ) -> DeviceMesh:
-    """Returns the same ranks without the dims `old`, and without the facts about these."""
+    """Returns a mesh of the same ranks with the dims `names`, which have these digits. Sizes and properties
+    that belong to the replaced dims `old` are reset, such as `ulysses_size` to 1."""
     keeps_data = not any(dim in old and dim in mesh.mesh_dim_names for dim in DATA_DIMS)
     return replace(
         mesh,
