@@ -79,6 +79,7 @@ def test_a_file_is_not_mounted_deeper_than_recipes_are(entry: str, header: str, 
 NESTED = {
     "braces": "${" * 500 + "x" + "}" * 500,
     "braces that are not closed": "${" * 500,
+    "many in one text": "${seed}" * 1001,
     "oc.select": "${oc.select:x," * 300 + "1" + "}" * 300,
 }
 

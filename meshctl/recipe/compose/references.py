@@ -11,6 +11,9 @@ from meshctl.recipe.compose.yaml_tree import Path
 MAX_NESTING = 32
 """Maximum number of braces around one another in an interpolation."""
 
+MAX_REFERENCES = 1_000
+"""Maximum number of interpolations in one text."""
+
 
 class InvalidInterpolation(Exception):
     """Ends the evaluation of one value; `interpolation.resolve` makes a diagnostic of it."""
@@ -75,6 +78,8 @@ def target_of(text: str, path: Path) -> Path:
 
 def split(text: str) -> Iterator[tuple[str, bool]]:
     """Yields the parts of a text from left to right, each with whether it is between `${` and `}`."""
+    if text.count("${") > MAX_REFERENCES:
+        raise InvalidInterpolation("MC218", f"more than {MAX_REFERENCES:,} interpolations are in one text")
     start = position = 0
     plain = ""
     while position < len(text):
