@@ -3,12 +3,12 @@
     "MSH2" | length of the header | header: msgpack | tensor | tensor | ...        each tensor at a multiple
                                                                                    of 64 bytes
 
-A `Frame` is laid out first, and then written where it will be read: each tensor is copied once. A tensor on
-torch's `meta` device is room that is left for others to fill; one that is read where it lies already, or that
-travels by a way of its own, stays beside the frame, whose header says which it is. What lies at several
-places of a value, as the offsets of columns that are ragged alike, is there once. `unpack` gives views. A
-frame is input: every offset, shape and dtype in it is checked before a view is made, and how deep values may
-lie in one another is bounded.
+A `Frame` is laid out first and then written to the memory from which it is read, so each tensor is copied
+once. For a tensor on torch's `meta` device the frame only has space, which others fill. An out-of-band tensor
+is not copied into the frame; the header has its number. A tensor that occurs several times in a value, such
+as offsets that ragged columns share, is in the frame once. `unpack` returns views of a frame. A received
+frame is untrusted: every offset, shape and dtype in it is checked before a view is made, and the depth to
+which values are nested is bounded.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from meshctl.topology.samples import Grid
 MAGIC = b"MSH2"
 ALIGN = 64
 MAX_OUT_OF_BAND = 1 << 12
-"""Tensors beside one frame; any more lie in it."""
+"""The most out-of-band tensors of one frame. Further ones are copied into it."""
 _PREFIX = struct.Struct("<4sI")
 _DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128,
 )  # fmt: skip
-"""In an order that never changes: a header says the number."""
+"""The dtypes that can be sent. A header has the index of a dtype, so their order never changes."""
 _NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 _TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG, _OUT_OF_BAND = range(1, 7)
 """msgpack's extension types."""
 _DEPTH = 100
-"""How deep extension types may lie in one another; each level is copied once more on its way."""
+"""The most levels to which extension types may be nested. msgpack copies a value once for each level."""
 _ON_DEVICE = 64
-"""Added to the number of a dtype where the tensor lay on a device."""
+"""Added to the index of a dtype where the sender's tensor is on a device."""
 MAX_DIMS = 64
-"""Of a tensor: as many as torch's own operations take."""
+"""The most dims of a tensor that can be sent. torch's own operations have the same limit."""
 
 
 class FrameError(ValueError):
@@ -60,8 +60,8 @@ class Frame:
     def __init__(self, value: Any, out_of_band: Callable[[Tensor], bool] = lambda tensor: False) -> None:
         """`out_of_band` returns whether a tensor travels beside the frame instead of being copied into it."""
         self.out_of_band: list[Tensor] = []
-        """They travel with the frame, in this order."""
-        self._stays = out_of_band
+        """The tensors that travel with the frame, in this order."""
+        self._is_out_of_band = out_of_band
         self._tensors: list[tuple[Tensor, int]] = []
         self._known: dict[int, tuple[Tensor, msgpack.ExtType]] = {}
         """The packed form of a tensor by its `id`. The tensor is kept, so that its `id` is not used again."""
@@ -118,7 +118,7 @@ class Frame:
         return data
 
     def _to_ext(self, value: Any) -> Any:
-        """What msgpack does not know."""
+        """Returns the form in which msgpack encodes a value that it does not know. Raises `FrameError`."""
         match value:
             case Tensor():
                 if id(value) not in self._known:
@@ -146,8 +146,9 @@ class Frame:
 
     @staticmethod
     def _ids(batch: Batch) -> Tensor | list[int]:
-        """`[start, shape ...]` where they are known to be a grid, and some column has as many bytes as there
-        are samples."""
+        """Returns the ids of a batch as they are sent: `[start, shape ...]` where they are known to be a
+        grid, else int64 `[n, depth]`. A grid needs a first column with as many bytes as there are samples,
+        because the receiver accepts no grid of more samples than the frame has bytes."""
         ids = batch.known_ids
         if not isinstance(ids, Grid):
             return batch.ids
@@ -158,36 +159,36 @@ class Frame:
     def _tensor_ext(self, tensor: Tensor) -> msgpack.ExtType:
         if why := not_sent(tensor):
             raise FrameError(why)
-        out_of_band = len(self.out_of_band) < MAX_OUT_OF_BAND and self._stays(tensor)
-        kind, place = (_OUT_OF_BAND, self._left) if out_of_band else (_TENSOR, self._placed)
-        return msgpack.ExtType(kind, self._packed(place(tensor)))
+        out_of_band = len(self.out_of_band) < MAX_OUT_OF_BAND and self._is_out_of_band(tensor)
+        kind, add = (_OUT_OF_BAND, self._add_out_of_band) if out_of_band else (_TENSOR, self._add_to_frame)
+        return msgpack.ExtType(kind, self._packed(add(tensor)))
 
-    def _left(self, tensor: Tensor) -> list[Any]:
-        """`[dtype, number, shape ...]` of one that stays beside the frame."""
+    def _add_out_of_band(self, tensor: Tensor) -> list[Any]:
+        """Adds an out-of-band tensor. Returns its description: `[dtype, number, shape ...]`."""
         self.out_of_band.append(tensor)
-        return [_kind_of(tensor), len(self.out_of_band) - 1, *tensor.shape]
+        return [_dtype_code(tensor), len(self.out_of_band) - 1, *tensor.shape]
 
-    def _placed(self, tensor: Tensor) -> list[Any]:
-        """`[dtype, offset, shape ...]`."""
+    def _add_to_frame(self, tensor: Tensor) -> list[Any]:
+        """Adds a tensor that the frame contains. Returns its description: `[dtype, offset, shape ...]`."""
         at, self._size = self._size, self._size + _aligned(tensor.nbytes)
         self._tensors.append((tensor, at))
-        return [_kind_of(tensor), at, *tensor.shape]
+        return [_dtype_code(tensor), at, *tensor.shape]
 
 
 def not_sent(tensor: Tensor) -> str:
-    """Why a tensor cannot be sent; empty where it can."""
-    if tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided or tensor.is_nested:
-        odd = (
-            tensor.dtype
-            if tensor.dtype not in _NUMBERS
-            else tensor.layout
-            if tensor.layout is not torch.strided
-            else "nested rows"
-        )
-        return f"a tensor of {str(odd).removeprefix('torch.')} cannot be sent"
-    if hasattr(tensor, "to_local"):
+    """Returns the reason why a tensor cannot be sent; empty where it can."""
+    refused: object = ""
+    if tensor.dtype not in _NUMBERS:
+        refused = tensor.dtype
+    elif tensor.layout is not torch.strided:
+        refused = tensor.layout
+    elif tensor.is_nested:
+        refused = "nested rows"
+    elif hasattr(tensor, "to_local"):
         return "a DTensor cannot be sent: give its to_local() or its full_tensor()"
-    return f"a tensor of {tensor.ndim} dims cannot be sent" if tensor.ndim > MAX_DIMS else ""
+    elif tensor.ndim > MAX_DIMS:
+        refused = f"{tensor.ndim} dims"
+    return f"a tensor of {str(refused).removeprefix('torch.')} cannot be sent" if refused else ""
 
 
 def is_sent(dtype: object) -> bool:
@@ -203,16 +204,17 @@ def is_host_tensor(column: object) -> TypeGuard[Tensor]:
 
 
 def on_device(tensor: Tensor) -> bool:
-    """Whether it lies elsewhere than in this host's memory."""
+    """Whether a tensor has values outside of this host's memory."""
     return not tensor.is_cpu and not tensor.is_meta
 
 
-def _kind_of(tensor: Tensor) -> int:
+def _dtype_code(tensor: Tensor) -> int:
+    """Returns the number of a tensor's dtype in a header, which also says whether it is on a device."""
     return _NUMBERS[tensor.dtype] + _ON_DEVICE * on_device(tensor)
 
 
 def pack(value: Any) -> Tensor:
-    """The frame of a value, uint8 `[n]`, in memory of its own."""
+    """Returns the frame of a value, uint8 `[n]`, in new memory. Raises `FrameError`."""
     frame = Frame(value)
     return frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
 
@@ -220,9 +222,13 @@ def pack(value: Any) -> Tensor:
 def unpack(
     frame: Tensor | bytes, out_of_band: Sequence[Tensor] = (), device: torch.device | None = None
 ) -> Any:
-    """The value of a frame, uint8 `[n]` or bytes, its tensors as views of it and of what came beside it, each
-    uint8 `[n]` too; those of bytes are views of a copy. What lay on a device is put on this one. Raises
-    `FrameError` for anything malformed."""
+    """Returns the value of a frame, which is uint8 `[n]` or bytes. `out_of_band` are its out-of-band tensors,
+    uint8 `[n]` each.
+
+    Tensors of the value are views of the frame and of `out_of_band`; for a frame of bytes they are views of a
+    copy. Tensors that were on a device are put on `device`, where one is given. Raises `FrameError` for a
+    malformed frame.
+    """
     size = len(frame) if isinstance(frame, bytes) else frame.numel()
     if size < _PREFIX.size:
         raise FrameError(f"a frame of {size} bytes")
@@ -250,19 +256,16 @@ class _Reader:
         out_of_band: Sequence[Tensor],
         device: torch.device | None,
     ) -> None:
-        self._frame, self._size, self._start, self._out_of_band, self._depth = (
-            frame,
-            size,
-            start,
-            out_of_band,
-            0,
-        )
-        self._device = device
+        """`size` is that of the frame in bytes, and `start` the place of its first tensor."""
+        self._frame, self._size, self._start = frame, size, start
+        self._out_of_band, self._device = out_of_band, device
+        self._depth = 0
         self._memory: bytearray | None = None
-        """Of a frame that is bytes, once one of its tensors is read."""
-        self._seen_at: dict[tuple[int, ...], Tensor] = {}
+        """A copy of a frame of bytes, made when the first tensor is read."""
+        self._views: dict[tuple[int, ...], Tensor] = {}
+        """Description of a tensor -> its view."""
         self._ragged: dict[int, tuple[int, Tensor]] = {}
-        """Offsets that were checked, by their identity, with the number of values that they fit."""
+        """`id` of offsets that were checked -> the number of values that they fit, and the offsets."""
 
     def value(self, header: bytes) -> Any:
         self._depth += 1
@@ -293,7 +296,7 @@ class _Reader:
         if kind == _TENSOR:
             return self._view(*inner)
         if kind == _OUT_OF_BAND:
-            return self._put(inner[0], self._seen(*inner))
+            return self._to_device(inner[0], self._out_of_band_tensor(*inner))
         if kind == _RAGGED:
             return self._ragged_of(*inner)
         if kind == _TUPLE:
@@ -304,17 +307,18 @@ class _Reader:
 
     def _view(self, *fields: int) -> Tensor:
         try:
-            found = self._seen_at.get(fields)
+            found = self._views.get(fields)
         except TypeError:
             raise FrameError(f"a tensor of {short(fields)}") from None
         if found is None:
-            found = self._seen_at[fields] = self._put(fields[0], self._viewed(*fields))
+            view = self._tensor_in_frame(*fields)
+            found = self._views[fields] = self._to_device(fields[0], view)
         return found
 
-    def _put(self, kind: int, tensor: Tensor) -> Tensor:
+    def _to_device(self, kind: int, tensor: Tensor) -> Tensor:
         return tensor.to(self._device) if self._device and kind >= _ON_DEVICE else tensor
 
-    def _viewed(self, kind: int, at: int, *shape: int) -> Tensor:
+    def _tensor_in_frame(self, kind: int, at: int, *shape: int) -> Tensor:
         dtype, nbytes = self._checked(kind, at, shape)
         begin = self._start + at
         if at % ALIGN or begin + nbytes > max(self._size, self._start):
@@ -335,7 +339,7 @@ class _Reader:
         self._ragged[id(offsets)] = (len(values), offsets)
         return found
 
-    def _seen(self, kind: int, number: int, *shape: int) -> Tensor:
+    def _out_of_band_tensor(self, kind: int, number: int, *shape: int) -> Tensor:
         dtype, nbytes = self._checked(kind, number, shape)
         if number >= len(self._out_of_band) or self._out_of_band[number].nbytes != nbytes:
             raise FrameError(
@@ -363,8 +367,9 @@ class _Reader:
         return Batch(columns, ids=ids, group_depth=group_depth, most=most)
 
     def _grid(self, ids: list[int]) -> Grid:
-        """`[start, shape ...]` of ids that fit 64 bits, of no more samples than there are bytes: nobody is
-        made to list others."""
+        """Returns the grid of `[start, shape ...]`. Raises `FrameError` for ids of more than 64 bits and for
+        more samples than the frame has bytes, so that a small frame cannot make this process allocate many
+        ids."""
         if len(ids) < 2 or {*map(type, ids)} != {int} or min(ids[1:]) < 1:
             raise FrameError("a batch whose ids are no numbers")
         if not -(1 << 63) <= ids[0] < (1 << 63) - ids[1] or prod(ids[1:]) > self._size + sum(
@@ -375,9 +380,10 @@ class _Reader:
 
     @staticmethod
     def _checked(kind: int, at: int, shape: Sequence[int]) -> tuple[torch.dtype, int]:
-        """The dtype, and how many bytes that is."""
+        """Returns the dtype and the size in bytes of a tensor that a header describes. Raises `FrameError`
+        for a description that torch would refuse."""
         spread = 1
-        """Elements, with dims of none counted as of one: torch counts strides so."""
+        """The number of elements, where a dim of size 0 counts as 1, as in torch's strides."""
         for number in (kind, at, *shape):
             if type(number) is not int or not 0 <= number < 1 << 63:
                 raise FrameError(f"a tensor of shape {short(shape)} and kind {short(kind)} at {short(at)}")
@@ -393,7 +399,7 @@ class _Reader:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """The bytes of a contiguous CPU tensor; torch alone has no way that needs no numpy."""
+    """Returns the bytes of a contiguous CPU tensor, without numpy."""
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
 
 
@@ -402,7 +408,7 @@ def _aligned(size: int) -> int:
 
 
 def ragged(values: Tensor, offsets: Tensor) -> Ragged:
-    """Of a column's parts, which are input. Raises `FrameError` where they do not fit."""
+    """Returns the ragged column of received values and offsets. Raises `FrameError` where they form none."""
     if (
         not isinstance(values, Tensor)
         or not isinstance(offsets, Tensor)
@@ -418,5 +424,5 @@ def ragged(values: Tensor, offsets: Tensor) -> Ragged:
 
 
 def fits(values: Tensor, offsets: Tensor) -> bool:
-    """Whether int64 `[n + 1]` cut all the values into `n` rows."""
+    """Whether offsets, int64 `[n + 1]`, divide all of the values into `n` rows."""
     return int(offsets[0]) == 0 and int(offsets[-1]) == len(values) and not bool((offsets.diff() < 0).any())
