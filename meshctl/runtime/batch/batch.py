@@ -28,8 +28,8 @@ from meshctl.topology.samples import Grid
 
 
 class BatchError(ValueError):
-    """The columns do not form a batch, or ids cannot be assigned to its rows. The runtime adds stage and
-    step."""
+    """The columns do not form a batch, or ids cannot be assigned to its rows. The runtime adds the stage and
+    the step to the message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,9 +400,9 @@ class Batch:
         return cls(columns, ids=ids, group_depth=first.group_depth, most=most)
 
     def joined(self, other: Batch) -> Batch:
-        """Returns this batch's samples with the columns of both batches.
+        """Returns the same samples with the columns of both batches.
 
-        `other` has the same ids in the same order. Raises `BatchError` where both have a column.
+        `other` has the same ids in the same order. Raises `BatchError` where a column is in both.
         """
         twice = [name for name in other.names if name in self._columns]
         if twice:

@@ -43,7 +43,8 @@ def ids_of(grid: Grid, start: int, stop: int) -> Tensor:
 
 
 def joined_grid(grids: Sequence[Grid | None]) -> Grid | None:
-    """Returns spans of sample numbers as one, or None where they do not follow each other."""
+    """Returns consecutive sample numbers as one grid, or None where a grid is unknown, has more than one dim,
+    or does not begin where the one before it ends."""
     first, count = grids[0], 0
     for grid in grids:
         if first is None or grid is None or len(grid.shape) != 1 or grid.start != first.start + count:

@@ -125,7 +125,8 @@ def _got(td: Any, key: str, name: str) -> Any:
 
 
 def _note(name: str, value: Any) -> int:
-    """Returns the number, or the largest where TensorDicts with different numbers were concatenated."""
+    """Returns the number of a note. Where TensorDicts with different numbers were concatenated, it is the
+    largest."""
     items = value.tolist() if hasattr(value, "tolist") else None
     numbers = [number for number in items or [getattr(value, "data", None)] if isinstance(number, int)]
     if not numbers or (items and len(numbers) < len(items)):
