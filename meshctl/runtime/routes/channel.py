@@ -104,7 +104,7 @@ class Channel:
         """The partition of the last step, with its key."""
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
-        """Sets the ranks that send, in their order: everywhere else a producer is named by its index."""
+        """Sets the ranks that send. Everywhere else, the number of a producer is its index in `ranks`."""
         self._producers, self._job_ranks = ranks, tuple(map(self._producer.job_rank, ranks))
         self.consumers: ConsumerParts = consumer_parts(
             self._consumer.mesh, self._execute, self._dispatch, len(ranks)
@@ -493,7 +493,7 @@ class Channel:
 
 
 def _message_of(value: Any) -> _Message | None:
-    """Returns the frame of a route that a value is, or None where it is none."""
+    """Returns a decoded frame as a message, or None where it does not have that form."""
     if not isinstance(value, list) or len(value) != 4:
         return None
     message = _Message(*value)
@@ -502,7 +502,7 @@ def _message_of(value: Any) -> _Message | None:
 
 
 def _rows_of(held: Sequence[Any], wanted: Sequence[Any]) -> list[int]:
-    """Returns the rows of the samples that are wanted."""
+    """Returns the indices in `held` of the samples that are in `wanted`."""
     ids = set(wanted)
     return [row for row, id in enumerate(held) if id in ids]
 

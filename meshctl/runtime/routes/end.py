@@ -54,7 +54,7 @@ class RouteSide:
 
 @dataclass(frozen=True)
 class RouteContext:
-    """What a worker's end of a route is made of."""
+    """The facts from which a worker makes its end of a route."""
 
     route: Route
     producer: RouteSide
@@ -87,7 +87,7 @@ class Received(NamedTuple):
     value: Any
     """A `Batch` in sample order, a joined plain value, a stream of weights, or `END`."""
     step: StepHeader | None = None
-    """Which samples all producers and consumers of a batch hold."""
+    """For a batch, the headers of all producers and the partition of the samples; else None."""
     sent_step: int = 0
     """The step in which weights were sent."""
 
@@ -110,7 +110,8 @@ class RouteEnd(Protocol):
         """Agrees with all other ranks of both sides on what travels; all of them call it together."""
 
     def due(self, step: int) -> bool:
-        """Returns whether a value can be received in `step` that no stage of this plan sends in that step."""
+        """Returns whether weights, or a recorded value, can be received in `step`. It is always False for a
+        data route with a running source stage, from which a value comes in each of its steps."""
 
     def send(self, value: Any, step: int, weight: float = 1.0) -> bool:
         """Sends this rank's part of the value of `step`, and returns whether the stream has ended.

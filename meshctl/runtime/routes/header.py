@@ -43,9 +43,9 @@ SCHEMAS_KEPT = 64
 MIN_MAPPED_BYTES = 1 << 16
 """Smaller columns are copied rather than mapped."""
 MAX_SAMPLES = 1 << 31
-"""Samples that one producer may announce."""
+"""The most samples that one producer may announce."""
 MAX_COLUMN_BYTES = 1 << 48
-"""Bytes that one of its columns may have, where dims of size 0 count as 1."""
+"""The most bytes of one column of a producer, where dims of size 0 count as 1."""
 _INT64 = 1 << 63
 _EVEN, _FRAME, _END = b"E", b"F", b"."
 _FIRST_ID = struct.Struct("<cq")
@@ -57,17 +57,17 @@ class PlainColumn(NamedTuple):
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    """Of a row."""
+    """The shape of a row."""
     row_bytes: int
 
 
 PartitionKey = tuple[bytes | None, ...]
-"""Of each producer its schema; None where its stream has ended."""
+"""The encoded schema of each producer; None where its stream has ended."""
 
 
 @dataclass(frozen=True)
 class BatchSchema:
-    """What is mostly the same in a producer's next batch."""
+    """The part of a batch's header that is mostly the same in the producer's next step."""
 
     grid: tuple[int, ...]
     """The shape of the grid of its ids; empty where they are listed."""
@@ -79,9 +79,9 @@ class BatchSchema:
     """Ragged column -> index of its lengths among the header's numbers; empty where the producer alone writes
     its frames."""
     tokens: int | None
-    """The index of the tokens of each sample, where the dispatch balances."""
+    """The index of the samples' token counts among the numbers; None where the dispatch does not balance."""
     homes: int | None
-    """The index of the data ranks to which samples return."""
+    """The index, among the numbers, of the data ranks to which samples return; None where they do not."""
     mappable: Sequence[str] = ()
     """Columns in memory that a consumer can map next to those of other producers."""
 
@@ -101,7 +101,7 @@ class BatchSchema:
 
     @cached_property
     def plain_columns(self) -> tuple[PlainColumn, ...] | None:
-        """The columns, where all of them are tensors in host memory."""
+        """The columns, where all of them are tensors in host memory; else None."""
         found: list[PlainColumn] = []
         for name, (kind, *layout) in self.columns.items():
             if kind != "tensor":
@@ -112,12 +112,12 @@ class BatchSchema:
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """Bytes of a sample in all columns, where these are plain."""
+        """The bytes of one sample in all columns, where these are plain; else None."""
         return None if self.plain_columns is None else sum(each.row_bytes for each in self.plain_columns)
 
     @cached_property
     def count(self) -> int:
-        """The samples, where their ids are a grid."""
+        """The number of samples, where their ids are a grid; else 1."""
         return prod(self.grid)
 
     @cached_property
@@ -138,13 +138,14 @@ class BatchSchema:
 
 
 class ProducerHeader(NamedTuple):
-    """What one producer holds. Without a schema and a weight its stream has ended."""
+    """The header of one producer in one step: of a batch where it has a schema, of a plain value where it has
+    a weight, and of an ended stream where it has neither."""
 
     schema: BatchSchema | None = None
     ids: Any = None
     """The first number of the grid's first id, or int64 `[n, depth]`."""
     numbers: Sequence[Tensor] = ()
-    """int64 `[n]` each."""
+    """int64 `[n]` each: lengths, token counts or homes. The schema has their indices."""
     value: Any = None
     weight: float | None = None
 
@@ -207,7 +208,7 @@ def describe(
 
 
 class _Numbers:
-    """The numbers of a header; columns that share their offsets share their lengths."""
+    """Collects the numbers of a header. Columns that share their offsets share their lengths, too."""
 
     def __init__(self) -> None:
         self.found: list[Tensor] = []
@@ -226,12 +227,12 @@ class _Numbers:
 
 
 Kind = tuple[Any, ...]
-"""Name, kind, and where it can be laid out the dtype and the shape of a row."""
+"""Name and kind of a column; for `tensor` and `ragged` also its dtype and the shape of a row."""
 
 
 def _kinds(columns: Mapping[str, Column]) -> tuple[Kind, ...]:
-    """Returns the kind of each column. Raises `BatchError`: an endpoint's columns are input, and copying rows
-    asks for no more than their addresses."""
+    """Returns the kind of each column. Raises `BatchError` for a column that cannot be sent: rows are copied
+    by address later, without another check."""
     kinds: list[Kind] = []
     checked: set[tuple[int, int]] = set()
     for name, column in columns.items():
@@ -324,7 +325,7 @@ def is_consistent(headers: Sequence[ProducerHeader]) -> bool:
 
 
 def decode(row: Any) -> ProducerHeader | None:
-    """Returns the header that some bytes are, or None where they are none."""
+    """Returns the header that is encoded in `row`, or None where that is not a valid header."""
     if not isinstance(row, bytes):
         return None
     if row == _END:
@@ -375,7 +376,7 @@ def _are_numbers(numbers: Any, count: int) -> bool:
 
 @lru_cache(SCHEMAS_KEPT)
 def decode_schema(encoded: bytes) -> BatchSchema | None:
-    """Returns the schema that some bytes are, or None where they are none."""
+    """Returns the decoded schema, or None where the bytes are not a valid schema."""
     try:
         found = unpack(encoded)
     except FrameError:

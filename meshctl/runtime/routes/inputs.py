@@ -31,7 +31,7 @@ class Input:
     """One parameter of a call."""
 
     parameter: str
-    """Empty for the only one."""
+    """Its name; empty for an argument that is passed by position."""
     channels: tuple[Channel, ...]
     """Where its values come from; the columns of several stages are joined."""
 

@@ -41,10 +41,12 @@ def negotiate(
     elif held is None:
         _send(context, consumers, producers, requested)
         held = _receive(context, consumers, producers, malformed)
-    layouts = [_layout_in(row, other, malformed) for other, row in zip(producers, held, strict=True)]
-    wishes = [_layout_in(row, other, malformed) for other, row in zip(consumers, requested, strict=True)]
-    or_all = [layout if row else None for layout, row in zip(wishes, requested, strict=True)]
-    return SyncPlan(_parameters(held, requested), layouts, or_all)
+    held_layouts = [_layout_in(row, other, malformed) for other, row in zip(producers, held, strict=True)]
+    requested_layouts: list[Layout | None] = []
+    for other, row in zip(consumers, requested, strict=True):
+        layout = _layout_in(row, other, malformed)
+        requested_layouts.append(layout if row else None)  # without a request, every parameter in full
+    return SyncPlan(_parameters(held, requested), held_layouts, requested_layouts)
 
 
 def _gather(context: RouteContext, job_ranks: range, row: Any, malformed: ProtocolError) -> list[Any]:

@@ -1,4 +1,5 @@
-"""By which paths the parts of a route travel: who reads the same memory, and who forwards to whom.
+"""The paths of the parts of a route: which consumers read the same memory, and which consumer forwards a
+part.
 
 A part goes once to each node. On the producer's own node all consumers of the part read the same memory; to
 any other node the frame goes to the first of the part's ranks there, which forwards it to the others.
@@ -76,17 +77,15 @@ class Paths:
         first of them receives and forwards. Empty where the rank receives from the producer itself."""
         found = self._forwarders.get((rank, part, producer))
         if found is None:
-            node = self._consumer.node_of(rank)
-            is_near = self._node_of_producer(producer) == node
-            peers = (
-                []
-                if is_near
-                else [r for r in self._consumers.ranks[part] if self._consumer.node_of(r) == node]
-            )
-            found = self._forwarders[rank, part, producer] = (
-                [self._consumer.job_rank(peer) for peer in peers] if len(peers) > 1 else []
-            )
+            found = self._forwarders[rank, part, producer] = self._find_forwarding(rank, part, producer)
         return found
+
+    def _find_forwarding(self, rank: int, part: int, producer: int) -> list[int]:
+        node = self._consumer.node_of(rank)
+        if self._node_of_producer(producer) == node:
+            return []
+        peers = [peer for peer in self._consumers.ranks[part] if self._consumer.node_of(peer) == node]
+        return [self._consumer.job_rank(peer) for peer in peers] if len(peers) > 1 else []
 
     def _node_of_producer(self, producer: int) -> int:
         return self._producer.node_of(self._producers[producer])

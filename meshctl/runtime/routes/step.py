@@ -43,8 +43,8 @@ class Partition:
     """The samples of a step, divided into parts. Consumers that receive the same samples share a part.
 
     Most steps are partitioned as the step before, and then have the same object. What follows from the parts
-    is computed when it is first needed, and kept: the properties that return empty mappings are the places
-    where it is kept.
+    is computed when it is first needed, and kept. The cached properties that return an empty mapping are
+    caches that other methods fill.
     """
 
     parts: Sequence[Sequence[Run]]

@@ -47,11 +47,11 @@ class Shard:
 
     @cached_property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return prod(self.size)
 
     def intersection(self, other: Shard) -> Shard | None:
-        """Returns what two shards share, or None."""
+        """Returns the shard of the elements that are in both shards, or None where there are none."""
         start = tuple(map(max, self.start, other.start))
         ends = zip(self.start, self.size, other.start, other.size, strict=True)
         stop = [min(a + n, b + m) for a, n, b, m in ends]
@@ -109,13 +109,14 @@ class Parameter:
 @dataclass(frozen=True)
 class TransferItem:
     name: str
-    """Of the parameter."""
+    """The name of the parameter."""
     shard: Shard
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """What is sent at once. Each producer has one part of each item; all parts together are the item."""
+    """Items that are sent together. Each producer has one part of each item; all parts together are the
+    item."""
 
     consumers: tuple[int, ...]
     """Ranks of the consuming component, all on one node."""
@@ -203,6 +204,7 @@ class SyncPlan:
 
 
 def _check_covered(name: str, wanted: Shard, held: Mapping[Shard, object]) -> None:
+    """Raises `RouteError` unless the shards that producers hold contain each element of `wanted` once."""
     found = sum(part.count for shard in held if (part := shard.intersection(wanted)))
     if found != wanted.count:
         how = "more than one part of some elements" if found > wanted.count else "only a part"
@@ -239,6 +241,8 @@ class _OpenBucket:
         self.nbytes += nbytes
 
     def closed(self, number: int, distance: Distance) -> Bucket:
+        """Returns the full bucket. Each part is sent by the nearest of its holders; equally near ones take
+        turns by the bucket's `number`."""
         producers = []
         for ranks in self.holders:
             least = min(distance(rank, self.consumers) for rank in ranks)

@@ -62,7 +62,7 @@ from meshctl.runtime.transports.transport import Delivery, Lease, flat
 from meshctl.topology.samples import RouteError
 
 Arrived = list[tuple[Shard, Tensor]]
-"""What arrived of one item: its parts, or the whole."""
+"""The received tensors of one item, each with its shard: one for each part, or a single one for the whole."""
 WeightsOf = Callable[[], Weights]
 """Returns the weights of a component on this rank."""
 
@@ -73,7 +73,7 @@ class _Message(NamedTuple):
     generation: int
     step: int
     checksums: Sequence[int]
-    """One for its part of each item; empty where the sync has none."""
+    """The checksum of its part of each item; empty where the sync has no checksums."""
     tensors: Sequence[Tensor]
 
 
@@ -195,7 +195,7 @@ class WeightChannel:
         self._transport.reserve(self._tag, self._buckets.slots(self._lag))
 
     def _index(self, produces: bool, consumes: bool) -> None:
-        """Finds the buckets of this rank, by number."""
+        """Finds the numbers of the buckets that this rank sends, and of those that it receives."""
         buckets, producer, consumer = self._buckets.all, self._context.rank, self._context.consumer_rank
         self._sends = [
             number for number, bucket in enumerate(buckets) if produces and producer in bucket.producers
@@ -217,7 +217,8 @@ class WeightChannel:
         self._pending.clear()
 
     def close(self, last: int) -> None:
-        """Not all ranks had begun the steps after `last`, so all send again at the next cut."""
+        """Forgets the steps after `last`, which not all ranks had begun. So all ranks send again at the next
+        cut."""
         self._pending = deque(step for step in self._pending if step <= last)
         self._last, self.last_sent = last, -1
         self._unsent.clear()
@@ -249,7 +250,7 @@ class WeightChannel:
         return False
 
     def _send_until(self, number: int) -> None:
-        """Sends what is left up to a bucket."""
+        """Sends this rank's unsent buckets up to the bucket `number`, which is included."""
         try:
             while self._unsent and self._unsent[0] <= number:
                 self._send_bucket(self._buckets.all[self._unsent.popleft()])
@@ -327,8 +328,8 @@ class WeightChannel:
         self._pending.popleft()
 
     def _tensor(self, name: str, shard: Shard, version: int, opened: dict[int, list[Arrived]]) -> Tensor:
-        """Returns a parameter, as a view where it arrived in one piece. `opened` are the buckets of which
-        something is left."""
+        """Returns a parameter, as a view where it arrived in one piece. `opened` has the received buckets
+        from which items are still to be taken, by number."""
         whole: Tensor | None = None
         for number, at in self._items.get(name, ()):
             if number not in opened:
@@ -352,7 +353,7 @@ class WeightChannel:
         return self._memory.take("weights", shard.count * dtype.itemsize).view(dtype).view(shard.size)
 
     def _open_bucket(self, bucket: Bucket, version: int) -> list[Arrived]:
-        """Returns what arrived of each item of the next bucket."""
+        """Receives a bucket. Returns the tensors of each of its items."""
         is_shared = self._buckets.is_shared(bucket)
         producers = list(bucket.producers)
         if is_shared:
