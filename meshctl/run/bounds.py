@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Source(Protocol):
-    """A stage, as far as it matters here."""
+    """The properties of a stage that decide whether it bounds a run."""
 
     @property
     def name(self) -> str: ...
@@ -40,5 +40,5 @@ def bounding_sources(stages: Iterable[Source]) -> tuple[str, ...]:
 
 
 def end_of_data(source: str) -> str:
-    """Returns the reason of an end that a source causes."""
+    """Returns the reason that is reported where a run ends with the data of a source."""
     return f"the data of `{source}` ended"

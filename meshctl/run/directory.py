@@ -129,7 +129,8 @@ class RunDir:
         return int(self.latest.resolve().name.removeprefix("step-")) if self.latest.is_dir() else 0
 
     def publish_checkpoint(self, step: int, keep: int) -> None:
-        """Makes `step` the latest, in one rename, and then deletes all but the newest `keep`."""
+        """Makes the checkpoint of `step` the latest, in one rename. Then deletes all but the newest
+        `keep`."""
         link = self.checkpoints / ".latest"
         link.unlink(missing_ok=True)
         link.symlink_to(self.checkpoint(step).name)
@@ -170,7 +171,7 @@ class Recorded:
         }
 
     def steps(self) -> list[int]:
-        """Returns the steps that all their producers have written, rising."""
+        """Returns the steps for which the files of all producers exist, in rising order."""
         return sorted(step for step in self.folders().values() if self.files(step))
 
 

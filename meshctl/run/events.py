@@ -17,9 +17,8 @@ written. Readers follow all files of the folder and fold the events.
                                         "collect": "mean" | "sum" | "first"} of the stage in `stage`
     saved               worker          {"seconds": s}: its part of the checkpoint of `step` is on disk
     done                worker          nothing; after its last step
-    fault               worker, agent,  {"error": line, "traceback": text, "lost": bool, "peer": [GROUP,
-                                        RANK]};
-                        launcher        `lost` where a peer was lost
+    fault               worker, agent,  {"error": line, "traceback": text, "lost": bool,
+                        launcher        "peer": [GROUP, RANK]}; `lost` where a peer was lost
     launched, stopping, launcher        see `engines/supervise/head.py`
     resumed, checkpoint, over
 """
@@ -42,7 +41,7 @@ class Event:
     name: str
     group: str = ""
     rank: int | None = None
-    """In the world of its group; None for an agent or the launcher."""
+    """The rank in the world of the group; None for an agent or the launcher."""
     step: int | None = None
     stage: str = ""
     value: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Event:
 
 
 class EventLog:
-    """What a process writes its events to."""
+    """The destination of a process's events."""
 
     def write(
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
@@ -75,7 +74,7 @@ class EventLog:
 
 @dataclass
 class StepReport:
-    """What one step of one worker cost and measured."""
+    """The times, bytes and metrics of one step of one worker."""
 
     step: int
     metrics: list[dict[str, Any]] = field(default_factory=list)

@@ -70,8 +70,9 @@ class Fold:
         self._through: dict[Worker, int] = {
             (group, rank): -1 for group, count in workers.items() for rank in range(count)
         }
+        """Worker -> the last step that it has ended."""
         self._steps: dict[int, _Step] = {}
-        """The steps without a line, and the last one with a line."""
+        """The steps that have no line yet, and the last step that has one."""
         self._since, self._elapsed = since, elapsed
         self._known = -1 if after is None else after
         """Events of this step and earlier ones are ignored."""
@@ -79,7 +80,8 @@ class Fold:
         """The last step that has a line."""
 
     def add(self, event: Event) -> list[Line]:
-        """The lines of the steps that this event makes complete, in order; for most events there are none."""
+        """Returns the lines of the steps that this event completes, in order; for most events there are
+        none."""
         worker = (event.group, event.rank if event.rank is not None else -1)
         step = event.step or 0
         if worker not in self._through or event.time < self._since or step <= self._known:
@@ -125,7 +127,8 @@ class Fold:
 
 
 def join(parts: Sequence[_Part]) -> float | None:
-    """One value of what several workers said, in the given order; None where that is no finite number."""
+    """Returns the value of a metric from those of several workers, in the given order; None where it is not a
+    finite number."""
     collect = parts[0].collect
     if collect == "first":
         value = parts[0].value
@@ -137,8 +140,8 @@ def join(parts: Sequence[_Part]) -> float | None:
 
 
 def _mean(parts: Sequence[_Part]) -> float:
-    """By weight. Who saw no samples has no say: the mean over an empty batch is NaN and must not spoil the
-    others'."""
+    """Returns the weighted mean. Parts of weight 0 are left out: a worker without samples reports NaN, the
+    mean over an empty batch."""
     weight = math.fsum(part.weight for part in parts)
     if weight == 0:
         return math.nan
@@ -150,8 +153,8 @@ def as_json(line: Line) -> str:
 
 
 def read(path: Path) -> list[Line]:
-    """All whole lines of a `metrics.jsonl`; none where there is no file. What is no line of ours, as after a
-    kill, is passed over."""
+    """Returns the complete lines of a `metrics.jsonl`; none where there is no file. A text that is no such
+    line, for example after a kill, is skipped."""
     if not path.exists():
         return []
     return [
@@ -170,8 +173,8 @@ def _parsed(text: str) -> Line | None:
 
 
 def cut(path: Path, after: int) -> float:
-    """Takes the lines of later steps out of a `metrics.jsonl` and gives the time of the last that stays; 0
-    where none does."""
+    """Removes the lines of the steps after `after` from a `metrics.jsonl`. Returns the `time` of the last
+    line that stays, in seconds; 0 where none does."""
     kept = [line for line in read(path) if line["step"] <= after]
     write_whole(path, "".join(map(as_json, kept)))
     return float(kept[-1]["time"]) if kept else 0.0

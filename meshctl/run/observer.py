@@ -16,8 +16,8 @@ from meshctl.run.events import Event
 
 class Observer(Protocol):
     def on_attempt(self, number: int, step: int | None) -> None:
-        """An attempt begins after `step`, or from the beginning where it is None. Rows of later steps, which
-        an earlier attempt produced, no longer count."""
+        """Attempt `number` begins. Its first step is the one after `step`, or the first of the run where that
+        is None. Rows of later steps, which an earlier attempt produced, no longer count."""
 
     def on_event(self, event: Event) -> None:
         """Something has happened. Events of one process arrive in order."""

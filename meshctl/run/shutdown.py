@@ -1,14 +1,12 @@
 """How a run ends: all workers agree on one last step, and end after it.
 
     planned     After `setup` each source announces its number of batches. The smallest of these and
-                `run.steps`
-                is the last step.
+                `run.steps` is the last step.
     requested   A signal, or a component's `stop`. The launcher asks every worker which step it has begun, and
                 makes the next step the last. A worker that has answered begins no further step until it
                 receives the decision, which takes a few milliseconds.
     ended       A stream ended unannounced in step k. The last step was k - 1, and what other workers have
-                begun
-                of step k is cancelled.
+                begun of step k is cancelled.
 
 Both sides communicate through the launcher's store, under one prefix per attempt. A step costs no message:
 each worker has a listener thread that sleeps in `wait`.
@@ -139,12 +137,12 @@ class StopAgreement:
         return self._announced
 
     def plan(self, steps: int, batches: Mapping[str, int | None], sources: Sequence[str]) -> list[int | None]:
-        """Agrees on the planned last step. `batches` has the numbers of steps of the sources that this worker
-        represents, None for a stream without a length; `sources` names all sources. `steps` 0 means that the
-        data alone decide.
+        """Agrees on the planned last step. `batches` has the last step of each source that this worker
+        reports, None for a stream without a length; `sources` names all sources. `steps` is `run.steps`; 0
+        means that the data alone decide.
 
-        Returns the number of every source. Where one is None the run may end unannounced, and all workers
-        must `agree`.
+        Returns the last step of each of `sources`, in their order. Where one is None the run may end
+        unannounced, and all workers must call `agree` at its end.
         """
         for source, steps_of in batches.items():
             self._store.set(f"batches/{source}", json.dumps(steps_of))
@@ -180,15 +178,15 @@ class StopAgreement:
         return step > self._last
 
     def agree(self, step: int) -> int:
-        """Returns the step after which all workers are done, the smallest that any of them reached. It is
-        needed where a stream may end unannounced."""
+        """Returns the run's last step: the smallest of the steps that the workers have completed. `step` is
+        this worker's. All workers call it where a stream may end unannounced."""
         self._store.set(f"reached/{self._job_rank}", str(step))
         keys = [f"reached/{job_rank}" for job_rank in self._job_ranks]
         self._store.wait(keys, FOREVER)
         return min(int(self._store.get(key)) for key in keys)
 
     def leave(self) -> None:
-        """Answers later requests for good, after the last step."""
+        """Called after the last step. Publishes it as this worker's answer to all later stop requests."""
         self._store.set(f"begun/{self._job_rank}", str(self._begun))
 
     def _listen(self) -> None:
