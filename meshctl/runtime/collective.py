@@ -1,4 +1,4 @@
-"""Collective operations over the ranks of a component that share all coordinates but some dims.
+"""Collective operations over ranks of a component: those that differ in their coordinates of some dims only.
 
     tp = self.collective("tp")
     tp.all_reduce(loss, "mean")             in place; see `reductions.py` for the operations
@@ -14,9 +14,9 @@
     tp.differentiable.all_gather(hidden)    with a gradient; also `reduce_scatter` and `all_to_all`
     tp.group                                torch's process group
 
-Ranks are those of the collective, 0 to size - 1, in the order of its dims, whatever they are in the world.
-All ranks call the same operations in the same order. A result shares no memory with its input, except that
-`all_reduce` and `broadcast` work in place. Only the operations of `differentiable` have a gradient.
+A rank, as in `destination`, is a number in the collective: 0 to size - 1, in the order of its dims. All ranks
+call the same operations in the same order. A result shares no memory with its input, except that `all_reduce`
+and `broadcast` work in place. Only the operations of `differentiable` have a gradient.
 
 A collective of one rank needs no torch.distributed and returns what several ranks would, so the same code
 runs without a launcher. Every strided tensor of every device is accepted: what the process group cannot carry
@@ -43,7 +43,7 @@ from meshctl.topology.mesh import even_split, shown
 from meshctl.topology.sizes import whole
 
 RUNNING = timedelta(days=30)
-"""The timeout of operations: the launcher ends a job, torch does not."""
+"""The timeout of torch's operations, which no job reaches: the launcher ends a job that hangs."""
 # torch 2.13 renamed these two.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -68,7 +68,8 @@ class Collective:
         """The worker's device: where received tensors are made if nothing else decides it."""
         self.closed = False
         self._group = group
-        # torch numbers the ranks of a process group as they rise: its i-th rank is our _order[i]-th.
+        # torch numbers the ranks of a process group in rising order: its rank i is rank _order[i] here, and
+        # rank i here is its rank _torch_ranks[i].
         self._order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
         self._torch_ranks = sorted(range(len(self.ranks)), key=self._order.__getitem__)
         self._is_in_order = self._order == list(range(len(self.ranks)))
@@ -99,7 +100,7 @@ class Collective:
     def group(self) -> dist.ProcessGroup | None:
         """torch's process group, for code that takes one; None for a collective of one rank.
 
-        torch numbers its ranks as they rise in the world: see `ranks`.
+        torch numbers its ranks in rising order of their ranks in the world, whatever the order of `ranks`.
         """
         return self._group
 
@@ -145,8 +146,8 @@ class Collective:
         return result.to(tensor.device, tensor.dtype)
 
     def reduce_scatter(self, tensor: Tensor, op: Op = "sum") -> Tensor:
-        """Returns this rank's share of dim 0 of the reduced tensor: the first `n mod size` ranks get one row
-        more."""
+        """Returns this rank's share of dim 0 of the reduced tensor. Of n rows, the first `n mod size` ranks
+        get one more than the others."""
         self._check("reduce_scatter", tensor, dims=1)
         self._check_op(tensor, op)
         data = tensor.detach()
@@ -166,7 +167,8 @@ class Collective:
         return received.view(shape)[: len(share)].to(tensor.device, tensor.dtype)
 
     def _reduced(self, data: Tensor, op: Op) -> Tensor:
-        """Returns the reduced tensor on its carrier; it is `data` itself where that was reduced in place."""
+        """Returns the reduced tensor, with the device and dtype in which it was reduced. It is `data` itself
+        where that was reduced in place."""
         torch_op = REDUCTIONS[op].torch_op
         if torch_op is None:
             return REDUCTIONS[op].of_rows(self._rows(data))
@@ -287,8 +289,8 @@ class Collective:
         return tensor
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """Sends a tensor to another rank of the collective, which calls `recv`. Returns when the tensor may
-        change."""
+        """Sends a tensor to another rank of the collective, which calls `recv`. After the return the tensor
+        may be changed."""
         self._check("send", tensor)
         peer = self._other("send", to)
         data = tensor.detach()
@@ -298,7 +300,8 @@ class Collective:
                 dist.send(self._on_backend(message), peer, group=self._group)
 
     def recv(self, source: int) -> Tensor:
-        """Returns the tensor that the rank `source` sends, on this worker's device of the same type."""
+        """Returns the tensor that the rank `source` sends. It is on this worker's device where that has the
+        same type as the sender's, else in CPU memory."""
         self._check_open("recv")
         peer = self._other("recv", source)
         length = int(self._received(peer, 1, torch.int64))
@@ -364,7 +367,7 @@ class Collective:
         return device if is_direct else torch.device("cpu")
 
     def _received_device(self, kind: str) -> torch.device:
-        """Returns where a tensor from a device of this kind is received."""
+        """Returns the device on which a tensor from a device of the type `kind` is received."""
         return self.device if self.device.type == kind else torch.device("cpu")
 
     def _carried(self, data: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -391,8 +394,8 @@ class Collective:
         return rows if self._is_in_order else rows[self._torch_ranks]
 
     def _exchanged(self, flat: Tensor, counts: list[int], received_counts: list[int]) -> Tensor:
-        """Sends `counts` elements to each rank, one rank's after the other's. Returns those from each rank,
-        likewise."""
+        """Sends the parts of `flat` to the ranks: the next `counts[i]` elements to the rank i. Returns the
+        received parts one after another: `received_counts[i]` elements from the rank i."""
         size, order = flat.element_size(), self._order
         sent = _bytes(_reordered(self._carried(flat), counts, order))
         received = sent.new_empty(sum(received_counts) * size)
@@ -469,8 +472,9 @@ class Collective:
 
 
 def _process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
-    """Returns torch's process group over `ranks`; None for a rank outside of it. The world is not made
-    twice."""
+    """Returns torch's process group over `ranks`; None for a rank outside of it. For all ranks of the world
+    it is torch's own WORLD. Raises `CollectiveError` where this process does not have `rank` in torch's
+    world."""
     if not dist.is_initialized():
         raise CollectiveError(
             f"the ranks {shown(ranks)} work together, and this process has no torch.distributed"

@@ -81,7 +81,7 @@ def endpoint_of(component: type, method: str) -> Endpoint | None:
 class Component:
     """The base class of everything that a recipe's `components:` names.
 
-    A subclass may offer `setup()` (called once the process groups stand), `state_dict()` and
+    A subclass may offer `setup()` (called once the process groups exist), `state_dict()` and
     `load_state_dict()` (checkpoints), `weights()` and `load_weights(stream)` (a sync; both are streams of
     (name, tensor)), and `close()`. A source may offer `__len__`: the number of samples of one epoch.
     """
@@ -92,7 +92,7 @@ class Component:
 
     @property
     def place(self) -> RankContext:
-        """The context of this rank; the properties below are its facts. It is the same as `context_of`."""
+        """The context of this rank, as `context_of` returns it. The properties below are taken from it."""
         return context_of(self)
 
     def use_mesh(self, mesh: DeviceMesh) -> None:
@@ -203,7 +203,8 @@ class Component:
     # Collectives
 
     def collective(self, *dims: str) -> Collective:
-        """Returns the collective of the ranks that share all coordinates but those of `dims` with this rank.
+        """Returns the collective of this rank and the ranks that differ from it in their coordinates of
+        `dims` only.
 
             self.collective("tp")
             self.collective("dp", "fsdp")       both together, in this order
@@ -243,8 +244,8 @@ class Component:
     # The run
 
     def log(self, values: Mapping[str, float], weight: float = 1.0) -> None:
-        """Adds to the step's metrics, as `STAGE.NAME`: the mean over the data ranks by weight. Each data rank
-        counts once."""
+        """Adds numbers to the step's metrics, as `STAGE.NAME`. A metric is the weighted mean over the data
+        ranks; each data rank counts once."""
         context_of(self).log(values, weight)
 
     def stop(self, reason: str) -> None:
@@ -277,10 +278,10 @@ class Component:
         return batch.minibatches(size)
 
     def setup(self) -> None:
-        """Is called once, after the process groups stand and before the first step."""
+        """Called once, after the process groups have been made and before the first step."""
 
     def close(self) -> None:
-        """Is called once, after the last step."""
+        """Called once, after the last step."""
 
 
 def context_of(component: Component) -> RankContext:

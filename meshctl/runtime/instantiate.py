@@ -20,7 +20,7 @@ from meshctl.text.env_refs import Unset, filled
 from meshctl.topology.modes import is_user_mode
 
 RUN_DIR = "{run_dir}"
-"""In a component's arguments: the folder of the run."""
+"""This text in a component's arguments is replaced by the folder of the run."""
 
 
 class TargetError(ValueError):
@@ -33,9 +33,8 @@ def make(
     """Imports the class, compares it with the plan, and makes the object.
 
     The folders of `path` come before the installed modules. `methods` are the endpoints that the pipeline
-    calls.
-    The object has its context when its constructor runs. Raises `TargetError`, and what the constructor
-    raises.
+    calls. The object has its context already when its constructor runs. Raises `TargetError`, and what the
+    constructor raises.
     """
     kind = component_class(placed, path)
     for method in methods:

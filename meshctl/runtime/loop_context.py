@@ -16,7 +16,7 @@ from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.transports.data_plane import DataPlane
 
 CheckpointHook = Callable[[int, Mapping[str, int]], None]
-"""Saves the state at a cut: (step, samples that each source has given)."""
+"""Saves a checkpoint: (step, source -> the number of samples that it has produced) -> None."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class LoopContext:
     plan: Plan
     group: str
     rank: int
-    """In the group's world."""
+    """The worker's rank in the world of its group."""
     components: Mapping[str, Component]
-    """Those of this worker's group, set up."""
+    """Name -> component, for the components of this worker's group, after `setup`."""
     transport: DataPlane
     agreement: StopAgreement
     events: EventLog
@@ -38,10 +38,11 @@ class LoopContext:
     """Route -> its recording, for the routes that the plan replays."""
 
     def hosts(self, stage: Stage) -> bool:
-        """Returns whether this worker's group runs a stage, or one side of a sync."""
+        """Returns whether this worker's group runs a stage, or one of the two sides of a sync."""
         return stage.component in self.components or stage.to in self.components
 
     def side(self, component: str, execute: str = "all") -> RouteSide:
+        """Returns the side of a route on which a component is, called by an execute mode."""
         placed = self.plan.component(component)
         group = self.plan.group(placed.group)
         node_of = cache(partial(self.plan.node_of, placed.group))
@@ -55,7 +56,7 @@ class StepState:
     at: tuple[str, int] = ("", 0)
     """The stage and the step that are being run: where a fault is."""
     begin: float = 0.0
-    """When it began, in seconds of `perf_counter`."""
+    """When the step began, in seconds of `perf_counter`."""
     report: StepReport = field(default_factory=lambda: StepReport(0))
     is_in_user_code: bool = False
     ended: str = ""

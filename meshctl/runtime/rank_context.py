@@ -1,5 +1,4 @@
-"""The facts of one rank and its means to act: what the worker gives a component, and what it has without a
-launcher.
+"""What a component knows of its rank and may do in the run: as the worker sets it, and without a launcher.
 
 Under plain torchrun (or after `torch.distributed.init_process_group`) a component is a rank of that world. In
 a notebook or a test it is alone: a mesh of one rank.
@@ -25,13 +24,14 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Location(NamedTuple):
-    """The place of a rank among the nodes of its group."""
+    """The position of a rank among the nodes of its group."""
 
     node_rank: int
     """The number of its node among those of the group."""
     local_rank: int
     """The number of the rank among those of the group on its node."""
     local_world_size: int
+    """The number of the group's ranks on that node."""
 
 
 @dataclass
@@ -47,9 +47,11 @@ class RankContext:
     run_dir: Path = Path()
     """The folder of the run; the working directory without a launcher."""
     seed: int = 0
-    """The recipe's."""
+    """The recipe's `seed`."""
     log: Callable[[Mapping[str, float], float], None] = lambda values, weight: None
+    """Adds metrics, by name, with a weight."""
     stop: Callable[[str], None] = lambda reason: None
+    """Asks for the end of the run."""
     alloc: Callable[[int], torch.Tensor] = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8)
     """Returns uint8 `[nbytes]` in memory that other workers can read."""
     nodes: Callable[[], Iterable[Sequence[int]]] | None = None
@@ -93,8 +95,8 @@ STARTING: ContextVar[RankContext | None] = ContextVar("STARTING", default=None)
 def standalone(mesh: DeviceMesh | None = None) -> RankContext:
     """Returns the context of a component that no launcher of meshctl started.
 
-    It joins torch's world: the one that stands, or the one that torchrun describes in the environment.
-    Without either, it is alone. `mesh` defaults to data parallelism over the world.
+    It is a rank of torch's world: of the one that exists, or else of the one that torchrun describes in the
+    environment. Without either, it is alone. `mesh` defaults to data parallelism over the world.
 
     Raises `MeshError` where the mesh has another number of ranks than the world.
     """
@@ -124,7 +126,7 @@ def _join_torchrun() -> None:
 
 
 def _own_device() -> torch.device:
-    """Returns the device that torchrun's local rank stands for."""
+    """Returns the CUDA device with the number of torchrun's local rank, or the CPU."""
     local_rank = os.environ.get("LOCAL_RANK", "")
     if torch.cuda.is_available() and local_rank.isdecimal():
         return torch.device("cuda", int(local_rank) % torch.cuda.device_count())

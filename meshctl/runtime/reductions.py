@@ -1,4 +1,4 @@
-"""The reductions of collectives: which dtypes they accept, and what carries them.
+"""The reductions of collectives: which dtypes they accept, and which operation of torch performs them.
 
 gloo and NCCL reduce different dtypes. A dtype that one of them lacks is reduced as a wider one everywhere, so
 that a component gives the same result on both. A new reduction is one line in `REDUCTIONS`.
@@ -26,6 +26,9 @@ WIDER = {
 
 @dataclass(frozen=True)
 class Reduction:
+    """A reduction. `bools`, `integers`, `floats` and `complexes` are whether it accepts tensors of these
+    kinds."""
+
     of_rows: Callable[[Tensor], Tensor]
     """Reduces dim 0 of a tensor: the definition of the operation."""
     torch_op: dist.ReduceOp.RedOpType | None

@@ -1,4 +1,4 @@
-"""Which stages run in which step, on any worker: the same answer everywhere."""
+"""Which stages run in which step. Every worker computes it for all stages, with the same result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ScheduledStep(NamedTuple):
 
 
 class Schedule:
-    """The stages of a plan by step. A stage runs where it is due and all stages that it takes run."""
+    """The stages of a plan by step. A stage runs if it is due and all stages that are its inputs run."""
 
     def __init__(self, plan: Plan) -> None:
         self._checkpoint = plan.run.checkpoint
@@ -32,8 +32,9 @@ class Schedule:
         self._known: dict[tuple[object, ...], ScheduledStep] = {}
 
     def at(self, step: int, announced: int, *, is_open_ended: bool, replayed: Set[str]) -> ScheduledStep:
-        """Returns what runs in a step. `announced` is the run's last step, if it is known; with
-        `is_open_ended` a stream may end the run before. `replayed` are sources whose values are replayed."""
+        """Returns what runs in a step. `announced` is the run's last step as far as it is known; with
+        `is_open_ended`, a stream may end the run earlier. `replayed` are the sources whose values are
+        replayed."""
         divides = tuple([step % interval == 0 for interval in self._intervals])
         key = (divides, step == 1, step == announced, is_open_ended, *replayed)
         found = self._known.get(key)
@@ -53,7 +54,7 @@ class Schedule:
     @property
     def late_stages(self) -> frozenset[str]:
         """The stages that may run after an unannounced end: those with `when: end` or `checkpoint`, and those
-        that take their values."""
+        that have such a stage as an input."""
         late: set[str] = set()
         for stage, inputs in self._stages:
             if stage.when in ("end", "checkpoint") or (not stage.when and not late.isdisjoint(inputs)):
@@ -61,8 +62,8 @@ class Schedule:
         return frozenset(late)
 
     def closing_stages(self, last: int, ran: Set[str], *, saves: bool) -> frozenset[str]:
-        """Returns the stages that run after an unannounced end. `ran` are those of the last step, which did
-        not know that it was the last; `saves` states that a checkpoint is written now."""
+        """Returns the stages that run after an unannounced end. `ran` are the stages that ran in the last
+        step, before it was known to be the last; `saves` is whether a checkpoint is written now."""
         due = {"start": False, "end": True, "checkpoint": saves}
         running: set[str] = set()
         for stage, inputs in self._stages:

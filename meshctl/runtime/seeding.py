@@ -11,14 +11,14 @@ import torch
 
 
 class Seeds:
-    """The seeds of one stage, by step: equal for equal words, on any machine and layout."""
+    """The seeds of one stage. Those of a step are equal for equal `words`, on any machine and layout."""
 
     def __init__(self, *words: Any, device: str) -> None:
         self._is_cpu = device == "cpu"
         self._hash = hashlib.blake2b(repr(words)[:-1].encode() + b", ", digest_size=8)
 
     def seed_all(self, step: int) -> None:
-        """Seeds the generators of torch, random and, where it is loaded, numpy."""
+        """Seeds the generators of torch, random and, where it is loaded, numpy, for a step."""
         hashed = self._hash.copy()
         hashed.update(b"%d)" % step)
         _seed_all(hashed.digest(), is_cpu=self._is_cpu)

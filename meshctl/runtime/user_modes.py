@@ -25,7 +25,7 @@ Mode = TypeVar("Mode", DispatchMode, CollectMode, ExecuteMode)
 
 
 class ModeError(ValueError):
-    """A user's mode that cannot be imported, or is something else."""
+    """A user's mode cannot be imported, or the object of its name is not a mode of the right kind."""
 
 
 def dispatch_mode(name: str) -> DispatchMode:
@@ -49,7 +49,7 @@ def _mode(name: str, built_in: Mapping[str, Mode], kind: type[Mode]) -> Mode:
 
 @cache
 def imported(name: str) -> object:
-    """The object that `module:NAME` names. Raises `ModeError` where there is none."""
+    """Returns the object that is named `module:NAME`. Raises `ModeError` where there is none."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)
@@ -61,7 +61,7 @@ def imported(name: str) -> object:
 
 
 def user_modes(plan: Plan, route: Route) -> list[str]:
-    """The modes of a route that are a user's, by name."""
+    """Returns the names of a route's modes that users have written."""
     if route.kind == "weights":
         return []
     source, target = plan.stage(route.source), plan.stage(route.target)
@@ -70,7 +70,8 @@ def user_modes(plan: Plan, route: Route) -> list[str]:
 
 
 def source_digests(plan: Plan, routes: Iterable[Route]) -> dict[str, str]:
-    """Route -> a digest of the source files of its user modes. Routes without such modes are absent."""
+    """Returns route -> a digest of the source files of its user modes. Routes without such modes are
+    absent."""
     return {route.name: _digest(names) for route in routes if (names := user_modes(plan, route))}
 
 

@@ -151,7 +151,8 @@ class Worker:
         dist.destroy_process_group()
 
     def _begin(self, phase: str, doing: str = "") -> None:
-        """Reports a phase before the first step. `doing` is its name in the report of a fault, if another."""
+        """Reports a phase before the first step. `doing` is what a fault in it is reported as; `phase` by
+        default."""
         self._doing = doing or phase
         self._journal.write("phase", phase=phase)
 
@@ -262,7 +263,7 @@ def _component_job_ranks(plan: Plan) -> list[int]:
 
 
 def _described(error: Exception | SystemExit) -> tuple[str, str]:
-    """Returns the message of an error and its traceback; the traceback of a `USER_ERRORS` is empty."""
+    """Returns the message of an error and its traceback, which is empty for `USER_ERRORS` and `PeerLost`."""
     if isinstance(error, (*USER_ERRORS, PeerLost)):
         return str(error), ""
     if type(error).__name__ == "BdbQuit":
@@ -294,9 +295,10 @@ def user_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def samples_after(plan: Plan, step: int) -> dict[str, int]:
-    """Returns source -> the number of samples that it has produced by a step, computed from the plan.
+    """Returns source -> the number of samples that it has produced by the end of a step, computed from the
+    plan.
 
-    It is needed where a replay begins after that step, for which there is no checkpoint.
+    It is for a replay that begins after this step, without a checkpoint.
     """
     return {
         stage.name: step // stage.every * stage.samples

@@ -2,9 +2,9 @@
 launcher's store.
 
 Each group is a world of its own, so FSDP, DDP and user scripts see only their group. Workers of two groups
-with a route between them (or of one) exchange where they listen: on unix sockets within a node, on TCP
-between nodes. That exchange is a handshake: every worker publishes the plan it runs and the generation of its
-group. A mismatch or an absence is an error that names the routes or the absent workers, not a hang.
+(or of one) that a route connects exchange the addresses at which they listen: of unix sockets within a node,
+of TCP between nodes. That exchange is a handshake: every worker publishes the plan it runs and the generation
+of its group. A mismatch or an absence is an error that names the routes or the absent workers, not a hang.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from meshctl.topology.cluster import transport_error
 from meshctl.topology.modes import Route
 
 JOIN = timedelta(seconds=60)
-"""How long a worker waits for the others to come."""
+"""How long a worker waits for the others to connect."""
 CPU = torch.device("cpu")
 NEAR, FAR = "this node", "other nodes"
 """Prefixes of keys in the store, and words of messages."""
@@ -67,14 +67,14 @@ def join(store: Store, group: Group, rank: int) -> None:
 
 @dataclass(frozen=True)
 class GroupPair:
-    """Two groups, or one, and the routes between them."""
+    """Two groups, or a single one, and the routes that connect their workers."""
 
     groups: tuple[str, ...]
     routes: tuple[Route, ...]
 
 
 def group_pairs(plan: Plan) -> Iterator[GroupPair]:
-    """Yields the pairs of a plan, those of one group first."""
+    """Yields the single groups and the pairs of groups whose workers share routes, single groups first."""
     found: dict[tuple[str, ...], list[Route]] = {}
     for route in plan.routes:
         source, target = plan.stage(route.source), plan.stage(route.target)
@@ -111,9 +111,9 @@ class Device:
 
     memory: DeviceMemory
     access: PeerAccess
-    """Of workers on this node."""
+    """Which workers on this node read whose device memory."""
     far: frozenset[int]
-    """Job ranks on other nodes."""
+    """Job ranks on other nodes that have such a device."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Handshake:
 
     @property
     def _token(self) -> str:
-        """The run's: the same for all."""
+        """The secret of the attempt, chosen by the first worker that needs it and equal for all."""
         return self.store.compare_set("token", "", secrets.token_hex(16)).decode()
 
     def _peers(self) -> tuple[set[int], set[int]]:
@@ -182,11 +182,12 @@ class Handshake:
         )
 
     def _device(self, near: Set[int], far: Set[int]) -> Device | None:
-        """Finds out which devices of peers this worker's device can exchange tensors with."""
+        """Returns this worker's device with the devices of peers that it can exchange tensors with; None
+        where all tensors travel through host memory."""
         plan, own = self.plan, self.plan.group(self._group)
         if own.device_type not in DEVICES:
             return None
-        is_alike = {
+        alike = {
             other
             for other in near | far
             if plan.group(plan.group_and_rank(other)[0]).device_type == own.device_type
@@ -198,8 +199,8 @@ class Handshake:
             )
         memory = None if chosen else memory_of(self.device)
         wait = partial(_await, plan, self.store, where="devices")
-        access = handshake(memory, self.job_rank, is_alike & near | {self.job_rank}, self.store, wait)
-        others = devices_at(is_alike & far, self.store, wait)
+        access = handshake(memory, self.job_rank, alike & near | {self.job_rank}, self.store, wait)
+        others = devices_at(alike & far, self.store, wait)
         return None if memory is None else Device(memory, access, others)
 
     def _connect_near(self, data_plane: DataPlane, near: Set[int], device: Device | None) -> None:
@@ -271,7 +272,7 @@ class Handshake:
 
 
 def _own_address(store: Store) -> str:
-    """Returns the address by which this worker reaches the launcher; loopback for a store without a
+    """Returns the IP address from which this worker reaches the launcher; loopback for a store without a
     network."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
