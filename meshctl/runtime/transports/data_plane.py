@@ -94,7 +94,7 @@ class DataPlane:
         self._inbox: defaultdict[tuple[int, int], deque[Delivery]] = defaultdict(deque)
         self._credits: dict[tuple[int, int], int] = {}
         self._losses: dict[str | None, PeerLost] = {}
-        """By peer group; under None what concerns all groups."""
+        """Peer group -> its loss; under None a loss that concerns all groups."""
         self._ended: dict[int, str] = {}
         """Job ranks that have ended, and how."""
         self._poller: Poller | None = None
@@ -437,10 +437,11 @@ class DataPlane:
         """Raises `PeerLost` where the peer, or a member of its peer group, is lost. Where `peer` is this job
         rank itself, a loss in any group counts."""
         if losses := self._losses:
-            group = self.context.group_of(peer)
-            loss = losses.get(None) or (
-                next(iter(losses.values())) if peer == self.job_rank else losses.get(group)
-            )
+            loss = losses.get(None)
+            if loss is None and peer == self.job_rank:
+                loss = next(iter(losses.values()))
+            elif loss is None:
+                loss = losses.get(self.context.group_of(peer))
             if loss:
                 raise PeerLost(loss.how, loss.job_rank, self.context.route_of(tag)) from loss
         if peer in self._ended:

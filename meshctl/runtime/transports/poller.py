@@ -22,6 +22,7 @@ class Poller:
         self.add(self._bell, self._on_bell)
 
     def add(self, file: int, act: Callable[[], object]) -> None:
+        """Has `poll` call `act` when the file is readable."""
         self._actions[file] = act
         self._epoll.register(file, select.EPOLLIN)
 

@@ -1,4 +1,4 @@
-"""What a transport is: one way to carry frames to some job ranks.
+"""The base class of transports. A transport is one way to carry frames to some job ranks.
 
 A transport owns the memory of its frames (`lease`, `alloc`), sends messages (`post`), and calls
 `DataPlane.on_message` for each message that it receives. `DataPlane` does the rest: slots, credits and

@@ -84,7 +84,7 @@ class BufferPool:
         self.device: DeviceBuffers | None = None
         self._data_plane, self._drop, self._job_rank = data_plane, drop, data_plane.job_rank
         self._max_out_of_band: Counter[int] = Counter()
-        """By tag, the most tensors that went out of band with one frame."""
+        """Tag -> the most tensors that have travelled out of band with one frame."""
         self._is_closed = False
 
     def stats(self) -> PoolStats:

@@ -11,7 +11,8 @@ from meshctl.runtime.transports.errors import ProtocolError
 class PeerBlocks:
     def __init__(self) -> None:
         self._mapped: dict[tuple[int, int, bool], Mapped] = {}
-        """By peer, number, and whether this process may write to the block."""
+        """(Job rank of the peer, number of the block, whether this process may write to it) -> the mapped
+        block."""
 
     def get(self, peer: int, number: int, size: int, files: Sequence[int], *, write: bool = False) -> Mapped:
         """Returns a peer's block of `size` bytes. `files` contains its file with the first message about it,

@@ -26,7 +26,7 @@ _PEER_HAS_ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 
 @dataclass(frozen=True)
 class Address:
-    """Where a job rank listens."""
+    """The address at which a job rank listens."""
 
     name: bytes
     """The name of its socket in the abstract namespace."""
@@ -98,6 +98,7 @@ class SendQueue:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def push(self, connection: Connection, message: bytes, files: Sequence[int] = ()) -> None:
+        """Queues a message with duplicates of `files` to pass, and sends what can be sent at once."""
         self._queue.append((connection, message, [os.dup(file) for file in files] if files else ()))
         self._flush()
 

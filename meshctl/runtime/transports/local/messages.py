@@ -49,7 +49,7 @@ class Kind(IntEnum):
 
 
 class Use(IntEnum):
-    """What a block is used for."""
+    """The use of a block."""
 
     FRAME = 0
     REGISTERED = 1

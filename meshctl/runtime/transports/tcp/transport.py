@@ -73,7 +73,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a job rank listens."""
+    """The address at which a job rank listens."""
 
     host: str
     """An IP address."""
