@@ -197,7 +197,7 @@ class Batch:
 
     @property
     def _id_depth(self) -> int:
-        """How many numbers an id has."""
+        """The number of numbers in an id."""
         return self.ids.shape[1] if self._grid is None else len(self._grid.shape)
 
     @property
@@ -438,7 +438,13 @@ def identify(result: Batch, given: Batch | None) -> Batch:
                 result.columns, ids=listed, group_depth=listed.shape[1] - 1, most=given.most * times
             )
         else:
-            ids = (given.known_ids if given.has_ids else given.ids) if times else given.ids[:0]
+            ids: Tensor | Grid | None
+            if not times:
+                ids = given.ids[:0]
+            elif given.has_ids:
+                ids = given.known_ids
+            else:
+                ids = given.ids
             result = Batch(result.columns, ids=ids, group_depth=given.group_depth, most=given.most)
     missing = [name for name in given.columns if name.startswith(MARK) and name not in result]
     if not missing:
