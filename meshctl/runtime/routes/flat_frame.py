@@ -42,8 +42,8 @@ def encode(
     columns: Iterable[PlainColumn],
     ranges: Sequence[RowRange],
 ) -> bytes:
-    """Returns the frame of some rows of a batch. The table holds the headers of all producers, in a frame of
-    the leader of the part."""
+    """Returns the frame of the rows `ranges` of a batch. `table` has the headers of all producers; it is None
+    unless this rank leads the part."""
     packed = b"" if table is None else _PACKER.pack(table)
     pieces = [_HEAD.pack(MAGIC, generation, digest, len(packed)), packed]
     for column in columns:
@@ -78,8 +78,9 @@ class _Placed:
     at: int
     """The first byte of its rows."""
     shape: tuple[int, ...]
-    """Of the whole column."""
+    """The shape of the whole column."""
     elements: int
+    """The number of its elements."""
 
 
 class FlatPart:

@@ -72,7 +72,7 @@ class BatchSchema:
     grid: tuple[int, ...]
     """The shape of the grid of its ids; empty where they are listed."""
     group_depth: int
-    """How many leading numbers of an id are its group's."""
+    """The number of leading numbers of an id that identify its group."""
     columns: Mapping[str, Sequence[Any]]
     """Column -> kind, name of the dtype, shape of a row."""
     ragged: Mapping[str, int]
@@ -122,7 +122,7 @@ class BatchSchema:
 
     @cached_property
     def min_numbers(self) -> int:
-        """How many tensors of numbers a header with this schema has at least."""
+        """The least number of tensors of numbers in a header with this schema."""
         indices = [*self.ragged.values(), self.tokens, self.homes]
         return 1 + max((index for index in indices if index is not None), default=-1)
 

@@ -33,7 +33,7 @@ class Input:
     parameter: str
     """Its name; empty for an argument that is passed by position."""
     channels: tuple[Channel, ...]
-    """Where its values come from; the columns of several stages are joined."""
+    """The ends of the routes that bring its values. The columns of several stages are joined."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ INDEX_MAX_ROW_BYTES = 1 << 10
 Schema = Mapping[str, Sequence[Any]]
 """Column -> kind, name of the dtype, shape of a row: plain data."""
 Spans = list[tuple[int, int, int]]
-"""First row in the target, first row in the source, row after the last one in the source."""
+"""One tuple per span: first row in the target, first row in the source, row after the last one in the
+source."""
 
 
 @dataclass(frozen=True)

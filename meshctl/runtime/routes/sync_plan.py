@@ -32,7 +32,8 @@ MAX_JOINED_BYTES = 16 << 20
 
 @runtime_checkable
 class DTensorLike(Protocol):
-    """What is used of torch's DTensor. Importing its class costs half a second that most workers save."""
+    """The methods that a sync uses of torch's DTensor. The import of its class would take half a second,
+    which most workers save."""
 
     def __create_chunk_list__(self) -> Sequence[Any]: ...
     def to_local(self) -> Tensor: ...
@@ -141,7 +142,7 @@ class SyncPlan:
     """What all producers hold and all consumers want; the same on every rank of both sides."""
 
     parameters: Mapping[str, Parameter]
-    """In the order in which they are sent."""
+    """Name -> parameter, in the order in which they are sent."""
     held: Sequence[Layout]
     """Producer -> its shards."""
     requested: Sequence[Layout | None]
@@ -229,7 +230,7 @@ class _OpenBucket:
 
     consumers: tuple[int, ...]
     holders: tuple[tuple[int, ...], ...]
-    """For each part of every item, the producers that hold it."""
+    """The producers that hold each part, which are the same for all items of the bucket."""
     items: list[TransferItem] = field(default_factory=list)
     nbytes: int = 0
 

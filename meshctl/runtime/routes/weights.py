@@ -68,7 +68,7 @@ WeightsOf = Callable[[], Weights]
 
 
 class _Message(NamedTuple):
-    """What one producer sends of one bucket."""
+    """The message of one producer about one bucket."""
 
     generation: int
     step: int
