@@ -75,11 +75,11 @@ class Call:
         """Whether a later stage sends the samples back to the data rank that made them."""
 
     def outputs_to(self, running: Set[str]) -> tuple[Channel, ...]:
-        """Returns the ends of the routes into stages that run."""
+        """Returns the ends of the routes whose target stages are in `running`."""
         return tuple(end for end in self._outputs if end.route.target in running)
 
     def keep_for(self, late: Set[str]) -> None:
-        """Keeps the last values, if stages among `late` take them."""
+        """Keeps the last values from now on, if this stage is an input of one of the stages `late`."""
         slots = [end.route.slots for end in self._outputs if end.route.target in late]
         if slots:
             self._kept = KeptValues(self.stage.name, max(slots) + 1)
@@ -154,8 +154,8 @@ class Call:
         return False
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
-        """Returns whether the stream has ended on all ranks, where it has on this one. A route that runs in
-        this step knows it."""
+        """Returns whether the stream, which has ended on this rank, has ended on all ranks. `all_ended` is
+        what the routes found; where the value is sent on none, this rank's end counts."""
         return all_ended or not outputs
 
     def _transmit(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
@@ -167,7 +167,7 @@ class Call:
         return True in ends
 
     def _add_logged(self, is_counted: bool, values: Mapping[str, float], weight: float) -> None:
-        """`self.log` of a component: counted once per data rank."""
+        """Implements `Component.log`. `is_counted` is True on one rank of each data rank."""
         for name, value in values.items():
             if not isinstance(value, (Mapping, bool, int, float, Tensor)):
                 raise TypeError(f"self.log takes numbers: {name!r} is a {type(value).__name__}")
@@ -186,7 +186,8 @@ class SourceCall(Call):
         self._had_no_data = False
         """Whether this producer had no more samples in the step before."""
         self._whole_share = self._share_of(stage.samples)
-        """This producer's part of a call that is not the last, short one."""
+        """This producer's part of a call for the stage's full number of samples. The last call may be for
+        fewer."""
 
     def _share_of(self, count: int) -> range:
         """Returns this producer's part of `count` samples; an empty one where others produce."""
@@ -206,8 +207,9 @@ class SourceCall(Call):
             self._agreement.ask(end_of_data(self.stage.name), ended=step)
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
-        """Without a route that knows it, the first producer decides, since its samples come before those of
-        the others: in the same step, or in the next one."""
+        """Where the value is sent on no route, the first producer decides, since its samples come before
+        those of the others. Another producer may run out one step earlier, so it counts its second step
+        without data."""
         return all_ended if outputs else self._producer == 0 or self._had_no_data
 
     def _next_samples(self, step: int) -> Any:

@@ -2,8 +2,8 @@
 
     for each step: for each stage that is due: receive the inputs, call, send the value
 
-A send never waits for its receiver's place in its program, so groups overlap as far as the slots of their
-routes reach, and no order of stages can deadlock. In a sync without staleness both sides run together
+A send does not wait until its receiver gets to the stage, so groups overlap as far as the slots of their
+routes allow, and no order of stages can deadlock. In a sync without staleness both sides run together
 (`routes.weights` says why that cannot deadlock either). How the run ends is agreed by all workers
 (`run.shutdown`); a checkpoint is a cut between two steps.
 """
@@ -38,7 +38,7 @@ USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory)
 """Errors of a user's values, or of too many of them: reported in one line."""
 NOTHING: frozenset[str] = frozenset()
 Program = tuple[Callable[[int], None], ...]
-"""What a worker runs in a step, in the plan's order. Each is called with the step."""
+"""The functions that a worker calls in a step, in the plan's order, each with the step."""
 
 
 class Loop:
@@ -65,14 +65,15 @@ class Loop:
 
     @property
     def at(self) -> tuple[str, int]:
-        """The stage and the step that are being run: where a fault is."""
+        """The stage and the step that are running, to be named in the report of a fault."""
         return self._state.at
 
     # The run
 
     def run(self, start: int = 0, given: Mapping[str, int] | None = None) -> int:
-        """Runs the steps after `start` and returns the last one. `given` are the samples that sources gave
-        before it. Raises `StageError` for a user's mistake, and what a component's own code raises."""
+        """Runs the steps after `start` and returns the last one. `given` is source -> the number of samples
+        that it has produced by then. Raises `StageError` for a user's mistake, and what a component's own
+        code raises."""
         try:
             return self._run_after(start, given or {})
         except USER_ERRORS as error:
@@ -197,7 +198,8 @@ class Loop:
         self._state.at = ("", step)
 
     def _program(self, running: Set[str]) -> Program:
-        """Returns what this worker runs in a step: a value is sent to those stages only that run."""
+        """Returns what this worker runs in a step with the stages `running`. A value is sent only to stages
+        that run."""
         program: list[Callable[[int], None]] = []
         for stage in self._stages:
             if stage.kind == "sync":
@@ -239,10 +241,8 @@ class Loop:
         end = self._syncs[stage.name]
         while end.due(until):
             received = end.receive(step)
-            self._state.at = (
-                stage.name,
-                min(step, received.sent_step),
-            )  # it was sent in a step that is not dropped
+            # The wait must not be cancelled with `step`: the weights were sent in a step that is not dropped.
+            self._state.at = (stage.name, min(step, received.sent_step))
             getattr(self._context.components[stage.to], stage.to_method)(received.value)
             if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(
@@ -331,6 +331,7 @@ def _sync_ends(context: LoopContext) -> dict[str, WeightChannel]:
 
 
 def _weights_of(context: LoopContext, component: str, method: str) -> WeightsOf | None:
-    """Returns what reads the weights of a component of this worker, or None for one of another group."""
+    """Returns the function that reads the weights of a component, or None for a component of another
+    group."""
     found = context.components.get(component)
     return None if found is None else partial(weights_of, found, method)

@@ -1,4 +1,4 @@
-"""What a worker's loop works with, and what the stages of a step share."""
+"""The context of a worker's loop, and the state that the stages of a step share."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class LoopContext:
 
 @dataclass
 class StepState:
-    """What the stages of a worker share while a step runs."""
+    """The state that the stages of a worker share while a step runs."""
 
     at: tuple[str, int] = ("", 0)
-    """The stage and the step that are being run: where a fault is."""
+    """The stage and the step that are running, to be named in the report of a fault."""
     begin: float = 0.0
     """When the step began, in seconds of `perf_counter`."""
     report: StepReport = field(default_factory=lambda: StepReport(0))

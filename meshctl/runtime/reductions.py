@@ -38,7 +38,7 @@ class Reduction:
     floats: bool = True
     complexes: bool = True
     advice: str = ""
-    """What to do with a dtype that is refused."""
+    """The advice in the error for a refused dtype; empty where there is none."""
 
 
 def _folded(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

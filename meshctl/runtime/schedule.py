@@ -9,7 +9,7 @@ from meshctl.plan.model import Plan
 
 
 class ScheduledStep(NamedTuple):
-    """What runs in one step."""
+    """The stages of one step, and whether it ends with a checkpoint."""
 
     stages: frozenset[str]
     """The stages that run, on any worker, and the sources whose values are replayed."""

@@ -11,7 +11,7 @@ from meshctl.runtime.user_modes import dispatch_mode, execute_mode
 
 
 class Sources:
-    """The samples that each source of the plan has given."""
+    """Counts the samples that each source of the plan has produced."""
 
     def __init__(self, plan: Plan, components: Mapping[str, Component]) -> None:
         """`components` are those of this worker's group."""
@@ -22,8 +22,8 @@ class Sources:
         self._totals: dict[str, int | None] = {}
 
     def begin(self, start: int, given: Mapping[str, int]) -> None:
-        """Continues after a step, with the samples that were given by then. Asks the sources of this worker
-        for their lengths."""
+        """Continues after the step `start`. `given` is source -> the number of samples that it has produced
+        by then. Asks the sources of this worker for their lengths."""
         own = [
             stage for stage in self._plan.stages if stage.is_source and stage.component in self._components
         ]
@@ -32,7 +32,7 @@ class Sources:
         self._start, self._given_at_start = start, dict(self._given)
 
     def total(self, stage: Stage) -> int | None:
-        """Returns how many samples a source gives in the whole run, or None where it has no length."""
+        """Returns how many samples a source produces in the whole run, or None where it has no length."""
         return self._totals[stage.name]
 
     def _count(self, stage: Stage) -> int | None:
@@ -45,7 +45,7 @@ class Sources:
         return stage.name in self._plan.bounding_sources
 
     def next_numbers(self, stage: Stage) -> range:
-        """Returns the numbers of a source's next samples, and counts them as given."""
+        """Returns the numbers of a source's next samples, and counts them as produced."""
         start = self._given[stage.name]
         stop = start + stage.samples
         total = self._totals[stage.name]
@@ -68,8 +68,8 @@ class Sources:
         return (self._start // stage.every + calls) * stage.every
 
     def _check_tail(self, stage: Stage, tail: int, calls: int) -> None:
-        """Raises `StageError` where the samples of the last call are too few for their consumers: at the
-        start and not hours later."""
+        """Raises `StageError` where the last call has too few samples for one each of its consumers. The run
+        thus fails at its start and not hours later."""
         if not tail or (self._plan.run.steps and calls * stage.every > self._plan.run.steps):
             return
         for route in self._plan.routes:
@@ -86,8 +86,8 @@ class Sources:
                 )
 
     def given_after(self, step: int) -> dict[str, int]:
-        """Returns the samples that each source had given after a step; this worker may have begun steps that
-        are dropped."""
+        """Returns source -> the number of samples that it had produced by the end of a step. This worker may
+        have begun later steps, which are dropped."""
         given = dict(self._given)
         for stage in self._plan.stages:
             if stage.is_source and not stage.when:
