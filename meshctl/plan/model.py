@@ -1,9 +1,9 @@
-"""The plan: a recipe with everything placed, as data.
+"""The plan, as data: the recipe with ranks, nodes and devices for all workers.
 
-A plan is a function of the composed recipe alone: JSON, the same bytes for the same recipe, with a digest,
-and no host, port or GPU uuid in it. It stores facts (groups, components with their meshes, stages in the
-order in which every worker runs them, routes) and derives the rest (workers, links), so its size grows with
-components and not with devices.
+A plan depends on the composed recipe alone. It is stored as JSON with a digest, and the same recipe gives the
+same bytes: no host, port or GPU uuid is in it. It stores facts (groups, components with their meshes, stages
+in the order in which every worker runs them, routes) and derives the rest (workers, links), so its size grows
+with components and not with devices.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NOT_STORED = {"stored": False}
 
 @dataclass(frozen=True)
 class Program:
-    """A user's own script instead of components. It runs in torchrun's environment."""
+    """A user's own script instead of components. It runs with the environment variables of torchrun."""
 
     argv: tuple[str, ...]
-    """After the interpreter, e.g. ("train.py", "--epochs", "3") or ("-m", "torchtitan.train"); `{run_dir}` is
-    filled at start."""
+    """The arguments after the interpreter, e.g. ("train.py", "--epochs", "3") or ("-m", "torchtitan.train").
+    `{run_dir}` is replaced at start."""
     cwd: str = ""
     """Relative to the recipe's folder; empty for the working directory of the launch."""
     python: str = ""
@@ -49,7 +49,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Group:
-    """A device group, placed."""
+    """A device group with its devices and job ranks."""
 
     name: str
     device_type: Literal["cuda", "npu", "mps", "cpu"]
@@ -57,14 +57,16 @@ class Group:
     first_job_rank: int = field(metadata={"key": "first_place"})
     """The job rank of its rank 0. The job ranks of the other ranks follow."""
     devices: tuple[tuple[int, int], ...] = ()
-    """Runs [start, stop) of numbers among the cluster's devices of its type, in the order of the workers;
-    empty on cpu."""
+    """Ranges [start, stop) of the cluster's devices of its type, in the order of the workers; empty on
+    cpu."""
     gpus_per_worker: int = 1
     visible_devices: tuple[str, ...] = ()
     """The hardware's names of the devices that the group may use on its node; empty for all."""
     env: tuple[tuple[str, str | None], ...] = ()
-    """Values, or None for variables that are passed through from the launcher's environment."""
+    """(name, value) of environment variables; the value is None for a variable that is passed through from
+    the launcher's environment."""
     colocate: str = ""
+    """The group whose devices it shares; empty for none."""
     program: Program | None = None
 
 
@@ -80,8 +82,8 @@ class Component:
     resolves."""
     frozen: bool = False
     endpoints: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
-    """Method -> dispatch, collect and execute of its decorator in the source text. A worker compares them
-    with the imported class."""
+    """Method -> (dispatch, collect, execute) of its decorator, as read from the source text. A worker
+    compares them with those of the imported class."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class Input:
 
     stages: tuple[str, ...]
     parameter: str = ""
-    """Empty for the only one."""
+    """The parameter's name; empty where the recipe does not name it, because all inputs go to one
+    parameter."""
     dispatch: Dispatch = Dispatch()
 
 
@@ -111,18 +114,19 @@ class Stage:
     sample_bytes: int = 0
     """The approximate size of one sample in bytes; 0 where the recipe does not give it."""
     every: int = 1
+    """The stage runs in the steps that are multiples of this number."""
     when: Literal["", "start", "end", "checkpoint"] = ""
     to: str = ""
     """The component that a sync loads into."""
     to_method: str = ""
     lag: int = 0
-    """In step k the receiver loads what was sent in step k - lag."""
+    """Of a sync: in step k the receiver loads the weights that were sent in step k - lag."""
     checksum: bool = field(default=False, metadata=SPARSE)
-    """Of a sync: received weights are compared with checksums of the sent ones."""
+    """Of a sync: whether received weights are compared with checksums of the sent weights."""
     is_without_data: bool = field(default=False, metadata={**SPARSE, "key": "without_data"})
     """Whether the endpoint is called without arguments."""
     ends_run: bool | None = field(default=None, metadata=SPARSE)
-    """Of a source: whether the run ends with its data; None for the rule of `run.bounds`."""
+    """Of a source: whether the run ends when its data end; None where `run.bounds` decides it."""
 
     @property
     def is_source(self) -> bool:
@@ -132,16 +136,17 @@ class Stage:
 @dataclass(frozen=True)
 class Checkpoint:
     every: int = 0
-    """Steps between two checkpoints; 0 for none but the last."""
+    """Steps between two checkpoints; 0 for one checkpoint at the end of the run."""
     keep: int = 3
+    """The number of newest checkpoints that stay on disk."""
 
 
 @dataclass(frozen=True)
 class Run:
     steps: int = 0
-    """0 where the data end the run."""
+    """The number of steps; 0 where the data end the run."""
     epochs: int = 0
-    """0 for once through the data."""
+    """The number of passes through the data; 0 for one pass."""
     dir: str = "runs"
     checkpoint: Checkpoint | None = None
     """None for a run that saves nothing."""
@@ -152,7 +157,7 @@ class Run:
     record: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The routes, by name, whose values are kept on disk."""
     patience: float = field(default=3600.0, metadata=SPARSE)
-    """Seconds that a worker waits for another before it ends the run; 0 to wait for ever."""
+    """Seconds that a worker waits for another worker before it ends the run; 0 to wait for ever."""
     log_level: str = field(default="warning", metadata=SPARSE)
     """The least level of the log records that workers of components write."""
 
@@ -182,7 +187,7 @@ class Plan:
     routes: tuple[Route, ...]
     run: Run
     replayed: tuple[Route, ...] = field(default=(), metadata=SPARSE)
-    """Where a group runs alone: the routes that come from stages of other groups, whose values are read from
+    """In a plan of one group alone: the routes from stages of other groups, whose values are read from
     recordings."""
 
     # Look-ups
@@ -210,7 +215,7 @@ class Plan:
 
     @cached_property
     def bounding_sources(self) -> tuple[str, ...]:
-        """The sources with whose data the run ends."""
+        """The names of the sources that end the run when their data end."""
         return bounding_sources(self.stages)
 
     def group_of(self, stage: Stage) -> str:
@@ -222,7 +227,7 @@ class Plan:
 
     @property
     def job_size(self) -> int:
-        """How many workers the whole job has."""
+        """The number of workers of the whole job."""
         return sum(group.workers for group in self.groups)
 
     # Placement
@@ -238,11 +243,11 @@ class Plan:
         return self._placements[name]
 
     def node_runs(self, group: str) -> tuple[NodeRun, ...]:
-        """Where a group's workers are, without a list of them."""
+        """Returns the nodes and devices of a group's workers, as runs of ranks."""
         return self._placement(group).runs
 
     def node_runs_of(self, group: str) -> tuple[tuple[int, int], ...]:
-        """The nodes on which a group has workers, as runs [start, stop)."""
+        """Returns the nodes on which a group has workers, as ranges [start, stop)."""
         return self._placement(group).nodes
 
     def nodes_of(self, group: str) -> tuple[int, ...]:
@@ -265,7 +270,7 @@ class Plan:
         )
 
     def workers(self, group: str, node: int | None = None) -> Iterator[Worker]:
-        """The group's workers by rank, or those on one node."""
+        """Returns the workers of a group, or those of them that are on `node`, by rank."""
         ranks = range(self.group(group).workers) if node is None else self._placement(group).on(node)
         return (self.worker(group, rank) for rank in ranks)
 
@@ -303,9 +308,9 @@ class Plan:
 def as_data(value: Any, keys: Mapping[str, Mapping[str, str]] = {}) -> Any:
     """Returns dataclasses and tuples as plain JSON data.
 
-    Fields with the metadata `stored: False` are left out, and so are `SPARSE` ones at their default. A key is
-    the field's name, or the `key` of its metadata. `keys` maps fields to other keys, by the name of their
-    class.
+    Fields with the metadata `NOT_STORED` are left out, and so are `SPARSE` fields that have their default
+    value. The key of a field is its name, or the `key` in its metadata. `keys` maps class name -> field name
+    -> key, for fields with another key.
     """
     if is_dataclass(value) and not isinstance(value, type):
         key_of = keys.get(type(value).__name__, {})
@@ -327,7 +332,8 @@ def _is_stored(part: Field[Any], item: Any) -> bool:
 
 
 def from_data(kind: Any, data: Any) -> Any:
-    """The inverse of `as_data`, by the annotations of `kind`; unknown keys are passed over."""
+    """Returns an object of the type `kind` from the plain data that `as_data` returned for it. Unknown keys
+    are ignored."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)

@@ -1,5 +1,5 @@
-"""Resolves a checked recipe to a plan: names become placed things, `auto` becomes a number, inputs become
-routes.
+"""Resolves a checked recipe to a plan: groups receive devices and ranks, `auto` sizes become numbers, and
+inputs become routes.
 
 `resolve` never fails on a recipe that the rules accepted.
 """
@@ -20,15 +20,15 @@ DeviceType = Literal["cuda", "npu", "mps", "cpu"]
 
 
 class Endpoint(DeclaredModes, Protocol):
-    """The decorator of an endpoint."""
+    """The arguments of an endpoint's decorator, as read from the source text."""
 
     @property
     def unread(self) -> str:
-        """The parameter whose value is no literal; empty where all are."""
+        """The parameter whose argument could not be read because it is no literal; empty for none."""
 
 
 class Defaults:
-    """The decorator of an endpoint whose source was not read."""
+    """The decorator's defaults, for an endpoint whose source text was not read."""
 
     dispatch, collect, execute, unread = "slice_dp", "flatten", "all", ""
 
@@ -55,8 +55,8 @@ def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoin
 
 
 def in_order(recipe: recipes.Recipe) -> list[recipes.Stage]:
-    """Returns the stages as written, except that each comes after its inputs and the stages in its
-    `after`."""
+    """Returns the stages in the order of the recipe, except that a stage comes after its inputs and after the
+    stages in its `after`."""
     left, placed = dict(recipe.pipeline), list[recipes.Stage]()
     while left:
         ready = next(
@@ -69,7 +69,7 @@ def in_order(recipe: recipes.Recipe) -> list[recipes.Stage]:
 
 
 def _groups(recipe: recipes.Recipe, devices: Mapping[str, tuple[tuple[int, int], ...]]) -> Iterator[Group]:
-    """Yields the groups in written order; job ranks are counted over all of them."""
+    """Yields the groups in the order of the recipe. Job ranks are numbered in this order."""
     first_job_rank = 0
     for group in recipe.groups.values():
         yield Group(
@@ -112,8 +112,8 @@ def _component(
 
 
 def _overrides(stage: recipes.Stage, parameter: str) -> bool:
-    """Whether a stage states a mode whose value in the decorator was not read, so that a worker has nothing
-    to compare."""
+    """Whether a stage of the recipe states the mode `parameter` itself, when it could not be read in the
+    decorator. Then there is no value that a worker could compare with the decorator's."""
     stated = {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}
     return bool(stated.get(parameter))
 

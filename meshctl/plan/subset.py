@@ -2,12 +2,12 @@
 for other groups are dropped.
 
     alone = only(plan, "train", ["scored -> metrics"])
-    alone.missing       routes from other groups that are not replayed; with any of them it cannot run
+    alone.missing       routes from other groups that are not replayed; if there are any, the group cannot run
     alone.skipped       syncs with other groups
-    alone.plan          the group's own stages, and the routes between them; `replayed` are those that come
-                        from recordings
+    alone.plan          the group's own stages, the routes between them, and in `replayed` the routes whose
+                        values come from recordings
 
-`covered` returns the steps that recordings suffice for. Both are pure.
+`covered` returns the range of steps for which there are recordings. Both functions are pure.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from meshctl.topology.modes import Route
 
 @dataclass(frozen=True)
 class Alone:
+    """One group of a plan, without the others."""
+
     plan: Plan
     missing: tuple[Route, ...]
+    """The routes from other groups that are not replayed."""
     skipped: tuple[str, ...]
-    """The names of sync stages."""
+    """The names of the syncs with other groups, which are left out."""
 
 
 def incoming(plan: Plan, group: str) -> tuple[Route, ...]:
@@ -36,7 +39,7 @@ def incoming(plan: Plan, group: str) -> tuple[Route, ...]:
 
 
 def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
-    """Returns one group alone. `replayed` names routes among `incoming`."""
+    """Returns one group alone. `replayed` has the names of the routes of `incoming` that are replayed."""
     taken = incoming(plan, group)
     syncs = {
         stage.name: {plan.group_of(stage), plan.component(stage.to).group}
@@ -70,7 +73,7 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
 
 
 def _as_bounding(stage: Stage, bounding: Collection[str]) -> Stage:
-    """Returns a stage that bounds the run, or does not, as in the whole plan."""
+    """Returns the stage; if it is a source, with `ends_run` set to whether it is one of `bounding`."""
     return replace(stage, ends_run=stage.name in bounding) if stage.is_source else stage
 
 
@@ -83,17 +86,17 @@ def _group(plan: Plan, stage: str) -> str:
 
 @dataclass(frozen=True)
 class Covered:
-    """Steps `after + 1` to `last`."""
+    """The steps `after + 1` to `last`, for which there are recordings."""
 
     after: int
     last: int
     lacking: Mapping[str, tuple[int, ...]]
-    """Route -> the steps among them in which it runs and that its recording does not have."""
+    """Route -> the steps of this range in which it carries a value that its recording does not have."""
 
 
 def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
-    """Returns the steps that recordings suffice for. `recorded` has the recorded steps of each route of the
-    whole `plan`."""
+    """Returns the range of steps for which there are recordings. `recorded` maps names of routes to the steps
+    that are recorded; `plan` is the whole plan, with all groups."""
     periods = {name: _period(plan, route.target) for route in plan.routes if (name := route.name) in recorded}
     even = {name: period for name, period in periods.items() if period and recorded[name]}
     last = max((max(steps) for steps in recorded.values() if steps), default=0)
@@ -109,15 +112,15 @@ def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
 
 
 def _period(plan: Plan, name: str) -> int:
-    """Returns the period of a stage, which runs in its multiples; 0 for a stage that runs at certain times
-    only."""
-    period, open, seen = 1, [name], set[str]()
-    while open:
-        if (name := open.pop()) not in seen:
+    """Returns n for a stage that runs in every n-th step, because of its own `every` or that of a stage
+    before it; 0 if one of them has `when` and so runs at certain times only."""
+    period, unvisited, seen = 1, [name], set[str]()
+    while unvisited:
+        if (name := unvisited.pop()) not in seen:
             seen.add(name)
             stage = plan.stage(name)
             if stage.when:
                 return 0
             period = lcm(period, stage.every)
-            open += [source for part in stage.inputs for source in part.stages]
+            unvisited += [source for part in stage.inputs for source in part.stages]
     return period

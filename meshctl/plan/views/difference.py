@@ -4,9 +4,9 @@
     Change("components", "actor", "changed", (Fact("layout", "fsdp 4", "fsdp 2 x tp 2"), Fact("size", 1, 2,
     dim="tp"), ...))
 
-Two things with the same name are compared by the facts that a picture shows of them. No picture shows
-arguments, the seed and checkpoints, so plans that differ in these alone have different digests and no
-changes.
+Groups, components, stages and routes with the same name are compared by the facts that a picture shows of
+them. No picture shows arguments, the seed or checkpoints, so plans that differ only in these have different
+digests and no changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshctl.topology.placement import NodeRun
 FORMAT = 1
 """Version of the JSON."""
 MAX_NODE_RUNS = 3
-"""The most runs of neighbouring nodes that are written out."""
+"""The largest number of runs of nodes that are listed."""
 
 Subject = Literal["job", "groups", "components", "stages", "routes", "weights", "warnings"]
 Mark = Literal["added", "removed", "changed"]
@@ -37,7 +37,7 @@ SUMMARY: Mapping[Subject, tuple[str, ...]] = {
     "weights": ("from", "to", "ranks", "layout of the producer", "layout of the consumer"),
     "warnings": ("message",),
 }
-"""The facts of something added or removed."""
+"""The facts that describe something added or removed."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Fact:
     after: Value
     """None for something removed."""
     dim: str = ""
-    """Of the component's mesh, for facts about a dim."""
+    """The dim of the component's mesh that the fact is about; empty for other facts."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,11 @@ class Change:
 @dataclass(frozen=True)
 class Difference:
     before: str
-    """The name of the job."""
+    """The name of the first plan's job."""
     after: str
+    """The name of the second plan's job."""
     digests: tuple[str, str]
-    """Of the two plans, which also cover what no picture shows."""
+    """The digests of the two plans, which depend also on facts that no picture shows."""
     changes: tuple[Change, ...]
     format: int = FORMAT
 
@@ -93,7 +94,7 @@ def difference(before: Topology, after: Topology) -> Difference:
 
 
 def _compared(subject: Subject, before: Mapping[str, Facts], after: Mapping[str, Facts]) -> Iterator[Change]:
-    """Yields the changes in the order of `after`; something removed stands at its former position."""
+    """Yields the changes in the order of `after`. Something removed comes after the same name as before."""
     for name in merged(list(before), list(after)):
         if name not in after:
             removed = (Fact(what, value, None) for what, value in _summary(subject, before[name]))
@@ -126,8 +127,8 @@ def _summary(subject: Subject, facts: Facts) -> Iterator[tuple[str, Value]]:
 
 
 def _changed(before: Facts, after: Facts) -> Iterator[Fact]:
-    """Yields the facts that differ. A reach that is no more is left out: the dim has no process groups now,
-    which its size shows."""
+    """Yields the facts that differ. The `reach` of a dim that has no process groups any more is left out,
+    because the size of the dim shows that."""
     for what, dim in dict.fromkeys((*before, *after)):
         old, new = before.get((what, dim)), after.get((what, dim))
         if old != new and not (what == "reach" and new is None):
@@ -212,8 +213,8 @@ def _of_component(component: PlacedComponent) -> Facts:
 
 
 def _of_stages(topology: Topology, other: Topology) -> dict[str, Facts]:
-    """Returns the facts of the stages with their positions among the common ones, so that a new stage does
-    not move the others."""
+    """Returns the facts of the stages. The position of a stage is counted among the stages that both plans
+    have, so that a new stage does not change the positions of the others."""
     names = {stage.name for stage in other.stages}
     common = [stage.name for stage in topology.stages if stage.name in names]
     order = {name: number for number, name in enumerate(common, 1)}
@@ -231,8 +232,7 @@ def _of_stage(stage: PlacedStage, order: int) -> Facts:
 
 
 def _of_routes(topology: Topology) -> dict[str, Facts]:
-    """Returns the facts of the data routes. The number of samples is not one of them but a fact of the
-    stage."""
+    """Returns the facts of the data routes, without the number of samples, which is a fact of the stage."""
     return {
         route.name: {
             **_ends(route),
@@ -270,7 +270,7 @@ def _ends(route: Flow) -> Facts:
 
 
 def _warnings(before: Topology, after: Topology) -> Iterator[Change]:
-    """Yields the warnings that one of the plans has and the other has not, by their messages."""
+    """Yields the warnings that only one of the two plans has. Warnings with the same message are the same."""
     olds, news = (
         dict.fromkeys((warning.code, warning.message) for warning in topology.warnings)
         for topology in (before, after)

@@ -1,10 +1,10 @@
 """One rank of a plan, as data: its location, coordinates, peers, samples, and the ranks it exchanges batches
 with.
 
-Everything is arithmetic on strides and even splits, and long lists contain only their first items and the
-last: the answer for one rank of 100,000 costs as much as for one of eight. Samples are known for a batch of
-known size that is split evenly. Samples with one `group_id` stay together, which may move the boundaries of a
-part by less than a group.
+Everything is computed from strides and even splits, and long lists contain only their first items and the
+last item: one rank of 100,000 costs as much as one of eight. The samples of a rank are known only if the size
+of the batch is known and the batch is split evenly. Samples with the same `group_id` stay together, so the
+boundaries of a part may differ from those shown by less than a group.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Peers:
 
     dim: str
     index: int
-    """Of the rank in the group."""
+    """The index of the rank in the process group."""
     ranks: Ranks
     crosses: bool
     """Whether the group spans several nodes."""
@@ -61,15 +61,15 @@ class RankInMesh:
     component: str
     letter: str
     coordinate: Mapping[str, int]
-    """In every dim of the mesh, outermost first."""
+    """Dim -> index of the rank, for every dim of the mesh, outermost first."""
     views: Mapping[str, int]
-    """In the dims of the views that refactor the mesh."""
+    """Dim -> index of the rank, for the dims of the views that differ from the mesh."""
     data_rank: int
     data_size: int
     is_leader: bool
-    """Whether the rank represents its data rank: its results are taken for those of its peers."""
+    """Whether the rank is the representative of its data rank: the only one whose results are collected."""
     peers: tuple[Peers, ...]
-    """For each dim with a size above 1, outermost first, then for the dims of the views."""
+    """The process group along each dim with a size above 1, outermost first, then along the dims of views."""
     neighbours: tuple[Neighbours, ...]
     pp_stages: tuple[int, ...]
     """The pipeline stages on this rank, virtual ones included."""
@@ -79,7 +79,7 @@ class RankInMesh:
 
 @dataclass(frozen=True)
 class RankStage:
-    """The part of a rank in one stage of its group."""
+    """What one rank does in one stage of its group."""
 
     stage: str
     kind: str
@@ -87,22 +87,24 @@ class RankStage:
     called: bool = True
     """Whether the method is called on this rank."""
     share: int | None = None
-    """The share of the batch that the rank consumes, or produces in a source; None if it has none, or a part
-    of one producer's."""
+    """The number of the share that the rank consumes or, in a source, produces. None if it has no share of
+    the whole batch."""
     shares: int = 0
+    """The number of shares of the batch; 0 if the batch has none."""
     total: int = 0
-    """Samples in the batch; 0 if unknown."""
+    """The number of samples in the batch; 0 if unknown."""
     count: int | None = None
-    """Samples of this rank; None if unknown."""
+    """The number of samples of this rank; None if unknown."""
     samples: tuple[int, int] | None = None
     """[start, stop) in sample order; None if unknown, or if the samples are not contiguous."""
     note: str = ""
-    """Why the method is not called, or why only the run decides."""
+    """Why the method is not called, or why the samples are unknown before the run."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Samples that a rank sends to, or receives from, ranks that all have the same ones."""
+    """Samples that a rank sends to one or several ranks, or receives from them. All of these ranks send or
+    receive the same samples."""
 
     ranks: Ranks
     samples: tuple[int, int] | None
@@ -110,7 +112,7 @@ class Exchange:
     over: Over
     """The distance to the farthest of the ranks."""
     ways: tuple[Over, ...]
-    """The distances to the listed ranks, the nearest first."""
+    """All different distances to the listed ranks, the nearest first."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class RankRoute:
     kind: Literal["data", "weights"]
     is_producer: bool
     component: str
-    """Of this rank."""
+    """The component at this rank's end."""
     other: str
     """The component at the other end."""
     other_group: str
@@ -130,13 +132,13 @@ class RankRoute:
     exchanges: tuple[Exchange, ...]
     """At most `MAX_LISTED`: the first ones and the last."""
     total: int = 0
-    """Samples in the batch; 0 if unknown, or if values move and no samples."""
+    """The number of samples in the batch; 0 if unknown, or if the route carries no samples."""
     count: int | None = None
-    """Samples that the rank sends or receives."""
+    """The number of samples that the rank sends or receives; None if unknown."""
     some: bool = False
-    """Whether only some of the listed ranks take part, because the samples are unknown."""
+    """Whether only some of the listed ranks exchange samples with this rank, and the run decides which."""
     leader: int | None = None
-    """Of a consumer: the producer rank that sends it the table of all samples."""
+    """At a consumer: the producer rank that sends it the headers of all producers. None at a producer."""
     note: str = ""
     """Why the samples are unknown."""
 
@@ -146,16 +148,16 @@ class RankZoom:
     group: str
     rank: int
     workers: int
-    """Of the group."""
+    """The number of workers of the group."""
     job_rank: int
     job_size: int
     node: int
     local_rank: int
     device_type: str
     devices: tuple[int, ...]
-    """Numbers among the devices of this type in the cluster; none on cpu."""
+    """The devices of the rank, numbered over the cluster's devices of this type; empty on cpu."""
     numbers: tuple[int, ...]
-    """The same devices, as numbers on the node."""
+    """The same devices, numbered on the node."""
     visible_devices: tuple[str, ...]
     """The hardware's names of the devices, if the recipe gives them."""
     program: str
@@ -242,7 +244,8 @@ def _peers(plan: Plan, component: PlacedComponent, dim: str, rank: int) -> Peers
 
 
 def crosses(plan: Plan, component: PlacedComponent, dim: str, ranks: Ranks) -> bool:
-    """Whether a process group spans several nodes. Where nodes rise with the ranks, its ends are enough."""
+    """Whether a process group spans several nodes. Where node numbers rise with the ranks, it compares only
+    the nodes of the first and the last rank."""
     is_even = ranks.stride is not None or ranks.count == 1
     is_rising = is_even and GroupPlacement(plan.node_runs(component.group)).is_in_order
     ends = (ranks.first[0], ranks.last) if is_rising else component.mesh.ranks_along(dim, ranks.last)
@@ -250,7 +253,8 @@ def crosses(plan: Plan, component: PlacedComponent, dim: str, ranks: Ranks) -> b
 
 
 def _neighbours(mesh: DeviceMesh, rank: int) -> Iterator[Neighbours]:
-    """Yields those in the pipeline, which is a ring with virtual stages, and those in the ring of cp."""
+    """Yields the neighbours along pp, which is a ring if there are virtual stages, and along cp, which is
+    always a ring."""
     for dim, ring in (("pp", mesh.vpp_size > 1), ("cp", True)):
         if mesh.size(dim) > 1:
             before, after = (mesh.neighbour(rank, dim, step, ring) for step in (-1, 1))
@@ -296,7 +300,7 @@ def _stage(plan: Plan, stage: Stage, component: Component, rank: int, samples: i
 
 
 def _source(made: RankStage, stage: Stage, component: Component, rank: int, samples: int) -> RankStage:
-    """The producers of a source split its samples."""
+    """Returns what a rank does in a source, whose samples are split evenly over its producers."""
     if mode := next(filter(is_user_mode, (stage.collect, stage.execute)), ""):
         return replace(made, note=_by_user(mode))
     producers = producer_set(COLLECT[stage.collect], EXECUTE[stage.execute])
@@ -314,8 +318,8 @@ def _by_user(mode: str) -> str:
 
 
 def _lead(plan: Plan, stage: Stage) -> Route | None:
-    """Returns the route that determines the order and shares of all inputs: the first that carries
-    samples."""
+    """Returns the route of the lead input, which is the first that carries samples: it determines the order
+    and the shares of all inputs. None if no input carries samples."""
     routes = {(route.source, route.parameter): route for route in plan.routes if route.target == stage.name}
     inputs = (routes[name, given.parameter] for given in stage.inputs for name in given.stages)
     return next((route for route in inputs if carries_samples(plan, route)), None)
@@ -392,8 +396,8 @@ def _end(plan: Plan, route: Route, is_producer: bool, rank: int, portions: Seque
 
 
 def _whole(plan: Plan, route: Route, is_producer: bool, rank: int, note: str) -> RankRoute:
-    """Returns one end of a route whose exchanges only the run decides: one exchange with all ranks of the
-    other end."""
+    """Returns one end of a route whose exchanges are unknown before the run: as one exchange with all ranks
+    of the other end."""
     producer, consumer = ends_of(plan, route)
     other = consumer if is_producer else producer
     end = _end(plan, route, is_producer, rank, [(Ranks.run(range(other.mesh.world_size)), None)])
@@ -442,8 +446,7 @@ def _with_unknown_samples(plan: Plan, route: Route, flow: EvenFlow, end: RankRou
 
 
 def _ways(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> tuple[Over, ...]:
-    """Returns the distances from a rank to the listed ranks of a group. Where nodes rise with the ranks, the
-    listed ones are enough for the longest."""
+    """Returns the distances from a rank to the listed ranks of the group `other`, the nearest first."""
     listed = {(other, each) for each in (*ranks.first, ranks.last)}
     node, nodes = plan.node_of(group, rank), {plan.node_of(*each) for each in listed - {(group, rank)}}
     found: list[Over] = ["process"] if (group, rank) in listed else []

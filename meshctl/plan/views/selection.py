@@ -1,7 +1,7 @@
-"""One part of a plan, as data: what a picture of the whole plan has no room for.
+"""One part of a plan, as data, with details for which a picture of the whole plan has no space.
 
-    component   its mesh, its process groups one by one, its stages and routes
-    dim         the process groups along the dim, one by one, in every component that has it
+    component   its mesh, each of its process groups, its stages and routes
+    dim         each process group along the dim, in every component that has the dim
     node        its devices and processes
     rank        its location, coordinates, peers, samples and the ranks it exchanges batches with (`rank.py`)
 
@@ -35,29 +35,29 @@ from meshctl.topology.flows import Ranks, along
 from meshctl.topology.mesh import DIMS, VIEWS, DeviceMesh
 
 MAX_GROUPS = 16
-"""Process groups of a dim that are listed."""
+"""The largest number of process groups of a dim that are listed."""
 MAX_PROCESSES = 64
-"""Processes of a group that are listed, on a node."""
+"""The largest number of processes of a group that are listed for one node."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a plan that a user asks for; everything is left out for the whole plan."""
+    """The part of a plan that a user selects. Without values it is the whole plan."""
 
     component: str = ""
     dim: str = ""
-    """In one component, or in every one that has it."""
+    """A dim of `component`, or of every component that has it where `component` is empty."""
     node: int | None = None
     rank: tuple[str, int] | None = None
     """(group, rank)"""
     samples: int = 0
-    """Size of batches that the recipe does not give, for `rank`."""
+    """With `rank`: the number of samples of a batch for which the recipe gives none; 0 if it is not known."""
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
     number: int
-    """Among the process groups of the dim, in the order in which every rank creates them."""
+    """The number of this group among those of the dim, in the order in which every rank creates them."""
     at: Mapping[str, int]
     """The common indices of its ranks in the other dims with a size above 1."""
     ranks: Ranks
@@ -81,7 +81,7 @@ class DimOfComponent:
 class DimZoom:
     dim: str
     components: tuple[DimOfComponent, ...]
-    """Those in which the size of the dim is above 1."""
+    """The components in which the size of the dim is above 1."""
     kind: Literal["dim"] = "dim"
     format: int = FORMAT
 
@@ -91,7 +91,7 @@ class MeshDim:
     name: str
     size: int
     stride: int | None
-    """None if it is not constant."""
+    """The difference of neighbouring ranks; None if it is not constant."""
     view: str = ""
     """`data` or `expert` for a dim of a view of the mesh."""
 
@@ -101,12 +101,12 @@ class ComponentZoom:
     component: PlacedComponent
     group: PlacedGroup
     dims: tuple[MeshDim, ...]
-    """Of the mesh, outermost first, then of its views that refactor it."""
+    """The dims of the mesh, outermost first, then those of the views that differ from the mesh."""
     same_processes: tuple[str, ...]
     """The other components in the same processes."""
     process_groups: tuple[DimOfComponent, ...]
     stages: tuple[PlacedStage, ...]
-    """That call the component or send weights to it."""
+    """The stages that call the component or send weights to it."""
     routes: tuple[Flow, ...]
     kind: Literal["component"] = "component"
     format: int = FORMAT
@@ -121,21 +121,22 @@ class Process:
     job_rank: int
     local_rank: int
     devices: tuple[int, ...]
-    """Numbers on the node."""
+    """The devices, numbered on the node."""
     coordinates: Mapping[str, Mapping[str, int]]
-    """By component: the indices in the dims with a size above 1."""
+    """Component -> dim -> index, for the dims with a size above 1."""
 
 
 @dataclass(frozen=True)
 class NodeZoom:
     node: int
     nodes: int
-    """The number of nodes."""
+    """The number of nodes of the cluster."""
     alike: tuple[tuple[int, int], ...]
-    """The nodes with the same groups on the same devices, this node included, as runs [start, stop)."""
+    """The nodes with the same groups on the same devices, this node included, as ranges [start, stop)."""
     cells: tuple[Cell, ...]
+    """The devices of the node, split where the groups on them change."""
     first_devices: Mapping[str, int]
-    """By device type: the number in the cluster of the first device on this node."""
+    """Device type -> the first device of this node, numbered over the cluster."""
     processes: tuple[Process, ...]
     """At most `MAX_PROCESSES` of each group."""
     counts: Mapping[str, int]

@@ -22,7 +22,7 @@ from meshctl.topology.placement import NodeRun, span_nodes
 FORMAT = 1
 """Version of the JSON."""
 EXAMPLE_RANKS = 8
-"""Ranks of the first process group that are listed."""
+"""The largest number of ranks of the first process group that are listed."""
 
 Reach = Literal["inside", "some", "all"]
 """Whether all process groups of a dim are inside a node, or some or all of them span nodes."""
@@ -40,7 +40,7 @@ class Cell:
     devices: tuple[int, int]
     """[start, stop), as numbers on the node."""
     groups: tuple[str, ...]
-    """Several for colocated groups, none for idle devices."""
+    """The groups on these devices: several if they are colocated, none if the devices are idle."""
     each: int = 1
     """Devices per worker of the first group."""
 
@@ -50,9 +50,9 @@ class NodeKind:
     """Nodes with the same groups on the same devices."""
 
     nodes: tuple[tuple[int, int], ...]
-    """Runs [start, stop)."""
+    """The numbers of the nodes, as ranges [start, stop)."""
     cells: tuple[Cell, ...]
-    """From left to right, all devices of the node."""
+    """All devices of the node, by type and number."""
     processes: tuple[tuple[str, int], ...] = ()
     """Each CPU group with the number of its processes on each of these nodes."""
 
@@ -84,7 +84,7 @@ class ProcessGroups:
     count: int
     size: int
     stride: int | None
-    """Ranks between neighbours of a group; None if it is not constant."""
+    """The difference of neighbouring ranks of a group; None if it is not constant."""
     example: tuple[int, ...]
     """The ranks of the first group, at most `EXAMPLE_RANKS`."""
     reach: Reach
@@ -103,7 +103,7 @@ class PlacedComponent:
     """The dims with a size above 1, outermost first: `fsdp 2 x tp 2`; or `one rank`."""
     data_size: int
     process_groups: tuple[ProcessGroups, ...]
-    """For each dim with a size above 1, outermost first, then for the dims of the views."""
+    """Those along each dim with a size above 1, outermost first, then those along the dims of the views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +128,13 @@ class Flow(Route):
     shares: int
     """The number of different parts of a batch that consumers have; 1 if all consumers receive the same."""
     samples: int
-    """Per step; 0 if the recipe does not give it."""
+    """The number of samples per step; 0 if the recipe does not give it."""
     bytes: int
-    """Per step, counting each sample once; 0 if the recipe does not give it."""
+    """The size of these samples, counting each once; 0 if the recipe does not give it."""
     over: Over
     """The longest of `ways`."""
     ways: tuple[Over, ...]
-    """The distances between producers and consumers that share samples, the nearest first."""
+    """The distances between producers and the consumers of their samples, the nearest first."""
 
 
 @dataclass(frozen=True)
@@ -204,24 +204,26 @@ class _Held:
     start: int
     stop: int
     each: int
+    """Devices per worker."""
 
 
 def _node_kinds(plan: Plan) -> Iterator[NodeKind]:
     """Yields the kinds of nodes, in the order of their first nodes."""
     runs: dict[tuple[tuple[Cell, ...], tuple[tuple[str, int], ...]], list[tuple[int, int]]] = {}
     for start, stop, held in _segments(plan):
-        look = _cells(plan, start, held), _processes(plan, held)
-        mine = runs.setdefault(look, [])
-        if mine and mine[-1][1] == start:
-            mine[-1] = (mine[-1][0], stop)
+        kind = _cells(plan, start, held), _processes(plan, held)
+        nodes = runs.setdefault(kind, [])
+        if nodes and nodes[-1][1] == start:
+            nodes[-1] = (nodes[-1][0], stop)
         else:
-            mine.append((start, stop))
-    for (cells, processes), mine in runs.items():
-        yield NodeKind(tuple(mine), cells, processes)
+            nodes.append((start, stop))
+    for (cells, processes), nodes in runs.items():
+        yield NodeKind(tuple(nodes), cells, processes)
 
 
 def _segments(plan: Plan) -> Iterator[tuple[int, int, list[_Held]]]:
-    """Yields runs [start, stop) of equal nodes, with the devices of each group on them."""
+    """Yields (start, stop, held): ranges [start, stop) of equal nodes, and the devices of each group on
+    them."""
     begins: dict[int, list[_Held]] = {0: [], plan.cluster.nodes: []}
     ends: dict[int, list[_Held]] = {}
     for group in plan.groups:
@@ -325,7 +327,8 @@ def placed_component(plan: Plan, component: Component, letter: str) -> PlacedCom
 
 
 def layout_of(mesh: DeviceMesh) -> str:
-    """Returns the dims with a size above 1 in the order of the mesh, which a recipe can change."""
+    """Returns the dims with a size above 1 in the order of the mesh, as text: `fsdp 2 x tp 2`; or `one
+    rank`."""
     return (
         " x ".join(
             f"{dim} {size}" for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True) if size > 1
@@ -335,7 +338,7 @@ def layout_of(mesh: DeviceMesh) -> str:
 
 
 def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Returns the dims with a size above 1, outermost first, then those of the views that refactor the
+    """Returns the dims with a size above 1, outermost first, then those of the views that differ from the
     mesh."""
     views = [dim for dim in ("ulysses",) if mesh.size(dim) > 1]
     if mesh.ep_size * mesh.etp_size > 1:

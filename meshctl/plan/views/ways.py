@@ -22,7 +22,8 @@ Over = Literal["process", "node", "nodes", "device", "devices"]
 for tensors that move between devices without passing CPU memory."""
 NEAREST_FIRST: tuple[Over, ...] = ("process", "device", "node", "devices", "nodes")
 MAX_RANKS = 512
-"""Ranks that are looked at one by one. Of more, some at both ends and some evenly between are looked at."""
+"""The largest number of ranks that are examined one by one. Of more ranks, about as many are examined: some
+at both ends, the others evenly spaced between them."""
 
 
 def ends_of(plan: Plan, route: Route) -> tuple[Component, Component]:
@@ -65,7 +66,8 @@ def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
 
 
 def over(plan: Plan, producer: str, consumer: str, *, near: bool) -> Over:
-    """Returns the distance between different workers of two groups; `near` if all of them are on one node."""
+    """Returns the distance between different workers of two groups: on one node if `near`, otherwise on
+    several nodes."""
     types = {plan.group(name).device_type for name in (producer, consumer)}
     if len(types) == 1 and types <= {*DIRECT}:
         return "device" if near else "devices"
@@ -75,10 +77,9 @@ def over(plan: Plan, producer: str, consumer: str, *, near: bool) -> Over:
 def ways(plan: Plan, route: Route) -> tuple[Over, ...]:
     """Returns the distances of all links of a route, the nearest first.
 
-    The links are those of an even batch of the number of samples that the recipe gives. If the tokens of a
-    batch, or an earlier stage, decide which rank receives which samples, all producers have a link to all
-    consumers. If only the run decides (weights, a user's mode), there is one distance: the longest that is
-    possible.
+    The links are those of an even batch with the number of samples that the recipe gives. With `balance` or
+    `home`, all producers have a link to all consumers. If the links are unknown before the run (weights, a
+    user's mode), the result is the longest possible distance alone.
     """
     producer, consumer = ends_of(plan, route)
     if route.kind == "weights" and producer.group == consumer.group and producer.mesh == consumer.mesh:
@@ -95,7 +96,7 @@ def ways(plan: Plan, route: Route) -> tuple[Over, ...]:
 
 
 def _possible(plan: Plan, producer: str, consumer: str) -> tuple[Over, ...]:
-    """Returns the distances between workers of two groups, the nearest first."""
+    """Returns the distances that occur between workers of two groups, the nearest first."""
     ones, others = plan.node_runs_of(producer), plan.node_runs_of(consumer)
     runs = [*ones, *others]
     is_one_node = max(stop for _, stop in runs) - min(start for start, _ in runs) == 1
@@ -138,7 +139,7 @@ def _of_links(plan: Plan, route: Route, producer: Component, consumer: Component
 
 
 def _producers(flow: EvenFlow, rank: int, carries: bool, is_even: bool) -> Sequence[int]:
-    """Returns the producers, by index, that have a part for a consumer rank."""
+    """Returns the indices of producers that have a part for a consumer rank: of many, only some."""
     if is_even and flow.execute.is_per_producer:
         producers = _some(flow.producers_of(rank))
         return tuple(each for each in producers if flow.part_of(rank, each).samples)
