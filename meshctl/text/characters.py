@@ -1,4 +1,5 @@
-"""Characters that do not show, or that change the order in which a terminal or a browser draws others."""
+"""Invisible characters, and characters that change the order in which a terminal or a browser draws
+others."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import re
 UNSEEN = re.compile(
     "[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Characters of bidirectional text, of no width, and line separators."""
+"""Controls of bidirectional text, characters of no width, and line separators."""
 
 
 def escaped(text: str) -> str:
-    """Returns YAML with escapes in place of such characters; they must be in double quotes."""
+    """Returns YAML with escapes in place of the characters in `UNSEEN`, which must be in double quotes
+    there."""
     return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

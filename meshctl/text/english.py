@@ -13,12 +13,13 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 MAX_LISTED = 12
-"""Number of words that a message lists before it counts the rest."""
+"""Maximum number of words in a list of a message. A longer list ends with the number of the other words."""
 MAX_LETTERS = 80
-"""Length in characters up to which a word is compared with others, and to which messages cut it."""
+"""Maximum length in characters of a word that is compared with others, and to which messages cut it."""
 MIN_SIMILARITY = 0.6
+"""The lowest ratio of `difflib.SequenceMatcher` at which two words are similar."""
 MAX_COMPARED = 200
-"""Number of options up to which a word is compared with each of them."""
+"""Maximum number of options for which a word is compared with each of them."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -38,8 +39,8 @@ def listed(words: Iterable[str], conjunction: str = "and") -> str:
 
 
 def similar(word: str, options: Iterable[str]) -> tuple[str, ...]:
-    """Returns the options that a word may be compared with: all of a few; of many, those that are equal to it
-    once a letter is left out of both."""
+    """Returns the options with which a word is worth comparing: all of up to `MAX_COMPARED` options; of more,
+    those that are equal to the word after removing at most one letter from each."""
     options = tuple(options)
     if len(options) <= MAX_COMPARED:
         return options
@@ -58,13 +59,13 @@ def _by_shortened(options: tuple[str, ...]) -> Mapping[str, list[str]]:
 
 
 def _shortened(word: str) -> set[str]:
-    """Returns a word in lower case, and what is left of it without each of its letters."""
+    """Returns a word in lower case, and the words that removing one of its letters gives."""
     word = word.lower()[:MAX_LETTERS]
     return {word, *(word[:at] + word[at + 1 :] for at in range(len(word)))}
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Returns the option that is spelled most like a word, in any case; empty if none is similar."""
+    """Returns the option that is spelled most like a word, regardless of case; empty if none is similar."""
     if len(word) > MAX_LETTERS:
         return ""
     by_lower_case = {option.lower(): option for option in reversed(similar(word, options))}
@@ -73,7 +74,8 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """Returns a help text: the option nearest to an unknown word, or else all options."""
+    """Returns a help text that names the option nearest to an unknown word, or else all options; empty
+    without options."""
     options = list(options)
     if word and (meant := nearest(word, options)):
         return f"did you mean `{meant}`?"

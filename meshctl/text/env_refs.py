@@ -1,4 +1,5 @@
-"""`${oc.env:NAME}` and `${oc.env:NAME,default}`: the one kind of reference that a plan keeps.
+"""References to environment variables, `${oc.env:NAME}` and `${oc.env:NAME,default}`. A plan contains no
+others.
 
 A value from the environment stays a reference until the process that needs it resolves it, so no secret is in
 a file, in an argument or in the digest.
@@ -13,7 +14,7 @@ _REFERENCE = re.compile(r"\$\{oc\.env:(?P<name>[^},]+)(,(?P<default>[^}]*))?\}")
 
 
 class Unset(LookupError):
-    """A variable that a reference without a default names and that is not set."""
+    """A reference without a default names an environment variable that is not set."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the environment variable {name} is not set")
@@ -21,12 +22,13 @@ class Unset(LookupError):
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Returns the variables that a text refers to."""
+    """Returns the names of the variables that a text refers to."""
     return tuple(found["name"].strip() for found in _REFERENCE.finditer(text))
 
 
 def filled(text: str, environ: Mapping[str, str]) -> str:
-    """Returns the text with every reference replaced by its value in the environment. Raises `Unset`."""
+    """Returns the text with each reference replaced by the variable's value, or else by the default. Raises
+    `Unset` where there is neither."""
 
     def value(found: re.Match[str]) -> str:
         name, default = found["name"].strip(), found["default"]

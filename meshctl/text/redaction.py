@@ -1,17 +1,18 @@
-"""Redaction: text under a key that names a secret is not shown wherever a config is printed, saved or quoted.
+"""Redaction: secrets are hidden wherever a config is printed, saved or quoted.
 
-    is_secret("hf_token")                    by whole words: not `max_new_tokens`, `pad_token_id`, `author`
-    redact("open --api-key abc")             "open --api-key <redacted>": a message, a command line, a
-                                             traceback
-    mask("token: abc", [(7, 10)])          "token: ***": a line of a file, in which every character keeps
-                                             its column
-    redact_arguments(["--token", "abc"])            ["--token", "<redacted>"]
+    is_secret("hf_token")                  True: keys are compared by whole words, so `max_new_tokens`,
+                                           `pad_token_id` and `author` are no keys of secrets
+    redact("open --api-key abc")           "open --api-key <redacted>": for a message, a command line or a
+                                           traceback
+    mask("token: abc", [(7, 10)])          "token: ***": for a line of a file, in which every character keeps
+                                           its column
+    redact_arguments(["--token", "abc"])   ["--token", "<redacted>"]
 
-Four things are looked at: the key in front of a text; the option before an argument; the shape of a text,
-such as a token of GitHub; and `known` texts, which stand under a secret's key elsewhere or came from the
-environment. If it is not clear how far a secret
-extends, too much is hidden. A reference (`${oc.env:NAME}`) is shown: it contains no secret. Where the secrets
-of a recipe's files stand is known to `recipe/secrets.py`.
+A text is a secret because of the key before it, because of the option before it, because of its shape, such
+as that of a GitHub token, or because it is `known`: the same text is a secret elsewhere, or came from the
+environment. If the end of a secret is not certain, too much is hidden. A reference
+(`${oc.env:NAME}`) is shown, because it contains no secret. `recipe/secrets.py` finds the secrets in the files
+of a recipe.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from typing import Any
 HIDDEN = "<redacted>"
 STAR = "*"
 MAX_LINE = 4_000
-"""Characters of a line in which secrets are looked for one by one; a longer line is masked whole."""
+"""Maximum length in characters of a line in which single secrets are searched. A longer line is masked
+whole."""
 MIN_KNOWN = 4
-"""Characters of a known text; shorter ones are hidden at their own place only, or half of a message would
-go."""
+"""Minimum length in characters of a known text that is hidden wherever it occurs. A shorter secret is hidden
+under its key only, because it may also be a part of ordinary words."""
 MIN_PREFIX = 16
-"""Characters of a long known text that are enough to hide it: messages cut what they quote."""
+"""Number of first characters by which a longer known text is recognised, because messages cut long quotes."""
 
 MAX_ALIKE = 8
-"""Number of known texts with one beginning that are compared; of more of them, the whole word is hidden."""
+"""Maximum number of known texts with the same first characters that are compared with a text. If there are
+more, the whole word is hidden."""
 
 Path = tuple[str, ...]
 Stretch = tuple[int, int]
@@ -48,12 +51,12 @@ _OF_A_MODEL = (
     r"(?:^|_)(?:pad|bos|eos|unk|sep|cls|mask|stop|start|begin|end|first|last|next|new|per|special|additional"
     r"|image|video|audio|vision|think|tool|prompt|response|prefix|suffix|middle|placeholder)_$"
 )
-"""The words before `token` if it is a piece of text that models know."""
+"""The words before `token` in keys that mean a token of a language model, such as `pad_token`."""
 _ABOUT = (
     r"_(?:file|path|dir|folder|names?|ids?|env|var|variable|type|kind|length|len|size|ref|field|column"
     r"|source|store)$"
 )
-"""The words after a secret's word if the value says where the secret is, and not what it is."""
+"""The words after a secret's word in keys whose value only describes the secret, such as `token_file`."""
 _SUSPECT = {
     "token": r"token(?![a-z])",
     "auth": r"auth(?:orization)?(?![a-z])",
@@ -66,8 +69,8 @@ _SUSPECT = {
     "access": r"access[-_]?key",
     "://": r"://[^\s/@:]*:[^\s/@]*@",
 }
-"""A word in lower case -> the pattern that begins with it. A text without any of these has nothing to
-hide."""
+"""A word in lower case -> the pattern to search in a text that contains the word. A text without a match has
+no secret under a key."""
 _SHAPES = (
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9]{20,}|sk-(?:ant|proj|svcacct|admin|or)-[\w-]{20,}"
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
@@ -80,21 +83,22 @@ _SHAPE_WORDS = (
     *("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "AKIA", "ASIA", "xox"),
     *("AIza", "nvapi-", "npm_", "pypi-", "eyJ", "-----BEGIN"),
 )
-"""One of these is in each text of such a shape."""
+"""Each match of `_SHAPES` contains one of these, which are faster to find."""
 _KEY = r"(?<![\w.\-])[.\-]*(?P<key>\w[\w.\-]*)\\?[\"']?\s*[:=]\s*"
 _OPTION = r"(?<![\w-])--?(?P<key>[A-Za-z][\w.\-]*)\\?[\"']?(?:\s*,\s*|\s+)(?!-)"
 _LOGIN = r"://[^\s/@:]*:(?P<value>[^\s/@]+(?:@[^\s/@,\"']+)*)@"
-"""Of several `@` the last one ends the password, as parsers of addresses have it."""
+"""The login in a URL. Of several `@` the last one ends the password, as for URL parsers."""
 _BARE_OPTION = r"--?(?P<key>[A-Za-z][\w.\-]*)"
 _BEFORE = r"(?:[&!][^\s,\[\]{}]*\s+)*(?:(?i:Bearer|Basic|Token)\s+)?"
 _REFERENCE = r"\\?[\"']?\$\{[^{},]*\}\\?[\"']?"
 _REFERS = r"\$\{\s*(?:vars)?\.+(?:[\w\-]+\.)*(?P<name>[\w\-]+)\s*\}"
 _NESTED = r"\$\{(?:[^{}]|\{[^{}]*\})*\}?"
-"""A reference, with one more in it, or the beginning of one."""
+"""A reference, which may contain another one, or the beginning of a reference."""
 _QUOTED = r"""(?s:"(?:\\.|[^"\\])*"|'(?:''|[^'])*')"""
 _FLAT = rf"(?:{_QUOTED}|[^{{}}\[\]\"'])*+"
 _QUOTED_OR_BRACKETS = rf"(?s:{_QUOTED}|[{{\[]{_FLAT}(?:[{{\[]{_FLAT}[}}\]]{_FLAT})*+[}}\]]|[\"'{{\[].*)"
-"""With brackets inside of brackets; what is not closed or has more of them goes on to the end of the text."""
+"""A quoted text, or brackets that contain at most one more level of brackets. If it is not closed, or has
+more levels, it extends to the end of the text."""
 _AFTER_QUOTE = r"\s*(?:[,\]}):;`]|$)"
 _BLOCK_KEY = r"\s*(?:-\s+)*[\"']?[\w.\-]+[\"']?\s*:(?=\s|$)"
 _NOTHING = r"(?i:null|~|none|true|false|\?\?\?|\"\"|''|[\[{(]\s*[\]})]|\*+|<redacted>|)"
@@ -102,20 +106,19 @@ PLACEHOLDERS = {
     *("none", "null", "empty", "dummy", "test", "auto", "default", "basic", "bearer"),
     *("true", "false", "no", "yes", "on", "off"),
 }
-"""Values under a secret's key that are no secret: nobody is warned of them, and they are hidden nowhere
-else."""
+"""Values under a secret's key that are no secrets. They cause no warning, and are not hidden elsewhere."""
 
 
 @cache
 def _made(pattern: str) -> re.Pattern[str]:
-    """Compiles a pattern on use: all of them take as long as reading a small recipe, and most recipes need
-    none."""
+    """Returns the compiled pattern. Patterns are compiled at their first use, because compiling all of them
+    takes as long as reading a small recipe, and most recipes need none."""
     return re.compile(pattern)
 
 
 @lru_cache(4096)
 def is_secret(key: str) -> bool:
-    """Returns whether the value of a key, or what is below it, is a secret."""
+    """Returns whether a key names a secret, so that its value and all values below it are secret."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", key)
     name = "_".join(words).lower()
     if found := _made(_STRONG).search(name):
@@ -125,8 +128,8 @@ def is_secret(key: str) -> bool:
 
 
 def is_secret_at(path: Path) -> bool:
-    """Returns whether a value of a recipe is a secret by its key or one above it. The names of groups,
-    components, stages and parameters, which users choose, are no such keys."""
+    """Returns whether a value of a recipe is a secret because of its key or a key above it. The names of
+    groups, components, stages and parameters, which users choose, do not count as keys."""
     for index, key in enumerate(path):
         if path[0] in ("groups", "components", "pipeline") and index == 1:
             continue
@@ -138,7 +141,7 @@ def is_secret_at(path: Path) -> bool:
 
 
 def is_suspect(text: str) -> bool:
-    """Returns whether a text may have something to hide, by a quick search."""
+    """Returns whether a text may contain a secret, by a quick search; `stretches` is exact."""
     if any(shapes(text)):
         return True
     lowered = text.lower()
@@ -146,35 +149,37 @@ def is_suspect(text: str) -> bool:
 
 
 def shapes(text: str) -> Iterator[Stretch]:
-    """Yields the tokens in a text that are secrets by their shape."""
+    """Yields the ranges of a text that are secrets because of their shape."""
     if any(word in text for word in _SHAPE_WORDS):
         yield from (found.span() for found in _made(_SHAPES).finditer(text))
 
 
 def is_token(value: Any) -> bool:
-    """Returns whether a value is a secret by its shape, and nothing else."""
+    """Returns whether a value consists of nothing but a secret with a known shape, such as a GitHub token."""
     return isinstance(value, str) and any(span == (0, len(value)) for span in shapes(value))
 
 
 def is_text(value: Any) -> bool:
-    """Returns whether a value under a secret's key has something to hide."""
+    """Returns whether a value under a secret's key must be hidden: it is not None, boolean, empty, or hidden
+    already."""
     return not (value is None or isinstance(value, bool) or _made(_NOTHING).fullmatch(str(value)))
 
 
 def is_reference(text: str) -> bool:
-    """Returns whether a text is one reference and nothing else."""
+    """Returns whether a text consists of nothing but one reference."""
     return _made(_REFERENCE).fullmatch(text) is not None
 
 
 def redact(text: str, known: Iterable[str] | Known = ()) -> str:
-    """Returns a text for people without its secrets."""
+    """Returns a text with `<redacted>` in place of secrets. `known` are texts that are hidden wherever they
+    occur."""
     known = known if isinstance(known, Known) else Known(known)
     return _without(text, [*stretches(text), *known.stretches(text)], lambda length: HIDDEN)
 
 
 def redact_traceback(text: str, known: Collection[str] = ()) -> str:
-    """Returns a traceback without secrets. `known` are the texts of secrets. Lines of source code, which are
-    indented, show names rather than values, so they are redacted only if they contain a known text."""
+    """Returns a traceback without secrets. Lines of source code, which are indented, contain names rather
+    than values, so they are redacted only if they contain a `known` text."""
     lines, texts = text.splitlines(keepends=True), Known(known)
     return "".join(
         line if line.startswith("    ") and not any(one in line for one in known) else redact(line, texts)
@@ -183,7 +188,8 @@ def redact_traceback(text: str, known: Collection[str] = ()) -> str:
 
 
 def redact_arguments(argv: Sequence[str], known: Iterable[str] = ()) -> tuple[str, ...]:
-    """Returns a command line in which what follows `--token` or `--token=` is hidden."""
+    """Returns the arguments of a command without secrets: the value after `--token`, or after `--token=`, is
+    hidden."""
     known = tuple(known)
     shown: list[str] = []
     for index, argument in enumerate(argv):
@@ -195,7 +201,7 @@ def redact_arguments(argv: Sequence[str], known: Iterable[str] = ()) -> tuple[st
 
 
 def command_line(argv: Sequence[str], known: Iterable[str] = ()) -> str:
-    """Returns a command line as a shell takes it, without its secrets."""
+    """Returns a command line without secrets, quoted for a shell."""
     return shlex.join(redact_arguments(argv, known)).replace(shlex.quote(HIDDEN), HIDDEN)
 
 
@@ -213,14 +219,14 @@ def redact_argument(argument: str, known: Iterable[str] = ()) -> str:
 
 
 def follows_option(argument: object) -> bool:
-    """Returns whether the argument that follows is a secret."""
+    """Returns whether an argument is an option such as `--token`, so that the next argument is a secret."""
     found = _made(_BARE_OPTION).fullmatch(argument) if isinstance(argument, str) else None
     return found is not None and is_secret(found["key"])
 
 
 def referred_names(lines: Iterable[str]) -> frozenset[str]:
-    """Returns the last keys of the values that secrets refer to: with `token: ${vars.mine}`, `mine` has a
-    secret."""
+    """Returns the keys of the values to which secrets refer, directly or through others: `mine` for the line
+    `token: ${vars.mine}`."""
     references: list[tuple[str, str]] = []
     for line in lines:
         if "${" in line and len(line) <= MAX_LINE:
@@ -234,11 +240,10 @@ def referred_names(lines: Iterable[str]) -> frozenset[str]:
 
 
 def mask_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
-    """Returns the lines of a file that no parser reads, each of which is masked whole if it may hold a
-    secret.
+    """Returns the lines of a file with a syntax error. A line that may contain a secret is masked as a whole.
 
-    From such a line on, the following lines are masked until a block key that is indented no more, outside of
-    brackets and quotes.
+    The lines that follow it are masked too, up to the next block key that is outside of brackets and quotes
+    and not indented more than the line.
     """
     names = referred_names(lines)
     shown: list[str] = []
@@ -262,8 +267,7 @@ def mask_unreadable(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_distinctive(text: str) -> bool:
-    """Returns whether a secret's text may be hidden wherever it stands, since it is no word that everybody
-    uses."""
+    """Returns whether a secret's text is hidden wherever it occurs: it is long enough, and no common word."""
     return len(text) >= MIN_KNOWN and text.lower() not in PLACEHOLDERS
 
 
@@ -291,8 +295,8 @@ def _joined(found: Iterable[Stretch]) -> list[Stretch]:
 
 
 class Known:
-    """Texts that are secrets wherever they stand. A long one is found by its beginning, since messages cut
-    what they quote."""
+    """Texts that are secrets wherever they occur. A text is recognised by its first `MIN_PREFIX` characters,
+    because messages cut long quotes."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.by_beginning: dict[str, list[str]] = {}
@@ -306,7 +310,8 @@ class Known:
         return bool(self.by_beginning)
 
     def stretches(self, text: str) -> Iterator[Stretch]:
-        """Yields where known texts stand, or as much of their beginning as a cut text has."""
+        """Yields the ranges of a text that are known texts, or the beginnings of known texts that were
+        cut."""
         position = 0
         while self and position <= len(text) - MIN_KNOWN:
             stop = self._end(text, position) if text[position : position + MIN_KNOWN] in self.starts else 0
@@ -329,7 +334,8 @@ class Known:
 
 
 def _common(text: str, start: int, known: str) -> int:
-    """Returns where the text that begins at `start` is no longer the known one."""
+    """Returns the end of the range from `start` on in which the text is equal to the beginning of `known`.
+    The first `MIN_PREFIX` characters are equal."""
     stop = start + min(len(known), MIN_PREFIX)
     while stop < len(text) and stop - start < len(known) and text[stop] == known[stop - start]:
         stop += 1
@@ -337,7 +343,7 @@ def _common(text: str, start: int, known: str) -> int:
 
 
 def stretches_of_override(line: str) -> list[Stretch]:
-    """Returns what is secret in `key=value`, an override of the command line."""
+    """Returns the secret ranges of `key=value`, an override of the command line."""
     key, equals, value = line.partition("=")
     start = len(key) + len(equals)
     path = tuple(key.lstrip("+~").partition("@")[0].split("."))
@@ -350,8 +356,11 @@ def stretches_of_override(line: str) -> list[Stretch]:
 
 
 def stretches(text: str, in_flow: bool = False, names: Collection[str] = ()) -> list[Stretch]:
-    """Returns what is secret in a text by the keys and options in it. With `in_flow`, it is YAML between
-    brackets; `names` are more keys of secrets."""
+    """Returns the ranges of a text that are secret because of a key, an option, a URL or their shape.
+
+    With `in_flow` the text is YAML between brackets, so a value ends at a comma or a bracket. `names` are
+    further keys of secrets.
+    """
     if not names and not is_suspect(text):
         return []
     found = [match.span("value") for match in _made(_LOGIN).finditer(text) if _hides(match["value"])]
@@ -372,19 +381,21 @@ def stretches(text: str, in_flow: bool = False, names: Collection[str] = ()) -> 
 
 
 def url_passwords(text: str) -> Iterator[str]:
-    """Yields the passwords in the addresses of a text: `abc` in `redis://me:abc@host`."""
+    """Yields the passwords in the URLs of a text: `abc` for `redis://me:abc@host`."""
     if "://" in text and "@" in text:
         yield from (match["value"] for match in _made(_LOGIN).finditer(text) if _hides(match["value"]))
 
 
 def _hides(value: str) -> bool:
-    """Returns whether the text under a secret's key has something to hide."""
+    """Returns whether the text under a secret's key must be hidden: it is neither empty, nor hidden already,
+    nor a reference."""
     bare = value.strip()
     return not (_made(_NOTHING).fullmatch(bare) or is_reference(bare))
 
 
 def _end(text: str, start: int, in_flow: bool) -> int:
-    """Returns the end of the value that begins at `start`, in doubt too late a one."""
+    """Returns the end of the value that begins at `start`. If it is not certain, the end is too late rather
+    than too early."""
     if match := _made(_BEFORE).match(text, start):
         start = match.end()
     value = _made(_QUOTED_OR_BRACKETS).match(text, start) or _made(_bare(in_flow)).match(text, start)
@@ -401,8 +412,8 @@ def _bare(in_flow: bool) -> str:
 
 
 def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[tuple[Path, Any]]:
-    """Yields (path, value) of every scalar in plain data that is secret by its key, the option before it or
-    its shape."""
+    """Yields (path, value) of every scalar in plain data that is a secret because of a key, the option before
+    it or its shape. With `under`, the data is the value of a secret's key."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             here = (*path, str(key))
@@ -417,7 +428,8 @@ def secret_places(value: Any, path: Path = (), under: bool = False) -> Iterator[
 
 
 def literals(text: str) -> Iterator[str]:
-    """Yields what is written out in a secret's text: all but its references, and of these the defaults."""
+    """Yields the literal parts of a secret's text: everything outside of references, and the defaults in
+    references."""
     pieces, position = [], 0
     for found in _made(_NESTED).finditer(text):
         pieces.append(text[position : found.start()])
@@ -429,7 +441,7 @@ def literals(text: str) -> Iterator[str]:
 
 
 def holds_literal(value: Any) -> bool:
-    """Returns whether plain data contain a secret literally, so that a file of them must be private."""
+    """Returns whether plain data contain a secret as literal text, so that a file of them must be private."""
     return any(any(literals(str(item))) for _, item in secret_places(value)) or _holds_embedded(value)
 
 
