@@ -9,7 +9,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: float | None) -> str:
-    """Returns a metric with four significant digits. A metric that is not finite is None."""
+    """Returns a metric with four significant digits. None stands for a value that is not finite."""
     if value is None:
         return "not finite"
     if float(value).is_integer() and abs(value) < 1e9:
@@ -49,7 +49,8 @@ def count(amount: int, thing: str) -> str:
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """Returns the history of a metric in one row of bars: the means of at most `width` equal pieces."""
+    """Returns the history of a metric as a row of at most `width` bars, each the mean of an equal piece of
+    it."""
     if len(values) < 2:
         return ""
     pieces = min(width, len(values))
@@ -62,7 +63,7 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def bar(part: float, width: int) -> str:
-    """Returns a bar of `part` (0 to 1) of `width` columns, in half columns; a positive part has at least
-    one."""
+    """Returns a bar that fills the fraction `part` (0 to 1) of `width` columns, rounded to half columns. For
+    a positive part it has at least half a column."""
     halves = min(max(round(part * width * 2), 1 if part > 0 else 0), width * 2)
     return "━" * (halves // 2) + "╸" * (halves % 2)

@@ -1,4 +1,4 @@
-"""A run while it goes on: a picture on a terminal, plain lines elsewhere.
+"""The display of a running job: a picture on a terminal, plain lines elsewhere.
 
 view = for_terminal(plan, run, sys.stderr)
 view.on_event(event)
@@ -26,10 +26,11 @@ def for_terminal(
     follow: Collection[str] = (),
     is_shared: bool = False,
 ) -> Observer:
-    """Returns the dashboard where the stream is a terminal that can move its cursor, otherwise plain output.
-    Both respect NO_COLOR. `follow` contains
-    GROUP and GROUP:RANK, whose output is shown completely. On a
-    terminal that a worker shares (`is_shared`), the output is plain."""
+    """Returns the dashboard if the stream is a terminal that can move its cursor, otherwise plain output.
+
+    Both respect NO_COLOR. `follow` contains GROUP and GROUP:RANK whose output is shown completely.
+    `is_shared` means that a worker writes to the same terminal; then the output is plain.
+    """
     from meshctl.view.live.output import Output
 
     output = Output(plan, run, follow, from_end=_is_continued(run))

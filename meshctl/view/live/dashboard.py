@@ -12,10 +12,10 @@ a second.
     route               a step    total
     batch -> rollouts   1.2 kB   240 kB
 
-The lines of workers that `output.py` chooses scroll above the picture; before its first step, a group shows
-the newest line that its workers have logged. `on_event` and `on_row`
-only count, and a thread of rich draws the counts, so nothing waits for the terminal. The last picture stays
-because no alternate screen is used. A low terminal shows less.
+The lines of workers that `output.py` chooses scroll above the picture. Until a group has completed a step,
+the picture also shows the newest line that its workers have logged. `on_event` and `on_row` only update the
+state of the run, and a thread of rich draws it, so the run never waits for the terminal. The last picture
+stays on the terminal. On a terminal with few lines, the picture shows less.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ STYLES: Mapping[State, str] = {
     "failed": "bold red",
 }
 SPARK_COLUMNS = 24
-"""Of the history of a metric."""
+"""Maximum width of the history of a metric."""
 BAR_COLUMNS = 20
-"""Of the bar of the longest stage."""
+"""Maximum width of the bar of the longest stage."""
 
 
 class Dashboard:
@@ -96,7 +96,7 @@ class Dashboard:
                 self._notice = ""
 
     def on_end(self, code: int, reason: str) -> None:
-        """Leaves a last, short picture: the summary that follows has the times and bytes of the whole run."""
+        """Draws a last, short picture. The summary, which follows it, has the times and bytes of the run."""
         if not self._closed:
             if self._thread:
                 self._thread.end(self._state.failed)
@@ -122,7 +122,8 @@ class Dashboard:
 
 
 def notice_after(event: Event, notice: str) -> str:
-    """Returns the line below the progress: what the launcher last reported."""
+    """Returns the line below the progress after an event: the launcher's last report. `notice` is the line
+    before the event."""
     match event.name:
         case "ready" if notice == "starting":
             return ""
@@ -135,15 +136,16 @@ def notice_after(event: Event, notice: str) -> str:
 
 
 class Picture:
-    """The state of a run, drawn for the width and height of the console: the first of several pictures that
-    fits."""
+    """Several drawings of the state of a run, from the most to the least detailed. rich prints the first one
+    that fits the console."""
 
     def __init__(self, *choices: list[RenderableType]) -> None:
         self._choices = choices
 
     @classmethod
     def of(cls, state: RunState, elapsed: float, notice: str = "", logs: Table | None = None) -> Picture:
-        """Reads everything from the state now, so that the picture does not change while it is drawn."""
+        """Returns the picture of a running job. It reads everything from the state now, so that the picture
+        does not change while it is drawn."""
         head: list[RenderableType] = [progress(state, elapsed)]
         if notice:
             head.append(Text(notice, style="yellow", no_wrap=True, overflow="ellipsis"))
@@ -172,7 +174,7 @@ class Picture:
 
 
 class Fitted:
-    """A drawing of at most `width` columns. Where there is less room it shrinks before the words do."""
+    """A drawing of at most `width` columns. On a narrow terminal it becomes narrower before texts are cut."""
 
     def __init__(self, draw: Callable[[int], str], width: int) -> None:
         self._draw, self._width = draw, width
@@ -185,12 +187,12 @@ class Fitted:
 
 
 def spaced(head: list[RenderableType], *tables: Table) -> list[RenderableType]:
-    """Returns the tables with rows, with a blank line before each."""
+    """Returns `head` and those tables that have rows, with a blank line before each table."""
     return [*head, *(part for table in tables if table.row_count for part in (Text(""), table))]
 
 
 def position(state: RunState) -> str:
-    """Returns the step, of how many, and the source with whose data these end."""
+    """Returns the step, the planned number of steps, and the source whose data end the run."""
     if not state.steps:
         return f"step {state.step}"
     return f"step {state.step}/{state.steps}" + (f", until `{state.source}` ends" if state.source else "")
@@ -252,7 +254,8 @@ def groups(state: RunState, stages: bool = True) -> Table:
 
 
 def spent(group: GroupState) -> Iterator[tuple[str, float]]:
-    """Yields the recent seconds of each stage of a group, then those of a step outside of its stages."""
+    """Yields (stage, recent seconds in a step) of each stage of a group, then `waits` with the seconds
+    outside of all stages."""
     for stage, seconds in group.stages.items():
         yield stage, seconds.recent
     if group.step.times:

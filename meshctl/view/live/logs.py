@@ -27,10 +27,10 @@ class LogTail:
         self._offset = self._size() if from_end else 0
 
     def new_lines(self, max_bytes: int, *, is_complete: bool = False) -> list[str]:
-        """Returns the complete lines written since the last call, without empty ones, as they were written.
+        """Returns the complete lines that were written since the last call, without empty lines.
 
-        Of more than `max_bytes`, a complete tail returns the oldest, and otherwise the newest, without those
-        in between.
+        If more than `max_bytes` were written, the result is the newest lines, and older lines are skipped.
+        With `is_complete`, it is the oldest lines, and the next call continues after them.
         """
         size = self._size()
         if size <= self._offset:
@@ -59,6 +59,7 @@ class LogTail:
 
 
 def printable(line: str, max_letters: int = MAX_LINE_LETTERS) -> str:
-    """Returns a log line as a terminal may show it: what a carriage return leaves visible, in one row."""
+    """Returns a log line without escape sequences, control characters, and text that a carriage return
+    overwrites."""
     shown = ESCAPE.sub("", line).rstrip("\r \t").rpartition("\r")[2]
     return visible(shown.expandtabs(4)[:max_letters]).rstrip()

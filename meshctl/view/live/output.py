@@ -1,5 +1,5 @@
-"""The output of workers and programs on the screen: of each group the first lines, all warnings and the last
-lines, each as `GROUP:RANK: line`; of a rank that is followed, every line.
+"""The output of workers and programs on the screen, each line as `GROUP:RANK: line`: of each group the first
+lines, all warnings and the last lines, and of ranks that the user follows every line.
 
     rollout:0: loading 1.2 GB of weights                first lines: of rank 0, and of others what is new
     train:3: UserWarning: the cache is too small        a warning, at any time, of any rank
@@ -24,30 +24,32 @@ from meshctl.view.live.logs import LogTail, printable
 
 POLL_S = 0.5
 MAX_FIRST_LINES = 20
-"""Of rank 0 of a group, and of all its other ranks together."""
+"""Maximum number of first lines of rank 0 of a group, and also of all its other ranks together."""
 MAX_LAST_LINES = 5
-"""Of rank 0 of a group, and of each worker that failed."""
+"""Maximum number of last lines of rank 0 of a group, and of each worker that failed."""
 MAX_FAILED = 4
-"""Failed workers of a run whose last lines are shown."""
+"""Maximum number of failed workers whose last lines are shown."""
 MAX_WARNINGS = 100
-"""Kinds of warnings of a group that are shown."""
+"""Maximum number of different warnings of a group that are shown."""
 MAX_RANKS = 1024
-"""Ranks of a group whose files are read."""
+"""Maximum number of ranks of a group whose files are read."""
 MIN_READ_BYTES, MAX_READ_BYTES = 1 << 16, 1 << 22
-"""Of one file and poll, and of all files. Of a file that grows faster, the middle is skipped."""
+"""In each poll, MAX_READ_BYTES is the limit for all files together, but the limit for one file is at least
+MIN_READ_BYTES. Lines beyond the limit are skipped."""
 MAX_FOLLOWED_LETTERS = 1 << 14
 
 WARNING = re.compile(
     r"\w*Warning:|^warning\b|^\W{0,2}(WARN|ERROR|CRITICAL)\b|\b(WARNING|ERROR|CRITICAL)[: ]"
     r"|(^|:)\[?[WE]\d{4} "
 )
-"""A line of a warning: Python's (`UserWarning:`), a log record's, a compiler's or glog's (`[W1122 12:00`)."""
+"""A warning of Python (`UserWarning:`), of a log record, of a compiler or of glog (`[W1122 12:00`)."""
 TRACEBACK = "Traceback (most recent call last)"
-"""Ends the lines of a worker of components: the launcher reports the first cause with its traceback."""
+"""The line from which on the output of a component's worker is not shown: the launcher reports the first
+cause with its traceback."""
 
 
 def kind_of(line: str) -> str:
-    """Returns what lines have in common that differ in numbers only."""
+    """Returns the line with # for numbers. Lines that differ only in numbers have the same kind."""
     return re.sub(r"\d+", "#", line)
 
 
@@ -62,14 +64,15 @@ class RankOutput:
     tail: LogTail
     is_followed: bool
     first_left: int = MAX_FIRST_LINES
-    """First lines that may still be shown of it, if it is rank 0."""
+    """For rank 0: the number of first lines that may still be shown."""
     has_raised: bool = False
+    """Whether it has written a traceback."""
     has_warned: bool = False
     """Whether its last line was a warning."""
     is_incomplete: bool = False
-    """Whether some of its lines were not examined, and the screen says so."""
+    """Whether lines were skipped, and a line on the screen states this."""
     unseen: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LAST_LINES))
-    """The lines after the last one that is on the screen."""
+    """Its newest lines, at most `MAX_LAST_LINES`, if they are not on the screen."""
 
     def new_lines(self, max_bytes: int) -> list[str]:
         lines = self.tail.new_lines(max_bytes, is_complete=self.is_followed)
@@ -85,13 +88,15 @@ class GroupOutput:
     ranks: list[RankOutput]
     is_program: bool
     first_left: int = MAX_FIRST_LINES
-    """First lines that may still be shown of ranks other than 0."""
+    """The number of first lines of ranks other than 0 that may still be shown."""
     kinds: set[str] = field(default_factory=set)
-    """The first lines that are on the screen, with # for numbers."""
+    """The kinds of the first lines that are on the screen."""
     warnings: set[str] = field(default_factory=set)
+    """The kinds of the warnings."""
 
     def choose(self, rank: RankOutput, line: str, is_stepping: bool) -> Iterable[str]:
-        """Returns a line if it belongs on the screen; `is_stepping` from the first complete step on."""
+        """Returns the lines to show for a new line of a rank: the line, a hint to the file, or none.
+        `is_stepping` means that the first step is complete."""
         if rank.is_followed:
             return [printable(line, MAX_FOLLOWED_LETTERS)]
         if line.startswith(TRACEBACK) and not self.is_program:
@@ -168,7 +173,7 @@ class Output:
         self._max_bytes = max(MIN_READ_BYTES, MAX_READ_BYTES // count)
 
     def end_first_lines(self) -> None:
-        """The first step is complete: what components print from now on are not first lines."""
+        """Ends the first lines of components, because the first step is complete."""
         self._is_stepping = True
 
     def new(self) -> Iterator[Line]:
@@ -188,7 +193,7 @@ class Output:
                     yield rank.name, f"prints faster than the screen shows; all of it is in {rank.tail.path}"
 
     def last(self, failed: Sequence[tuple[str, int]] = ()) -> Iterator[Line]:
-        """Yields the last lines of each rank 0, and of workers that failed, which are not on the screen."""
+        """Yields the last lines of each rank 0 and of workers that failed, if they are not on the screen."""
         leaders = [(name, 0) for name in self._groups]
         for name, rank in dict.fromkeys([*leaders, *failed[:MAX_FAILED]]):
             for one in self._groups[name].ranks[rank : rank + 1]:
@@ -205,7 +210,7 @@ class OutputThread:
         threading.Thread(target=self._follow, name="output", daemon=True).start()
 
     def poll(self) -> None:
-        """Writes what is new."""
+        """Writes the new lines."""
         with self._lock:
             for worker, text in self._output.new():
                 self._write(f"{worker}: {text}")
@@ -216,7 +221,7 @@ class OutputThread:
         self._output.end_first_lines()
 
     def end(self, failed: Sequence[tuple[str, int]]) -> None:
-        """Writes what is left, and the last lines. A second call does nothing."""
+        """Writes the remaining new lines, then the last lines. A second call does nothing."""
         if self._over.is_set():
             return
         self._over.set()

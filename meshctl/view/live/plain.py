@@ -21,7 +21,7 @@ from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import RunState
 
 INTERVAL_S = 1.0
-"""Of the run's time, between two lines."""
+"""Minimum time of the run between two lines of steps."""
 
 
 class PlainOutput:

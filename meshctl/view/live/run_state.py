@@ -1,7 +1,8 @@
-"""The state of a run: a fold over events and metrics, drawn by the dashboard and the summary.
+"""The state of a run, which the dashboard and the summary draw. It is computed from events and rows of
+metrics.
 
-It depends on neither the clock nor a terminal, so a run that goes on and a run read back from disk look the
-same.
+It depends on neither a clock nor a terminal, so a running job and a run that is read from disk have the same
+state.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from meshctl.run.events import Event
 State = Literal["waiting", "starting", "running", "done", "stopped", "failed"]
 """`stopped`: the worker was ended because another one failed."""
 MAX_SHOWN = 8
-"""Metrics that are shown where the recipe does not list any."""
+"""Maximum number of metrics that are shown if the recipe lists none."""
 SLOW_PHASE_S = 0.1
 MAX_POINTS = 512
-"""Points of a metric that are kept; beyond this number, every second one is dropped."""
+"""Maximum number of stored points of a metric. Beyond it, every second point is dropped."""
 
 
 @dataclass
 class Timing:
-    """The seconds that a repeated activity takes: in total, on average, and of late."""
+    """The seconds that a repeated activity takes: in total, on average, and recently."""
 
     total: float = 0.0
     times: int = 0
     recent: float = 0.0
-    """A moving average over about ten times."""
+    """A moving average over about the last ten times."""
 
     def add(self, seconds: float) -> None:
         self.recent += (seconds - self.recent) / min(self.times + 1, 10)
@@ -68,15 +69,15 @@ class GroupState:
     workers: int
     states: dict[int, State] = field(default_factory=dict)
     stages: dict[str, Timing] = field(default_factory=dict)
-    """Seconds that a worker spends in each stage, over all workers and steps."""
+    """Stage -> the seconds that a worker spends in it in a step, over all workers and steps."""
     step: Timing = field(default_factory=Timing)
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds of each phase before the first step, of the worker that took longest."""
+    """Phase before the first step -> its seconds in the worker that took longest."""
     running: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Rank -> the phase that it is in, and the time at which it began."""
+    """Rank -> (its present phase, the time at which the phase began)."""
 
     def begin_phase(self, rank: int, phase: str, time: float) -> None:
-        """Ends the phase in which a rank is, and begins `phase`. With an empty `phase` none begins."""
+        """Ends the present phase of a rank and begins `phase`. If `phase` is empty, no phase begins."""
         if before := self.running.pop(rank, None):
             name, begun = before
             self.phases[name] = max(self.phases.get(name, 0.0), time - begun)
@@ -85,7 +86,7 @@ class GroupState:
 
     @property
     def phase(self) -> str:
-        """The phase that began first of those that its workers are in; empty for none."""
+        """Of the present phases of all workers, the one that began first; empty for none."""
         return min(self.running.values(), key=lambda each: each[1], default=("", 0.0))[0]
 
     @property
@@ -95,7 +96,7 @@ class GroupState:
 
     @property
     def state(self) -> State:
-        """The worst state of any worker; `running` once all workers are."""
+        """The worst state of any worker. It is `running` when no worker is starting any more."""
         states = [self.states.get(rank, "waiting") for rank in range(self.workers)]
         for state in ("failed", "stopped", "waiting", "starting", "running"):
             if state in states:
@@ -104,12 +105,13 @@ class GroupState:
 
     @property
     def waits(self) -> float:
-        """Recent seconds of a worker's step outside of its stages: waiting for other workers and moving
-        batches."""
+        """The recent seconds of a step that a worker spends outside of its stages: it waits for other workers
+        or moves batches."""
         return max(0.0, self.step.recent - sum(timing.recent for timing in self.stages.values()))
 
     @property
     def waits_mean(self) -> float:
+        """The mean of these seconds over all steps."""
         return max(
             0.0,
             self.step.mean - sum(timing.total for timing in self.stages.values()) / max(1, self.step.times),
@@ -121,14 +123,14 @@ class RunState:
         self.plan = plan
         self.groups = {group.name: GroupState(group.workers) for group in plan.groups}
         self.routes: dict[str, int] = {route.name: 0 for route in plan.routes}
-        """Bytes sent, over all workers and steps."""
+        """Route -> the bytes sent by all workers in all steps."""
         self.histories: dict[str, History] = {}
         self.step = 0
-        """The last complete one."""
+        """The last complete step."""
         self.steps = plan.run.steps
-        """The planned number of steps; the data may end earlier. 0 where only a stop ends the run."""
+        """The planned number of steps; the data may end earlier. 0 if only a stop ends the run."""
         self.source = ""
-        """The source with whose data the run is planned to end; empty where it ends with `run.steps`."""
+        """The source whose data end the run, as planned; empty if the run ends after `run.steps`."""
         self.first: tuple[int, float] | None = None
         self.last: tuple[int, float] | None = None
         """(step, time) of the first and the last row of metrics."""
@@ -183,7 +185,7 @@ class RunState:
             self.routes[route] = self.routes.get(route, 0) + sent
 
     def on_row(self, metrics: Mapping[str, Any]) -> None:
-        """Adds a row of metrics; the last row may come again with more values."""
+        """Adds a row of metrics. A row with the step of the last row adds values to that row."""
         here = (int(metrics["step"]), float(metrics["time"]))
         again = self.last is not None and here[0] == self.last[0]
         self.first, self.last = self.first or here, here
@@ -197,15 +199,15 @@ class RunState:
                 self.histories.setdefault(name, History()).add(value)
 
     def shown(self) -> Iterator[tuple[str, History]]:
-        """Yields the metrics that the recipe lists, or else the first `MAX_SHOWN`, as far as they have
-        values."""
+        """Yields (name, history) of the metrics that the recipe lists, or else of the first `MAX_SHOWN`.
+        Metrics without values are left out."""
         for name in self.plan.run.show or list(self.histories)[:MAX_SHOWN]:
             if name in self.histories:
                 yield name, self.histories[name]
 
     @property
     def failed(self) -> list[tuple[str, int]]:
-        """Group and rank of the workers that failed."""
+        """(group, rank) of each worker that failed."""
         return [
             (name, rank)
             for name, group in self.groups.items()
@@ -215,8 +217,8 @@ class RunState:
 
     @property
     def steps_per_second(self) -> float:
-        """Measured between the first and the last row, so that the start of the run does not count; 0 with
-        fewer than two rows."""
+        """The rate between the first and the last row of metrics, so that the start of the run does not
+        count; 0 with fewer than two rows."""
         if not self.first or not self.last or self.last[1] <= self.first[1]:
             return 0.0
         return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])

@@ -56,7 +56,7 @@ class Record:
     over: Event | None
     """The launcher's last event, if it wrote one."""
     seconds: float
-    """From the first to the last event of the last attempt."""
+    """The time from the first to the last event of the last attempt."""
 
     @property
     def done(self) -> bool:
@@ -92,7 +92,8 @@ def ending(record: Record) -> str:
 
 
 def how(over: Event) -> str:
-    """Returns one word; the launcher reports the cause of a failure with its traceback, once."""
+    """Returns how a run ended, in a word. The cause of a failure is not repeated: the launcher has reported
+    it with its traceback."""
     code, reason = over.value.get("code", 0), over.value.get("reason", "")
     if code in (130, 143):
         return f"interrupted ({reason})" if reason else "interrupted"
@@ -108,7 +109,7 @@ def stage_rows(state: RunState) -> Iterator[tuple[str, ...]]:
 
 
 def phase_rows(state: RunState) -> Iterator[tuple[str, ...]]:
-    """Yields what took long before the first step."""
+    """Yields a heading and the phases that took long before the first step; nothing if there are none."""
     if any(group.slow_phases for group in state.groups.values()):
         yield "group", "before step 1", "time"
     for name, group in state.groups.items():
@@ -117,7 +118,8 @@ def phase_rows(state: RunState) -> Iterator[tuple[str, ...]]:
 
 
 def means(group: GroupState) -> Iterator[tuple[str, float]]:
-    """Yields the mean seconds of a worker's stages, and of its waiting."""
+    """Yields (stage, mean seconds in a step) of each stage of a group, then `waits` with the mean seconds
+    outside of all stages."""
     for stage, timing in group.stages.items():
         yield stage, timing.mean
     if group.step.times:

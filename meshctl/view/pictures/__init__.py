@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Format:
     suffixes: tuple[str, ...]
-    """Of files that are written in this format by default."""
+    """The suffixes of files that are written in this format by default."""
     whole: str
     """The module that draws a whole plan."""
     zoom: str = ""
-    """The module that draws one part; empty if there is none."""
+    """The module that draws one part of a plan; empty if there is none."""
     difference: str = ""
+    """The module that draws the difference of two plans; empty if there is none."""
     selects: bool = False
-    """Whether the whole picture can open with a part selected."""
+    """Whether the picture of a whole plan can open with a part selected."""
 
 
 OVER: Mapping[str, str] = {

@@ -85,8 +85,8 @@ def _hash(text: str) -> str:
 
 
 def _json(data: Mapping[str, Any]) -> str:
-    """Returns JSON for a script element, which no name in it can end; characters that do not show are read
-    as their escapes."""
+    """Returns JSON for a script element. Names cannot end the element, because special characters are
+    escaped. The page shows invisible characters as escapes."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     text = UNSEEN.sub(lambda found: json.dumps(ascii(found[0])[1:-1])[1:-1], text)
     return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

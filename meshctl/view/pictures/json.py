@@ -26,7 +26,7 @@ KEYS = {
     "RankInMesh": {"is_leader": "speaks"},
     "RankRoute": {"is_producer": "gives", "leader": "teller"},
 }
-"""Class -> field -> key, where they differ. The keys are a promise to scripts."""
+"""Class -> field -> key of the JSON, for keys that differ from the field. Scripts depend on the keys."""
 
 
 def draw(shown: Topology | Zoom | Difference, *of: Topology) -> str:

@@ -26,10 +26,12 @@ from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import cut
 
 MAX_GROUPS, MAX_STAGES, MAX_ROUTES, MAX_UNUSED = 24, 60, 150, 8
-"""The last is for the components of a group that no stage calls. Mermaid accepts at most 500 arrows."""
+"""Maximum numbers of boxes and arrows that are drawn. MAX_UNUSED is the number of components of one group
+that no stage calls. Mermaid accepts at most 500 arrows."""
 MAX_NAME = 48
-"""Letters."""
+"""Maximum length of a name in characters."""
 PLAIN = set(" _-.,/()+=")
+"""Characters that need no code in Mermaid."""
 
 
 def draw(topology: Topology) -> str:
@@ -57,7 +59,8 @@ def draw(topology: Topology) -> str:
 
 
 def _shown(topology: Topology) -> Topology:
-    """Returns the groups, stages and routes that are drawn; stages keep their positions."""
+    """Returns the topology with only those groups, stages and routes that are drawn. Stages keep their
+    numbers."""
     groups = topology.groups[:MAX_GROUPS]
     drawn = {component for group in groups for component in group.components}
     stages = tuple(stage for stage in topology.stages[:MAX_STAGES] if stage.component in drawn)
@@ -146,7 +149,8 @@ def _name(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """Returns the letters of a name, for places without codes."""
+    """Returns a name with spaces for characters that need a code, for places in which Mermaid reads no
+    codes."""
     return " ".join(
         "".join(each if each.isalnum() or each in PLAIN else " " for each in cut(text, MAX_NAME)).split()
     )

@@ -28,14 +28,14 @@ class Checked:
     """The result of checking one recipe."""
 
     recipe: str
-    """As the user named it."""
+    """The recipe, as the user named it."""
     code: int
     """0: no errors; 1: errors (or warnings with `--strict`); 3: it cannot be read; 70: a bug."""
     report: Report
     summary: str
-    """One line."""
+    """The result in one line."""
     plan: Mapping[str, str | int] = field(default_factory=dict)
-    """Of a correct recipe: its name, the digest of its plan, and the numbers of its parts."""
+    """For a correct recipe: its name, the digest of its plan, and its numbers of groups, stages and so on."""
     fixed: tuple[Diagnostic, ...] = ()
     """The diagnostics that `--fix` has fixed."""
 
@@ -49,10 +49,10 @@ class Findings:
 
     checked: tuple[Checked, ...]
     version: str = ""
-    """Of meshctl."""
+    """The version of meshctl."""
     color: bool = False
     folder: str = ""
-    """The folder of the file names, relative to where their reader looks for them."""
+    """The folder that contains the files, relative to the folder in which the reader of the report looks."""
     explained: Callable[[str], str] = field(default=lambda code: "")
     """Returns the page of a code, with its title on the first line; empty if it has none."""
 
@@ -63,5 +63,5 @@ class Findings:
 
 
 def is_file(name: str) -> bool:
-    """Whether the file of a span is a real one, and not an override or standard input."""
+    """Whether the file name of a span names a file, and not an override or standard input."""
     return name != STDIN and re.fullmatch(r"override \d+", name) is None

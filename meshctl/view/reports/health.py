@@ -19,11 +19,11 @@ from meshctl.view.reports.text import shown
 COLORS = {"ok": "32", "warning": "33;1", "failure": "31;1"}
 INDENT, GAP = "  ", 2
 MIN_WIDTH = 20
-"""Columns of the findings."""
+"""Minimum width of the column with findings."""
 
 
 def table(checks: Sequence[Check], *, width: int = 80, color: bool = False) -> str:
-    """Returns the table and, in its last line, the numbers of checks."""
+    """Returns the table. Its last line has the number of checks with each result."""
     names = max((len(check.name) for check in checks), default=0)
     lines = []
     for subject, found in groupby(checks, lambda check: check.subject):

@@ -35,7 +35,7 @@ def draw(findings: Findings) -> str:
 
 
 def dumped(data: object) -> str:
-    """Returns JSON in ASCII without surrogates, for any stream and any reader."""
+    """Returns JSON in ASCII and without surrogates, which can be written to any stream."""
     return json.dumps(_without_surrogates(data), indent=2) + "\n"
 
 

@@ -1,5 +1,5 @@
-"""Where each value of a recipe comes from, as text: one value in each line, then its place, and below what it
-replaced or resolves to.
+"""Where each value of a recipe comes from, as text: in each line a value and its place, and below the place
+the value that it replaced or to which it resolves.
 
     run.steps = 7                           override 1:1:11
                                             (was 100, recipe.yaml:29:15)
@@ -7,8 +7,8 @@ replaced or resolves to.
                                             (is 7, override 1:1:11)
     run.grace = 30                          default
 
-Key paths are never cut, so that they can be copied into an override. Values and file names that are too long
-for a line are; `--format json` has all of them.
+Key paths are never cut, so that they can be copied into an override. Values and file names are cut if they
+are too long for a line; `--format json` has them in full.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshctl.recipe.origins import Origin, line_of
 from meshctl.view.reports.text import cells, shown
 
 MIN_CELLS = 12
-"""Cells that a text keeps when it is cut."""
+"""Minimum width in cells to which a text is cut."""
 GAP = 2
 MORE = "..."
 
@@ -43,8 +43,8 @@ def _left(origin: Origin) -> str:
 
 
 def _lines(left: str, origin: Origin, column: int, width: int) -> Iterator[str]:
-    """Yields the lines of one origin. A half that is too long takes room of the other, or a line of its
-    own."""
+    """Yields the lines of one origin. The value, on the left, or the place, on the right, may be too long for
+    its half; then it uses space of the other half, or the value has a line of its own."""
     room = width - column
     place, *notes = [_place(origin, room), *_notes(origin, room)]
     if cells(left) > column - GAP and cells(left) + GAP + cells(place) > width:
@@ -97,7 +97,8 @@ def _meaning(origin: Origin, room: int) -> Iterator[str]:
 
 
 def _of_two(word: str, value: str, rest: Callable[[int], str], room: int) -> str:
-    """Returns `(was 100, recipe.yaml:29:15)`, in which the value is cut first."""
+    """Returns a value and a place: `(was 100, recipe.yaml:29:15)`. The value is cut to a third of `room`;
+    `rest` returns the place in the room that is left."""
     half = max(MIN_CELLS, room // 3)
     value = cut(shown(value), half)
     return f"({word}{value}, {rest(room - cells(word) - cells(value) - 4)})"

@@ -1,8 +1,7 @@
 """A report as SARIF 2.1.0, for GitHub code scanning and editors.
 
-    result      a diagnostic: its first span is the location, the others are related locations, and its fixes
-                are
-                artifact changes
+    result      a diagnostic: its first span is the location, its other spans are related locations, and its
+                fixes are artifact changes
     rule        a code, with its page of `explain`
     artifact    a file; overrides and standard input contain their text
 

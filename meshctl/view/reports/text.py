@@ -1,5 +1,5 @@
-"""A report as text: the smallest wrong piece with carets, what it contradicts with dashes, and the nearest
-correction.
+"""A report as text: the smallest wrong piece is marked with carets, the places that it contradicts with
+dashes, and the help has the nearest correction.
 
     error[MC410]: `tp_size` 3 does not fit the 8 ranks of group `train`
       --> recipe.yaml:19:16
@@ -23,9 +23,9 @@ from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.view.reports import Findings
 
 MAX_LINE = 96
-"""Characters of a line that are shown."""
+"""Maximum number of characters that are shown of a line of the recipe."""
 MAX_SHOWN = 50
-"""Diagnostics of a recipe."""
+"""Maximum number of diagnostics that are shown for a recipe."""
 COLORS = {"error": "31;1", "warning": "33;1", "note": "36;1", "^": "31;1", "-": "34;1", "frame": "34;1"}
 Lines = Mapping[str, Sequence[str]]
 Paint = Callable[[str, str], str]
@@ -106,7 +106,7 @@ def _window(line: str, column: int) -> tuple[str, int]:
 
 
 def shown(text: str) -> str:
-    """Returns the text without characters that control a terminal."""
+    """Returns the text with `?` for each character that controls a terminal, and four spaces for a tab."""
     return text if text.isprintable() else "".join(map(_cell, text))
 
 

@@ -1,1 +1,1 @@
-"""The parts of the picture in text: `picture` is the whole, `zoomed` a part of it, `diff` what changes."""
+"""Pictures in text: `picture` draws a whole plan, `zoom` one part of it, and `diff` the difference of two."""

@@ -23,7 +23,7 @@ JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
 @dataclass(frozen=True)
 class Box:
     width: int
-    """Without its borders."""
+    """The width in columns, without the borders."""
     title: str
     inside: Line
 
@@ -35,9 +35,10 @@ class Box:
 
 @dataclass(frozen=True)
 class Placed:
-    """A box at a column, its left border included. It shares a border with a box that begins at its end."""
+    """A box in a row. A box that starts at its `end` shares the border with it."""
 
     start: int
+    """The column of its left border."""
     box: Box
 
     @property
@@ -50,7 +51,7 @@ Row = Sequence[Placed]
 
 
 def side_by_side(boxes: Sequence[Box], start: int = 0) -> list[Placed]:
-    """Returns boxes with common borders, from a column on."""
+    """Returns the boxes side by side with common borders, the first one at the column `start`."""
     placed: list[Placed] = []
     for box in boxes:
         placed.append(Placed(placed[-1].end if placed else start, box))
@@ -58,7 +59,8 @@ def side_by_side(boxes: Sequence[Box], start: int = 0) -> list[Placed]:
 
 
 def drawn(rows: Sequence[Row]) -> list[Line]:
-    """Returns two lines for each row, and one more."""
+    """Returns the lines of the rows: for each row the border above it and its inside, then the last
+    border."""
     made: list[Line] = []
     for above, below in pairwise([(), *rows, ()]):
         made += [_border(above, below), _inside(below)]
@@ -93,7 +95,7 @@ def _border(above: Row, below: Row) -> Line:
 
 
 def _title(box: Box) -> Segment:
-    """Returns the title as it stands in the upper border."""
+    """Returns the title for the upper border of a box, cut to its width."""
     longest = box.width - 2 if box.width > 4 else box.width
     text = cut(box.title, longest) if longest > 2 or width_of(box.title) <= longest else ""
     return styled(f" {text} " if text and width_of(text) <= box.width - 2 else text)

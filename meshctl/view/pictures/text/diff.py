@@ -27,9 +27,9 @@ from meshctl.view.pictures.text.styled import Line, joined, printed, styled, wra
 SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 WORDS = {"changed": "changed", "added": "new", "removed": "gone"}
 MAX_NAME = 28
-"""Columns."""
+"""Maximum width of a name in columns."""
 WITHOUT_NAME = ("call", "message", "layout", "device type", "place", "target", "program")
-"""Facts whose values need no name."""
+"""Facts whose values are shown without the name of the fact."""
 
 
 def draw(difference: Difference, width: int = 80, color: bool = False, lines: int = 60) -> str:
@@ -96,7 +96,8 @@ def _heads(changes: Sequence[Change]) -> Iterator[Line]:
 
 
 def _pieces(facts: Sequence[Line], space: int) -> Iterator[Line]:
-    """Yields the facts with commas after them; a long fact, or a single one, is split at any word."""
+    """Yields the facts with commas, as pieces between which lines may break. A fact that is wider than
+    `space`, or the only one, has a piece for each word."""
     for number, fact in enumerate(facts, 1):
         comma = "," if number < len(facts) else ""
         if len(facts) > 1 and fact.width + len(comma) <= space:

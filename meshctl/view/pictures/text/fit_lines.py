@@ -1,5 +1,4 @@
-"""Fits a picture into a number of lines: of each section, the most detailed level is chosen that fits
-together."""
+"""Fits a picture into a number of lines by choosing a level of detail for each of its sections."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ from itertools import product
 from meshctl.view.pictures.text.styled import Line, styled
 
 NOT_SPACED_COST, NO_LEGEND_COST = 12, 6
-"""Of a picture without empty lines between the sections, and of one without a legend."""
+"""The costs of a picture without empty lines between the sections, and of one without a legend. They are
+added to the costs of the levels."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Level:
     """The value of the details that this level leaves out."""
     draw: Callable[[], list[Line]]
     least: int = 0
-    """A lower bound of its lines, so that a level that cannot fit need not be drawn."""
+    """A lower bound of the number of its lines. A level whose lower bound does not fit is not drawn."""
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -35,7 +35,7 @@ class Section:
     levels: tuple[Level, ...]
     """From the most detailed to the shortest."""
     more: Callable[[int], str]
-    """Returns the last line, given the number of lines that are left out."""
+    """Returns the text of the last line, given the number of lines that are left out."""
 
     def level_for(self, space: int) -> Level:
         """Returns the most detailed level that fits, or the shortest one."""
@@ -56,7 +56,8 @@ def fitted(head: Line, sections: Sequence[Section], foot: Foot, lines: int) -> l
     """Returns head, sections and foot in at most `lines` lines.
 
     Of all combinations of levels that fit, the one with the least cost is chosen. If not even the shortest
-    levels fit, the sections share the lines evenly, and short sections leave theirs to the others.
+    levels fit, each section has an even share of the lines; lines that a short section does not need go to
+    the others.
     """
     space = lines - 1 - len(sections)
     levels = product(*([each for each in section.levels if each.least <= space] for section in sections))
@@ -94,7 +95,8 @@ def _joined(
 
 
 def shares(wanted: Sequence[int], space: int) -> list[int]:
-    """Splits `space`: each gets what it wants, or an even share of what the others leave."""
+    """Returns the number of lines for each section, with the sum `space`. A section receives the lines that
+    it wants, or else an even share of the lines that shorter sections leave."""
     spaces, left = [0] * len(wanted), max(0, space)
     for place, index in enumerate(sorted(range(len(wanted)), key=lambda index: wanted[index])):
         spaces[index] = min(wanted[index], left // (len(wanted) - place))

@@ -27,7 +27,7 @@ REACHES = {"inside": "inside", "some": "some cross", "all": "cross"}
 DIMS_IN_EVERY_LAYER = ("tp", "cp", "ep", "etp", "ulysses")
 """Dims with communication in every layer, for which crossing nodes is highlighted."""
 MAX_ROWS_WITHOUT_GAP = 3
-"""With so few rows, their numbers show that some are missing."""
+"""Maximum number of rows among which no row marks a gap, because the indices show it."""
 GAP_COLUMNS = 3
 NodeOf = Callable[[int], int]
 
@@ -41,7 +41,8 @@ def node_of(node_runs: Sequence[NodeRun], rank: int) -> int:
 
 
 def spread(total: int, most: int) -> list[int | None]:
-    """Returns 0 .. total - 1 if they fit, otherwise the first ones, None for a gap, and the last."""
+    """Returns at most `most` of the numbers 0 .. total - 1: all, or the first ones, None for a gap, and the
+    last."""
     if total <= most:
         return list(range(total))
     if most <= MAX_ROWS_WITHOUT_GAP:
@@ -54,7 +55,7 @@ def spread(total: int, most: int) -> list[int | None]:
 
 def grid(mesh: DeviceMesh, nodes: NodeOf | None, width: int, most: int) -> list[Line]:
     """Returns a heading and at most `most` rows; empty if not even the first and the last column fit. `nodes`
-    adds the nodes of each row."""
+    returns the node of a rank; with it, each row shows its nodes if there is space."""
     dims = [dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1]
     if not dims:
         return []
@@ -91,8 +92,8 @@ class Row:
 
 
 def _columns(total: int, space: int, wide: int) -> list[int | None]:
-    """Returns all columns, or the first ones, a gap and the last; empty if the first and the last do not
-    fit."""
+    """Returns the columns to show, each `wide` characters: all, or the first ones, None for a gap, and the
+    last. Empty if the first and the last do not fit into `space`."""
     if total * wide <= space:
         return list(range(total))
     shown = (space - GAP_COLUMNS) // wide
@@ -140,7 +141,8 @@ def _indices(down: Sequence[tuple[str, int]], rows: Sequence[Row | None]) -> lis
 
 
 def _cells(shown: Sequence[int | None], text: Callable[[int], str] | None, wide: int) -> str:
-    """Returns the texts of the columns, with an ellipsis for a gap; without `text`, all of them are one."""
+    """Returns the text of each shown column, with an ellipsis for a gap. Without `text`, all columns have an
+    ellipsis."""
     cells = [ELLIPSIS if column is None or text is None else text(column) for column in shown]
     widths = [1 if column is None else wide for column in shown]
     return "".join("  " + cell.rjust(each) for cell, each in zip(cells, widths, strict=True))

@@ -26,12 +26,12 @@ from meshctl.view.pictures.text.placement import nodes_label
 from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, styled, wrapped
 
 MANY_ROWS = 8
-"""If so many rows are allowed, a complete grid below the table is preferred to a shortened one beside it."""
+"""From this limit of rows on, a complete grid above the table is preferred to a shortened grid beside it."""
 TABLE_GAP = 3
 """Columns between a grid and the table beside it."""
 DETAIL_INDENT = " " * 6
 TABLE = (Column(), Column(least=8, gap=1), Column(), Column(), Column(spare=1), Column(least=12, spare=2))
-"""Letter, name, layout, frozen, data ranks, target."""
+"""The columns for components: letter, name, layout, frozen, data ranks, target."""
 Detail = Callable[[PlacedGroup, PlacedComponent], list[Line]]
 """Draws the lines below the components that share a mesh, given one of them."""
 
@@ -56,8 +56,8 @@ class Groups:
         return self._under(lambda *_: [])
 
     def components_alone(self) -> list[Line]:
-        """Returns only a line for each component, which names its group, without headings of groups. A group
-        of a program, which has no components, has a line of its own."""
+        """Returns a line for each component with the name of its group, and no lines for groups. Only a group
+        of a program, which has no components, has a line."""
         rows: list[Sequence[Line]] = []
         for group in self.marks.topology.groups:
             for name in group.components:
@@ -126,7 +126,7 @@ class Groups:
         return side_by_side(adjacent, table) if adjacent and not prefers_below else below + table
 
     def _briefly(self, group: PlacedGroup, component: PlacedComponent) -> list[Line]:
-        """fsdp 2 x 2 inside  tp 2 x 2 inside"""
+        """Returns the process groups of each dim: `fsdp 2 x 2 inside  tp 2 x 2 inside`."""
         words = [
             Line(styled(each.dim, "bold"), f" {each.count} x {each.size} ", reach(each))
             for each in component.process_groups

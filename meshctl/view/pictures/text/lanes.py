@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from meshctl.view.pictures.text.styled import Line, styled
 
 MAX_LANES = 6
-"""Side by side. Pictures with more have none, and the names of the inputs must be enough."""
+"""Maximum number of lanes side by side. A picture that needs more has no lanes: only the names of inputs show
+where values come from."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def lanes_of(
     last_consumer: dict[int, int] = {}
     for source, target in edges:
         last_consumer[source] = max(target, last_consumer.get(source, 0))
-    lanes: list[int | None] = []  # the producer of each
+    lanes: list[int | None] = []  # lane -> index of its producer, None for an unused lane
     stages, below = list[Line](), list[Line]()
     for stage in range(len(order)):
         inputs = [
@@ -62,13 +63,13 @@ def lanes_of(
     width = max((line.width for line in below), default=0)
     if not width:
         return None
-    to_names = (Line(line, styled(_last(line) * (width - line.width), "faint")) for line in stages)
+    to_names = (Line(line, styled(_filler(line) * (width - line.width), "faint")) for line in stages)
     padded = (line.padded(width) for line in below)
     return Lanes(dict(zip(order, to_names, strict=True)), dict(zip(order, padded, strict=True)), width)
 
 
-def _last(row: Line) -> str:
-    """Returns the sign with which a row is continued to the name of its stage."""
+def _filler(row: Line) -> str:
+    """Returns the character that fills the space between the lanes of a row and the name of its stage."""
     return "─" if row.text.endswith("─") else " "
 
 
@@ -80,14 +81,20 @@ def _free(lanes: Sequence[int | None], start: int) -> int:
 def _joints(
     lanes: Sequence[int | None], inputs: Sequence[int], new: int | None, ends: Sequence[bool]
 ) -> list[str]:
-    """Returns the row of a stage, two columns for each lane: the joint, and the line to the name of the
-    stage."""
+    """Returns two characters for each lane in the row of a stage: the joint of the lane, and the line that
+    leads to the name of the stage.
+
+    `inputs` are the lanes that the stage consumes, `new` is the lane that begins with it, and `ends` has for
+    each lane whether the stage is its last consumer.
+    """
     first = min([*inputs, *([] if new is None else [new])], default=len(lanes))
     made = list[str]()
     for lane, producer in enumerate(lanes):
         lead = "─" if lane >= first else " "
-        if lane in inputs:
-            joint = ("╰" if ends[lane] else "├") if lane == first else ("┴" if ends[lane] else "┼")
+        if lane in inputs and lane == first:
+            joint = "╰" if ends[lane] else "├"
+        elif lane in inputs:
+            joint = "┴" if ends[lane] else "┼"
         elif lane == new:
             joint = "┬" if inputs else "╭"
         else:

@@ -14,15 +14,15 @@ from meshctl.view.pictures.text.styled import PALETTE, Line, Segment, joined, st
 
 IDLE = "·"
 MAX_LETTERS = 3
-"""Longer runs of letters are written by their ends: A-D."""
+"""Longer runs of letters are written as the first and the last: A-D."""
 
 
 @dataclass(frozen=True)
 class Marks:
     """The letters, names and colors of a topology's components, for all parts of a picture.
 
-    A letter is bold and in its component's color, in the style `C0`, `C1` and so on. The style of the same
-    color without bold has a small c.
+    The letter of a component is bold and in its color: the style `C0`, `C1` and so on. The styles `c0`, `c1`
+    and so on are the same colors without bold.
     """
 
     topology: Topology

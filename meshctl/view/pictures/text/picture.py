@@ -29,7 +29,7 @@ from meshctl.view.pictures.text.styled import Line, printed, styled, words_of, w
 MIN_WIDTH = 40
 """Columns; narrower pictures are drawn at this width and clipped."""
 GRID_ROWS_COST = {8: 0, 5: 6, 3: 10, 2: 14, 0: 34}
-"""The maximum number of rows of a grid -> the cost of the level."""
+"""Maximum number of rows of a grid -> the cost of the level of detail that has such grids."""
 
 
 def draw(topology: Topology, width: int = 80, color: bool = False, lines: int = 60) -> str:
@@ -140,7 +140,7 @@ def _by_code(warnings: Sequence[Warning]) -> list[Line]:
 
 
 def legend(marks: Marks, width: int, bodies: Sequence[Sequence[Line]]) -> list[Line]:
-    """Returns one line that explains those signs that occur in the sections."""
+    """Returns one line that explains the signs that occur in `bodies`, the lines of the sections."""
     text = "\n".join(line.text for body in bodies for line in body)
     together = [
         marks.of_group(group.name).text for group in marks.topology.groups if len(group.components) > 1

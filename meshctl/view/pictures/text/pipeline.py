@@ -26,20 +26,20 @@ from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, joined, styled, wants, wrapped
 
 SHORT = {**OVER, "process": "process", "node": "shm", "device": "ipc"}
-"""Distances, for narrow pictures."""
+"""Shorter names of the transports in `OVER`, for narrow pictures."""
 UNKNOWN = "?"
-"""Instead of a number of ranks that a user's mode decides."""
+"""Shown in place of a number of ranks that a user's mode decides."""
 MIN_NAME = 8
-"""Columns of the name of the producing stage, at least."""
+"""Minimum width of the name of the producing stage in columns."""
 MAX_INPUTS = 5
-"""Inputs of a call that are named."""
+"""Maximum number of inputs that a call names."""
 TRANSFER = (Column(), Column(), Column(spare=1), Column(right=True))
-"""Collect, dispatch, shares, bytes; the shares are left out if they do not fit."""
+"""The columns collect, dispatch, shares and bytes; the shares are left out if they do not fit."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Some stages and routes of a topology. Calls name all of their inputs."""
+    """Some stages and routes of a topology. A call also names inputs whose stages are not among these."""
 
     marks: Marks
     stages: Sequence[PlacedStage]
@@ -59,7 +59,7 @@ class Pipeline:
 
     @cached_property
     def bounding(self) -> tuple[str, ...]:
-        """The sources with whose data the run ends, where other sources do not end it."""
+        """The sources whose data end the run; empty if the data of every source does."""
         stages = self.marks.topology.stages
         bounding = bounding_sources(stages)
         return bounding if len(bounding) < sum(stage.is_source for stage in stages) else ()
@@ -140,7 +140,7 @@ class Pipeline:
         return Line(name), Line(f"{route.producers or UNKNOWN} -> {route.consumers or UNKNOWN}")
 
     def transfer(self, route: Flow) -> tuple[Line, ...]:
-        """Returns the cells of `TRANSFER`."""
+        """Returns the cells of a route for the columns of `TRANSFER`."""
         has_shares = route.kind == "data" and route.shares != route.consumers
         return (
             Line(shown_mode(route.collect)),
@@ -150,10 +150,12 @@ class Pipeline:
         )
 
     def resharding(self, route: Flow) -> Line:
-        """Returns how weights are re-sharded."""
+        """Returns the layouts of the producer and the consumer of weights, and the bytes."""
         known = self.marks.components
         ends = [known[name].layout for name in (route.producer, route.consumer) if name in known]
-        layouts = " => ".join(ends) if len(set(ends)) > 1 else "".join(ends[:1]) + ", as it is" * bool(ends)
+        layouts = " => ".join(ends)
+        if len(set(ends)) == 1:
+            layouts = f"{ends[0]}, as it is"
         return joined(filter(None, (Line(layouts), Line(size(route.bytes) if route.bytes else ""))), "  ")
 
 
@@ -164,7 +166,8 @@ def _dispatch(route: Flow) -> Line:
 
 
 def _few(words: Sequence[Line], named: int) -> list[Line]:
-    """Returns the first words; the routes below a stage name all inputs."""
+    """Returns the first `named` words, and an ellipsis for the others. The routes below a stage show all of
+    its inputs."""
     return [*words[:named], Line(ELLIPSIS)] if len(words) > named else list(words)
 
 
@@ -172,7 +175,8 @@ def _few(words: Sequence[Line], named: int) -> list[Line]:
 
 
 def in_full(pipeline: Pipeline, width: int, wraps: bool = True) -> list[Line]:
-    """Returns a line for each stage, and below the consumer a line for each route, or several if `wraps`."""
+    """Returns a line for each stage, and below it a line for each route to the stage; if `wraps`, long routes
+    have several lines."""
     drawn = _routes(pipeline, width - pipeline.indent - 2, wraps)
     made: list[Line] = []
     for stage, head in zip(pipeline.stages, in_lines(pipeline, width), strict=True):
@@ -204,7 +208,8 @@ def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
 
 def _routes(pipeline: Pipeline, width: int, wraps: bool) -> dict[str, list[Line]]:
     """Returns the lines of each route: its producer and numbers of ranks, its transfer in columns, and its
-    transports. A route that does not fit is unaligned, then on as many lines as it needs if `wraps`."""
+    transports. A route that does not fit is not aligned; if it still does not fit and `wraps` is set, it has
+    several lines."""
     ends = [pipeline.ends(route) for route in pipeline.routes]
     longest = max(width // 2, MIN_NAME + 2 + max((ranks.width for _, ranks in ends), default=0))
     heads = columns(ends, (Column(least=MIN_NAME), Column()), longest)

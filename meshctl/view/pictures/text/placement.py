@@ -21,26 +21,26 @@ from meshctl.view.pictures.text.styled import Column, Line, columns, cut, joined
 
 INDENT = 2
 MAX_LABEL = 22
-"""Columns of the label of a row."""
+"""Maximum width of the label of a row in columns."""
 MAX_PROCESSES = 8
-"""CPU processes of one group on one node that are drawn one by one."""
+"""Maximum number of CPU processes of one group on one node that are drawn one by one."""
 GAP = 1
 """Columns between the boxes of two device types."""
 MIN_COUNTED = 10
-"""So many equal nodes are counted behind their row."""
+"""Minimum number of equal nodes for which the number is shown after their row."""
 MAX_ROWS = 3
-"""Rows of boxes of one node."""
+"""Maximum number of rows of boxes for one node."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one group has of neighbouring devices."""
+    """The workers of one group on some neighbouring devices."""
 
     group: str
     each: int
-    """Devices of a worker."""
+    """Devices per worker."""
     before: int
-    """Devices of its first worker that are left of these."""
+    """The number of devices of its first worker that come before these devices."""
 
     def begins(self, device: int) -> bool:
         """Returns whether a worker begins at a device. Devices of the part are counted from 0."""
@@ -56,7 +56,7 @@ class Part:
     """The number of the first device on its node."""
     count: int
     shares: tuple[Share, ...]
-    """Of several groups if they are colocated; empty for idle devices."""
+    """One for each group on the devices; several if groups are colocated, none for idle devices."""
 
     @property
     def title(self) -> str:
@@ -80,14 +80,14 @@ class Nodes:
 
     label: str
     note: str
-    """Behind the boxes."""
+    """The text after the boxes."""
     parts: tuple[tuple[Part, ...], ...]
-    """For each of the device types."""
+    """For each device type of the table, the parts of one of the nodes."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The kinds of nodes, with the devices of some types."""
+    """A row for each kind of nodes, with the devices of some types."""
 
     types: tuple[str, ...]
     rows: tuple[Nodes, ...]
@@ -198,8 +198,8 @@ class Sheet:
         return [(row.label, row.note) for row in self.table.rows]
 
     def in_full(self) -> list[Line]:
-        """Returns every device in its column, as wide as the titles need and the space allows; nothing if it
-        does not fit."""
+        """Returns the boxes with a column for every device. Columns are as wide as the titles need, or
+        narrower if there is less space; the result is empty if not even narrow columns fit."""
         parts = [part for row in self.table.rows for of_type in row.parts for part in of_type]
         longest = max(letters(part, self.marks).width for part in parts)
         number = max(len(str(part.first + part.count - 1)) for part in parts)
@@ -213,8 +213,8 @@ class Sheet:
         return []
 
     def counted(self) -> list[Line]:
-        """Returns equal neighbours as one box, `AB x 32`. Boxes that do not fit into a line continue
-        below."""
+        """Returns the boxes with one box for neighbouring devices of the same groups, `AB x 32`. Boxes that
+        do not fit into a line continue in the next row."""
         rows: list[Row] = []
         texts: list[tuple[str, str]] = []
         for row in self.table.rows:
@@ -225,8 +225,8 @@ class Sheet:
         return self._labelled(rows, texts, [(2, self.table.types[0])])
 
     def _aligned(self, pitch: int) -> tuple[Sequence[Row], list[int]]:
-        """Returns the boxes, those of a type in the same columns of all rows, with the first column of each
-        type and the end."""
+        """Returns (rows of boxes, columns). Boxes of one device type begin at the same column in all rows;
+        `columns` has this column for each type, then the end. A device is `pitch` columns wide."""
         made = [
             [[self._whole(part, pitch) for part in parts] for parts in row.parts] for row in self.table.rows
         ]
@@ -262,8 +262,8 @@ class Sheet:
     def _labelled(
         self, rows: Sequence[Row], texts: Sequence[tuple[str, str]], heading: Sequence[tuple[int, str]]
     ) -> list[Line]:
-        """Returns the boxes with a heading, and a label and a note for each row. The name of the first type
-        stands above the labels, except for the CPU's."""
+        """Returns the boxes with a heading, and with the label and note of each row in `texts`. The name of
+        the first device type is above the labels, unless it is cpu."""
         wide = max(len(label) for label, _ in texts)
         first = self.table.types[0] if self.table.types[0] != "cpu" else ""
         above = Line()
@@ -281,7 +281,8 @@ class Sheet:
     # Boxes
 
     def _whole(self, part: Part, pitch: int) -> Box:
-        """Returns a box with each device, or process, in columns of its own."""
+        """Returns a box in which each device is `pitch` columns wide, or in which each CPU process is
+        drawn."""
         if part.is_numbered:
             return Box(part.count * pitch - 1, part.title, self._devices(part, pitch))
         marks = letters(part, self.marks)
@@ -292,7 +293,7 @@ class Sheet:
         return Box.titled(part.title, Line(inside, " "))
 
     def _devices(self, part: Part, pitch: int) -> Line:
-        """Returns the letters of each worker at its first device, and a double line over the others."""
+        """Returns the letters of each worker at its first device, and a double line at its other devices."""
         made = Line()
         for device in range(part.count):
             is_continued = device + 1 < part.count and part.continues(device + 1)
@@ -306,7 +307,8 @@ class Sheet:
         return made.trimmed()
 
     def _begun(self, part: Part, device: int) -> Line:
-        """Returns the letters of the groups whose workers begin at a device, and double lines for others."""
+        """Returns the letters of each group that has a worker beginning at a device, and a double line for
+        each other group."""
         texts = (self.marks.of_group(share.group) for share in part.shares)
         words = (
             text if share.begins(device) else Line(styled("═" * text.width, "faint"))
@@ -315,7 +317,8 @@ class Sheet:
         return joined(words, "+") or letters(part, self.marks)
 
     def _counted(self, part: Part) -> Box:
-        """Returns a box with equal neighbours, and the numbers of the devices in its title."""
+        """Returns a box with the number of workers, `AB x 32`, and the numbers of the devices in its
+        title."""
         numbers = f" {part.first}" + f"-{part.first + part.count - 1}" * (part.count > 1)
         return Box.titled(part.title + numbers * part.is_numbered, Line(" ", counted(part, self.marks), " "))
 
@@ -337,7 +340,7 @@ def counted(part: Part, marks: Marks) -> Line:
 
 
 def _broken(boxes: Sequence[Box], space: int) -> list[Row]:
-    """Returns the boxes in at most `MAX_ROWS` rows; the last one counts those that are left out."""
+    """Returns the boxes in at most `MAX_ROWS` rows. If boxes are left out, the last one has their number."""
     made: list[list[Box]] = [[]]
     for box in boxes:
         if made[-1] and sum(each.width + 1 for each in made[-1]) + box.width + 2 > space:

@@ -45,7 +45,7 @@ def styled(text: str, style: str = "") -> Segment:
 
 
 def visible(text: str) -> str:
-    """Returns the text without characters that move the cursor or begin a line."""
+    """Returns the text with a space or `?` for each character that moves the cursor or begins a line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _visible(each) for each in text)
@@ -104,8 +104,8 @@ class Line(tuple[Segment, ...]):
         return Line(*made, ELLIPSIS[: max(0, width)])
 
     def fit(self, width: int) -> Line:
-        """Returns the line in at most `width` columns: the middle of its longest part is removed, then its
-        end."""
+        """Returns the line in at most `width` columns. The middle of its longest part is removed and, if that
+        is not enough, the end of the line."""
         excess = self.width - width
         if excess <= 0:
             return self
@@ -173,7 +173,7 @@ def cut(text: str, width: int) -> str:
 
 
 def _first(text: str, width: int) -> str:
-    """Returns the longest beginning that fits, with combining letters after it."""
+    """Returns the longest beginning that fits into `width` columns, with combining characters after it."""
     taken = 0
     for place, letter in enumerate(text):
         taken += width_of(letter)
@@ -199,11 +199,13 @@ class Column:
     right: bool = False
     """Whether it is right-aligned."""
     spare: int = 0
-    """Columns with higher numbers are left out first if the rows are too wide; 0 is never left out."""
+    """The order in which columns are left out if the rows are too wide: the highest number first. A column
+    with 0 is never left out."""
     gap: int = 2
-    """Spaces before it."""
+    """The number of spaces before it."""
     shorten: Callable[[Line, int], Line] = Line.fit
-    """`Line.by_words` for numbers, because a part of a number is another number."""
+    """(cell, width) -> the shortened cell. Columns of numbers use `Line.by_words`, because a part of a number
+    would be another number."""
 
 
 Row = Sequence[Line]
@@ -241,7 +243,8 @@ def _narrowest(widths: Widths, shape: Sequence[Column]) -> Widths:
 
 
 def _narrowed(widths: Widths, shape: Sequence[Column], width: int) -> Widths:
-    """Returns the widths in which the rows fit: those that may become narrower do, the widest first."""
+    """Returns widths with which the rows fit into `width`. The widest of the columns that may be cut become
+    narrower first."""
     narrowest, narrowed = _narrowest(widths, shape), dict(widths)
     for _ in range(_total(widths, shape) - width):
         wide = [index for index in narrowed if narrowed[index] > narrowest[index]]
@@ -260,7 +263,7 @@ def _row(row: Row, widths: Widths, shape: Sequence[Column], width: int) -> Line:
     return made.trimmed().clip(width)
 
 
-# Out
+# Output
 
 
 def printed(lines: Iterable[Line], color: bool = False) -> str:
@@ -278,7 +281,8 @@ SIGNS, PLAIN = "│┆─┘┐┤└┌├┴┬┼╭╮╯╰═·…", "|:-+
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """Returns the picture for a stream, with ASCII characters if its encoding has no box drawing."""
+    """Returns the text for a stream of an encoding, with ASCII characters if the encoding has no box
+    drawing."""
     try:
         SIGNS.encode(encoding)
     except (UnicodeEncodeError, LookupError):

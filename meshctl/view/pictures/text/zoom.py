@@ -45,9 +45,9 @@ from meshctl.view.pictures.text.styled import (
 
 MAX_GRID_ROWS = 32
 MAX_RANKS_IN_A_ROW = 4
-"""Longer runs of ranks are written by their ends."""
+"""Longer runs of ranks are written as the first and the last: 0-5."""
 GROUP_NAME = 24
-"""Columns of the name of a group, at most."""
+"""Maximum width of the name of a group in columns."""
 UNCOUNTED = (
     "some of: the recipe does not give the number of samples; --samples N shows who takes part in a batch "
     "of N"
@@ -88,7 +88,7 @@ class Sheet:
 
 
 def headed(heading: str, body: Sequence[Line]) -> list[Line]:
-    """Returns a section, or nothing if it has no lines."""
+    """Returns a section with its heading, or nothing if `body` has no lines."""
     return [Line(), Line(styled(heading, "bold")), *body] if body else []
 
 
@@ -97,7 +97,7 @@ def titles(*words: str) -> list[Line]:
 
 
 def ranks_of(ranks: Ranks) -> str:
-    """0 8 16; 0-5; 0 8 16 24 … 504"""
+    """Returns ranks as text: `0 8 16`, `0-5`, or `0 8 16 24 … 504`."""
     if ranks.count > MAX_RANKS_IN_A_ROW and ranks.stride == 1:
         return f"{ranks.first[0]}-{ranks.last}"
     named = " ".join(map(str, ranks.first))
@@ -105,7 +105,7 @@ def ranks_of(ranks: Ranks) -> str:
 
 
 def run_of(numbers: Sequence[int]) -> str:
-    """3; 0-3; 0,2"""
+    """Returns numbers as text: `3`, `0-3` if they are consecutive, otherwise `0,2`."""
     if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(map(str, numbers))
@@ -147,8 +147,7 @@ def _facts(zoom: ComponentZoom) -> Iterator[str]:
 
 
 def _views(zoom: ComponentZoom) -> Iterator[Line]:
-    """Yields a line that names all dims of size 1, and for each view (such as that of the experts) a line of
-    the dims that it is made of."""
+    """Yields a line with the dims of size 1, and for each view a line with its dims and their sizes."""
     ones = [dim.name for dim in zoom.dims if dim.size == 1 and not dim.view]
     if ones:
         yield Line(styled(f"  of size 1: {', '.join(ones)}", "faint"))
@@ -169,8 +168,8 @@ def _dim(sheet: Sheet, zoom: DimZoom) -> list[Line]:
 
 
 def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
-    """Returns a sentence about the process groups, and a row for each of several: its number, the common
-    indices of its ranks, and the ranks."""
+    """Returns a sentence about the process groups along a dim. If there are several, a row for each of them
+    follows: its number, the common indices of its ranks in the other dims, and the ranks."""
     made = [Line("  ", sentence(along.facts, width * 2))]
     if len(along.groups) < 2:
         return made
@@ -313,7 +312,8 @@ def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:
 
 
 def _samples(span: tuple[int, int] | None, amount: int | None, total: int) -> str:
-    """samples 171-341 (171 of 512); sample 6 (1 of 7); 171 of 512 samples; some of 512 samples"""
+    """Returns `samples 171-341 (171 of 512)`; without `span` `171 of 512 samples`; also without `amount`
+    `some of 512 samples`."""
     of = f" of {total}" if total else ""
     if span is not None:
         numbers = range(*span)
