@@ -36,14 +36,16 @@ class Cycle(Component):
     """Repeats the rows of a file endlessly. `run.steps` or another source ends the run."""
 
     def __init__(self, path: str, seed: int = 0, shuffle: bool = True) -> None:
-        """A relative `path` is searched in the folders of `_target_`s: the recipe's folder first."""
+        """`path` is the JSON-lines file; a relative path is searched in the folders in which classes of
+        `_target_` are found, the recipe's folder first. `seed` decides the order of the rows in each epoch;
+        without `shuffle` it is that of the file."""
         self.seed, self.shuffle = seed, shuffle
         self.rows = read(found(path))
         self._order: tuple[int, Sequence[int]] = (-1, ())
 
     @endpoint
     def next(self, samples: range) -> Batch | None:
-        """Returns the rows of these sample numbers, which count on over epochs."""
+        """Returns the rows of the sample numbers `samples`, which do not begin anew with an epoch."""
         positions = [divmod(number, len(self.rows)) for number in samples]
         rows = self.rows.take([self._order_of(epoch)[position] for epoch, position in positions])
         return Batch(rows.columns, ids=torch.tensor(samples, dtype=torch.int64))
