@@ -90,7 +90,7 @@ class RunDir:
         return self.checkpoints / "latest"
 
     def journal(self, who: str) -> Path:
-        """`who` is "launcher", "agent-GROUP-NODE" or "GROUP-RANK"."""
+        """Returns the event file of a process. `who` is "launcher", "agent-GROUP-NODE" or "GROUP-RANK"."""
         return self.events / f"{who}.jsonl"
 
     def log(self, group: str, rank: int | str) -> Path:

@@ -186,7 +186,7 @@ class StopAgreement:
         return min(int(self._store.get(key)) for key in keys)
 
     def leave(self) -> None:
-        """Called after the last step. Publishes it as this worker's answer to all later stop requests."""
+        """Publishes the last step as this worker's answer to all later stop requests."""
         self._store.set(f"begun/{self._job_rank}", str(self._begun))
 
     def _listen(self) -> None:
