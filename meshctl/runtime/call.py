@@ -207,9 +207,9 @@ class SourceCall(Call):
             self._agreement.ask(end_of_data(self.stage.name), ended=step)
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
-        """Where the value is sent on no route, the first producer decides, since its samples come before
-        those of the others. Another producer may run out one step earlier, so it counts its second step
-        without data."""
+        """Returns whether the stream has ended on all ranks. Where the value is sent on no route, the first
+        producer decides, since its samples come before those of the others. Another producer may run out one
+        step earlier, so it counts its second step without data."""
         return all_ended if outputs else self._producer == 0 or self._had_no_data
 
     def _next_samples(self, step: int) -> Any:

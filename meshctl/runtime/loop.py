@@ -138,7 +138,8 @@ class Loop:
         return step
 
     def _close(self, last: int, start: int) -> None:
-        """After an unannounced end: runs the stages that wait for the end, and saves the last state."""
+        """Runs the stages that wait for the end, and saves the last state. Called after an unannounced
+        end."""
         self._context.transport.cancel_when(lambda: False)
         for end in self._ends:
             end.close(last)

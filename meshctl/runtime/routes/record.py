@@ -262,7 +262,8 @@ class ReplayedChannel(Channel):
         return [value for value, _ in self._values if isinstance(value, Batch)]
 
     def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
-        """The samples of the other ranks are in the recording, too."""
+        """Returns the samples `wanted` by this rank. They are taken from the recording, which has those of
+        all ranks, so none are exchanged."""
         self._check_realignable()
         whole = Batch.concat([batch for batch in self._batches() if len(batch)])
         held_ids = [tuple(id) for id in whole.ids.tolist()]

@@ -283,7 +283,8 @@ class Mapped:
 
 
 def _after(mapped: Mapped, gone: Callable[[], None] | None) -> None:
-    """Finalizer of a view. Its reference to `mapped` kept the pages mapped until here."""
+    """Calls `gone`, as the finalizer of a view. Its reference to `mapped` has kept the pages mapped until
+    here."""
     if gone:
         gone()
 
