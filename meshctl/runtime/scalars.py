@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def scalars(value: Any, name: str = "") -> dict[str, float]:
-    """Returns the numbers in a value by name. The keys of nested mappings are joined by a slash; a bare
-    number is called `value`."""
+    """Returns the numbers in a value by name, without integers beyond the range of floats. The keys of nested
+    mappings are joined by a slash; a bare number is called `value`."""
     if value is None:
         return {}
     if isinstance(value, Mapping):
@@ -20,4 +20,9 @@ def scalars(value: Any, name: str = "") -> dict[str, float]:
         return found
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    return {name or "value": float(value)} if isinstance(value, (bool, int, float)) else {}
+    if not isinstance(value, (bool, int, float)):
+        return {}
+    try:
+        return {name or "value": float(value)}
+    except OverflowError:
+        return {}
