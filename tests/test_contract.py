@@ -52,7 +52,7 @@ UNFINISHED = ("MC104",)
 """MC104 reports keys that are not supported yet. Its example becomes correct once the key is supported."""
 GROUPS = "rollout|train|script"
 TIMEOUT_S = 120
-WAIT_S = 60
+WAIT_S = 110
 PARALLEL = 2
 
 Json = Any
@@ -447,9 +447,9 @@ def interrupted(folder: Path, number: signal.Signals, *words: str, workers: int)
         return len(events_of(folder, "step")) >= workers  # each worker has ended step 1
 
     try:
-        if wait_for(is_held, launcher):
-            launcher.send_signal(number)
-            wait_for(lambda: bool(events_of(folder, "stopping")), launcher)
+        assert wait_for(is_held, launcher), stderr.read_text() or "no worker reached step 2 in time"
+        launcher.send_signal(number)
+        wait_for(lambda: bool(events_of(folder, "stopping")), launcher)
         (folder / "hold").unlink()
         code = launcher.wait(TIMEOUT_S)
     finally:
