@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.yaml_tree import MISSING, Node, Path
-from meshctl.recipe.json_schema import (
+from meshctl.recipe.editor_schema_parts import (
     AUTO,
     MAX_COUNT,
     OPEN,

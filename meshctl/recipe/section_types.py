@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.recipe.compose.folders import files, shipped
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves, plain
+from meshctl.recipe.editor_schema_parts import OPEN, Schema, mapping, plain_data, ref, texts, words
 from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Text, Type, Word
-from meshctl.recipe.json_schema import OPEN, Schema, mapping, plain_data, ref, texts, words
 from meshctl.recipe.scalars import is_whole
 from meshctl.text.english import MAX_LETTERS
 

@@ -23,7 +23,7 @@ from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
 from meshctl.cli.validate import checked
 from meshctl.recipe import templates
-from meshctl.recipe.schema import schema
+from meshctl.recipe.editor_schema import schema
 from meshctl.recipe.templates import (
     DEVICES,
     KINDS,

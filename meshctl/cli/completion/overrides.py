@@ -18,9 +18,9 @@ from pathlib import Path
 from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.outline import Outline
 from meshctl.recipe.compose.yaml_tree import Path as Keys
+from meshctl.recipe.editor_schema_parts import AUTO
 from meshctl.recipe.field_types import Boolean, DeviceType, DimOrder, Endpoint, Size, Text, Texts, Type, Word
 from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, RECIPE, RUN, STAGE, SYNC
-from meshctl.recipe.json_schema import AUTO
 from meshctl.recipe.key_paths import field_at, keys_below, section_at
 from meshctl.recipe.section_types import Nested
 from meshctl.topology.sizes import DIMS, divisors

@@ -3,8 +3,8 @@ recipe."""
 
 from __future__ import annotations
 
+from meshctl.recipe.editor_schema_parts import Schema, plain_data
 from meshctl.recipe.fields import MODEL, PARALLEL, RECIPE, SECTIONS
-from meshctl.recipe.json_schema import Schema, plain_data
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
