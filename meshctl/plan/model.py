@@ -183,7 +183,7 @@ class Plan:
     groups: tuple[Group, ...]
     components: tuple[Component, ...]
     stages: tuple[Stage, ...]
-    """In the order in which every worker runs those of its group, each step."""
+    """All stages, in the order in which a worker runs those of its group in each step."""
     routes: tuple[Route, ...]
     run: Run
     replayed: tuple[Route, ...] = field(default=(), metadata=SPARSE)

@@ -79,4 +79,6 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     options = list(options)
     if word and (meant := nearest(word, options)):
         return f"did you mean `{meant}`?"
-    return f"there {'is' if len(options) == 1 else 'are'} {listed(options)}" if options else ""
+    if not options:
+        return ""
+    return f"there {'is' if len(options) == 1 else 'are'} {listed(options)}"

@@ -74,7 +74,7 @@ class Allocation:
     devices: Mapping[str, DeviceRanges]
     """The devices of each group; empty on cpu."""
     beyond: Mapping[str, int] = field(default_factory=dict)
-    """By group, where the cluster has too few devices: the first device that it lacks."""
+    """Group -> its lowest device number that the cluster does not have, for groups with such devices."""
 
 
 def allocate(groups: Groups, hardware: Hardware) -> Allocation:

@@ -60,9 +60,9 @@ class Proposal:
     """Sizes that would satisfy a broken rule."""
 
     sizes: Mapping[str, int | bool]
-    """By dim, without `_size`."""
+    """Dim -> size; the dims are named without `_size`."""
     is_layout: bool = False
-    """Whether these are all dims of a layout, so that those of size 1 need not be shown."""
+    """Whether `sizes` has all dims of a layout, so that dims of size 1 need not be shown."""
 
     def __str__(self) -> str:
         if self.is_layout:
@@ -78,7 +78,7 @@ class Misfit:
     size: str
     """The key to change, such as `tp_size`."""
     message: str
-    """What is wrong, without a proposal; keys stand in backquotes."""
+    """The error message without proposals; keys are in backquotes."""
     drawn: str = ""
     """The calculation that fails, such as `dp 2 x tp 3 = 6`."""
     fits: tuple[Proposal, ...] = ()

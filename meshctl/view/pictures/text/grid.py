@@ -128,11 +128,10 @@ def _indices(down: Sequence[tuple[str, int]], rows: Sequence[Row | None]) -> lis
     for row in rows:
         at = row.indices if row else ()
         first = next((column for column in range(len(at)) if at[: column + 1] != before[: column + 1]), 0)
-        made.append(
-            ["" if column < first else str(index) for column, index in enumerate(at)]
-            if row
-            else [ELLIPSIS] * len(down)
-        )
+        if row:
+            made.append(["" if column < first else str(index) for column, index in enumerate(at)])
+        else:
+            made.append([ELLIPSIS] * len(down))
         bars.append(" ┆ " if row and before and row.number > number + 1 else " │ ")
         number, before = row.number if row else 0, at
     labels = ["  ".join(text.rjust(each) for text, each in zip(texts, wide, strict=True)) for texts in made]
