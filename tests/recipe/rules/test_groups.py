@@ -45,7 +45,7 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
         (["cluster.devices_per_node.cdua=8"], "`cluster.devices_per_node.cdua` is not in the recipe"),
         (["cluster.devices_per_node={cdua: 8}"], "`cdua` is not a device type"),
         (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, and cpu is not one"),
-        (["cluster.devices_per_node={cuda: 8, gpu: 8}"], "`devices_per_node` says cuda twice"),
+        (["cluster.devices_per_node={cuda: 8, gpu: 8}"], "`devices_per_node` names cuda twice"),
         (
             ["cluster.nodes=3", "cluster.devices_per_node=[8,4]"],
             "`devices_per_node` lists 2 nodes, the cluster has 3",
