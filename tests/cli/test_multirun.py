@@ -17,7 +17,8 @@ from meshctl.engines.engine import ENGINES, CannotStart
 from meshctl.engines.local import LocalEngine
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Start
-from tests.cli.test_launch import folder, meshctl, started, steps  # noqa: F401
+from tests.cli.commands import meshctl
+from tests.cli.small_launch import started, steps
 
 MOOD = "components.taker.args.mood"
 
@@ -28,7 +29,7 @@ def rows(output: str) -> list[list[str]]:
     return [re.split(r"  +", line.strip()) for line in lines[1:]]
 
 
-def test_every_combination_is_run_and_the_worst_code_counts(folder: Path) -> None:  # noqa: F811
+def test_every_combination_is_run_and_the_worst_code_counts(folder: Path) -> None:
     done = meshctl(
         folder, "launch", "-m", "recipe.yaml", f"{MOOD}=glad,raises", "run.steps=2", "groups.two.ranks=2"
     )
@@ -45,7 +46,7 @@ def test_every_combination_is_run_and_the_worst_code_counts(folder: Path) -> Non
     assert steps(runs[0]) == [1, 2]
 
 
-def test_nothing_is_started_unless_every_combination_is_right(folder: Path) -> None:  # noqa: F811
+def test_nothing_is_started_unless_every_combination_is_right(folder: Path) -> None:
     done = meshctl(folder, "launch", "--multirun", "recipe.yaml", "run.steps=2,x", "groups.two.ranks=1,2")
     assert done.returncode == 1 and done.stdout == ""
     assert (
@@ -56,7 +57,7 @@ def test_nothing_is_started_unless_every_combination_is_right(folder: Path) -> N
     assert not (folder / "runs").exists()
 
 
-def test_ctrl_c_ends_the_current_job_and_skips_the_rest(folder: Path) -> None:  # noqa: F811
+def test_ctrl_c_ends_the_current_job_and_skips_the_rest(folder: Path) -> None:
     running = started(folder, "recipe.yaml", "-m", "seed=1,2,3", f"{MOOD}=slow", "run.steps=100000")
     try:
         assert running.stdout is not None
@@ -76,7 +77,7 @@ def test_ctrl_c_ends_the_current_job_and_skips_the_rest(folder: Path) -> None:  
     assert first[-1] == f"runs/small/{run.name}" and (run / "checkpoints" / "latest").is_dir()
 
 
-def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:  # noqa: F811
+def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml", "-m", "--dry-run", "groups.two.ranks=range(1,3)")
     assert done.returncode == 0, done.stderr
     assert "job 1 of 2: groups.two.ranks=1\nsmall: 2 groups, 2 workers" in done.stdout
@@ -92,7 +93,7 @@ def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:  # 
         (["recipe.yaml", "run@vars.x=glob(z*)"], "error: `run@vars.x=glob(z*)` has no value\n"),
     ],
 )
-def test_misuse_is_one_line(folder: Path, words: list[str], message: str) -> None:  # noqa: F811
+def test_misuse_is_one_line(folder: Path, words: list[str], message: str) -> None:
     done = meshctl(folder, "launch", "-m", *words)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
@@ -125,7 +126,7 @@ def test_other_flags_are_not_answered(words: str) -> None:
     assert answer(words.split()) == ""
 
 
-def test_a_flag_of_hydra_exits_with_2_and_one_line(folder: Path) -> None:  # noqa: F811
+def test_a_flag_of_hydra_exits_with_2_and_one_line(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml", "components.taker.args.token=sesame123", "--cfg", "job")
     assert (done.returncode, done.stdout) == (2, "")
     same = "meshctl config recipe.yaml components.taker.args.token=<redacted>"
@@ -138,7 +139,7 @@ class Refusing(LocalEngine):
 
 
 def test_all_jobs_run_on_the_engine_that_is_asked_for(
-    folder: Path,  # noqa: F811
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

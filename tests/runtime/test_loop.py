@@ -436,7 +436,9 @@ def test_steps_that_end_a_run_before_its_data_are_no_source() -> None:
 
 @pytest.mark.parametrize(("every", "ends_run", "last"), [(2, True, 4), (1, None, 2), (1, False, 6)])
 def test_a_stage_states_whether_its_data_end_the_run(every: int, ends_run: bool | None, last: int) -> None:
-    make = lambda name: sized(24 if name == "source-a" else 6)  # noqa: E731
+    def make(name: str) -> Sized:
+        return sized(24 if name == "source-a" else 6)
+
     outcome, _ = run_with_exam(make, every=every, ends_run=ends_run)
     assert not outcome.faults and set(outcome.last.values()) == {last}
 

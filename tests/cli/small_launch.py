@@ -1,0 +1,74 @@
+"""The small recipe that the tests of `launch` run: one group makes batches, another sums them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.commands import MAIN
+
+PARTS = """
+import os, time
+import torch
+from meshctl import Batch, Component, endpoint
+
+class Maker(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.ones(len(samples), 2)})
+
+class Taker(Component):
+    def __init__(self, mood: str = "") -> None:
+        self.mood, self.seen = mood, torch.zeros(())
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        if self.mood == "raises" and self.rank == 1 and self.step == 2:
+            raise ValueError("boom")
+        if self.mood == "slow":
+            time.sleep(0.05)
+        self.seen += len(batch)
+        return {"seen": float(self.seen)}
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+class Stranger:
+    pass
+"""
+
+RECIPE = """
+name: small
+groups:
+  one: {ranks: 1, device_type: cpu}
+  two: {ranks: 2, device_type: cpu}
+components:
+  maker: {_target_: parts.Maker, group: one}
+  taker: {_target_: parts.Taker, group: two, args: {mood: ""}}
+pipeline:
+  batch: {call: maker.next, samples: 4}
+  sum: {call: taker.update, in: batch}
+run: {steps: 3, dir: runs, checkpoint: {every: 2}}
+"""
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """In a process group of its own, so that a test can signal all of it, as a terminal does."""
+    command = [sys.executable, "-c", MAIN, "launch", *words]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    )
+
+
+def run_of(folder: Path) -> Path:
+    (run,) = folder.glob("runs/small/*")
+    return run
+
+
+def steps(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
