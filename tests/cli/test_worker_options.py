@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from meshctl.run.directory import RunDir
-from tests.cli.commands import MAIN
-from tests.cli.test_launch import folder, meshctl, run_of  # noqa: F401
+from tests.cli.commands import MAIN, meshctl
+from tests.cli.small_launch import run_of
 
 PARTS = """
 import torch
@@ -40,13 +40,14 @@ class Taker(Component):
         return {"seen": float(len(batch))}
 """
 TIMEOUT_S = 60
+AGAIN_S = 5
 STOPS = "components.taker.args.mood=stops"
 
 
 class Terminal:
     """A command that a terminal controls."""
 
-    def __init__(self, folder: Path, *words: str) -> None:  # noqa: F811
+    def __init__(self, folder: Path, *words: str) -> None:
         self._master, slave = pty.openpty()
         command = [sys.executable, "-c", MAIN, *words]
         self.process = subprocess.Popen(command, cwd=folder, preexec_fn=lambda: os.login_tty(slave))
@@ -56,13 +57,34 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Reads until a text is shown after the one that was waited for before."""
-        while (found := self.shown.find(text, self._waited)) < 0:
-            assert select.select([self._master], [], [], TIMEOUT_S)[0], self.shown
-            self.shown += os.read(self._master, 4096).decode(errors="replace")
-        self._waited = found + len(text)
+        while not self._is_shown(text):
+            assert self._read(TIMEOUT_S), self.shown
 
     def type(self, line: str) -> None:
         os.write(self._master, line.encode())
+
+    def interrupt_until(self, text: str) -> None:
+        """Presses Ctrl-C until a text is shown, as a person would: readline does not notice a signal that
+        arrives after it has printed its prompt and before it waits for input."""
+        for _ in range(TIMEOUT_S // AGAIN_S):
+            self.type("\x03")
+            while self._read(AGAIN_S):
+                if self._is_shown(text):
+                    return
+        raise AssertionError(self.shown)
+
+    def _is_shown(self, text: str) -> bool:
+        found = self.shown.find(text, self._waited)
+        if found >= 0:
+            self._waited = found + len(text)
+        return found >= 0
+
+    def _read(self, seconds: float) -> bool:
+        """Returns whether something was shown in this time."""
+        if not select.select([self._master], [], [], seconds)[0]:
+            return False
+        self.shown += os.read(self._master, 4096).decode(errors="replace")
+        return True
 
     def end(self) -> int:
         try:
@@ -75,7 +97,7 @@ class Terminal:
 
 
 @pytest.fixture
-def here(folder: Path) -> Path:  # noqa: F811
+def here(folder: Path) -> Path:
     (folder / "parts.py").write_text(PARTS)
     return folder
 
@@ -87,8 +109,7 @@ def test_breakpoint_stops_the_worker_that_is_debugged(here: Path) -> None:
     terminal.type("p 'the answer is', answer\n")
     terminal.wait_for("('the answer is', 42)")
     terminal.wait_for("(Pdb) ")
-    terminal.type("\x03")
-    terminal.wait_for("(Pdb) ")
+    terminal.interrupt_until("(Pdb) ")
     terminal.type("c\n")
     assert terminal.end() == 0, terminal.shown
     assert "step 3/3" in terminal.shown and "two:0: in step 2" in terminal.shown
