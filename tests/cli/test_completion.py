@@ -279,6 +279,11 @@ def test_the_folder_of_a_run_is_a_recipe(place: Path) -> None:
     assert texts("launch runs groups.t") == ["groups.train."]
 
 
+def test_a_pipe_in_a_config_group_is_not_opened(place: Path) -> None:
+    os.mkfifo(place / "conf" / "data" / "huge.yaml")
+    assert texts("launch grpo.yaml data@_global_=") == ["data@_global_=large", "data@_global_=small"]
+
+
 def test_the_values_of_included_files(place: Path) -> None:
     (place / "more.yaml").write_text(
         "defaults: [./grpo, base, data@vars.mine: large]\ngroups: {judge: {ranks: 1}}\n"

@@ -42,6 +42,8 @@ class Outline:
             file.stem: file for folder in self.folders[::-1] for file in files(folder / group, *SUFFIXES)
         }
         for name, file in found.items():
+            if not file.is_file():
+                continue  # opening a pipe would wait for its writer
             first = file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
             yield name, first[1:].strip() if first.startswith("#") else ""
 
