@@ -9,6 +9,7 @@ A new type is one class. `section_types.py` has the types of mappings.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -68,16 +69,17 @@ def is_run_name(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Type:
+class Type(ABC):
     empty: ClassVar[Any] = None
     """The value of a key that is left out and has no default, and of one that could not be read."""
 
+    @abstractmethod
     def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
         """Returns the value of a node; None for a wrong one, which is reported."""
-        raise NotImplementedError
 
+    @abstractmethod
     def schema(self) -> Schema:
-        raise NotImplementedError
+        """Returns the JSON Schema of the values."""
 
 
 # Simple values

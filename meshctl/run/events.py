@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,14 +50,14 @@ class Event:
     """Seconds since the epoch, by the clock of the process that wrote it."""
 
 
-class EventLog:
+class EventLog(ABC):
     """The destination of a process's events."""
 
+    @abstractmethod
     def write(
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
     ) -> None:
         """Appends an `Event`."""
-        raise NotImplementedError
 
     def write_step(self, report: StepReport) -> None:
         """Appends the events of a step: those of its metrics, then `step`."""
