@@ -222,7 +222,7 @@ def test_one_who_keeps_tensors_of_a_device_is_named(tmp_path: Path, monkeypatch:
     with World(producer, consumer, device=partial(Device, READ, tmp_path / "store")) as world:
         [problem] = world.results(0)
         world.kill(0)
-    assert problem == f"job rank 1 still holds {SLOTS + MAX_HELD} of what it was lent"
+    assert problem == f"job rank 1 still holds {SLOTS + MAX_HELD} of the frames that were leased to it"
 
 
 @pytest.mark.slow

@@ -115,7 +115,9 @@ def test_a_receiver_that_releases_nothing_is_named_and_memory_stays_bounded(
             kept.append(worker.transport.receive(0, TAG).frame)
 
     with World(producer, keeper) as world:
-        assert world.results(0) == [[f"job rank 1 still holds {SLOTS + MAX_HELD} of what it was lent", True]]
+        assert world.results(0) == [
+            [f"job rank 1 still holds {SLOTS + MAX_HELD} of the frames that were leased to it", True]
+        ]
 
 
 def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it() -> None:

@@ -245,7 +245,7 @@ class BufferPool:
 
     def _held(self, to: Sequence[int], count: int) -> BuffersHeld:
         names = " or ".join(map(self._data_plane.name_of, to))
-        return BuffersHeld(f"{names} still holds {count} of what it was lent")
+        return BuffersHeld(f"{names} still holds {count} of the frames that were leased to it")
 
     def _on_dropped(self, block: Block) -> None:
         self.registered.pop(block.memory.address, None)

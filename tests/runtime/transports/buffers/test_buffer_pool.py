@@ -256,7 +256,7 @@ def test_one_who_keeps_what_was_not_copied_is_named_and_may_keep_a_copy() -> Non
     with World(producer, consumer) as world:
         [returned] = world.results(0)
         world.kill(0)
-        assert returned == f"job rank 1 still holds {SLOTS + MAX_HELD} of what it was lent"
+        assert returned == f"job rank 1 still holds {SLOTS + MAX_HELD} of the frames that were leased to it"
         assert world.results(1) == [SLOTS + MAX_HELD]
 
 
