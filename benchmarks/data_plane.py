@@ -98,8 +98,7 @@ GOALS = (
     Goal("Ray, usual driver hop / in place", "in place", ("Ray hop usual",), 50),
     Goal("Twinkle, driver hop / in place", "in place", ("Twinkle hop",), 50),
 )
-"""What the design promises: peers are compared with batches made in place, copied ones with a memcpy
-alone."""
+"""The promised ratios. Peers are compared with batches made in place, and copied batches with memcpy only."""
 SMALL_GOALS = (
     Goal("gloo / even", "even", ("gloo",), 1.0),
     Goal("gloo / in place", "in place", ("gloo",), 1.0),
@@ -208,8 +207,7 @@ def taking(stack: ExitStack, shape: Shape, begin: Callable[[End], Step], dispatc
 
 
 def check_balance(tokens: Sequence[int]) -> None:
-    """What all consumers got is what was sent; how even it is, is for `tests`, but not for a comparison of
-    unequal things."""
+    """Ends the benchmark if the consumers received uneven numbers of tokens, which could not be compared."""
     if max(tokens) * len(tokens) > 1.05 * sum(tokens) + len(tokens) * samples.SAMPLES:
         raise SystemExit(f"tokens are not balanced: {tokens}")
 

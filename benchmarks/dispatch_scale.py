@@ -51,8 +51,8 @@ def least_seconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def even_seconds(ranks: int, repeats: int) -> float:
-    """Of all that one rank asks of an even route: its producers, its samples, and the shares that it
-    feeds."""
+    """Returns the CPU seconds that one rank needs for its questions about an even route: its producers, its
+    samples, and the shares that it supplies."""
     mesh = DeviceMesh.from_sizes(dp_size=ranks // 2, tp_size=2)
     flow = EvenFlow(mesh, mesh, SAMPLES)
     rank = ranks - 1

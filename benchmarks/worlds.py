@@ -237,8 +237,8 @@ def ragged(nbytes: int, rank: int, producers: int) -> Batch:
 
 
 class Consumer:
-    """What a consumer does with its batches: checks all of the first one, then reads both ends of each
-    column."""
+    """The body of a consumer. It checks the whole of the first batch, and both ends of each column of the
+    later ones."""
 
     def __init__(self, expected: Sequence[int] | None = None) -> None:
         """`expected` are the samples that it must get; none where that follows from their lengths."""

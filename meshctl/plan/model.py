@@ -120,13 +120,14 @@ class Stage:
     """The component that a sync loads into."""
     to_method: str = ""
     lag: int = 0
-    """Of a sync: in step k the receiver loads the weights that were sent in step k - lag."""
+    """A field of syncs: in step k the receiver loads the weights that were sent in step k - lag."""
     checksum: bool = field(default=False, metadata=SPARSE)
-    """Of a sync: whether received weights are compared with checksums of the sent weights."""
+    """A field of syncs: whether the receiver compares weights with checksums of the sent weights."""
     is_without_data: bool = field(default=False, metadata={**SPARSE, "key": "without_data"})
     """Whether the endpoint is called without arguments."""
     ends_run: bool | None = field(default=None, metadata=SPARSE)
-    """Of a source: whether the run ends when its data end; None where `run.bounds` decides it."""
+    """A field of sources: whether the run ends when the source has no more data. For None, `run.bounds`
+    decides."""
 
     @property
     def is_source(self) -> bool:

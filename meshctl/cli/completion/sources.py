@@ -1,5 +1,4 @@
-"""What options and arguments of the command line may be: callbacks that `cli/app.py` names beside each of
-them.
+"""Callbacks that propose values of options and arguments. `cli/app.py` names the callback of each of them.
 
 A callback gets the arguments of the command so far, in `ctx.args`, and the beginning of the word.
 """

@@ -55,7 +55,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a recipe, or any run where there is no recipe, asks of the machine."""
+    """The requirements of a recipe on the machine; without a recipe, those of every run."""
 
     runs: str = "runs"
     """The folder in which run directories are made."""

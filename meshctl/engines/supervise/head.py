@@ -94,7 +94,7 @@ class Head:
         self._is_ready = self._is_asked = self._is_signalled = self._is_released = False
         self._cause: Cause | None = None
         self._ended_by = ""
-        """What ends the run before its `steps`: the data of a source, or the request of a component."""
+        """Why the run ends before its `steps`: a source without more data, or a component's request."""
         self._phase = 0
         """Of ending by force: 0 not yet, 1 SIGTERM was sent, 2 SIGKILL, 3 node processes were killed."""
         self._deadline = math.inf

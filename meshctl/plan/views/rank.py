@@ -79,7 +79,7 @@ class RankInMesh:
 
 @dataclass(frozen=True)
 class RankStage:
-    """What one rank does in one stage of its group."""
+    """The part of one rank in one stage of its group."""
 
     stage: str
     kind: str

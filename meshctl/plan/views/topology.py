@@ -103,7 +103,7 @@ class PlacedComponent:
     """The dims with a size above 1, outermost first: `fsdp 2 x tp 2`; or `one rank`."""
     data_size: int
     process_groups: tuple[ProcessGroups, ...]
-    """Those along each dim with a size above 1, outermost first, then those along the dims of the views."""
+    """The process groups along each dim with a size above 1, outermost first, then those of the views."""
 
 
 @dataclass(frozen=True, kw_only=True)
