@@ -161,6 +161,13 @@ class Run:
     """Seconds that a worker waits for another worker before it ends the run; 0 to wait for ever."""
     log_level: str = field(default="warning", metadata=SPARSE)
     """The least level of the log records that workers of components write."""
+    checks: str = field(default="basic", metadata=SPARSE)
+    """The checks that workers make: `basic`, or `all`, which take time."""
+
+    @property
+    def has_all_checks(self) -> bool:
+        """Whether workers make the checks that take time."""
+        return self.checks == "all"
 
 
 @dataclass(frozen=True)

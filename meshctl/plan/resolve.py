@@ -178,4 +178,5 @@ def _run(run: recipes.Run, routes: tuple[Route, ...]) -> Run:
         record,
         run.patience,
         run.log_level,
+        run.checks,
     )

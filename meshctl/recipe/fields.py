@@ -76,6 +76,10 @@ LOG_LEVELS = {
     "warning": "warnings and errors",
     "error": "errors only",
 }
+CHECKS = {
+    "basic": "checks that cost nothing that can be measured",
+    "all": "also checks that cost time: writes into borrowed memory, equal values of peers, collectives",
+}
 BALANCE = {"tokens": "even out the tokens of the shares"}
 
 DISPATCH_MODE = Word(DISPATCH_MODES, "a dispatch mode", "MC520")
@@ -384,6 +388,9 @@ RUN = Section("run", "`run`", (
         aliases="timeout timeout_seconds"),
     Field("log_level", Word(LOG_LEVELS, "a log level", "MC102"), default="warning",
         doc="The least level of Python's log records that workers of components write."),
+    Field("checks", Word(CHECKS, "a set of checks", "MC102"), default="basic",
+        doc="Checks while the run goes on: `all` also compares what peers return, the order and shapes "
+            "of collectives, and all borrowed memory before and after each call."),
     Field("show", Texts("pipeline", is_prefix=True),
         doc="Metrics that the display shows, as STAGE.NAME."),
     Field("record", Texts("pipeline"),

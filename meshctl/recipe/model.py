@@ -209,6 +209,7 @@ class Run:
     record: tuple[str, ...] = ()
     patience: float = RUN.default("patience")
     log_level: str = RUN.default("log_level")
+    checks: str = RUN.default("checks")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ run.steps = 7                           override 1:1:11
 run.show.0 = metrics.loss               recipe.yaml:11:26
 run.patience = 3600                     default
 run.log_level = warning                 default
+run.checks = basic                      default
 components.actor.parallel.fsdp_size = auto  layout/fsdp.yaml:2:12
                                         (is 4, inferred)
 components.actor._target_ = arithmetic.Actor  recipe.yaml:7:21
