@@ -5,6 +5,6 @@
     probe.py           the child
 
 A topic is a module with a frozen dataclass `Facts`, a function `measure` that returns the facts as plain
-data, and a function `judge` that turns facts into findings and does nothing else. `judge` is therefore
-testable for machines that nobody here has. A new topic is a new module and one line in `runner.TOPICS`.
+data, and a pure function `judge` that turns facts into findings. Tests can therefore pass `judge` the facts
+of any machine. A new topic is a new module and one line in `runner.TOPICS`.
 """

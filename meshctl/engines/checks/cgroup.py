@@ -1,5 +1,5 @@
-"""The limits of the container or session: those of this process's control group and of all groups above
-it."""
+"""Resource limits of this process's control group and of its ancestors, as a container or a session sets
+them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
-"""Version 1 writes a number from here on where there is no limit."""
+"""Control groups of version 1 report "no limit" as a number of at least this value."""
 
 
 def folders(controller: str = "") -> Iterator[Path]:
-    """Yields the folder of this process's group and those of the groups above it, innermost first.
+    """Yields the folders of this process's control group and of its ancestors, innermost first.
 
     `controller` is the name of a controller of version 1; it is empty for version 2.
     """
@@ -26,7 +26,7 @@ def folders(controller: str = "") -> Iterator[Path]:
                 if controllers:
                     break
     root = MOUNT / controller if controller and (MOUNT / controller).is_dir() else MOUNT
-    # In a container the path may be that of the host.
+    # In a container, the path may be the one that the host uses.
     below = root / inside if (root / inside).is_dir() else root
     yield below
     yield from (folder for folder in below.parents if folder == root or root in folder.parents)
@@ -39,15 +39,15 @@ def _files(new: str, old: str) -> Iterator[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """Returns None for `max`, and where there is no such file."""
+    """Returns the first number in a file; None for `max`, and if the file does not exist."""
     with suppress(OSError, ValueError):
         found = int(file.read_text().split()[0])
         return found if 0 <= found < UNLIMITED else None
     return None
 
 
-def least(new: str, old: str) -> int:
-    """Returns the smallest limit of all groups; 0 for none.
+def smallest_limit(new: str, old: str) -> int:
+    """Returns the smallest limit of this control group and its ancestors; 0 for no limit.
 
     `new` is the name of a file of version 2, `old` is CONTROLLER/NAME of version 1.
     """
@@ -55,12 +55,13 @@ def least(new: str, old: str) -> int:
 
 
 def value(new: str, old: str) -> int:
-    """Returns the number of the group itself; 0 where it is not known."""
+    """Returns the number in a file of this process's own control group; 0 if it is unknown."""
     return next((found for file in _files(new, old) if (found := _number(file)) is not None), 0)
 
 
 def entry(file: str, key: str) -> int:
-    """Returns the number of a line `key number` in a file of the group itself; 0 where it is not known."""
+    """Returns the number of a line `key number` in a file of this process's own control group; 0 if it is
+    unknown."""
     for folder in folders():
         with suppress(OSError, ValueError):
             return int(dict(line.split() for line in (folder / file).read_text().splitlines())[key])
@@ -69,7 +70,7 @@ def entry(file: str, key: str) -> int:
 
 
 def cpus() -> float:
-    """Returns the processors that the quota is worth; 0 for no quota."""
+    """Returns the smallest CPU quota, in processors; 0 for no quota."""
     found = []
     for folder in folders():
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The system and its clock, and whether Ctrl-C reaches a run."""
+"""The operating system, its clock, and whether this process ignores Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Facts:
     now: float = 0.0
     """The time, in seconds since the epoch."""
     written: float = 0.0
-    """The time of meshctl's own files."""
+    """Modification time of meshctl's own files, in seconds since the epoch."""
     is_interrupt_ignored: bool = False
 
 

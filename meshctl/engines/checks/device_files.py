@@ -1,5 +1,5 @@
-"""The devices that a machine has, by their files, and whether a plan fits them. No driver is called, because
-CUDA does not survive a fork."""
+"""Counts the devices of a machine by their device files, and checks that a plan fits them. It calls no
+driver, because CUDA does not survive a fork."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from meshctl.plan.model import Group, Plan
 
 ROOT = Path("/")
 DEVICES = {"cuda": "dev/nvidia[0-9]*", "npu": "dev/davinci[0-9]*"}
-"""Patterns of the files that a machine has for its devices."""
+"""Device type -> pattern of its device files."""
 ROCM_DEVICES = "sys/class/kfd/kfd/topology/nodes/*/gpu_id"
-"""One file for each processor; it holds 0 for a processor that is no GPU."""
+"""One file per processor. It contains 0 if the processor is not a GPU."""
 
 
 def check_devices(plan: Plan) -> None:
-    """Raises `CannotStart` where this machine, the only node of the plan, lacks a group's devices, or where
-    two groups would have the same device."""
+    """Raises `CannotStart` if this machine, the only node of the plan, lacks a group's devices, or if two
+    groups that are not colocated would use the same device."""
     rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
     owners: dict[str, Group] = {}
     for group in plan.groups:
         kind = group.device_type
         if kind not in DEVICES:
             continue
-        left, here = device_list(kind, os.environ, rocm), count_devices(kind, rocm)
-        for name in required_names(group, numbers_on_node(plan, group, 0), left, here):
+        visible, count = device_list(kind, os.environ, rocm), count_devices(kind, rocm)
+        for name in required_names(group, numbers_on_node(plan, group, 0), visible, count):
             other = owners.setdefault(f"{kind} device {name}", group)
             if owner_of_devices(plan, other) != owner_of_devices(plan, group):
                 both = f"groups {other.name} and {group.name} would both have the {kind} device {name}"
@@ -46,43 +46,44 @@ def check_devices(plan: Plan) -> None:
 
 
 def owner_of_devices(plan: Plan, group: Group) -> str:
-    """Returns the name of the group whose devices a group has: its own, or the one it is colocated with."""
+    """Returns the name of the group that owns a group's devices: the group itself, or the one that it is
+    colocated with."""
     while group.colocate:
         group = plan.group(group.colocate)
     return group.name
 
 
-def required_names(group: Group, wanted: Sequence[int], left: DeviceList | None, here: int) -> list[str]:
-    """Returns the hardware names of the devices that a group needs. Raises `CannotStart` where the machine
-    lacks some.
+def required_names(group: Group, numbers: Sequence[int], visible: DeviceList | None, count: int) -> list[str]:
+    """Returns the hardware names of the devices that a group needs. Raises `CannotStart` if the machine lacks
+    some of them.
 
-    `wanted` are the devices by their numbers on the node. `left` is the list in the environment
-    (`CUDA_VISIBLE_DEVICES`), if there is one. `here` is the number of devices that were found; where it is 0,
-    the list is believed, because the files of the devices may be elsewhere.
+    `numbers` are the numbers of the devices on the node. `visible` is the list of devices in the environment
+    (`CUDA_VISIBLE_DEVICES`), if there is one. `count` is the number of device files. If it is 0, `visible` is
+    not checked against it, because the device files may have other names.
     """
-    if left is not None:
-        known = takewhile(lambda name: here == 0 or not name.isdigit() or int(name) < here, left.names)
-        return hardware_names(group, wanted, replace(left, names=tuple(known)))
-    names = hardware_names(group, wanted, None)
-    if strange := [name for name in names if here == 0 or (name.isdigit() and int(name) >= here)]:
+    if visible is not None:
+        known = takewhile(lambda name: count == 0 or not name.isdigit() or int(name) < count, visible.names)
+        return hardware_names(group, numbers, replace(visible, names=tuple(known)))
+    names = hardware_names(group, numbers, None)
+    if missing := [name for name in names if count == 0 or (name.isdigit() and int(name) >= count)]:
         needs = (
-            f"is to see {', '.join(strange)} (its visible_devices)"
+            f"is to see {', '.join(missing)} (its visible_devices)"
             if group.visible_devices
-            else f"needs {devices_text(group, wanted)}"
+            else f"needs {devices_text(group, numbers)}"
         )
-        raise CannotStart(f"group {group.name} {needs}, and this machine has {here or 'none'}")
+        raise CannotStart(f"group {group.name} {needs}, and this machine has {count or 'none'}")
     return names
 
 
 def count_devices(device_type: str, rocm: bool = False) -> int:
-    """Returns the number of devices of this machine."""
+    """Returns the number of devices of a type that this machine has."""
     if rocm and device_type == "cuda":
         return len([file for file in ROOT.glob(ROCM_DEVICES) if file.read_text().strip() not in ("", "0")])
     return len(list(ROOT.glob(DEVICES[device_type])))
 
 
 def is_rocm() -> bool:
-    """Whether the installed torch is ROCm's, found in its text without importing it."""
+    """Whether the installed torch is a ROCm build. Reads torch's `version.py` as text and imports nothing."""
     found = importlib.util.find_spec("torch")
     version = Path(found.origin).with_name("version.py") if found and found.origin else None
     return (

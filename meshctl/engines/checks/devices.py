@@ -1,5 +1,5 @@
-"""The accelerators: what the machine has, what the driver reports, what the environment leaves, what torch
-sees."""
+"""The accelerators: devices of the machine, the driver's report, the devices that the environment selects,
+and the devices that torch sees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 120.0
 SMI_S, DRIVER_S = 20.0, 90.0
 SMI_FIELDS = ("index", "name", "driver_version", "memory.used", "memory.total", "compute_mode")
 MAX_USED_BYTES = 2 * GIB
-"""Memory of a device that other processes may use without a warning."""
+"""Other processes may use this many bytes of a device's memory without a warning."""
 INSTALL = "https://pytorch.org/get-started/locally"
 
 
@@ -46,7 +46,7 @@ class Facts:
     files: Mapping[str, int] = field(default_factory=dict)
     """Device type -> the number of its files in /dev."""
     is_rocm: bool = False
-    """The installed torch is ROCm's."""
+    """Whether the installed torch is a ROCm build."""
     variable: str = ""
     """The environment variable that selects devices; empty where it is not set."""
     variable_text: str = ""
@@ -56,9 +56,9 @@ class Facts:
     """A row of nvidia-smi, which ignores the environment, for each device."""
     smi_error: str = ""
     hidden: int = 0
-    """NVIDIA devices of the driver that have no file in /dev."""
+    """Number of NVIDIA devices that the driver lists and that have no file in /dev."""
     closed: str = ""
-    """The file of a device that this user may not open."""
+    """A device file that this user may not open; empty if there is none."""
     has_torch_npu: bool = False
     torch: Mapping[str, Any] = field(default_factory=dict)
     """The facts of `torch_build.build`."""
@@ -104,7 +104,7 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
 
 
 def nvidia_smi() -> list[list[str]]:
-    """Runs in a child. Returns a row of `SMI_FIELDS` for each device."""
+    """Returns a row of `SMI_FIELDS` for each device. To be called in a child process."""
     command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
@@ -113,7 +113,7 @@ def nvidia_smi() -> list[list[str]]:
 
 
 def read_rows(rows: Sequence[Sequence[str]]) -> tuple[Device, ...]:
-    """Returns the devices of nvidia-smi's rows. A number that is not known (`[N/A]`) becomes 0."""
+    """Returns the devices of nvidia-smi's rows. An unknown number (`[N/A]`) becomes 0."""
 
     def number(text: str) -> int:
         return int(text) if text.isdecimal() else 0
@@ -214,8 +214,8 @@ def _driver(facts: Facts, broken: State, expected: int) -> Finding:
 
 
 def _expected_devices(facts: Facts) -> int:
-    """Returns the number of devices that torch should see. The driver stops at the first unknown name, and
-    shows one of several MIG instances."""
+    """Returns the number of devices that torch should see. The driver ignores the list from its first unknown
+    name on, and shows only one of several MIG instances."""
     count = facts.files["cuda"]
     if not facts.variable:
         return count
@@ -224,7 +224,7 @@ def _expected_devices(facts: Facts) -> int:
 
 
 def _driver_advice(seen: Mapping[str, Any], torch: Mapping[str, Any]) -> str:
-    """Returns the advice for a driver whose CUDA is of an older major version than torch's."""
+    """Returns advice for a driver whose CUDA has an older major version than the CUDA of torch."""
     driver, built = int(seen.get("driver") or 0), str(torch.get("cuda") or "")
     if not driver or not built or driver // 1000 >= int(built.split(".")[0]):
         return ""
@@ -240,8 +240,8 @@ def _cuda_version(number: int) -> str:
 
 
 def _unsupported(seen: Mapping[str, Any]) -> str:
-    """Returns the first device for which torch has neither binary code nor PTX that the driver could
-    translate."""
+    """Returns the first device for which torch has neither binary code nor PTX that the driver can
+    compile."""
     archs = [arch for arch in seen.get("archs", []) if arch.startswith(("sm_", "compute_"))]
     binaries = [capability(arch) for arch in archs if arch.startswith("sm_")]
     ptx = [capability(arch) for arch in archs if arch.startswith("compute_")]
@@ -260,7 +260,8 @@ def capability(arch: str) -> tuple[int, int]:
 
 
 def _other_users(facts: Facts) -> Iterator[Finding]:
-    """Judges the memory that other processes use on the visible devices, and who may use these."""
+    """Judges the memory that other processes use on the visible devices, and the compute mode of these
+    devices."""
     is_listed = facts.variable and all(map(str.isdecimal, facts.visible))
     ours = [device for device in facts.devices if not is_listed or str(device.index) in facts.visible]
     if busy := [device for device in ours if device.used > MAX_USED_BYTES]:

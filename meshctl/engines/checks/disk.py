@@ -1,5 +1,5 @@
-"""The folder of run directories: free space, and the file operations of a run, which are renames over a file,
-links, locks and flushes."""
+"""The folder of run directories: its free space, and the file operations that a run uses (replacing a file,
+links, locks and flushes)."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ ELSEWHERE = "write elsewhere: run.dir=PATH"
 @dataclass(frozen=True)
 class Facts:
     folder: str = "."
-    """The folder of run directories, or the nearest existing one above it."""
+    """The folder of run directories, or its nearest existing ancestor."""
     error: str = ""
-    """The reason why nothing could be measured."""
+    """The reason why the measurement failed."""
     errors: Mapping[str, str] = field(default_factory=dict)
     """Operation -> the reason why it failed."""
     kind: str = ""
@@ -62,27 +62,29 @@ class Facts:
     free: int = 100 * GIB
     total: int = 1000 * GIB
     free_files: int = 1_000_000
-    """The number of files that may still be made; -1 where there is no limit."""
+    """The number of files that can still be created; -1 if there is no limit."""
     flush_s: float = 0.0
-    """Seconds until a small file is on the disk."""
+    """Seconds to flush a small file to the disk."""
     skew_s: float = 0.0
-    """Seconds by which the clock of this machine is ahead of that of the disk."""
+    """Seconds by which the clock of this machine is ahead of the file system's clock."""
     temporary_error: str = ""
-    """The reason why there is no folder for temporary files."""
+    """The reason why no folder for temporary files exists."""
 
 
 def nearest(runs: Path) -> Path:
-    """Returns the folder, or the nearest existing one above it."""
+    """Returns the folder, or its nearest existing ancestor."""
     return next((folder for folder in (runs, *runs.parents) if folder.exists()), Path("/"))
 
 
 def scratch(runs: str, pid: int) -> Path:
-    """Returns the folder that `measure` makes for the process that asked for it, and removes."""
+    """Returns the path of the folder in which `measure` tries file operations. `pid` is the process that
+    called for the measurement."""
     return nearest(Requirements(runs).runs_folder) / f".meshctl-doctor-{pid}"
 
 
 def clean(requirements: Requirements) -> None:
-    """Removes the folder that a killed `measure` left, in a child, since the disk may still hang."""
+    """Removes the folder that a killed `measure` left. Runs in a child process, because the disk may still
+    hang."""
     Probe("meshctl.engines.checks.disk:remove", [requirements.runs, os.getpid()], CLEAN_S).answer()
 
 
@@ -112,7 +114,8 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
 
 
 def operations(folder: Path) -> dict[str, Any]:
-    """Tries in a folder of its own what a run does with files. Raises OSError where it cannot write."""
+    """Tries the file operations of a run in a new folder below `folder`. Raises OSError if it cannot write
+    there."""
     before = time.time()
     (folder / "one").write_text("one")
     skew = before - (folder / "one").stat().st_mtime
@@ -139,7 +142,7 @@ def _rename(folder: Path) -> None:
 
 
 def _link(folder: Path) -> None:
-    """Renames a link over a link, as a run does with `latest`."""
+    """Replaces a symbolic link by another one, as a run does with `latest`."""
     for target in ("one", "flushed"):
         (folder / ".latest").symlink_to(target)
         (folder / ".latest").rename(folder / "latest")
@@ -148,7 +151,7 @@ def _link(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> None:
-    """Locks a file twice, as two launchers of one run would; the second one must fail."""
+    """Locks a file twice, as two launchers of one run would. The second lock must fail."""
     one, other = (os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600) for _ in range(2))
     try:
         fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +169,7 @@ OPERATIONS: Mapping[str, Callable[[Path], None]] = {"rename": _rename, "link": _
 
 
 def kind_of(folder: Path) -> str:
-    """Returns the type of the file system: that of the longest mount point above the folder."""
+    """Returns the type of the file system that contains the folder."""
     longest, kind = -1, ""
     with suppress(OSError):
         real = os.path.realpath(folder)
@@ -198,7 +201,7 @@ def _space(facts: Facts) -> Finding:
     name, where = "run directory", f"{facts.folder}" + (f" ({facts.kind})" if facts.kind else "")
     found = f"{where}: {amount(facts.free)} free of {amount(facts.total)}"
     remedy = f"delete old runs, keep fewer checkpoints (run.checkpoint.keep), or {ELSEWHERE}"
-    if facts.free >= FREE_BYTES.enough and 0 <= facts.free_files < MIN_FREE_FILES:
+    if facts.free >= FREE_BYTES.recommended and 0 <= facts.free_files < MIN_FREE_FILES:
         return warning(name, f"{where}: only {facts.free_files:,} more files fit", remedy)
     return FREE_BYTES.judge(name, facts.free, found, remedy)
 

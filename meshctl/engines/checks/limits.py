@@ -1,4 +1,4 @@
-"""Limits on processes: open files, other processes, locked memory, address space, processors."""
+"""Limits of a process and of this user: open files, tasks, locked memory, address space, processors."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ NO_LIMIT = resource.RLIM_INFINITY
 FILES, FILES_PER_WORKER = Bounds(1024, 128), 16
 """The launcher and the fork server hold a few open files for each worker."""
 TASKS, TASKS_PER_WORKER = Bounds(512, 64), 48
-"""Processes and threads: gloo, NCCL, autograd and a DataLoader have some of their own in each worker."""
+"""Processes and threads. In each worker, gloo, NCCL, autograd and a DataLoader start some."""
 ADDRESS_BYTES = Bounds(64 * GIB, 4 * GIB)
 
 
 @dataclass(frozen=True)
 class Facts:
     files: Sequence[int] = (4096, 4096)
-    """The soft and the hard limit of open files of a process."""
+    """The soft and the hard limit on open files of a process."""
     tasks: int = NO_LIMIT
-    """The limit of processes and threads of this user."""
+    """The limit on processes and threads of this user."""
     is_root: bool = False
-    """The limit of tasks does not apply to root."""
+    """Whether this user is root, to whom the limit on tasks does not apply."""
     pids: int = 0
-    """The limit of the container or session; 0 for none."""
+    """The limit on processes and threads of the container or session; 0 for none."""
     pids_used: int = 0
     locked_bytes: int = NO_LIMIT
     infiniband: Sequence[str] = ()
-    """The adapters whose drivers lock memory."""
+    """InfiniBand adapters. Their drivers lock memory."""
     address_bytes: int = NO_LIMIT
     cpus: int = 8
     """The processors of the machine."""
@@ -63,7 +63,7 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
         "files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
         "tasks": resource.getrlimit(resource.RLIMIT_NPROC)[0],
         "is_root": os.geteuid() == 0,
-        "pids": cgroup.least("pids.max", "pids/pids.max"),
+        "pids": cgroup.smallest_limit("pids.max", "pids/pids.max"),
         "pids_used": cgroup.value("pids.current", "pids/pids.current"),
         "locked_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "infiniband": adapters,
@@ -79,7 +79,7 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     yield _files(facts, requirements.workers)
     yield _tasks(facts, requirements.workers)
     yield _locked(facts)
-    if facts.address_bytes != NO_LIMIT and facts.address_bytes < ADDRESS_BYTES.enough:
+    if facts.address_bytes != NO_LIMIT and facts.address_bytes < ADDRESS_BYTES.recommended:
         found = f"{amount(facts.address_bytes)} a process (ulimit -v); torch maps more than it uses"
         yield ADDRESS_BYTES.judge("address space", facts.address_bytes, found, "ulimit -v unlimited")
     yield _cpus(facts, requirements.workers)
@@ -95,9 +95,9 @@ def number(limit: int) -> str:
 
 
 def _need(workers: int, per_worker: int, bounds: Bounds) -> tuple[Bounds, str]:
-    """Returns the bounds for a number of workers, and the reason why less is too little."""
-    if (needed := per_worker * workers) > bounds.enough:
-        return replace(bounds, enough=needed), f": {workers} workers may need {needed:,}"
+    """Returns the bounds for a number of workers, and the reason to report if a value is below them."""
+    if (needed := per_worker * workers) > bounds.recommended:
+        return replace(bounds, recommended=needed), f": {workers} workers may need {needed:,}"
     return bounds, ": little for a run"
 
 
@@ -106,22 +106,22 @@ def _files(facts: Facts, workers: int) -> Finding:
     bounds, reason = _need(workers, FILES_PER_WORKER, FILES)
     found = f"{number(soft)} a process" + (f", may be raised to {number(hard)}" if hard != soft else "")
     remedy = "raise nofile in /etc/security/limits.conf"
-    if _unbounded(hard) >= bounds.enough:
+    if _unbounded(hard) >= bounds.recommended:
         remedy = f"ulimit -n {min(65536, _unbounded(hard)):.0f}"
     return bounds.judge("open files", _unbounded(soft), found, remedy, reason)
 
 
 def _tasks(facts: Facts, workers: int) -> Finding:
-    """Judges the processes and threads that this user, and this container, may still start."""
+    """Judges how many processes and threads this user and this container may still start."""
     bounds, reason = _need(workers, TASKS_PER_WORKER, TASKS)
     of_user = math.inf if facts.is_root else _unbounded(facts.tasks)
     of_container = facts.pids - facts.pids_used if facts.pids else math.inf
-    if of_user < bounds.enough:
+    if of_user < bounds.recommended:
         found = f"{of_user:,} processes and threads of this user"
-        remedy = f"ulimit -u {4 * bounds.enough}, or raise nproc in /etc/security/limits.conf"
+        remedy = f"ulimit -u {4 * bounds.recommended}, or raise nproc in /etc/security/limits.conf"
         return bounds.judge("processes", of_user, found, remedy, reason)
     left = min(of_user, of_container)
-    if left >= bounds.enough:
+    if left >= bounds.recommended:
         return ok("processes", f"{left:,} and threads" if left < math.inf else "no limit")
     found = f"{max(0, left):,} processes and threads left in this container or session"
     remedy = "raise the limit of the container: docker run --pids-limit=-1, or TasksMax= of the session"

@@ -21,8 +21,8 @@ from meshctl.engines.checks.requirements import (
     Finding,
     Requirements,
     amount,
+    failure_if,
     warning,
-    works,
 )
 
 FREE_BYTES, SHM_BYTES = Bounds(2 * GIB), Bounds(512 * MIB)
@@ -38,17 +38,17 @@ class Facts:
     limit: int = 0
     """The limit of the container or session; 0 for none."""
     used: int = 0
-    """The part of that limit that is used and cannot be dropped."""
+    """Bytes that count against `limit` and that the kernel cannot reclaim."""
     shm: int = 8 * GIB
     """The size of /dev/shm."""
     shm_free: int = 8 * GIB
     shm_error: str = ""
-    """The reason why nothing can be written to /dev/shm."""
+    """The reason why a write to /dev/shm failed."""
     memfd_error: str = ""
     socket_error: str = ""
-    """The reason why an open file cannot be passed over a unix socket."""
+    """The reason why an open file could not be passed over a unix socket."""
     overcommit: int = 0
-    """The kernel's vm.overcommit_memory."""
+    """The kernel setting vm.overcommit_memory."""
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
     found = {"total": sizes.get("MemTotal", 0), "available": sizes.get("MemAvailable", 0)}
     with suppress(OSError, ValueError):
         found["overcommit"] = int(Path("/proc/sys/vm/overcommit_memory").read_text())
-    limit = cgroup.least("memory.max", "memory/memory.limit_in_bytes")
+    limit = cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes")
     if 0 < limit < sizes.get("MemTotal", limit + 1):
         used = cgroup.value("memory.current", "memory/memory.usage_in_bytes")
         found |= {"limit": limit, "used": max(0, used - cgroup.entry("memory.stat", "inactive_file"))}
@@ -68,7 +68,7 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
 
 
 def shared_memory() -> dict[str, Any]:
-    """Returns the size of /dev/shm and the free part of it. The file that it writes there has no name."""
+    """Returns the size of /dev/shm and its free bytes. The file written there for the test has no name."""
     try:
         stat = os.statvfs("/dev/shm")
         file = os.open("/dev/shm", os.O_RDWR | os.O_TMPFILE, 0o600)
@@ -82,7 +82,7 @@ def shared_memory() -> dict[str, Any]:
 
 
 def memfd_error() -> str:
-    """Writes to an anonymous file through a mapping. Returns the reason of a failure, or an empty text."""
+    """Writes to an anonymous file through a mapping. Returns the reason of a failure, or an empty string."""
     try:
         file = os.memfd_create("meshctl-doctor", os.MFD_CLOEXEC)
         try:
@@ -98,7 +98,8 @@ def memfd_error() -> str:
 
 
 def socket_error() -> str:
-    """Passes an open file over a unix socket, as the fork server does. Returns the reason of a failure."""
+    """Passes an open file over a unix socket, as the fork server does. Returns the reason of a failure, or an
+    empty string."""
     try:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with one, other, open(os.memfd_create("meshctl-doctor"), "r+b") as file:
@@ -119,9 +120,9 @@ def judge(facts: Facts, requirements: Requirements) -> Iterator[Finding]:
     yield _memory(facts)
     yield _shared_memory(facts)
     remedy = "Linux 3.17 or later has it; a sandbox may forbid memfd_create"
-    yield works("memfd", "anonymous shared memory works", facts.memfd_error, remedy)
+    yield failure_if(facts.memfd_error, "memfd", "anonymous shared memory works", remedy)
     remedy = "a sandbox may forbid AF_UNIX, SOCK_SEQPACKET or SCM_RIGHTS"
-    yield works("unix sockets", "packets and open files pass", facts.socket_error, remedy)
+    yield failure_if(facts.socket_error, "unix sockets", "packets and open files pass", remedy)
     if facts.overcommit == NEVER_OVERCOMMIT:
         found = "the kernel never overcommits memory: forks of a process that has torch loaded may fail"
         yield warning("overcommit", found, "sysctl -w vm.overcommit_memory=0")
@@ -144,7 +145,7 @@ def _shared_memory(facts: Facts) -> Finding:
         found = f"nothing can be written there: {facts.shm_error}; DataLoader and NCCL write there"
         return warning("/dev/shm", found, container)
     found = f"{amount(facts.shm_free)} free of {amount(facts.shm)}"
-    is_small = facts.shm < SHM_BYTES.enough
+    is_small = facts.shm < SHM_BYTES.recommended
     remedy = container if is_small else "delete what dead processes left there (ls -l /dev/shm)"
     why = ": little for the workers of a DataLoader and for NCCL"
     return SHM_BYTES.judge("/dev/shm", facts.shm_free, found, remedy, why)

@@ -1,4 +1,4 @@
-"""The network of one machine: loopback, its interface, and the free ports."""
+"""The network of one machine: loopback, the loopback interface, and free ports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Facts:
     """The reason why a connection to 127.0.0.1 failed."""
     interfaces: Sequence[str] = (LOOPBACK,)
     ports: Sequence[int] = (32768, 60999)
-    """The first and the last port that the kernel assigns by itself."""
+    """The first and the last port of the range from which the kernel assigns free ports."""
     ports_used: int = 0
 
 
@@ -38,7 +38,7 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
 
 
 def loopback_error() -> str:
-    """Sends a message to itself over 127.0.0.1. Returns the reason of a failure, or an empty text."""
+    """Sends a message to this process over 127.0.0.1. Returns the reason of a failure, or an empty string."""
     try:
         with closing(socket.create_server(("127.0.0.1", 0))) as server:
             server.settimeout(CONNECT_S)
@@ -54,7 +54,7 @@ def loopback_error() -> str:
 
 
 def used_ports() -> int:
-    """Returns the number of TCP sockets in use, and of those in TIME_WAIT."""
+    """Returns the number of TCP sockets, including those in TIME_WAIT."""
     lines = [line.split() for line in Path("/proc/net/sockstat").read_text().splitlines()]
     tcp = next((words for words in lines if words[:1] == ["TCP:"]), [])
     counts = dict(zip(tcp[1::2], map(int, tcp[2::2]), strict=False))

@@ -1,11 +1,11 @@
 """A child process that measures something that may hang, crash or take long.
 
     probe = Probe("meshctl.engines.checks.network:measure", [{}], seconds=10)
-    ...                                   # other probes run meanwhile
+    ...                                   # other probes run at the same time
     answer = probe.answer()               # the value of the function as plain data, or an error
 
-The child is a fresh interpreter in a process group of its own, which is killed at the end and dies with its
-parent. Its standard output is discarded: the answer has a pipe of its own.
+The child is a new interpreter in its own process group. The group is killed at the end, and the child dies
+with its parent. The child's standard output is discarded; the answer comes through a separate pipe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_ERROR_CHARS = 300
 class Answer:
     value: Any = None
     error: str = ""
-    """The reason why there is no value; empty if there is one."""
+    """The reason why the function returned no value; empty if it returned one."""
 
 
 class Probe:
@@ -75,7 +75,7 @@ class Probe:
 
     @property
     def has_answered(self) -> bool:
-        """Whether the function returned a value."""
+        """Whether `answer` has returned a value."""
         return self._answer is not None and self._answer.value is not None
 
     def answer(self) -> Answer:
@@ -104,7 +104,8 @@ class Probe:
         return Answer(*json.loads(received[self._reader]))
 
     def _how_it_died(self, errors: str) -> str:
-        """Returns the exit status and the last line of standard error, which is a traceback's exception."""
+        """Returns the exit status in words and the last line of standard error, which names the exception of
+        a traceback."""
         assert self._process is not None
         last_line = [line.strip() for line in errors.splitlines() if line.strip()][-1:]
         with suppress(subprocess.TimeoutExpired):
@@ -112,7 +113,7 @@ class Probe:
         return "it closed its pipes and did not exit"
 
     def close(self) -> None:
-        """Kills the child and all that it started. A process that hangs in the kernel is left behind."""
+        """Kills the child and its descendants. A process that hangs in the kernel is left behind."""
         if self._reader < 0:
             return
         os.close(self._reader)
@@ -125,17 +126,19 @@ class Probe:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_S)
         if self._process.returncode is None:
-            self._process.returncode = -signal.SIGKILL  # Popen warns about children that nobody waited for
+            self._process.returncode = (
+                -signal.SIGKILL
+            )  # otherwise Popen warns about a child that was not waited for
 
 
 def child(function: str, arguments: str, writer: str) -> NoReturn:
     """Runs in the child: calls the function, writes its value or its error, and exits."""
-    with suppress(Exception):  # a kernel without this feature is examined like any other
+    with suppress(Exception):  # the check also runs on a kernel without this feature
         guard.die_with(os.getppid(), signal.SIGKILL)
     module, _, name = function.partition(":")
     try:
         answer: list[Any] = [getattr(import_module(module), name)(*json.loads(arguments)), ""]
-    except Exception as error:  # any fault of the machine is the answer
+    except Exception as error:  # any error is the answer
         answer = [None, in_one_line(error)]
     with suppress(OSError), os.fdopen(int(writer), "wb") as pipe:  # the parent may have stopped reading
         pipe.write(json.dumps(answer).encode() + b"\n")

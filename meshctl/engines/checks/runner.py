@@ -1,7 +1,5 @@
-"""Examines a machine: all topics at the same time, each in a child with a time limit.
-
-checks = examine(Requirements(runs="runs"))      # never raises, leaves nothing behind
-"""
+"""Examines a machine. All topics are measured at the same time, each in a child process with a time limit.
+checks = examine(Requirements(runs="runs"))      # never raises, leaves no process and no file behind"""
 
 from __future__ import annotations
 
@@ -21,17 +19,17 @@ UNKNOWN = "try again; `meshctl doctor` starts a child for each topic, which did 
 @dataclass(frozen=True)
 class Topic:
     facts: Callable[..., Any]
-    """The dataclass of facts. `measure`, in the module of the topic's name, returns its fields as plain
+    """The dataclass of facts. The function `measure` of the topic's module returns its fields as plain
     data."""
     judge: Callable[[Any, Requirements], Iterator[Finding]]
     seconds: float
     """The time limit of `measure`."""
     clean: Callable[[Requirements], None] = lambda requirements: None
-    """Removes what `measure` leaves behind if it is killed."""
+    """Removes the files that `measure` leaves behind if it is killed."""
 
     @property
     def judges_errors(self) -> bool:
-        """Whether the facts have a field for the reason why `measure` gave none."""
+        """Whether the facts have a field `error`, so that `judge` reports a failed measurement itself."""
         return any(field.name == "error" for field in fields(self.facts))  # type: ignore[arg-type]
 
 
@@ -67,7 +65,8 @@ def examine(requirements: Requirements) -> tuple[Check, ...]:
 
 
 def checks_of(subject: str, topic: Topic, answer: Answer, requirements: Requirements) -> tuple[Check, ...]:
-    """Returns the checks of one topic. An unknown kind of machine must not hide the other topics."""
+    """Returns the checks of one topic. If `judge` fails on unexpected facts, the other topics are still
+    reported."""
     if answer.value is None and not topic.judges_errors:
         return (Check(subject, "all of it", "warning", f"could not be examined: {answer.error}", UNKNOWN),)
     try:

@@ -1,7 +1,5 @@
-"""What an imported torch reports about its build and about the devices that it sees, as plain data.
-
-Runs in the child of a topic, since the import may be slow and a driver may hang or crash.
-"""
+"""Facts that torch reports about its build and its visible devices, as plain data. Both functions run in the
+child process of a topic, because the import may be slow and a driver may hang or crash."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ from typing import Any
 
 
 def build() -> dict[str, Any]:
-    """Imports torch and returns facts about its build. Returns the key `error` alone where the import
-    fails."""
+    """Imports torch and returns facts about its build. Returns only the key `error` if the import fails."""
     begin = time.monotonic()
     try:
         import torch

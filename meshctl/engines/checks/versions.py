@@ -1,14 +1,15 @@
-"""The installation: Python and the libraries against the ranges that meshctl requires, meshctl's own files,
+"""The installation: versions of Python and of the libraries against the required ranges, meshctl's own files,
 and files of the user that hide modules."""
 
 from __future__ import annotations
 
+import operator
 import os
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,13 +20,21 @@ from meshctl.engines.checks.requirements import Finding, Requirements, failure, 
 from meshctl.package import PACKAGE_DIR
 
 SECONDS = 90.0
-"""The import of torch may come from a slow disk."""
+"""Time limit of the topic. Torch may be imported from a slow disk."""
 SLOW_IMPORT_S = 20.0
 DATA_FILES = ("conf/base.yaml", "conf/layout/fsdp.yaml", "components/starters/train.yaml")
 """Some of the files of the package that are not Python."""
 MAX_LISTED_FILES = 8
+COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 IMPORT_NAMES = {"hydra-core": "hydra", "pyyaml": "yaml"}
-"""Distribution -> module, where they differ."""
+"""Distribution -> module, if the names differ."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +48,15 @@ class Facts:
     command: str = ""
     """The `meshctl` that a shell finds."""
     prefix: str = ""
-    """The environment of the running Python."""
+    """The folder of the running Python's environment (`sys.prefix`)."""
     folder: str = ""
     """The folder of meshctl's package."""
     lost: Sequence[str] = ()
-    """Files of the package that do not exist."""
+    """Missing files of the package."""
     torch: Mapping[str, Any] = field(default_factory=dict)
     """The facts of `torch_build.build`."""
     hiding: Sequence[str] = ()
-    """Files on the import path that are named like a required module."""
+    """Files on the import path that have the name of a required module."""
 
 
 def measure(requirements: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +82,7 @@ def measure(requirements: dict[str, Any]) -> dict[str, Any]:
 
 
 def required_ranges(lines: Sequence[str]) -> dict[str, str]:
-    """Returns library -> range from the lines of the metadata, without those of extras."""
+    """Returns library -> required range from the `Requires-Dist` lines of the metadata, without extras."""
     found = {}
     for line in lines:
         text, _, marker = line.partition(";")
@@ -93,11 +102,8 @@ def installed_version(name: str) -> str:
 
 
 def hiding_files(folders: Sequence[str], libraries: set[str]) -> list[str]:
-    """Returns the modules in these folders that are named like a required one.
-
-    The folders come first on the import path of workers, which would import such a `random.py` in place of
-    Python's own.
-    """
+    """Returns the files in these folders that have the name of a required module. The folders come first on
+    the workers' import path, so a worker would import such a `random.py` in place of Python's module."""
     required = {IMPORT_NAMES.get(name, name) for name in libraries - {"python"}}
     names = required | sys.stdlib_module_names | {"meshctl"}
     found = []
@@ -184,8 +190,7 @@ def _build(torch: Mapping[str, Any]) -> str:
 
 
 def is_in_range(version: str, required: str) -> bool:
-    """Whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are assumed to
-    hold.
+    """Whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are ignored.
 
     A pre-release such as `2.4.0rc1` counts as its release.
     """
@@ -197,8 +202,7 @@ def is_in_range(version: str, required: str) -> bool:
         bound = release_numbers(parts[2])
         width = max(len(have), len(bound))
         one, other = have + (0,) * (width - len(have)), bound + (0,) * (width - len(bound))
-        order = "<" if one < other else ">" if one > other else "="
-        if order not in {"==": "=", "!=": "<>"}.get(parts[1], parts[1]):
+        if not COMPARISONS[parts[1]](one, other):
             return False
     return True
 

@@ -339,7 +339,7 @@ def test_the_least_limit_above_counts(mount: Path, monkeypatch: pytest.MonkeyPat
     (job.parent / "memory.max").write_text(f"{8 * GIB}\n")
     (job / "cpu.max").write_text("400000 100000\n")
     (job.parent / "cpu.max").write_text("150000 100000\n")
-    assert cgroup.least("memory.max", "memory/memory.limit_in_bytes") == 8 * GIB
+    assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 8 * GIB
     assert cgroup.value("memory.current", "memory/memory.usage_in_bytes") == 4096
     assert cgroup.entry("memory.stat", "inactive_file") == 96
     assert cgroup.cpus() == 1.5
@@ -355,15 +355,15 @@ def test_version_1_writes_no_limit_as_a_large_number(mount: Path, monkeypatch: p
     ):
         (mount / folder).mkdir(exist_ok=True)
         (mount / folder / name).write_text(text)
-    assert cgroup.least("memory.max", "memory/memory.limit_in_bytes") == 0
-    assert cgroup.least("pids.max", "pids/pids.max") == 1024
+    assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 0
+    assert cgroup.smallest_limit("pids.max", "pids/pids.max") == 1024
     assert cgroup.cpus() == 2.0
 
 
 def test_without_control_groups_there_is_no_limit(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     within(monkeypatch, "nonsense")
     assert (
-        cgroup.least("memory.max", "memory/x"),
+        cgroup.smallest_limit("memory.max", "memory/x"),
         cgroup.value("a", "b/c"),
         cgroup.entry("a", "b"),
         cgroup.cpus(),
