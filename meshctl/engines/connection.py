@@ -11,8 +11,8 @@
                     {"type": "ended", "attempt": 2}, {"type": "refused", "error": "why"}, {"type": "beat"}
 
 A proof is an HMAC-SHA256 of both nonces under the token of the run, so that each side knows that the other
-has the token and nobody on the network sees it. Everything is plain data, and nothing is unpickled. A
-connection never blocks: what cannot be sent at once waits in a buffer until `select` says that it can.
+has the token, and the token itself is never sent. Messages are plain data, and nothing is unpickled. A
+connection never blocks: bytes that cannot be sent at once are buffered until the socket is writable.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from meshctl.engines.engine import CannotStart
 Message = dict[str, Any]
 
 TOKEN_VARIABLE = "MESHCTL_TOKEN"
-"""The environment variable with the token of a run, for node processes that are started by exec."""
+"""The environment variable that holds the token of a run. Node processes that are started by exec read it."""
 BEAT_S = 3.0
 """Seconds between two beats."""
 JOIN_S = 60.0
-"""Seconds that a node process has to reach the head and to authenticate."""
+"""Time limit for a node process to reach the head and to authenticate."""
 HANDSHAKE_BYTES_MAX = 4096
-"""Of a message from a peer that has not authenticated yet."""
+"""Maximum size of a message from a peer that has not authenticated yet."""
 MESSAGE_BYTES_MAX = 1 << 28
 RECEIVE_BYTES = 1 << 16
 
 
 class ProtocolError(Exception):
-    """The peer has sent something that is no message."""
+    """The peer has sent bytes that are not a valid message."""
 
 
 class Connection:
@@ -63,7 +63,7 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` is to be called once the socket is writable."""
+        """Whether bytes are buffered, which `flush` sends once the socket is writable."""
         return bool(self._unsent) and not self.is_closed
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -80,9 +80,10 @@ class Connection:
             self.close()
 
     def receive(self) -> list[Message]:
-        """Returns the messages that have arrived in full. Sets `is_closed` where the peer has closed.
+        """Returns the messages that have arrived completely. Sets `is_closed` if the peer has closed the
+        connection.
 
-        Raises `ProtocolError` where something else than a message arrives.
+        Raises `ProtocolError` for bytes that are not a valid message.
         """
         try:
             while part := self._socket.recv(RECEIVE_BYTES):
@@ -119,7 +120,7 @@ def new_token() -> str:
 
 def version() -> str:
     """Returns the version of meshctl, which must be the same on all nodes."""
-    import importlib.metadata  # slow to import, and needed once
+    import importlib.metadata  # imported on use, because the import is slow
 
     try:
         return importlib.metadata.version("meshctl")
@@ -146,7 +147,8 @@ class Handshake:
         self.node = -1
 
     def accepts(self, message: Message) -> bool:
-        """Returns whether the peer has now proved that it has the token. Raises `ProtocolError`."""
+        """Processes one message of the peer; returns True once the peer has proved that it has the token.
+        Raises `ProtocolError` for an invalid message."""
         if self._expected:
             if not is_proof(message.get("proof"), self._expected):
                 raise ProtocolError("the token is wrong")
@@ -167,10 +169,8 @@ class Handshake:
 
 
 def join(head: str, node: int, token: str) -> tuple[Connection, float]:
-    """Connects a node process with the head; returns the connection and the lease in seconds.
-
-    Raises `CannotStart` where the head cannot be reached, refuses, or does not have the token.
-    """
+    """Connects a node process to the head. Returns the connection and the lease in seconds. Raises
+    `CannotStart` if the head cannot be reached, refuses, or does not prove that it has the token."""
     host, _, port = head.rpartition(":")
     try:
         connection = Connection(socket.create_connection((host, int(port)), timeout=JOIN_S))
@@ -184,7 +184,8 @@ def join(head: str, node: int, token: str) -> tuple[Connection, float]:
 
 
 def _introduce(connection: Connection, head: str, node: int, token: str) -> float:
-    """Authenticates both sides; returns the lease in seconds. Raises `CannotStart`."""
+    """Authenticates this node process and the head to each other. Returns the lease in seconds. Raises
+    `CannotStart`."""
     nonce = secrets.token_hex(16)
     connection.send({"node": node, "version": version(), "nonce": nonce})
     try:
@@ -202,7 +203,8 @@ def _introduce(connection: Connection, head: str, node: int, token: str) -> floa
 
 
 def _answer(connection: Connection) -> Message:
-    """Waits for the first message. Raises `ProtocolError`."""
+    """Waits for the next message of the head. Raises `ProtocolError` if none arrives in time or the head
+    closes the connection."""
     if not select.select([connection], [], [], JOIN_S)[0]:
         raise ProtocolError(f"no answer within {JOIN_S:.0f} s")
     messages = connection.receive()

@@ -1,13 +1,14 @@
 """The engine protocol: how the nodes of a plan become processes, and the table of all engines.
 
     engine = engine_named("local")
-    engine.preflight(plan, start)             # raises `CannotStart` with what is missing
+    engine.preflight(plan, start)             # raises `CannotStart` if the environment lacks something
     engine.render(plan, run, "HOST:PORT")     # pure: the files and commands that `--dry-run` prints
     handle = engine.start(job)                # one node process per node; the supervisor never sees a pid
 
-An engine places whole nodes, never single groups: groups of one node share its memory and devices. On each
-node it runs `meshctl agent --plan RUN/plan.json --node I --head HOST:PORT` or an equivalent. Everything else
-(the store, attempts, observers, the first cause) belongs to the supervisor, which knows no engine by name.
+An engine starts one process per node, never one per group, because the groups of a node share its memory and
+devices. On each node it runs `meshctl agent --plan RUN/plan.json --node I --head HOST:PORT` or an equivalent.
+The supervisor, which is the same for all engines, owns everything else: the store, the attempts, the
+observers and the search for the first cause.
 
 A new engine is a file with a class that satisfies `Engine`, and one line in `ENGINES`.
 """
@@ -28,14 +29,15 @@ ENGINES = {"local": "meshctl.engines.local:LocalEngine"}
 DEFAULT_ENGINE = "local"
 
 STOP_KEY = "stop"
-"""The store key, under the prefix of an attempt, that asks the agents of programs for an orderly end."""
+"""A key in the store, under the prefix of an attempt. It requests the agents of programs to end in order."""
 
 WorkerMain = Callable[[Mapping[str, str]], int]
-"""Runs a worker of a components' group. It receives the worker's environment and returns its exit code."""
+"""Function that runs a worker of components. It receives the worker's environment and returns an exit
+code."""
 
 
 class CannotStart(Exception):
-    """The environment refuses a launch; the message says what is missing."""
+    """The environment cannot run the plan. The message names what is missing."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Rendered:
-    """What an engine would write and run for a plan."""
+    """The files that an engine would write for a plan, and the commands that it would run."""
 
     commands: tuple[Command, ...]
     files: Mapping[Path, str] = field(default_factory=dict)
@@ -56,43 +58,43 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Exited:
-    """A process of the run that has ended."""
+    """The exit of a node process or of an agent."""
 
     what: str
-    """Its name in messages, e.g. "the agent of train"."""
+    """Name of the process in messages, e.g. "the agent of train"."""
     code: int
     """Exit code, or the negative number of a signal."""
     log: str = ""
     node: int | None = None
-    """Set for a node process."""
+    """The node of a node process; None for an agent."""
     group: str = ""
-    """Set for an agent."""
+    """The group of an agent; empty for a node process."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What an engine needs to start the node processes of a run."""
+    """The input of an engine: a run whose node processes it is to start."""
 
     plan: Plan
     run: RunDir
     worker: WorkerMain
     head: str = ""
-    """HOST:PORT at which the supervisor accepts node processes; empty where the supervisor runs inside the
+    """HOST:PORT at which the supervisor accepts node processes; empty if the supervisor runs inside the
     job."""
     token: str = field(default="", repr=False)
-    """The secret with which node processes and supervisor authenticate each other."""
+    """The secret by which node processes and the supervisor authenticate each other."""
     keep: tuple[int, ...] = ()
-    """Descriptors that every node process and agent keeps open until it ends, e.g. the lock of the run."""
+    """Descriptors that node processes and agents keep open until they end, e.g. the lock of the run."""
     python: Mapping[str, str] = field(default_factory=dict)
-    """Group -> path of the interpreter for the fork server of its workers. Groups that are not in it are
-    forked by the node process."""
+    """Group -> path of the Python interpreter of its workers' fork server. The node process forks the workers
+    of all other groups."""
 
 
 class Handle(Protocol):
     """The node processes that an engine has started."""
 
     address: str
-    """HOST:PORT of the supervisor, as the nodes reach it."""
+    """HOST:PORT at which the nodes reach the supervisor."""
 
     def poll(self) -> list[Exited]:
         """Returns the node processes that have ended since the last call. Never waits."""
@@ -101,42 +103,46 @@ class Handle(Protocol):
     def running(self) -> bool: ...
 
     def files(self) -> list[int]:
-        """Returns descriptors that become readable when a node process ends."""
+        """Returns file descriptors that become readable when a node process ends."""
 
     def terminate(self) -> None:
-        """Asks all node processes to end."""
+        """Requests all node processes to end."""
 
     def kill(self) -> None:
         """Kills all node processes. Their agents and workers die with them."""
 
     def restart(self, nodes: Sequence[int]) -> bool:
-        """Starts new processes for nodes that were lost, by exec. Returns False where the engine cannot."""
+        """Starts new processes by exec for nodes that were lost. Returns False if the engine does not support
+        it."""
 
     def close(self) -> None:
-        """Waits shortly until all node processes have ended, then kills whatever is left."""
+        """Waits a short time for all node processes to end, then kills those that are left."""
 
 
 class Engine(Protocol):
     supervisor: Literal["here", "inside"]
-    """Where the supervisor runs: in the process that launches, or inside the job, on its first node."""
+    """Where the supervisor runs: in the launcher's process ("here"), or in the job on its first node
+    ("inside")."""
     host: str
-    """Address on which a supervisor that runs here listens."""
+    """Address on which a supervisor in the launcher's process listens."""
     lease_s: float
-    """Seconds without a beat after which a node process and the supervisor give each other up; 0 where the
-    death of the one is noticed by the other in any case, as on one machine."""
+    """Seconds without a beat after which a node process and the supervisor regard each other as lost; 0 for
+    no limit, as on one machine, where each notices the death of the other."""
 
     def preflight(self, plan: Plan, start: Start) -> None:
-        """Compares the plan with what the engine can offer. Raises `CannotStart`."""
+        """Checks that the engine can run the plan. Raises `CannotStart` otherwise."""
 
     def render(self, plan: Plan, run: RunDir, head: str) -> Rendered:
-        """Returns what `start` would write and run. Pure."""
+        """Returns the files and commands of `start`. Pure."""
 
     def start(self, job: Job) -> Handle:
-        """Starts one process per node, or submits a job that does. It may fork: the caller has no thread
-        yet. For an engine whose supervisor runs inside the job, the handle is that of the submitted job."""
+        """Starts one process per node, or submits a job that does so. May fork, because the caller has no
+        other thread yet. If the supervisor runs inside the job, the returned handle represents the submitted
+        job."""
 
     def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
-        """Returns the handle that a supervisor inside the job uses. Not called where it runs here."""
+        """Returns the handle for a supervisor that runs inside the job. Not called if it runs in the
+        launcher's process."""
 
 
 def engine_named(name: str = DEFAULT_ENGINE) -> Engine:
@@ -145,7 +151,7 @@ def engine_named(name: str = DEFAULT_ENGINE) -> Engine:
 
 
 def nodes_of(plan: Plan) -> tuple[int, ...]:
-    """Returns the nodes on which the plan places workers, in order."""
+    """Returns the numbers of the nodes on which the plan places workers, in ascending order."""
     return tuple(sorted({node for group in plan.groups for node in plan.nodes_of(group.name)}))
 
 

@@ -1,10 +1,11 @@
 """The local engine: every node of the plan is a process on this machine, forked from one import of torch.
 
-    launcher            imports torch once, opens the sockets, forks the node processes, then is the
+    launcher            imports torch once, opens the sockets, forks the node processes, and becomes the
                         supervisor
-      node process      what `meshctl agent` runs elsewhere
+      node process      the process that `meshctl agent` runs on other engines
 
-Node processes connect before the supervisor accepts: their connections wait in the backlog of its socket.
+Node processes may connect before the supervisor accepts, because the backlog of its socket holds their
+connections.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class LocalEngine:
     supervisor: Literal["here", "inside"] = "here"
     host = HOST
     lease_s = 0.0
-    """The kernel ends node processes with the launcher."""
+    """No lease is needed: the kernel ends node processes when the launcher dies."""
 
     def preflight(self, plan: Plan, start: Start) -> None:
-        """Compares the plan with this machine. Raises `CannotStart` with the first thing that is missing."""
+        """Checks that this machine can run the plan. Raises `CannotStart` for the first requirement that is
+        not met."""
         if plan.cluster.nodes > 1:
             raise CannotStart(
                 f"the plan has {plan.cluster.nodes} nodes, and the local engine has one: this machine"
@@ -55,8 +57,8 @@ class LocalEngine:
         return Rendered(agent_commands(plan, run, head))
 
     def start(self, job: Job) -> LocalHandle:
-        """Forks the node processes. To be called from the main thread, with torch imported and no other
-        thread."""
+        """Forks the node processes. To be called from the main thread, after torch is imported and while no
+        other thread exists."""
         from meshctl.engines.node.node_process import NodeJob, fork
 
         guard.adopt_orphans()
@@ -76,11 +78,11 @@ class _Process:
     pid: int
     pidfd: int
     popen: subprocess.Popen[bytes] | None = None
-    """Set for one that was started by exec."""
+    """Set for a process that was started by exec."""
 
 
 class LocalHandle:
-    """The node processes, as children of this process."""
+    """The node processes, which are children of this process."""
 
     def __init__(self, job: Job) -> None:
         self.address = job.head
@@ -116,7 +118,7 @@ class LocalHandle:
         self._signal(signal.SIGKILL, list(self._processes.values()))
 
     def restart(self, nodes: Sequence[int]) -> bool:
-        """Starts node processes by exec: this process has threads by now, so it cannot fork."""
+        """Starts node processes by exec, because this process has threads by now and cannot fork."""
         old = [process for process in self._processes.values() if process.node in nodes]
         self._signal(signal.SIGKILL, old)
         for process in old:
@@ -151,7 +153,7 @@ class LocalHandle:
         os.close(process.pidfd)
         del self._processes[process.pid]
         if process.popen:
-            process.popen.returncode = code  # it has been reaped here
+            process.popen.returncode = code  # reaped here, so Popen cannot learn the code itself
 
     def _signal(self, number: signal.Signals, processes: Sequence[_Process]) -> None:
         for process in processes:

@@ -1,14 +1,11 @@
-"""The agent of one group on one node: torchelastic's, with workers that come from the fork server.
-
-The node process forks it for each attempt. It meets the group's other agents on the store of the head,
-requests its workers with torchrun's environment, writes `started` and `exited` of each, and leaves with 0
-when all have ended well, else with 1.
-
-It never restarts anything: with routes between groups, a new attempt is the supervisor's alone. On SIGTERM
-its workers get SIGTERM, and SIGKILL when the grace is over. The key `stop` in the store asks for an orderly
-end. It matters to programs only, which get SIGTERM and take the time they need; components agree on a last
-step by themselves, and a service goes on until the others have ended.
-"""
+"""The agent of one group on one node: torchelastic's agent, with workers that the fork server starts. The
+node process forks it for each attempt. It joins the group's other agents through the store of the head,
+requests its workers with torchrun's environment, and writes the events `started` and `exited` of each. It
+exits with 0 if all workers have exited with 0, otherwise with 1. The agent never restarts workers. Because
+routes connect groups, only the supervisor can begin a new attempt. On SIGTERM the agent sends SIGTERM to its
+workers, and SIGKILL after the grace period. The key `stop` in the store requests an orderly end. Only agents
+of programs act on it: they send SIGTERM to their workers, without a time limit. Components agree on a last
+step by themselves, and services run until all other groups have ended."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
 
 POLL_S = 0.1
-"""Seconds between two looks at the store. The end of a worker is noticed at once."""
+"""Seconds between two reads of the store. The end of a worker is noticed at once."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class AgentJob:
         return tuple(self.plan.workers(self.group, self.node))
 
     def requests(self, inherited: dict[str, str]) -> tuple[SpawnRequest, ...]:
-        """Returns what the fork server is asked for, without torchrun's variables."""
+        """Returns the requests to the fork server, without torchrun's variables."""
         env = WorkerEnv(
             self.plan, self.run, self.start, self.placed, self.store, inherited, is_rocm(), self.python
         )
@@ -112,7 +109,7 @@ class GroupAgent(SimpleElasticAgent):
         journal: Journal,
         stop: Store | None,
     ) -> None:
-        """`stop` is where the head may ask a program to end."""
+        """`stop` is the store in which the head may request a program to end; None for other groups."""
         super().__init__(spec, exit_barrier_timeout=60)
         self._job, self._requests, self._server = job, requests, server
         self._journal, self._stop = journal, stop
@@ -124,7 +121,7 @@ class GroupAgent(SimpleElasticAgent):
     def _assign_worker_ranks(
         self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[ElasticWorker]:
-        """Returns the ranks of the plan; nothing has to be negotiated."""
+        """Returns the workers with the ranks of the plan, without a negotiation through the store."""
         size = self._job.placed.workers
         return [
             ElasticWorker(member.local_rank, member.rank, member.rank, size, size)
@@ -135,7 +132,7 @@ class GroupAgent(SimpleElasticAgent):
         for member, request in zip(worker_group.workers, self._requests, strict=True):
             env = {**request.env, **self._torchrun(worker_group, member)}
             self._server.start(replace(request, env=env))
-            self._receive(0)  # so that answers never pile up while requests are still being sent
+            self._receive(0)  # keeps the socket from filling with answers while requests are sent
         while len(self._pids) < len(self._requests):
             self._receive(1.0)
         return dict(self._pids)
@@ -178,7 +175,8 @@ class GroupAgent(SimpleElasticAgent):
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = guard.GRACE_S) -> None:
-        """Sends SIGTERM, and SIGKILL after the guard's grace, which is far below the 30 s of torchelastic."""
+        """Sends SIGTERM to the workers, and SIGKILL after the guard's grace period instead of torchelastic's
+        30 s."""
         try:
             for number, grace in ((signal.SIGTERM, guard.GRACE_S), (signal.SIGKILL, guard.GRACE_S)):
                 if self._running:
@@ -187,14 +185,14 @@ class GroupAgent(SimpleElasticAgent):
                 while self._running and time.monotonic() < end:
                     self._receive(end - time.monotonic())
         except ServerGone:
-            pass  # and so are its workers
+            pass  # the server has died, and its workers with it
 
     @property
     def _running(self) -> bool:
         return len(self._codes) < len(self._pids)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signals the workers that still run."""
+        """Sends a signal to the workers that still run."""
         self._sent.add(number)
         for key in self._pids.keys() - self._codes.keys():
             self._server.signal(key, number)
@@ -216,12 +214,13 @@ class GroupAgent(SimpleElasticAgent):
                     )
 
     def _was_stopped(self, code: int) -> bool:
-        """Whether this agent has caused an end. A signal that it did not send has another sender: the peers
-        of a killed worker may be reaped before it."""
+        """Whether this agent has ended the worker. A worker that died of a signal that the agent did not send
+        was killed by somebody else; the agent may learn of it after it has stopped the worker's peers."""
         return bool(self._sent) and (code >= 0 or -code in self._sent)
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
-        """Replaces torchelastic's own, which looks up the host's full name each time: seconds without DNS."""
+        """Replaces torchelastic's method, which resolves the host's full name at each call and takes seconds
+        without DNS."""
         return Event(f"torchelastic.worker.status.{state}", source=source)
 
 
@@ -264,14 +263,15 @@ def _agent(job: AgentJob, server: Client, journal: Journal) -> GroupAgent:
 
 
 def _raise_once(number: int, _: object) -> None:
-    """Ends the agent as torchelastic does. It ignores a second signal; the head has SIGKILL."""
+    """Raises torchelastic's exception for the first signal and ignores further ones. The head can send
+    SIGKILL."""
     for other in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(other, signal.SIG_IGN)
     raise SignalException(f"agent got {signal.Signals(number).name}", signal.Signals(number))
 
 
 def _log_to(path: Path) -> None:
-    """Sends the records of torchelastic to a file and nowhere else."""
+    """Redirects torchelastic's log records to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = logging.FileHandler(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,13 +1,13 @@
-"""A fork server of another interpreter, for a group that names one. The node process starts it by exec and
-keeps it over attempts; agents, which are forked by the node process, keep the interpreter of the latter.
+"""A fork server that runs another Python interpreter, for groups that name one. The node process starts it by
+exec and keeps it across attempts. Agents are still forked from the node process and run its interpreter.
 
     node process --exec--> fork server --fork--> worker
           |                    |
           +--- control socket -+     agents' sockets one way; the other way the number of agents that it has
                                      received: 0 when it is ready, and then each time that it becomes idle
 
-Its imports may take longer than an attempt that fails early. Nothing of that attempt is left once its agents
-have ended, and the server, when it is ready, serves no request of theirs.
+An attempt that fails early may be over before the server has imported its modules. The server then drops the
+requests of the attempt's agents, because these have ended.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from meshctl.engines.node import forkserver, guard
 
 MODULE = "meshctl.engines.node.exec_server"
 WORKER_FUNCTION = "meshctl.runtime.worker:main"
-"""What a worker without a command line calls."""
+"""The function that a worker without a command line calls."""
 
 
 class ExecServer:
-    """The node process's end: a fork server that lives until this process does."""
+    """The node process's end of the control socket. The fork server dies with this process."""
 
     def __init__(self, python: str, log: str) -> None:
         self._socket, theirs = forkserver.agent_sockets()
         self._agents, self._agents_done = 0, 0
         self._is_ready = False
-        """Whether it has imported what it forks."""
+        """Whether the server has finished its imports."""
         parent = os.getpid()
         forkserver.flush()
         with forkserver.blocked_signals():
@@ -46,16 +46,16 @@ class ExecServer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no worker: it is not ready, or has seen the end of every agent."""
+        """Whether the server has no worker: it is not ready yet, or all of its agents have ended."""
         return not self._is_ready or self._agents == self._agents_done
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def add_agent(self, sock: socket.socket) -> None:
-        """Passes the server's end of an agent's socket on, and closes it here."""
+        """Passes the server's end of an agent's socket to the server, and closes it in this process."""
         self._agents += 1
-        with suppress(OSError):  # the death of the server is reported by its exit status
+        with suppress(OSError):  # the exit status of the server reports its death
             socket.send_fds(self._socket, [b"agent"], [sock.fileno()])
         sock.close()
 
@@ -83,7 +83,7 @@ def _exec_server(python: str, control: int, parent: int, log: str) -> NoReturn:
 
 
 def main(control: int, parent: int) -> NoReturn:
-    """Serves agents whose sockets arrive over `control`, until that closes or the parent dies."""
+    """Serves the agents whose sockets arrive over `control`, until `control` closes or the parent dies."""
     guard.die_with(parent, signal.SIGTERM)
     guard.adopt_orphans()
     guard.rename(forkserver.TITLE)
@@ -91,7 +91,7 @@ def main(control: int, parent: int) -> NoReturn:
     server = forkserver.ForkServer(getattr(import_module(module), name))
     sock, wakeup = socket.socket(fileno=control), forkserver.Wakeup()
     agents = reported = 0
-    with suppress(OSError):  # the node process has died, and the end of the socket is read next
+    with suppress(OSError):  # the node process has died; the next read reports it
         sock.send(b"0")
     while not wakeup.is_ending:
         waiting: list[Any] = [wakeup, sock, *server.files()]

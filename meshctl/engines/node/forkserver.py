@@ -1,6 +1,5 @@
-"""The fork server: the parent of the workers of a node, single-threaded, with torch imported once for all of
-them. It is the part of the node process that forks workers, and runs alone where a group names another
-interpreter.
+"""The fork server: the single-threaded parent of a node's workers, which imports torch once for all of them.
+It is a part of the node process. For a group that names another Python interpreter it is a separate process.
 
     node process (`meshctl-fork`) --fork--> worker train:0, train:1, rollout:0, ...
                             |
@@ -13,11 +12,10 @@ interpreter.
     server to agent    {"started": 1, "pid": 4711}
                        {"ended": 1, "pid": 4711, "code": -9}        0 or more: exit code; negative: signal
 
-A worker without `argv` is a call of the one function that the server was given; a worker with it is exec'd.
-A socket that closes means that its agent has died, and its workers are killed.
-
-`multiprocessing.forkserver` does not do: several agents share this server, and the parent of a worker must be
-the process that the kernel tells of the death of the launcher.
+A worker with `argv` runs that command line by exec; a worker without it calls the server's worker function.
+If an agent's socket closes, the agent has died, and the server kills its workers.
+`multiprocessing.forkserver` is not usable here: several agents share this server, and a worker's parent must
+be the process that the kernel signals when the launcher dies.
 """
 
 from __future__ import annotations
@@ -44,22 +42,22 @@ TITLE = "meshctl-fork"
 
 @dataclass(frozen=True)
 class SpawnRequest:
-    """One worker that an agent wants started."""
+    """An agent's request to start one worker."""
 
     start: int
-    """The key by which the agent knows it: its local rank."""
+    """The key of the worker in messages: its local rank."""
     name: str
     """The title that `ps` shows, e.g. "train:1"."""
     log: str
     """The file to which its stdout and stderr are appended."""
     env: Mapping[str, str]
-    """Variables on top of those that the server inherited."""
+    """Variables that are added to the server's environment or replace those in it."""
     argv: Sequence[str] | None = None
-    """The command line to exec; None for a call of the server's worker function."""
+    """The command line to exec; None to call the server's worker function."""
     cwd: str = ""
     """The working directory; empty for the server's own."""
     terminal: str = ""
-    """The terminal of a worker that is debugged; empty for one without standard input."""
+    """The terminal of a worker that is debugged; empty for a worker without standard input."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +87,12 @@ class Client:
         self._send(asdict(request))
 
     def signal(self, key: int, number: int) -> None:
-        """Signals a worker by way of its parent, which knows that the pid is still the worker's."""
+        """Requests the server to signal a worker. Only the worker's parent knows that the pid still belongs
+        to it."""
         self._send({"signal": number, "key": key})
 
     def receive(self, seconds: float) -> list[Started | Ended]:
-        """Returns what the server reports within that time: at least one report, unless the time runs out."""
+        """Waits for reports of the server, for at most `seconds`. Returns an empty list if none arrives."""
         reports: list[Started | Ended] = []
         while select.select([self._socket], [], [], 0 if reports else seconds)[0]:
             try:
@@ -138,7 +137,7 @@ class _Child:
 
 
 class ForkServer:
-    """Forks workers for agents and reports their ends. The owner runs the `select` loop."""
+    """Forks workers for agents and reports their exits. The owner runs the `select` loop."""
 
     def __init__(self, worker: WorkerMain) -> None:
         self._worker = worker
@@ -163,14 +162,14 @@ class ForkServer:
             self._read_request(agent)
 
     def reap(self) -> list[tuple[int, int]]:
-        """Reports the workers that have ended to their agents, and kills what is left of their own process
-        groups. Returns (pid, exit status) of other children."""
+        """Reports workers that have ended to their agents, and kills the rest of their process groups.
+        Returns (pid, exit status) of other children that have ended."""
         others = []
         while (pid := guard.ended_child()) is not None:
             child = self._children.pop(pid, None)
             if child is not None:
                 with suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)  # not reaped yet, so the number is still this worker's
+                    os.killpg(pid, signal.SIGKILL)  # not reaped yet, so no other process has this pid
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if child is None:
                 others.append((pid, code))
@@ -179,7 +178,7 @@ class ForkServer:
         return others
 
     def _read_request(self, agent: socket.socket) -> None:
-        """Serves a request, unless the agent has died since: nobody waits for its workers then."""
+        """Serves a request, unless the agent has died since it sent the request."""
         packet = b""
         if not _is_hung_up(agent):
             with suppress(ConnectionResetError):
@@ -198,7 +197,7 @@ class ForkServer:
     def _signal(self, agent: socket.socket, key: int | None, number: int) -> None:
         for pid, child in self._children.items():
             if child.agent is agent and key in (None, child.key):
-                with suppress(PermissionError):  # it has changed its user
+                with suppress(PermissionError):  # the worker has changed its user
                     os.kill(pid, number)
 
     def _start(self, agent: socket.socket, request: SpawnRequest) -> None:
@@ -215,14 +214,14 @@ class ForkServer:
             self._send(agent, {"started": request.start, "pid": pid})
 
     def _refuse(self, agent: socket.socket, request: SpawnRequest, error: OSError) -> None:
-        """Reports a worker that could not be forked, for lack of memory or of pids, as one that has ended."""
+        """Reports a worker that could not be forked, for lack of memory or of pids, as ended."""
         with open(request.log, "a", encoding="utf-8") as log:
             log.write(f"meshctl: {request.name} could not be started: {error}\n")
         self._send(agent, {"started": request.start, "pid": 0})
         self._send(agent, {"ended": request.start, "pid": 0, "code": 127})
 
     def _send(self, agent: socket.socket, message: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # its end of file is read next
+        with suppress(BrokenPipeError, ConnectionResetError):  # the next read reports the end of file
             agent.send(json.dumps(message).encode())
 
 
@@ -233,7 +232,8 @@ def _is_hung_up(agent: socket.socket) -> bool:
 
 
 class Wakeup:
-    """A pipe that becomes readable on every signal, for a `select` loop. Those in `ends` set `is_ending`."""
+    """A pipe that becomes readable on every signal, for a `select` loop. A signal in `ends` also sets
+    `is_ending`."""
 
     def __init__(self, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -256,7 +256,7 @@ class Wakeup:
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Holds signals back around a fork, so that the child gets none before it has its own handlers."""
+    """Blocks signals around a fork, so that the child receives none before it has its own handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         yield
@@ -265,7 +265,7 @@ def blocked_signals() -> Iterator[None]:
 
 
 def flush() -> None:
-    """Empties the buffers of the standard streams, which would be written twice after a fork."""
+    """Flushes the standard streams. Otherwise a forked child would write their buffers a second time."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -286,7 +286,7 @@ def _become(request: SpawnRequest, worker: WorkerMain, server: int) -> NoReturn:
     """Turns a forked copy of the server into the requested worker. Never returns."""
     code = 70
     try:
-        os.setsid()  # Ctrl-C in a terminal does not reach it
+        os.setsid()  # a Ctrl-C in the terminal does not reach a session of its own
         default_signals()
         guard.die_with(server, signal.SIGKILL)
         redirect(request.log, request.terminal)
@@ -311,7 +311,7 @@ def _become(request: SpawnRequest, worker: WorkerMain, server: int) -> NoReturn:
 
 
 def default_signals() -> None:
-    """Undoes what the server has set, in a forked child."""
+    """Restores the default signal handling in a forked child of the server."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
@@ -320,7 +320,8 @@ def default_signals() -> None:
 
 
 def redirect(log: str, terminal: str = "") -> None:
-    """Appends stdout and stderr to a file, and closes stdin. With a terminal, all three are that."""
+    """Appends stdout and stderr to the file `log`, and makes stdin empty. With a `terminal`, all three
+    streams are the terminal."""
     source = os.open(os.devnull, os.O_RDONLY)
     target = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     if terminal:
@@ -331,14 +332,14 @@ def redirect(log: str, terminal: str = "") -> None:
 
 
 def _execute(argv: Sequence[str]) -> NoReturn:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec keeps that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would keep that
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execvpe(argv[0], list(argv), os.environ)
 
 
 def _call(worker: WorkerMain) -> int:
-    # The old streams are kept: to collect them would close descriptors that have other owners by now.
+    # Keeps the old streams alive: their finalizers would close descriptors that have other owners by now.
     inherited = (sys.stdin, sys.stdout, sys.stderr)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
@@ -347,7 +348,7 @@ def _call(worker: WorkerMain) -> int:
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1").split(",")[0]))
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # every worker has inherited the same state
+        numpy.random.seed()  # otherwise all workers would have the state of the server
     code = worker(os.environ)
     del inherited
     return code

@@ -1,6 +1,5 @@
-"""The guard: whatever dies, everything that was started is killed too, within seconds, and by its own pid.
-
-    launcher            subreaper: orphans of a node process that dies come to it
+"""The guard: if a process of the run dies, all processes below it are killed within seconds, by their pids.
+    launcher            subreaper: adopts the orphans of a node process that dies
       node process      dies with the launcher (SIGTERM), on another node with its connection to the head;
                         it is the fork server, and a subreaper for the orphans of its workers
         agent           dies with the node process (SIGKILL)
@@ -9,7 +8,7 @@
         fork server     dies with the node process (SIGTERM): one that runs another interpreter
 
 PR_SET_PDEATHSIG is tied to the parent *thread*, so processes are forked from the main thread; and it misses a
-parent that died before it was set, so `die_with` looks again afterwards.
+parent that died before it was set, so `die_with` checks the parent afterwards.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 2.0
-"""Seconds between SIGTERM and SIGKILL when a run is torn down. The `grace` of a recipe is for an orderly end.
-"""
+"""Seconds between SIGTERM and SIGKILL at a forced end. The recipe's `grace` is the time for an orderly
+end."""
 
 _SET_PDEATHSIG, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,8 +42,8 @@ def adopt_orphans() -> None:
 
 
 def die_with(parent: int, by: signal.Signals) -> None:
-    """Lets the kernel send `by` to this process when its parent dies; sends it at once if the parent is
-    dead."""
+    """Makes the kernel send signal `by` to this process when its parent dies. Sends it at once if the parent
+    has died."""
     _prctl(_SET_PDEATHSIG, int(by))
     if os.getppid() != parent:
         os.kill(os.getpid(), by)
@@ -66,7 +65,7 @@ def name_of(code: int) -> str:
 
 
 def children() -> list[int]:
-    """Returns the children of this process: started here or adopted, alive or waiting to be reaped."""
+    """Returns the pids of this process's children: started or adopted, alive or not reaped yet."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -77,7 +76,8 @@ def children() -> list[int]:
 
 
 def _children_by_parent() -> list[int]:
-    """Serves kernels without CONFIG_PROC_CHILDREN, and a thread that has ended meanwhile."""
+    """Finds children by the parent pid of every process. For kernels without CONFIG_PROC_CHILDREN, or if a
+    thread ends while the threads' children are read."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -91,12 +91,9 @@ def _children_by_parent() -> list[int]:
 
 
 def kill_children(spare: Collection[int] = ()) -> None:
-    """Kills every child but those in `spare`, then the orphans that come to this process by it, until there
-    is none.
-
-    It gives up after the grace: a process that hangs in the kernel, or that belongs to another user, cannot
-    be killed and must not block this one.
-    """
+    """Kills every child except those in `spare`, then the orphans that this process adopts, until none is
+    left. Gives up after the grace period, because a process that hangs in the kernel or belongs to another
+    user cannot be killed and must not block this one."""
     end = time.monotonic() + GRACE_S
     while (pids := set(children()) - set(spare)) and time.monotonic() < end:
         for pid in pids:
@@ -108,14 +105,14 @@ def kill_children(spare: Collection[int] = ()) -> None:
 
 
 def reap_adopted(own: Collection[int]) -> None:
-    """Reaps adopted children that have ended, so that a long run collects no zombies. The caller waits for
-    those in `own` itself."""
+    """Reaps adopted children that have ended, so that a long run accumulates no zombies. The caller reaps the
+    children in `own` itself."""
     while (pid := ended_child()) is not None and pid not in own:
         os.waitpid(pid, 0)
 
 
 def ended_child() -> int | None:
-    """Returns a child that waits to be reaped, and leaves it so."""
+    """Returns the pid of a child that has ended, without reaping it; None if there is none."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

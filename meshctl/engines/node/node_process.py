@@ -4,13 +4,13 @@
                                once
                                  agent per group, made anew for each attempt
                                  worker ...          forked for the agents, see `forkserver`
-                                 fork server ...     one for each other interpreter, kept over attempts
+                                 fork server ...     one for each other interpreter, kept across attempts
 
-It connects with the head and waits. For each attempt the head sends the plan and the address of the store;
-the node process forks the agents of its groups, reports the exit of each, and reports the attempt as ended
-once nothing of it is left. It ends when the head says so, when the connection to the head closes or is
-silent for longer than the lease, and on SIGTERM, which it also gets when the launcher dies; it then kills
-everything that it has started.
+It connects to the head and waits. For each attempt the head sends the plan and the address of the store. The
+node process forks the agents of its groups, reports the exit of each, and reports the attempt as ended when
+no process of it is left. The node process ends when the head requests it, when the connection to the head
+closes or is silent for longer than the lease, and on SIGTERM, which the kernel also sends when the launcher
+dies. It then kills all processes that it has started.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OK, FAILED, REFUSED = 0, 1, 4
 
 @dataclass(frozen=True)
 class NodeJob:
-    """What a node process knows before it has connected."""
+    """The parameters of a node process that are known before it connects to the head."""
 
     run: RunDir
     node: int
@@ -50,16 +50,16 @@ class NodeJob:
     token: str = field(repr=False)
     worker: WorkerMain
     groups: tuple[str, ...] = ()
-    """The only groups of the node that it starts; empty for all."""
+    """Starts only these groups of the node; empty for all."""
     keep: tuple[int, ...] = ()
-    """Descriptors that it and its agents keep open."""
+    """Descriptors that the node process and its agents keep open."""
 
 
 @dataclass
 class _Attempt:
     number: int
     agents: dict[int, str] = field(default_factory=dict)
-    """Pid -> group of the agents that run."""
+    """Pid -> group, for each running agent."""
 
 
 class NodeProcess:
@@ -67,15 +67,15 @@ class NodeProcess:
         self._job, self._connection, self._lease_s, self._wakeup = job, connection, lease_s, wakeup
         self._server = ForkServer(job.worker)
         self._others: dict[str, ExecServer] = {}
-        """Fork servers by their interpreter."""
+        """Interpreter -> its fork server."""
         self._attempt: _Attempt | None = None
         self._code = OK
         self._is_leaving = False
         self._last_seen = self._beat = time.monotonic()
 
     def run(self) -> int:
-        """Returns the exit code: 0 when all agents have ended well and the head has said that the run is
-        over."""
+        """Runs until the end of the run. Returns the exit code: 0 if all agents have exited with 0 and the
+        head has ended the run."""
         while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
             sending = [self._connection] if self._connection.has_unsent else []
             waiting: list[Any] = [
@@ -104,8 +104,8 @@ class NodeProcess:
         """Sends a beat to the head when one is due, and closes the connection when the head has been silent
         for longer than the lease.
 
-        `before` is the time at which this process began to wait for messages. If it has waited for much
-        longer than a beat, it was itself stopped (SIGSTOP, a suspended machine), and the lease begins anew.
+        `before` is the time at which this process began to wait for messages. If the wait was much longer
+        than a beat, this process was itself stopped (SIGSTOP, a suspended machine), and the lease is renewed.
         """
         now = time.monotonic()
         if now - before > 2 * BEAT_S:
@@ -174,8 +174,8 @@ class NodeProcess:
         return self._others[python]
 
     def _signal(self, number: signal.Signals, groups: Sequence[str] | None) -> None:
-        """Sends a signal to the agents of `groups`; to all agents if it is None. SIGKILL to all agents also
-        kills the workers and orphans that they leave behind."""
+        """Sends a signal to the agents of `groups`, or to all agents if `groups` is None. A SIGKILL to all
+        agents also kills the workers and orphans that they leave behind."""
         assert self._attempt is not None
         for pid, group in self._attempt.agents.items():
             if groups is None or group in groups:
@@ -184,8 +184,7 @@ class NodeProcess:
             self._kill_leftovers()
 
     def _kill_leftovers(self) -> None:
-        """Kills all workers and orphans: every child but agents, whose exits are reported, and fork
-        servers."""
+        """Kills all workers and orphans: every child except agents and fork servers."""
         agents = self._attempt.agents if self._attempt else {}
         guard.kill_children(spare=[*agents, *(server.pid for server in self._others.values())])
 
@@ -228,16 +227,16 @@ def _become_agent(job: AgentJob, client: Client, parent: int, keep: Sequence[int
         leave(code)
 
 
-# How it is started
+# Starting a node process
 
 
 def fork_log(run: RunDir, node: int) -> Path:
-    """Returns the file for what a node process itself prints: nothing, as a rule."""
+    """Returns the log file of a node process itself, which is usually empty."""
     return run.path / "logs" / ("fork-server.log" if node == 0 else f"fork-server-{node}.log")
 
 
 def serve(job: NodeJob, ends: Sequence[signal.Signals] = (signal.SIGTERM,)) -> int:
-    """Runs the node process of this node in the calling process; returns its exit code.
+    """Turns the calling process into the node process of this node. Returns its exit code.
 
     To be called from the main thread, after the heavy imports and before any other thread exists.
     """

@@ -1,9 +1,7 @@
-"""Imports the parts of torch that the components' files name once, before the fork, so that no worker has to.
-
-A component that uses FSDP imports `torch.distributed.fsdp`: most of a second of CPU time, in every worker.
-The files are read as text and never imported here, since their code may have effects that only workers
-expect. The modules of torch have none.
-"""
+"""Imports the torch modules that the components import, once and before the fork. A component that uses FSDP
+imports `torch.distributed.fsdp`, which would take each worker almost a second of CPU time. The components'
+files are only read as text, because importing them may have side effects that belong in workers. Importing
+torch's modules has none."""
 
 from __future__ import annotations
 
@@ -17,20 +15,19 @@ from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 
 OURS = str(PACKAGE_DIR.parent)
-"""The folder in which the components that meshctl ships are found."""
+"""The folder that contains the package meshctl, and thereby the components that it ships."""
 CHECKPOINTS = "torch.distributed.checkpoint"
 
 
 def preload(plan: Plan, path: Sequence[str]) -> None:
     """Imports the modules of torch that the workers of a plan will import."""
     for name in sorted(named(plan, path)):
-        with contextlib.suppress(ImportError):  # a worker reports it, with the line that needs it
+        with contextlib.suppress(ImportError):  # the worker that imports the module reports the error
             importlib.import_module(name)
 
 
 def named(plan: Plan, path: Sequence[str]) -> set[str]:
-    """Returns the modules of torch that the components' files import, directly or by way of other local
-    files."""
+    """Returns the torch modules that the components' files import, directly or through other local files."""
     found: set[str] = {CHECKPOINTS} if plan.components and plan.run.checkpoint else set()
     waiting, seen = {component.target.rpartition(".")[0] for component in plan.components}, set()
     while waiting:
@@ -55,7 +52,7 @@ def local_file(module: str, path: Iterable[str]) -> Path | None:
 
 
 def imports(file: Path, module: str) -> Iterator[str]:
-    """Returns the names of the modules that a file imports, by its text."""
+    """Yields the names of the modules that a file imports, parsed from its text."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError):

@@ -1,14 +1,10 @@
-"""The rendezvous of the agents of one group, on the head's store, with plain values only.
-
-The plan knows the members, so there is nothing to negotiate: each agent registers and waits for the others,
-with a short limit. The c10d rendezvous of torch unpickles what it finds in an unauthenticated store; this one
-reads ASCII and JSON.
-
-A components' group makes its WORLD on the head's store itself. For a program, the agent of the group's first
-node opens a store of its own, on loopback or on the address by which it reaches the head, and publishes its
-port: `MASTER_ADDR`, `MASTER_PORT` and TORCHELASTIC_USE_AGENT_STORE then make `init_process_group()` in
-anybody's script meet there.
-"""
+"""The rendezvous of the agents of one group, through the head's store, with plain values only. The plan lists
+the members, so nothing is negotiated: each agent registers and waits for the others, with a time limit. It
+replaces torch's c10d rendezvous, which unpickles values from an unauthenticated store; this one reads ASCII
+and JSON. A group of components initializes its process group through the head's store. For a program, the
+agent on the group's first node opens another store, on loopback or on the address by which it reaches the
+head, and publishes its address. `MASTER_ADDR`, `MASTER_PORT` and TORCHELASTIC_USE_AGENT_STORE then make
+`init_process_group()` of any script use that store."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 JOIN_S = 60.0
-"""Seconds that all nodes of a group have to join."""
+"""Time limit for all nodes of a group to join."""
 STORE_LIMIT = timedelta(seconds=60)
 
 
@@ -38,8 +34,8 @@ def connect(head: str) -> TCPStore:
 
 
 def serve(listener: socket.socket) -> TCPStore:
-    """Returns a store on a socket that listens already, and thus on one address; torch alone would listen on
-    every interface."""
+    """Returns a store that accepts connections on `listener`, which is bound to one address. By itself, torch
+    would listen on every interface."""
     host, port = listener.getsockname()
     return TCPStore(
         host,
@@ -54,7 +50,7 @@ def serve(listener: socket.socket) -> TCPStore:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the agents of a group meet in an attempt."""
+    """The parameters of the rendezvous of one group in one attempt."""
 
     head: str
     """HOST:PORT of the head's store."""
@@ -70,7 +66,8 @@ class PlannedRendezvous(RendezvousHandler):
     """The rendezvous of the nodes on which the plan places a group."""
 
     def __init__(self, meeting: Meeting, store: TCPStore, own_store: bool) -> None:
-        """`own_store`: the group's `MASTER_ADDR` is a store that its first agent opens, not the head's."""
+        """`own_store`: whether the group's `MASTER_ADDR` is a store that the agent of its first node opens,
+        instead of the head's store."""
         self._meeting, self._own_store = meeting, own_store
         self._store: Store = PrefixStore(f"run/{meeting.attempt}/rdzv/{meeting.group}", store)
         self._serving: TCPStore | None = None
@@ -91,13 +88,13 @@ class PlannedRendezvous(RendezvousHandler):
         )
 
     def _serve_group(self) -> None:
-        """Opens the group's own store and publishes its address, before this node registers."""
+        """Opens the group's own store and publishes its address. Called before this node registers."""
         listener = socket.create_server((_address_towards(self._meeting.head), 0), backlog=512)
         self._store.set("master", json.dumps(listener.getsockname()[:2]))
         self._serving = serve(listener)
 
     def _wait_for_all(self) -> None:
-        """Waits in small sleeps, since the wait of the store itself handles no signal."""
+        """Polls the store, because a signal would not interrupt the store's own wait."""
         end = time.monotonic() + JOIN_S
         while missing := [node for node in self._meeting.nodes if not self._store.check([f"here/{node}"])]:
             if time.monotonic() > end:
@@ -133,7 +130,7 @@ class PlannedRendezvous(RendezvousHandler):
 
 
 def _address_towards(head: str) -> str:
-    """Returns this host's own address on the way to the head: loopback where both are on one node."""
+    """Returns the address of this host's interface to the head: loopback if both are on one machine."""
     host, _, port = head.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))

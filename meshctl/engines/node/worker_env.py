@@ -1,7 +1,7 @@
 """The environment and the command line of a worker.
 
-Pure: from the plan, the start and the environment that the fork server inherited. The agent adds torchrun's
-variables; everything else is here.
+Computed without side effects from the plan, the start and the fork server's environment. Torchrun's variables
+are added by the agent.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ READ_AT_IMPORT = (
     ),
     *("LD_", "MALLOC_", "GLIBC_TUNABLES", "LC_", "LANG"),
 )
-"""Prefixes of the variables that Python, torch or the libraries below them read while they are loaded, which
-is too early for a process that is forked later."""
+"""Prefixes of variables that Python, torch or their libraries read while they are loaded. A forked process
+has them loaded already and would not see a change."""
 
 WORKER = ("-m", "meshctl.runtime.worker")
 
@@ -57,13 +57,13 @@ class WorkerEnv:
     inherited: Mapping[str, str]
     """The environment of the fork server."""
     is_rocm: bool = False
-    """Whether torch is ROCm's."""
+    """Whether torch is a ROCm build."""
     python: str = sys.executable
     """The interpreter of the fork server."""
 
     @property
     def argv(self) -> tuple[str, ...] | None:
-        """The command line of a worker that has to be exec'd; None for one that is forked and called."""
+        """The command line of a worker that must be started by exec; None for a worker that only forks."""
         if self.group.program is not None:
             return _program_argv(self.group.program, self.run, self.start)
         return (self.python, *WORKER) if reads_at_import(self.group, self.inherited) else None
@@ -73,12 +73,9 @@ class WorkerEnv:
         return cwd_of(self.start, self.group.program) if self.group.program else ""
 
     def variables(self, worker: Worker) -> dict[str, str]:
-        """Returns what is set on top of what is inherited. The group's own `env` overrides everything but
-        meshctl's names.
-
-        The lists of devices of other types than the group's are left as they are: torchrun hides nothing, and
-        a process on cpu may borrow a GPU. `env: {CUDA_VISIBLE_DEVICES: ""}` hides them.
-        """
+        """Returns the variables to add to the inherited environment. The group's `env` overrides all of them
+        except `MESHCTL_*`. Device lists of other types than the group's are not changed: as under torchrun, a
+        worker on cpu may use a GPU. `env: {CUDA_VISIBLE_DEVICES: ""}` hides the GPUs."""
         found = {"OMP_NUM_THREADS": self.inherited.get("OMP_NUM_THREADS", "1")}
         if self.plan.cluster.nodes == 1:  # nothing leaves this machine
             found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
@@ -103,7 +100,7 @@ class WorkerEnv:
 
 
 def reads_at_import(group: Group, inherited: Mapping[str, str]) -> bool:
-    """Whether the group's `env` changes a variable that is read while libraries are loaded."""
+    """Whether the group's `env` changes a variable that libraries read while they are loaded."""
     return any(
         name.startswith(READ_AT_IMPORT)
         and value is not None
@@ -113,7 +110,8 @@ def reads_at_import(group: Group, inherited: Mapping[str, str]) -> bool:
 
 
 def resolve(value: str, environ: Mapping[str, str]) -> str:
-    """Returns a value of `env:` with its references filled. Raises `CannotStart` for an unset variable."""
+    """Returns a value of `env:` with its references to variables replaced. Raises `CannotStart` for an unset
+    variable."""
     try:
         return filled(value, environ)
     except Unset as unset:
@@ -121,13 +119,13 @@ def resolve(value: str, environ: Mapping[str, str]) -> str:
 
 
 def cwd_of(start: Start, program: Program) -> str:
-    """Returns the working directory of a program; empty for that of the launch."""
+    """Returns the working directory of a program; empty for the launcher's working directory."""
     return str(Path(start.path[0], program.cwd)) if program.cwd else ""
 
 
 def missing(start: Start, group: Group) -> str:
-    """Returns what the program of a group needs and this machine does not have, as a sentence; empty if
-    nothing is missing, or the group has no program."""
+    """Returns a sentence about a file or interpreter that the group's program needs and that this machine
+    lacks; empty if none is missing or the group has no program."""
     program = group.program
     if program is None:
         return ""
@@ -144,7 +142,8 @@ def missing(start: Start, group: Group) -> str:
 
 
 def script_of(start: Start, program: Program) -> Path | None:
-    """Returns the script: found in the program's folder, the recipe's folder or the working directory."""
+    """Returns the path of the program's script, searched in the program's folder, the recipe's folder and the
+    working directory; None if it is not found."""
     candidates = (Path(folder, program.argv[0]) for folder in _folders(start, program))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -162,7 +161,8 @@ def _program_argv(program: Program, run: RunDir, start: Start) -> tuple[str, ...
 
 
 def interpreter_of(start: Start, program: Program) -> str:
-    """Returns the interpreter. A name is found as a shell does; a path is relative to the recipe's folder."""
+    """Returns the program's interpreter: a name to search on PATH, or a path. Paths are relative to the
+    recipe's folder."""
     if not program.python:
         return sys.executable
     return str(Path(start.path[0], program.python)) if "/" in program.python else program.python
