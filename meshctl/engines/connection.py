@@ -169,8 +169,10 @@ class Handshake:
 
 
 def join(head: str, node: int, token: str) -> tuple[Connection, float]:
-    """Connects a node process to the head. Returns the connection and the lease in seconds. Raises
-    `CannotStart` if the head cannot be reached, refuses, or does not prove that it has the token."""
+    """Connects a node process to the head. Returns the connection and the lease in seconds.
+
+    Raises `CannotStart` if the head cannot be reached, refuses, or does not prove that it has the token.
+    """
     host, _, port = head.rpartition(":")
     try:
         connection = Connection(socket.create_connection((host, int(port)), timeout=JOIN_S))

@@ -1,5 +1,7 @@
 """Examines a machine. All topics are measured at the same time, each in a child process with a time limit.
-checks = examine(Requirements(runs="runs"))      # never raises, leaves no process and no file behind"""
+
+checks = examine(Requirements(runs="runs"))      # never raises, leaves no process and no file behind
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Facts that torch reports about its build and its visible devices, as plain data. Both functions run in the
-child process of a topic, because the import may be slow and a driver may hang or crash."""
+"""Facts that torch reports about its build and its visible devices, as plain data.
+
+Both functions run in the child process of a topic, because the import may be slow and a driver may hang or
+crash.
+"""
 
 from __future__ import annotations
 

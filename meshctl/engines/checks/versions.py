@@ -102,8 +102,11 @@ def installed_version(name: str) -> str:
 
 
 def hiding_files(folders: Sequence[str], libraries: set[str]) -> list[str]:
-    """Returns the files in these folders that have the name of a required module. The folders come first on
-    the workers' import path, so a worker would import such a `random.py` in place of Python's module."""
+    """Returns the files in these folders that have the name of a required module.
+
+    The folders come first on the workers' import path, so a worker would import such a `random.py` in place
+    of Python's module.
+    """
     required = {IMPORT_NAMES.get(name, name) for name in libraries - {"python"}}
     names = required | sys.stdlib_module_names | {"meshctl"}
     found = []

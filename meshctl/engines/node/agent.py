@@ -1,11 +1,15 @@
-"""The agent of one group on one node: torchelastic's agent, with workers that the fork server starts. The
-node process forks it for each attempt. It joins the group's other agents through the store of the head,
+"""The agent of one group on one node: torchelastic's agent, with workers that the fork server starts.
+
+The node process forks it for each attempt. It joins the group's other agents through the store of the head,
 requests its workers with torchrun's environment, and writes the events `started` and `exited` of each. It
-exits with 0 if all workers have exited with 0, otherwise with 1. The agent never restarts workers. Because
-routes connect groups, only the supervisor can begin a new attempt. On SIGTERM the agent sends SIGTERM to its
-workers, and SIGKILL after the grace period. The key `stop` in the store requests an orderly end. Only agents
-of programs act on it: they send SIGTERM to their workers, without a time limit. Components agree on a last
-step by themselves, and services run until all other groups have ended."""
+exits with 0 if all workers have exited with 0, otherwise with 1.
+
+The agent never restarts workers. Because routes connect groups, only the supervisor can begin a new attempt.
+On SIGTERM the agent sends SIGTERM to its workers, and SIGKILL after the grace period. The key `stop` in the
+store requests an orderly end. Only agents of programs act on it: they send SIGTERM to their workers, without
+a time limit. Components agree on a last step by themselves, and services run until all other groups have
+ended.
+"""
 
 from __future__ import annotations
 

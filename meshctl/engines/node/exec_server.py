@@ -3,8 +3,9 @@ exec and keeps it across attempts. Agents are still forked from the node process
 
     node process --exec--> fork server --fork--> worker
           |                    |
-          +--- control socket -+     agents' sockets one way; the other way the number of agents that it has
-                                     received: 0 when it is ready, and then each time that it becomes idle
+          +--- control socket -+     to the fork server: the sockets of agents
+                                     to the node process: the number of agents received so far, sent when
+                                     the server is ready (0) and each time that it becomes idle
 
 An attempt that fails early may be over before the server has imported its modules. The server then drops the
 requests of the attempt's agents, because these have ended.

@@ -14,6 +14,7 @@ It is a part of the node process. For a group that names another Python interpre
 
 A worker with `argv` runs that command line by exec; a worker without it calls the server's worker function.
 If an agent's socket closes, the agent has died, and the server kills its workers.
+
 `multiprocessing.forkserver` is not usable here: several agents share this server, and a worker's parent must
 be the process that the kernel signals when the launcher dies.
 """

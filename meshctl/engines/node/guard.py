@@ -1,4 +1,5 @@
 """The guard: if a process of the run dies, all processes below it are killed within seconds, by their pids.
+
     launcher            subreaper: adopts the orphans of a node process that dies
       node process      dies with the launcher (SIGTERM), on another node with its connection to the head;
                         it is the fork server, and a subreaper for the orphans of its workers
@@ -92,8 +93,11 @@ def _children_by_parent() -> list[int]:
 
 def kill_children(spare: Collection[int] = ()) -> None:
     """Kills every child except those in `spare`, then the orphans that this process adopts, until none is
-    left. Gives up after the grace period, because a process that hangs in the kernel or belongs to another
-    user cannot be killed and must not block this one."""
+    left.
+
+    Gives up after the grace period, because a process that hangs in the kernel or belongs to another user
+    cannot be killed and must not block this one.
+    """
     end = time.monotonic() + GRACE_S
     while (pids := set(children()) - set(spare)) and time.monotonic() < end:
         for pid in pids:

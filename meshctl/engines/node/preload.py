@@ -1,7 +1,9 @@
-"""Imports the torch modules that the components import, once and before the fork. A component that uses FSDP
-imports `torch.distributed.fsdp`, which would take each worker almost a second of CPU time. The components'
-files are only read as text, because importing them may have side effects that belong in workers. Importing
-torch's modules has none."""
+"""Imports the torch modules that the components import, once and before the fork.
+
+A component that uses FSDP imports `torch.distributed.fsdp`, which would take each worker almost a second of
+CPU time. The components' files are only read as text, because importing them may have side effects that
+belong in workers. Importing torch's modules has none.
+"""
 
 from __future__ import annotations
 

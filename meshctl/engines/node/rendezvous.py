@@ -1,10 +1,14 @@
-"""The rendezvous of the agents of one group, through the head's store, with plain values only. The plan lists
-the members, so nothing is negotiated: each agent registers and waits for the others, with a time limit. It
-replaces torch's c10d rendezvous, which unpickles values from an unauthenticated store; this one reads ASCII
-and JSON. A group of components initializes its process group through the head's store. For a program, the
-agent on the group's first node opens another store, on loopback or on the address by which it reaches the
-head, and publishes its address. `MASTER_ADDR`, `MASTER_PORT` and TORCHELASTIC_USE_AGENT_STORE then make
-`init_process_group()` of any script use that store."""
+"""The rendezvous of the agents of one group, through the head's store, with plain values only.
+
+The plan lists the members, so nothing is negotiated: each agent registers and waits for the others, with a
+time limit. It replaces torch's c10d rendezvous, which unpickles values from an unauthenticated store; this
+one reads ASCII and JSON.
+
+A group of components initializes its process group through the head's store. For a program, the agent on the
+group's first node opens another store, on loopback or on the address by which it reaches the head, and
+publishes its address. `MASTER_ADDR`, `MASTER_PORT` and TORCHELASTIC_USE_AGENT_STORE then make
+`init_process_group()` of any script use that store.
+"""
 
 from __future__ import annotations
 

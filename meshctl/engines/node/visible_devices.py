@@ -1,9 +1,12 @@
-"""Computes the devices that a process sees, by the environment variables that CUDA, ROCm and CANN read. Each
-device of the plan has a number on its node. A list in the launcher's environment selects and renumbers
+"""Computes the devices that a process sees, by the environment variables that CUDA, ROCm and CANN read.
+
+Each device of the plan has a number on its node. A list in the launcher's environment selects and renumbers
 devices: with `CUDA_VISIBLE_DEVICES=4,5`, number 0 is device 4 of the machine. The entries of the list,
 numbers, UUIDs or MIG instances, are hardware names. Without a list, a device's number is its hardware name. A
-group's `visible_devices` are hardware names, never numbers, and must be in the list. The functions are pure:
-they depend on the plan, an environment, and whether torch is a ROCm build."""
+group's `visible_devices` are hardware names, never numbers, and must be in the list.
+
+The functions are pure: they depend on the plan, an environment, and whether torch is a ROCm build.
+"""
 
 from __future__ import annotations
 

@@ -74,8 +74,11 @@ class WorkerEnv:
 
     def variables(self, worker: Worker) -> dict[str, str]:
         """Returns the variables to add to the inherited environment. The group's `env` overrides all of them
-        except `MESHCTL_*`. Device lists of other types than the group's are not changed: as under torchrun, a
-        worker on cpu may use a GPU. `env: {CUDA_VISIBLE_DEVICES: ""}` hides the GPUs."""
+        except `MESHCTL_*`.
+
+        Device lists of other types than the group's are not changed: as under torchrun, a worker on cpu may
+        use a GPU. `env: {CUDA_VISIBLE_DEVICES: ""}` hides the GPUs.
+        """
         found = {"OMP_NUM_THREADS": self.inherited.get("OMP_NUM_THREADS", "1")}
         if self.plan.cluster.nodes == 1:  # nothing leaves this machine
             found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}

@@ -1,9 +1,7 @@
-"""One attempt at a run: its directory made or continued, and locked, so that nobody else launches it
-meanwhile.
+"""One attempt at a run. It creates or continues the run directory, and locks it against other launchers.
 
-A run directory is a recipe that continues. The next attempt goes on from `checkpoints/latest` in the same
-directory: its events are appended, and rows of `metrics.jsonl` after the checkpoint are removed, so that each
-step stands there once.
+The next attempt continues from `checkpoints/latest` in the same directory. Its events are appended to the
+earlier ones. Rows of `metrics.jsonl` after the checkpoint are removed, so that the file has one row per step.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from meshctl.text.redaction import holds_literal, referred_names, stretches
 
 
 class RunHeld(Exception):
-    """The run is still going; the message names its directory."""
+    """Another launcher runs the run; the message names its directory."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +31,22 @@ class Attempt:
     run: RunDir
     start: Start
     lock: int
-    """A descriptor that holds the lock for as long as any process has it open."""
+    """A file descriptor that holds the lock as long as any process has it open."""
     follower: Follower
-    """Reads the events of this attempt; it has passed over those of earlier ones."""
+    """Reads the events of this attempt. It has skipped those of earlier attempts."""
     fold: Fold
     """Folds the events of this attempt into rows of metrics."""
 
     @property
     def step(self) -> int | None:
-        """The step after which it begins; None for the beginning."""
+        """The last step before the attempt; None if it starts from the beginning."""
         return step_of(self.start)
 
 
 def begin(plan: Plan, composed: str, path: Sequence[str], resume: RunDir | None) -> Attempt:
-    """Writes what an attempt needs into a new run directory, or into the one that is continued.
+    """Begins an attempt: writes its files into a new run directory, or into `resume`.
 
-    Raises `RunHeld` where another launcher runs it, `OSError` where it cannot be written.
+    Raises `RunHeld` if another launcher runs the run, and `OSError` if a file cannot be written.
     """
     run = resume or RunDir.create(Path(plan.run.dir), plan.name, time.strftime("%Y%m%d-%H%M%S"))
     descriptor = lock(run)
@@ -60,8 +58,8 @@ def begin(plan: Plan, composed: str, path: Sequence[str], resume: RunDir | None)
 
 
 def attached(plan: Plan, run: RunDir) -> Attempt:
-    """Returns the attempt that a launcher has begun and that holds its lock, for a supervisor inside a
-    job."""
+    """Returns the attempt that a launcher has begun, for a supervisor inside a job. The launcher holds the
+    lock."""
     return _reading(plan, run, run.read_start(), -1)
 
 
@@ -81,7 +79,7 @@ def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
 def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
     follower = Follower(run.events)
     for _ in follower.new():
-        pass  # of earlier attempts
+        pass  # skips the events of earlier attempts
     workers = {group.name: group.workers for group in plan.groups if group.program is None}
     step = step_of(start)
     fold = Fold(workers, since=time.time(), after=step, elapsed=elapsed(run, step or 0))
@@ -89,19 +87,19 @@ def _reading(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
 
 
 def step_of(start: Start) -> int | None:
-    """Returns the step of the checkpoint from which an attempt continues; None where it begins anew."""
+    """Returns the step of the checkpoint from which an attempt continues; None if it starts from the
+    beginning."""
     return int(start.resume.rpartition("step-")[2]) if start.resume else None
 
 
 def elapsed(run: RunDir, step: int) -> float:
-    """Returns the seconds that a run had taken until a step, by its rows of metrics."""
+    """Returns the seconds from the start of a run to the end of a step, read from the rows of metrics."""
     times = [float(row["time"]) for row in read(run.metrics) if row["step"] <= step]
     return times[-1] if times else 0.0
 
 
 def holds_secret(plan: Plan, composed: str) -> bool:
-    """Whether the files of a run have to hold a secret: the recipe contains it literally, and the run must be
-    able to continue."""
+    """Whether the files of a run must contain a secret, because the recipe contains it literally."""
     values: list[object] = [dict(component.args) for component in plan.components]
     values += [dict(group.env) for group in plan.groups]
     values += [list(group.program.argv) for group in plan.groups if group.program]
@@ -109,8 +107,8 @@ def holds_secret(plan: Plan, composed: str) -> bool:
 
 
 def lock(run: RunDir) -> int:
-    """Takes the lock of a run. The kernel releases it when the last process that has inherited the descriptor
-    is gone, even by kill -9. Raises `RunHeld`."""
+    """Takes the lock of a run and returns its descriptor. The kernel releases the lock when the last process
+    that inherited the descriptor ends, even by SIGKILL. Raises `RunHeld`."""
     descriptor = os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,13 +119,13 @@ def lock(run: RunDir) -> int:
 
 
 def mark_logs(run: RunDir, attempt: int) -> None:
-    """Appends a line that marks the beginning of an attempt to every log that exists."""
+    """Appends to every existing log a line that marks the beginning of an attempt."""
     for log in (run.path / "logs").rglob("*.log"):
         with log.open("a", encoding="utf-8") as file:
             file.write(f"{ATTEMPT}{attempt} ====\n")
 
 
 def following(run: RunDir, path: tuple[str, ...]) -> Start:
-    """Returns the start of the attempt after the last; without a checkpoint it resumes nothing."""
+    """Returns the start of the next attempt. It resumes the latest checkpoint, if there is one."""
     latest = run.latest.resolve()
     return Start(path, run.read_start().attempt + 1, str(latest) if latest.is_dir() else "")

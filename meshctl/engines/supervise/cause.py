@@ -1,12 +1,16 @@
-"""The first cause of a failed run: of everything that went wrong, over all groups, the one thing that began
-it.
+"""The first cause of a failed run: the one fault, among those of all groups, that led to the others.
 
-When one worker dies, its peers fail a moment later, often louder. So a worker's own fault (an exception, a
-death by a signal) comes before an exit code alone or an abort, by which NCCL ends its process when it loses a
-peer, and that before the reported loss of a peer. The loss of a peer that has itself lost a peer comes last.
-Among equals the first that was received counts. Where only faults of lower priority are known, the worker
-that knows more may still be about to report, and gets a number of looks at the events. Looks and not seconds
-count: on a machine so busy that the head itself stands still, the report may have been there all the time.
+When one worker dies, its peers fail a moment later, and often report more. Faults therefore have priorities,
+in this order:
+
+1. a worker's own fault: an exception, or a death by a signal 2. an exit code without a report, or an abort,
+by which NCCL ends its process when it loses a peer 3. the reported loss of a peer 4. the loss of a peer that
+has itself lost a peer
+
+Among faults of equal priority, the first that was received is the cause. If only faults of low priority are
+known, a fault of higher priority may still be unread, so the decision waits for a number of looks. A look is
+one reading of the new events by the head. Looks are counted instead of seconds, because on a busy machine the
+head itself may not run for seconds while the report is already written.
 
     causes.add(event) for each event of a look, causes.end_look(now), then causes.settled: a `Cause` or None
 """
@@ -26,7 +30,7 @@ from meshctl.engines.node.guard import name_of
 from meshctl.run.events import Event
 
 TAIL_BYTES = 64 * 1024
-"""Length of the end of a log in which the traceback of a worker that reported nothing is searched."""
+"""Size of the end of a log that is searched for a traceback if the worker reported nothing."""
 
 
 class Priority(IntEnum):
@@ -34,12 +38,12 @@ class Priority(IntEnum):
     CODE = 1
     LOST = 2
     ECHO = 3
-    """An agent that ended because a worker had."""
+    """The exit of an agent, which follows from the exit of one of its workers."""
 
 
 LOOK_S = 0.03
-"""Seconds between two looks of the head at the events. Looks that follow faster, because something woke the
-head, count as one."""
+"""Seconds between two looks. Looks that follow each other faster, because the head was woken, count as
+one."""
 
 WAIT_LOOKS: Mapping[Priority, int] = {
     Priority.OWN: 3,
@@ -47,13 +51,15 @@ WAIT_LOOKS: Mapping[Priority, int] = {
     Priority.LOST: 33,
     Priority.ECHO: 33,
 }
-"""Looks, begun after a fault was received, in which one of higher priority may still arrive."""
+"""Priority -> number of looks that begin after a fault of this priority, in which a fault of higher priority
+may still arrive."""
 
 ATTEMPT = "==== meshctl: attempt "
-"""Prefix of the line that separates attempts in a log; what stands before it belongs to another attempt."""
+"""Prefix of the line in a log that marks the beginning of an attempt. Earlier lines belong to earlier
+attempts."""
 
 READ_ONLY = " (a received batch is read-only: clone() what is changed)"
-"""Hint for a SIGSEGV. Received memory belongs to its producer, so a write to it ends the component."""
+"""Hint for a SIGSEGV. A received batch lies in memory of its producer that is mapped read-only."""
 
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote (process|peer) "
@@ -61,30 +67,30 @@ _LOST = re.compile(
     r"|peer (is gone|has gone|closed)|DistNetworkError|ncclRemoteError|heartbeat|Timed out waiting",
     re.IGNORECASE,
 )
-"""The words in which torch's backends report the loss of a peer, in scripts that know nothing of meshctl."""
+"""Messages of torch's backends about the loss of a peer, in programs that do not report to meshctl."""
 
 _MARK = re.compile(r"^\[rank\d+\]:\s?", re.MULTILINE)
-"""What torch puts before each line of a traceback once there is a process group."""
+"""Prefix that torch adds to each line of a traceback once a process group exists."""
 
 
 @dataclass(frozen=True)
 class Cause:
     priority: Priority
     error: str
-    """One line."""
+    """The error in one line."""
     group: str = ""
     rank: int | None = None
-    """None for an agent, or for what belongs to no group."""
+    """None for an agent, and for a fault that belongs to no group."""
     stage: str = ""
     step: int | None = None
     doing: str = ""
-    """The activity outside of a stage, e.g. "setup of `actor`"."""
+    """The activity if no stage was running, e.g. "setup of `actor`"."""
     traceback: str = ""
     log: str = ""
     look: int = 0
-    """The look in which the head received it. Clocks of several hosts cannot tell what was first."""
+    """The look in which the head received the fault. Clocks of several hosts cannot order faults."""
     time: float = 0.0
-    """When it was reported; orders what was received together."""
+    """When the fault was reported, in seconds since the epoch. Orders faults of the same look."""
     peer: tuple[str, int] | None = None
     """Group and rank of the peer that was lost."""
 
@@ -114,8 +120,9 @@ class Causes:
         log: Callable[[str, int], Path],
         services: Collection[str] = (),
     ) -> None:
-        """`components` are the groups whose workers report `done` and `fault` themselves, `services` those of
-        programs that must not end before the others; `log` returns the file of a worker's output."""
+        """`components` are the groups of components, whose workers report `done` and `fault` themselves.
+        `services` are the groups that must not end before the others. `log` returns the log file of a
+        worker."""
         self._components, self._services, self._log_of = components, services, log
         self._found: list[Cause] = []
         self._done: set[Who] = set()
@@ -123,7 +130,7 @@ class Causes:
         self._steps: dict[Who, int] = {}
         self._exits: list[Event] = []
         self._pending: list[tuple[Event, int]] = []
-        """Exits of the look before, and its number."""
+        """Exits received in the previous look, each with the number of that look."""
         self._look, self._look_began = 0, -math.inf
         self._are_services_released = False
 
@@ -141,16 +148,16 @@ class Causes:
                 self._exits.append(event)
 
     def record(self, error: str, priority: Priority, log: str = "") -> None:
-        """Adds a fault that the head itself has seen, e.g. the death of an agent."""
+        """Adds a fault that the head has noticed itself, e.g. the death of an agent."""
         self._found.append(Cause(priority, error, log=log, look=self._look))
 
     def release_services(self) -> None:
-        """From now on a service may end: all other groups have."""
+        """Allows services to end, because all other groups have ended."""
         self._are_services_released = True
 
     def end_look(self, now: float) -> None:
-        """Ends a look at the events, begun at `now` in seconds. Decides which exits of the look before are
-        faults: the last events of their workers are known by now."""
+        """Ends a look that began at `now`, in seconds. Decides which exits of the previous look are faults,
+        as the last events of those workers have been read by now."""
         for event, look in self._pending:
             if cause := self._exit(event, look):
                 self._found.append(cause)
@@ -160,7 +167,7 @@ class Causes:
 
     @property
     def settled(self) -> Cause | None:
-        """The first cause, once nothing of higher priority is to be expected."""
+        """The first cause, once no fault of higher priority can be expected; None before."""
         best = self.best
         if best is None or self._pending:
             return None
@@ -211,7 +218,7 @@ class Causes:
         )
 
     def _is_expected(self, who: Who, code: int) -> bool:
-        """Whether a worker has done what it should, or has itself reported why not."""
+        """Whether a worker has ended as it should, or has reported its fault itself."""
         group = who[0]
         if code:
             return code > 0 and who in self._reported
@@ -220,7 +227,8 @@ class Causes:
         return group not in self._services or self._are_services_released
 
     def _classified(self, who: Who, code: int, line: str) -> tuple[Priority, str]:
-        """Returns the priority of an exit and its error; `line` is the last of a traceback in the log."""
+        """Returns the priority of an exit and its error. `line` is the last line of a traceback in the log,
+        if there is one."""
         was_raising = code == -signal.SIGABRT and line and not line.startswith("Fatal")
         if code > 0 or was_raising:
             if _LOST.search(line):
@@ -235,7 +243,7 @@ class Causes:
         return priority, f"{name_of(code)}{after}{self._hint(who[0], code)}"
 
     def _hint(self, group: str, code: int) -> str:
-        """Returns the usual reason of a death by this signal."""
+        """Returns the usual reason of an exit with this code or signal, for the error line."""
         if code == -signal.SIGKILL:
             return ", which is often the kernel's when memory runs out"
         if code == -signal.SIGBUS:
@@ -247,8 +255,8 @@ class Causes:
 
 
 def last_words(log: str) -> tuple[str, str]:
-    """Returns (last line, text) of the last traceback or faulthandler stack of a log; empty where it has
-    none."""
+    """Returns the last traceback or faulthandler stack of a log as (last line, text); both are empty if there
+    is none."""
     if not os.path.isfile(log):
         return "", ""
     with open(log, "rb") as file:

@@ -1,6 +1,6 @@
-"""Follows a run whose supervisor is elsewhere, inside a job that an engine has submitted.
+"""Follows a run whose supervisor runs inside a job that an engine has submitted.
 
-Everything is read from the run directory: events, rows of metrics, the end. Signals are passed on to the job.
+Events, rows of metrics and the outcome are read from the run directory. Signals are forwarded to the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLL_S = 0.1
 
 
 class Following:
-    """What the events of a run say so far."""
+    """The state of a run according to its events so far."""
 
     def __init__(self, attempt: Attempt, observers: Observers) -> None:
         self._attempt, self._observers = attempt, observers
@@ -42,7 +42,7 @@ class Following:
 
 
 def follow(handle: Handle, attempt: Attempt, signals: Signals, observers: Iterable[Observer]) -> Outcome:
-    """Follows a run until its job has ended; returns how."""
+    """Follows a run until its job has ended. Returns the outcome."""
     views = Observers(observers)
     following, passed = Following(attempt, views), 0
     while handle.running:

@@ -1,23 +1,23 @@
-"""The head follows one attempt: it reads the events, folds metrics, publishes checkpoints, ends the attempt,
-and finds the first cause of a failure.
+"""The head follows one attempt: it reads the events, computes the rows of metrics, publishes checkpoints,
+ends the attempt, and finds the first cause of a failure.
 
     outcome = Head(session, attempt).follow()          # the exit code, and the first cause if there is one
 
-What it writes itself, in `events/launcher.jsonl`:
+The head writes these events to `events/launcher.jsonl`:
 
 | event | value |
 | --- | --- |
 | `launched` | `{"attempt": n, "digest": of the plan}`: the attempt begins |
 | `resumed` | the same, with `{"path": the checkpoint}`, where the run continues from `step` |
-| `stopping` | `{"reason": why}`: an orderly end was asked for, or a failure is being cleaned up |
-| `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` is it |
+| `stopping` | `{"reason": why}`: an orderly end was requested, or the attempt is ended after a failure |
+| `checkpoint` | `{"path": folder}`: all workers have saved `step`, and `latest` points to it |
 | `fault` | the death of an agent or of a node process |
 | `over` | `{"code": exit code, "reason": the cause, the signal, or the end of the data}`, by the supervisor |
 
-An orderly end (a signal, a component's `stop`) lets every worker finish the agreed last step and save. A
-second signal, or `plan.run.grace` seconds after the first, ends the attempt at once. After a failure
-everything gets SIGTERM, and SIGKILL when the guard's grace is over. Services get SIGTERM when all other
-groups have ended.
+At an orderly end (a signal, a component's `stop`), every worker finishes the agreed last step and saves. A
+second signal ends the attempt at once, and so does the end of `plan.run.grace` seconds after the first one.
+After a failure, all processes get SIGTERM, and SIGKILL after the guard's grace period. Services get SIGTERM
+when all other groups have ended.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ FAILED = 5
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run or an attempt has ended."""
+    """The result of a run or of an attempt."""
 
     code: int
     cause: Cause | None = None
     reason: str = ""
-    """The cause in a line, or the signal; for a run that is done what ended it, empty for its `steps`."""
+    """The cause in one line, or the name of the signal. For a successful run, the reason of its end; empty if
+    it has run all of its `steps`."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What outlives an attempt."""
+    """The objects that all attempts of a run share."""
 
     job: Job
     handle: Handle
@@ -89,19 +90,20 @@ class Head:
         self._serving = {
             group.name: group.workers for group in plan.groups if group.name not in self._services
         }
-        """Group -> how many of its workers have not exited, without services."""
+        """Group -> number of its workers that have not exited. Without services."""
         self._saved: Counter[int] = Counter()
         self._is_ready = self._is_asked = self._is_signalled = self._is_released = False
         self._cause: Cause | None = None
         self._ended_by = ""
-        """Why the run ends before its `steps`: a source without more data, or a component's request."""
+        """The reason why the run ends before its `steps`: a source that has ended, or the request of a
+        component."""
         self._phase = 0
-        """Of ending by force: 0 not yet, 1 SIGTERM was sent, 2 SIGKILL, 3 node processes were killed."""
+        """Phase of a forced end: 0 not begun, 1 SIGTERM sent, 2 SIGKILL sent, 3 node processes killed."""
         self._deadline = math.inf
-        """When the next phase begins."""
+        """Time at which the next phase begins."""
 
     def follow(self) -> Outcome:
-        """Begins the attempt and follows it until nothing of it runs any more."""
+        """Begins the attempt and follows it until none of its processes runs. Returns the outcome."""
         start, plan = self._attempt.start, self._plan
         self._write("launched", attempt=start.attempt, digest=plan.digest)
         if self._attempt.step is not None:
@@ -115,7 +117,7 @@ class Head:
             self._end_by_force()
             wait([*self._session.handle.files(), *self._nodes.files()], LOOK_S)
         self._look()
-        self._look()  # exits that came with the last look are classified by the next
+        self._look()  # classifies exits that the last look has read
         return self._outcome()
 
     def _message(self) -> dict[str, Any]:
@@ -128,7 +130,7 @@ class Head:
             "python": dict(self._session.job.python),
         }
 
-    # What was reported, and what it means
+    # Reading events
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -189,7 +191,7 @@ class Head:
             self._attempt.run.publish_checkpoint(step, checkpoint.keep)
             self._write("checkpoint", step=step, path=str(self._attempt.run.checkpoint(step)))
 
-    # How it ends
+    # Ending the attempt
 
     def _end_in_order(self) -> None:
         if self._phase:
@@ -215,7 +217,7 @@ class Head:
             self._proposer.propose(asked)
 
     def _end_services(self) -> None:
-        """Terminates the services once the agents of all other groups have ended."""
+        """Sends SIGTERM to services once the agents of all other groups have ended."""
         running = self._nodes.running_groups
         if running and running <= self._services and not self._is_released and not self._phase:
             self._is_released = True
@@ -251,12 +253,12 @@ class Head:
         return Outcome(self._signals.code, None, first.name) if first else Outcome(0, None, self._ended_by)
 
     def _write(self, name: str, *, step: int | None = None, **value: Any) -> None:
-        """Writes an event. Observers see it with all others, when the events are next read."""
+        """Writes an event. Observers receive it at the next reading of the events."""
         self._session.journal.write(name, step=step, **value)
 
 
 def wait(files: Iterable[int], seconds: float) -> None:
-    """Waits until one of many descriptors is readable; `select.select` takes only those below 1024."""
+    """Waits until a descriptor is readable. Unlike `select.select`, accepts descriptors above 1023."""
     poller = select.poll()
     for number in files:
         poller.register(number, select.POLLIN)

@@ -3,10 +3,10 @@
     nodes = Nodes(listener, token, lease_s)
     nodes.begin({"type": "attempt", ...}, {0: ["rollout"], 1: ["train"]})
     while nodes.running:
-        for exited in nodes.poll(): ...        # agents that ended, nodes that were lost
+        for report in nodes.poll(): ...        # agents that ended, nodes that were lost
 
-Nothing here blocks. A node that joins late is sent the attempt when it has authenticated; a peer that does
-not authenticate is dropped.
+No method blocks. A node that joins late receives the attempt once it has authenticated. A peer that does not
+authenticate in time is dropped.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from meshctl.engines.connection import (
 )
 
 STRANGER_S = 10.0
-"""Seconds that a peer has to authenticate."""
+"""Time limit for a peer to authenticate."""
 STRANGERS_MAX = 256
 
 
 @dataclass(frozen=True)
 class AgentExited:
-    """An agent has ended, with an exit code or the negative number of a signal."""
+    """An agent has ended. `code` is an exit code, or the negative number of a signal."""
 
     node: int
     group: str
@@ -51,7 +51,7 @@ class ServerExited:
 
 @dataclass(frozen=True)
 class NodeLost:
-    """A node process is gone, silent, or refuses."""
+    """A node process has ended, is silent, or refuses the attempt."""
 
     node: int
     reason: str
@@ -65,9 +65,9 @@ class _Node:
     connection: Connection | None = None
     is_lost: bool = False
     groups: set[str] = field(default_factory=set)
-    """Groups whose agents run."""
+    """The groups whose agents run on the node."""
     is_ended: bool = True
-    """Whether nothing of the attempt is left on the node."""
+    """Whether no process of the attempt is left on the node."""
     last_seen: float = 0.0
 
 
@@ -79,12 +79,12 @@ class Nodes:
         self._nodes: dict[int, _Node] = {}
         self._attempt: Message = {}
         self._is_cancelled = False
-        """Whether nodes that have not joined yet are not to begin any more."""
+        """Whether nodes that join from now on do not begin the attempt."""
         self._began = self._polled = self._beat = time.monotonic()
 
     @property
     def running(self) -> bool:
-        """Whether something of the attempt is left on any node."""
+        """Whether a process of the attempt is left on any node."""
         return any(not node.is_ended for node in self._nodes.values())
 
     @property
@@ -93,17 +93,17 @@ class Nodes:
 
     @property
     def lost(self) -> list[int]:
-        """The nodes that are lost, and that a further attempt needs anew."""
+        """The lost nodes, which must be restarted before another attempt."""
         return [number for number, node in self._nodes.items() if node.is_lost]
 
     def files(self) -> list[int]:
-        """Returns the descriptors to wait for."""
+        """Returns the file descriptors to wait for."""
         connections = [node.connection for node in self._nodes.values() if node.connection]
         connections += [stranger.connection for stranger in self._strangers]
         return [self._listener.fileno(), *(one.fileno() for one in connections if not one.is_closed)]
 
     def begin(self, attempt: Mapping[str, object], groups: Mapping[int, Collection[str]]) -> None:
-        """Sends an attempt to the nodes, and expects from each the exits of the agents of its groups."""
+        """Sends an attempt to all nodes. `groups` maps each node to the groups whose agents it runs."""
         self._attempt, self._is_cancelled = dict(attempt), False
         self._began = time.monotonic()
         for number, names in groups.items():
@@ -113,8 +113,8 @@ class Nodes:
                 node.connection.send(self._attempt)
 
     def signal(self, number: signal.Signals, groups: Sequence[str] | None = None) -> None:
-        """Signals the agents of some groups, or of all. For all, it also cancels the attempt on nodes that
-        have not joined."""
+        """Sends a signal to the agents of `groups`, or to all agents if it is None. A signal to all also
+        cancels the attempt on nodes that have not joined yet."""
         message = {
             "type": "signal",
             "attempt": self._attempt["number"],
@@ -129,7 +129,7 @@ class Nodes:
                 _end(node)
 
     def leave(self) -> None:
-        """Lets all node processes end."""
+        """Requests all node processes to end."""
         for node in self._nodes.values():
             if node.connection:
                 node.connection.send({"type": "leave"})
@@ -149,7 +149,7 @@ class Nodes:
             self._lose(number, node)
 
     def poll(self) -> list[Report]:
-        """Returns what the nodes have reported since the last call."""
+        """Returns the reports of the nodes since the last call."""
         now = time.monotonic()
         was_stopped = now - self._polled > 2 * BEAT_S
         self._polled = now
@@ -157,7 +157,7 @@ class Nodes:
         self._authenticate(now)
         reports: list[Report] = []
         for number, node in self._nodes.items():
-            if was_stopped:  # the head itself was: no node is to blame
+            if was_stopped:  # the head itself was stopped, so silence is not a node's fault
                 node.last_seen = self._began = now
             reports += self._poll_node(number, node, now)
         self._send_beats(now)
@@ -200,7 +200,7 @@ class Nodes:
         if not node.is_ended:
             connection.send(self._attempt)
 
-    # What a node reports
+    # Messages of nodes
 
     def _poll_node(self, number: int, node: _Node, now: float) -> list[Report]:
         if node.connection is None:

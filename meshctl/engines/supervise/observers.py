@@ -1,4 +1,4 @@
-"""The observers of a run, none of which can disturb it."""
+"""The observers of a run, isolated so that an error in one of them does not affect the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from meshctl.run.events import Event
 from meshctl.run.observer import Observer
 
 CLOSED = (errno.EPIPE, errno.EIO, errno.EBADF)
-"""Errors of a terminal or a pipe whose reader has left. They need no warning."""
+"""Errors of a closed terminal or pipe. They cause no warning."""
 
 
 class Observers:
-    """Calls several observers. One that fails is dropped: the run goes on, and `events/` has everything."""
+    """Calls several observers. An observer that raises an exception is not called again."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = list(observers)
@@ -37,7 +37,7 @@ class Observers:
         for observer in list(self._observers):
             try:
                 method(observer)
-            except Exception as error:  # whatever an observer does wrong, the run goes on without it
+            except Exception as error:  # no error of an observer may end the run
                 self._observers.remove(observer)
                 if not (isinstance(error, OSError) and error.errno in CLOSED):
                     _warn(observer, error)
@@ -46,5 +46,5 @@ class Observers:
 def _warn(observer: Observer, error: Exception) -> None:
     text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
     line = f"warning: {type(observer).__name__} is stopped: {type(error).__name__}: {text}"
-    with suppress(OSError):  # nobody reads it
+    with suppress(OSError):  # stderr is closed
         print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The signals that ask a launcher to end: SIGINT, SIGTERM and SIGHUP."""
+"""The signals that request a launcher to end: SIGINT, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 DUPLICATE_S = 0.2
-"""Seconds within which two equal signals count as one: some senders reach a process by its pid and by its
+"""Two equal signals within this time count as one, because some senders signal both the process and its
 process group."""
 
 
 class Signals:
-    """Counts the signals that ask this process to end. The first one decides the exit code."""
+    """Counts the signals that request this process to end. The first one determines the exit code."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -26,7 +26,8 @@ class Signals:
 
     @contextmanager
     def handled(self) -> Iterator[Signals]:
-        """Handles the signals within the block. A signal that is ignored, as under nohup, stays ignored."""
+        """Context manager that handles the signals. A signal that was ignored before, as under nohup, stays
+        ignored."""
         before = {number: signal.getsignal(number) for number in self.NUMBERS}
         for number, old in before.items():
             if old is not signal.SIG_IGN:
@@ -39,7 +40,7 @@ class Signals:
 
     @property
     def code(self) -> int:
-        """The exit code of a run that was interrupted."""
+        """The exit code of an interrupted run."""
         return 130 if self.first == signal.SIGINT else 143
 
     def receive(self, number: int, _: FrameType | None = None) -> None:

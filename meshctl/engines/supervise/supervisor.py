@@ -4,9 +4,9 @@ observers.
     supervisor = Supervisor(job, engine, signals)
     outcome = supervisor.run(attempt, observers)
 
-It opens the sockets, lets the engine start the node processes, then serves the store. It knows no engine by
-name, and one process may run several attempts over the same node processes: the engine forks before the store
-has a thread, and whatever is forked later is forked by the node processes.
+It opens the sockets, calls the engine to start the node processes, then serves the store. Several attempts
+can run in one supervisor, on the same node processes. The engine forks before the store starts its thread,
+and later forks happen in the node processes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from meshctl.run.observer import Observer
 from meshctl.run.shutdown import Proposer
 
 MakeObservers = Callable[[], Iterable[Observer]]
-"""Returns the observers of a run. It is called after the engine has started, as an observer may start a
+"""Returns the observers of a run. Called after the engine has forked, because an observer may start a
 thread."""
 
 
 def never(outcome: Outcome) -> bool:
-    """The policy of a run without restarts."""
+    """The restart policy of a run without restarts."""
     return False
 
 
@@ -47,7 +47,7 @@ class Supervisor:
         signals: Signals,
         should_restart: Callable[[Outcome], bool] = never,
     ) -> None:
-        """`should_restart` decides after each attempt whether there is another one."""
+        """`should_restart` decides after each attempt whether another one begins."""
         self._engine, self._signals, self._should_restart = engine, signals, should_restart
 
     def run(
@@ -57,8 +57,9 @@ class Supervisor:
         observers: MakeObservers,
         environ: Mapping[str, str] | None = None,
     ) -> Outcome:
-        """Runs a plan to its end. `environ` is given inside a job, where the node processes are already
-        being started. To be called from the main thread, before any other thread exists."""
+        """Runs a plan to its end. `environ` is the environment of a supervisor inside a job, whose node
+        processes the job starts; None otherwise. To be called from the main thread, before any other thread
+        exists."""
         host = self._engine.host
         nodes_listener = socket.create_server((host, 0), backlog=1024)
         store_listener = socket.create_server((host, 0), backlog=1024)
