@@ -1,4 +1,4 @@
-"""`meshctl agent`: the node process of one node, as every engine but the local one starts it."""
+"""`meshctl agent`: the node process of one node. Every engine except the local one starts this command."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 
 TOKEN_FILE = ".token"
-"""In the run directory; read where the variable is not set."""
+"""File in the run directory that holds the token if the environment variable is not set."""
 USAGE = 2
 
 
 def agent(path: Path, group: str, node: int, head: str) -> int:
-    """Returns the exit code: 0 when all workers have ended well, 1 when one has not, 2 when there is nothing
-    to run, 4 when the head cannot be reached or refuses."""
+    """Runs the node process. Returns the exit code: 0 if all workers exited with 0, 1 if one did not, 2 if
+    the plan has nothing to run on this node, 4 if the head cannot be reached or refuses."""
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
     wrong = refusal(path, group, node)
     if not wrong and not head.rpartition(":")[2].isdigit():
@@ -47,7 +47,8 @@ def _token_of(run: RunDir) -> str:
 
 
 def refusal(path: Path, group: str, node: int) -> str:
-    """Returns why there is nothing to run; empty if there is. `group` is empty for all groups of the node."""
+    """Returns the reason why the plan has nothing to run on this node; empty if it has. `group` is empty for
+    all groups of the node."""
     try:
         plan = Plan.read(path)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""The command line: `meshctl`, one file per command, imported when it is called.
+"""The command line `meshctl`. Each command has its own file, which is imported when the command is called.
 
 Exit codes: 0 done, 1 the recipe has errors, 2 wrong usage, 3 the recipe cannot be read, 4 the environment
 refuses, 5 the run failed, 70 a bug in meshctl, 130 and 143 interrupted.
@@ -30,8 +30,8 @@ app = typer.Typer(
 
 
 def option(help: str, complete: Any = None, *names: str, metavar: str | None = None) -> Any:
-    """Returns an option. `complete` is a callback of `completion/sources.py`; without `names` the option is
-    called as its parameter."""
+    """Returns an option. `complete` is a callback of `completion/sources.py`. If `names` is empty, the option
+    has the name of its parameter."""
     return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete)
 
 
@@ -290,15 +290,15 @@ def main() -> None:
             write("", sys.stdout)
     except SystemExit as leaving:
         _leave(leaving)
-    except Exception as error:  # the last border: whatever else gets here is a bug
+    except Exception as error:  # any other exception is a bug in meshctl
         sys.exit(refused(error) if isinstance(error, OSError) and no_room(error) else bug(error))
 
 
 def _leave(leaving: SystemExit) -> NoReturn:
-    """A process that has torch in it would spend another second on taking it apart."""
+    """Exits without Python's finalization, which takes another second once torch is loaded."""
     if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
         raise leaving
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # the reader has closed the stream
             stream.flush()
     os._exit(leaving.code or 0)

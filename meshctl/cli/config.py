@@ -1,8 +1,9 @@
-"""`meshctl config RECIPE [OVERRIDES]`: prints the composed recipe; with `--origins`, where each of its values
-is written.
+"""`meshctl config RECIPE [OVERRIDES]`: prints the composed recipe; with `--origins`, the file and line of
+each value.
 
-Without `--origins` the output is a recipe, all files and overrides in one. Secrets and texts of the
-environment are hidden. Of a wrong recipe, all that can be read is printed, with its report on stderr.
+Without `--origins`, the output is one recipe that contains all files and overrides. Secrets and values of
+environment variables are redacted. If the recipe has errors, its readable part is printed, and the report on
+stderr.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "json")
 FORMAT = 1
-"""Version of the JSON."""
-USAGE = 2
+"""Version of the JSON format."""
+USAGE, UNREADABLE = 2, 3
 WIDTH = 80
 """Columns of the output where there is no terminal."""
 
@@ -45,7 +46,7 @@ def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int
         loaded, _ = load_recipe(name, overrides, standard_input)
     except Unreadable as unreadable:
         draw(unreadable.report, sys.stderr)
-        return 3
+        return UNREADABLE
     if loaded.report.diagnostics:
         draw(loaded.report, sys.stderr)
     draws: Callable[[Loaded], str] = {
@@ -56,7 +57,9 @@ def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int
     }[origins, format]
     if loaded.tree is not None and (loaded.tree.value or format == "json"):
         write(draws(loaded), sys.stdout)
-    return 3 if not loaded.readable else 1 if loaded.report.errors else 0
+    if not loaded.readable:
+        return UNREADABLE
+    return 1 if loaded.report.errors else 0
 
 
 def data(loaded: Loaded) -> Any:
@@ -120,7 +123,7 @@ def span_data(span: Span | None) -> dict[str, Any] | None:
 
 
 def in_json(value: Any, indent: int | None = None) -> str:
-    """Returns a value as JSON. Infinity and NaN, which JSON lacks, become texts."""
+    """Returns a value as JSON. Infinity and NaN, which JSON lacks, become strings."""
     text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
     return UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
 

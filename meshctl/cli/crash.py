@@ -1,7 +1,6 @@
-"""The report of an exception that nobody expected: one line for the user, and a file for the authors of
-meshctl.
+"""The report of an unexpected exception: one line for the user, and a file for the authors of meshctl.
 
-An exception's message may quote what the user wrote, so neither shows messages or values: only the types of
+Neither contains the messages of exceptions, which may quote values of the recipe. The file lists the types of
 the exceptions and the lines of code.
 """
 
@@ -17,7 +16,7 @@ from pathlib import Path
 
 
 def bug(error: BaseException) -> int:
-    """Reports a bug and returns the exit code. With MESHCTL_DEBUG=1 the traceback is printed, too."""
+    """Reports a bug and returns the exit code. With MESHCTL_DEBUG=1, also prints the traceback."""
     text = "".join(_traceback(error))
     if os.environ.get("MESHCTL_DEBUG") == "1":
         sys.stderr.write(text)
@@ -26,7 +25,7 @@ def bug(error: BaseException) -> int:
 
 
 def _traceback(error: BaseException) -> Iterator[str]:
-    """Yields the traceback of an exception, after those of its causes, without messages."""
+    """Yields the lines of an exception's traceback, after those of its causes, without messages."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if before is not None:
         yield from _traceback(before)
@@ -37,7 +36,7 @@ def _traceback(error: BaseException) -> Iterator[str]:
 
 
 def _saved(text: str) -> str:
-    """Writes a traceback to a file and returns its path, or a hint where no file can be written."""
+    """Writes a traceback to a file. Returns the file's path, or a hint if no file can be written."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "meshctl"
     path = folder / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     try:

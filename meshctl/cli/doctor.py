@@ -1,5 +1,5 @@
-"""`meshctl doctor [RECIPE]`: examines this machine and advises; with a recipe, checks whether it would start
-here."""
+"""`meshctl doctor [RECIPE]`: examines this machine and gives advice. With a recipe, also checks whether
+`launch` would start it here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ NO_TERMINAL, WIDEST = 80, 120
 
 
 def doctor(recipe: str, overrides: list[str], format: str) -> int:
-    """Prints the checks. Returns the exit code: 4 with a failure, or that of `validate` for the recipe."""
+    """Prints the checks. Returns the exit code: that of `validate` for a wrong recipe, 4 if a check has
+    failed, else 0."""
     if format not in FORMATS:
         print(f"error: there is no format `{format}`; there are {listed(FORMATS)}", file=sys.stderr)
         return USAGE
@@ -43,7 +44,7 @@ def doctor(recipe: str, overrides: list[str], format: str) -> int:
 
 
 def requirements(ready: Launchable | None) -> Requirements:
-    """Returns what a recipe requires of the machine; without one, what any run requires."""
+    """Returns the requirements of a recipe on the machine, or without one those of every run."""
     if ready is None:
         return Requirements()
     plan = ready.plan
@@ -53,7 +54,8 @@ def requirements(ready: Launchable | None) -> Requirements:
 
 
 def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None, tuple[Check, ...]]:
-    """Returns the exit code for the recipe alone, the recipe if it is correct, and the checks about it."""
+    """Returns the exit code of `validate` for the recipe, the recipe if it is correct, and the checks about
+    it."""
     again = f"meshctl validate {command_line([recipe, *overrides])}"
     try:
         name, held = resolve_source(recipe)
@@ -72,7 +74,7 @@ def prepared(recipe: str, overrides: list[str]) -> tuple[int, Launchable | None,
 
 
 def preflight(ready: Launchable) -> Check:
-    """Returns the result of what `launch` examines before it starts anything."""
+    """Returns the result of the engine's preflight, which `launch` runs before it starts a process."""
     try:
         engine_named().preflight(ready.plan, Start(ready.path))
     except CannotStart as refused:

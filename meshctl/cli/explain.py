@@ -1,4 +1,4 @@
-"""`meshctl explain [CODE]`: the page of a code, the codes of a subject (`MC4`), or all of them."""
+"""`meshctl explain [CODE]`: prints the page of a code, the codes of a subject (`MC4`), or all codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def explain(word: str) -> int:
 
 
 def _code(word: str) -> str:
-    """Returns MC410 for `mc410`, `410` and `error[MC410]`; empty for other words."""
+    """Returns the code that a word names: MC410 for `mc410`, `410` and `error[MC410]`; empty for other
+    words."""
     found = re.fullmatch(
         r"(?:error|warning|note|retired)?\[?(?:mc)?(\d{1,3})\]?:?", word.strip(), re.IGNORECASE
     )
@@ -36,7 +37,8 @@ def _code(word: str) -> str:
 
 
 def _unknown(word: str, wanted: str, known: Sequence[str]) -> str:
-    """Returns a message with the nearest code, the pages that contain the word, or how to list all codes."""
+    """Returns the error message for an unknown code. It suggests the nearest code, pages that contain the
+    word, or the list of all codes."""
     shown = word.strip()[:40] if word.isprintable() else ascii(word)[:40]
     if wanted:
         near = min(known, key=lambda code: (abs(int(code[2:]) - int(wanted[2:].ljust(3, "0"))), code))
@@ -67,7 +69,7 @@ def _mentions(of: Page, word: str) -> bool:
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text.lower()) for text in (of.title, *prose))
 
 
-# What is printed
+# Output
 
 
 def _list(known: Sequence[str]) -> Iterator[str]:
@@ -92,8 +94,8 @@ def _page(of: Page) -> Iterator[str]:
 
 
 def _section(section: Section, other: Section) -> Iterator[str]:
-    """Yields the paragraphs and blocks of a section. Lines of a block that the other section does not have
-    are marked."""
+    """Yields the paragraphs and blocks of a section, and marks the lines of its blocks that are not in the
+    other section."""
     for number, piece in enumerate(section.pieces):
         if number:
             yield ""

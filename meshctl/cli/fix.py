@@ -1,9 +1,9 @@
-"""`validate --fix`: applies the fixes that diagnostics carry, checks again, and reports what is left.
+"""`validate --fix`: applies the fixes of diagnostics, checks again, and reports the remaining diagnostics.
 
-Everything happens in memory first, in a few rounds, since one mistake can hide another. Then each file is
-written whole or not at all: the recipe, and included files of its own folder, but neither what meshctl ships
-nor the recipe of a run. An override cannot be changed: how it should read is printed. The text of standard
-input goes to stdout.
+Fixes are first applied in memory, in a few rounds, because one mistake can hide another. Then each file is
+replaced at once: the recipe and the files of its folder that it includes, but no file of meshctl and no
+recipe of a run directory. For a wrong override, the correct override is printed. The fixed text of a recipe
+from standard input is written to stdout.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from meshctl.view.reports.text import shown
 
 MAX_ROUNDS = 10
 Texts = Mapping[str, bytes]
-"""Real path -> content."""
+"""Real path of a file -> its content."""
 Check = Callable[[Texts], CheckResult]
-"""Checks the recipe with these texts in place of files."""
+"""Checks the recipe, with these texts in place of the content of the files."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ class Fixed:
 
 
 def fix(recipe: str, check: Check, held: Texts) -> tuple[CheckResult, tuple[Diagnostic, ...]]:
-    """Fixes a recipe and returns what is left and what was fixed. `held` has the texts that no file has."""
+    """Fixes a recipe. Returns the check after the fixes and the fixed diagnostics. `held` maps real paths to
+    texts that are used in place of files."""
     result = _fixed(recipe, check, held)
     if recipe == STDIN:
         ((path, data),) = held.items()
-        _print(result.after[path] if len(data) <= MAX_BYTES else b"")  # longer text was read in part only
+        _print(result.after[path] if len(data) <= MAX_BYTES else b"")  # only a part of a longer text was read
     elif failed := _write(result):
         print(f"error: {shown(failed)}", file=sys.stderr)
         return check(held), ()
@@ -60,7 +61,7 @@ def fix(recipe: str, check: Check, held: Texts) -> tuple[CheckResult, tuple[Diag
 
 
 def _fixed(recipe: str, check: Check, held: Texts) -> Fixed:
-    """Checks and applies fixes until none is left, in memory."""
+    """Checks and applies fixes in memory until no fix is left."""
     result = Fixed(check(held), (), held, held)
     for _ in range(MAX_ROUNDS):
         files = _own_files(recipe, result.left.report)
@@ -72,7 +73,7 @@ def _fixed(recipe: str, check: Check, held: Texts) -> Fixed:
             for file in {fix.span.file for fix in fixes}:
                 text = after[files[file]].decode()
                 after[files[file]] = apply(text, (fix for fix in fixes if fix.span.file == file)).encode()
-        except (KeyError, ValueError):  # another process has changed the file, or it cannot be read any more
+        except (KeyError, ValueError):  # the file has been changed or removed meanwhile
             break
         if not fixes or (left := check(after)).code > max(result.left.code, 1):
             break
@@ -81,7 +82,7 @@ def _fixed(recipe: str, check: Check, held: Texts) -> Fixed:
 
 
 def _own_files(recipe: str, report: Report) -> dict[str, str]:
-    """Returns the files of a report that can be changed -> their real paths."""
+    """Returns file name -> real path, for the files of a report that may be changed."""
     path = Path.cwd() / recipe
     if is_dir(path):
         return {}
@@ -107,7 +108,7 @@ def _with_files(texts: Texts, paths: set[str]) -> dict[str, bytes]:
 
 
 def _report(recipe: str, result: Fixed) -> Iterator[str]:
-    """Yields what was fixed, and what the user can fix."""
+    """Yields a line for each applied fix, and for each fix that only the user can make."""
     for fix in _fixes(result.done):
         yield f"fixed {_change(fix)}"
     report = result.left.report
@@ -137,7 +138,8 @@ def _change(fix: Fix) -> str:
 
 
 def _write(result: Fixed) -> str:
-    """Writes each file whole or not at all. Returns why one could not be written, or an empty text."""
+    """Replaces the changed files, each at once. Returns the reason why one could not be written, or an empty
+    string."""
     for path, data in result.after.items():
         try:
             if contents(Path(path), MAX_BYTES) != result.before[path]:
@@ -149,7 +151,7 @@ def _write(result: Fixed) -> str:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Writes a new file and renames it into place, with the owner and the permissions of the old one."""
+    """Replaces a file by renaming a new one over it. Keeps the owner and the permissions of the old file."""
     old = path.stat()
     if not os.access(path, os.W_OK):
         raise PermissionError(0, "permission denied")
@@ -157,7 +159,7 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-            with suppress(OSError):  # only root can give a file to another user
+            with suppress(OSError):  # only root may change the owner of a file
                 os.fchown(handle, old.st_uid, old.st_gid)
             os.fchmod(handle, old.st_mode & 0o7777)
         os.replace(part, path)

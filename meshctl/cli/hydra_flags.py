@@ -1,4 +1,4 @@
-"""Answers the flags of Hydra's own command line with the meshctl command that does the same."""
+"""Suggests the equivalent meshctl command for flags of Hydra's own command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EQUIVALENTS = {
     **{"--experimental-rerun": "launch RUN_DIRECTORY", "--hydra-help": "launch --help"},
     **{"--shell-completion": "completion", "-sc": "completion"},
 }
-"""Flag -> the command that does the same."""
+"""Flag of Hydra -> the equivalent meshctl command."""
 KINDS = ("job", "hydra", "all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """The words that can follow `--cfg` and `--info`."""
 NAMES, FOLDERS = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
@@ -23,7 +23,7 @@ TAKE_VALUE = (*NAMES, *FOLDERS, "--package", "-p", "--experimental-rerun")
 
 
 def answer(arguments: Sequence[str]) -> str:
-    """Returns the line to print for a command line with flags of Hydra, or an empty text."""
+    """Returns the message for a command line that contains flags of Hydra, or an empty string."""
     given = [argument.partition("=")[0] for argument in arguments]
     flag = next((name for name in given if name in EQUIVALENTS), "")
     if not flag or arguments[0] not in COMMANDS:

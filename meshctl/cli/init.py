@@ -1,7 +1,7 @@
 """`meshctl init [NAME]`: writes a recipe that validates and runs, and the Python file with its classes.
 
-On a terminal it asks questions; with any of its options, or without a terminal, it asks nothing and uses
-defaults. It writes at the end, all files or none, and never over an existing file without `--force`.
+On a terminal it asks questions. With any of its options, or without a terminal, it uses defaults instead. It
+writes all files at the end, or none, and overwrites existing files only with `--force`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from meshctl.view.reports.text import cells, shown
 
 USAGE, INTERRUPTED = 2, 130
 DEFAULT_PROCESSES = 2
-"""Number of ranks on cpu where nobody chooses it."""
+"""Default number of ranks on cpu."""
 DEFAULT_DEVICES = 8
-"""Number of ranks on accelerators that this machine does not have."""
+"""Default number of ranks on a device type that this machine does not have."""
 Ask = Callable[[str], str]
-"""Shows a prompt and returns a line; raises `EOFError` at the end of the input."""
+"""Shows a prompt and returns a line of input. Raises `EOFError` at the end of the input."""
 Machine = tuple[str, int]
 """(device type, number of devices); ("cpu", 0) for a machine without accelerators."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command; empty if they are left out."""
+    """The options of the command. An option that was left out is empty."""
 
     kind: str = ""
     device: str = ""
@@ -61,7 +61,7 @@ class Options:
 
     @property
     def has_answers(self) -> bool:
-        """Whether an option answers a question, so that none is options."""
+        """Whether an option answers a question. If so, no question is asked."""
         given = (self.yes, self.kind, self.device, self.layout, self.script)
         return any(given) or self.ranks is not None
 
@@ -95,7 +95,7 @@ def refuse(reason: str) -> int:
 
 
 def machine() -> Machine:
-    """Returns the devices of this machine, without loading torch or calling a driver."""
+    """Returns the devices of this machine. Does not import torch and calls no driver."""
     from meshctl.engines.checks.device_files import DEVICES as FILES
     from meshctl.engines.checks.device_files import count_devices, is_rocm
     from meshctl.engines.node.visible_devices import device_list
@@ -117,7 +117,7 @@ def default_ranks(here: Machine, device: str) -> int:
 
 
 def choice_of(options: Options, here: Machine) -> Choice:
-    """Returns the choices of the options, with defaults for those that are left out. Raises `WrongChoice`."""
+    """Returns the choices that the options make, and defaults for the others. Raises `WrongChoice`."""
     kind = options.kind or ("script" if options.script else next(iter(KINDS)))
     device = options.device.lower() or here[0]
     device = DEVICE_ALIASES.get(device, device)
@@ -131,8 +131,8 @@ def choice_of(options: Options, here: Machine) -> Choice:
 
 
 def read_line(prompt: str) -> str:
-    """Returns a line of the terminal. The pipe wakes the wait at an interrupt, which would otherwise take
-    effect only after the line if it came between the prompt and the reading."""
+    """Returns a line of the terminal. Signals also write to a pipe that ends the wait, so that an interrupt
+    between the prompt and the read takes effect at once."""
     print(prompt, end="", flush=True)
     wakes, signals = os.pipe()
     os.set_blocking(signals, False)
@@ -147,7 +147,7 @@ def read_line(prompt: str) -> str:
 
 
 def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, str]:
-    """Asks on a terminal, with a default for each question; returns (the choices, the name)."""
+    """Asks all questions, each with a default. Returns (the choices, the name)."""
     kind = ask_option("What is to run?", KINDS, next(iter(KINDS)), ask)
     script = ask_script(ask) if kind == "script" else ""
     found = f"this machine has {counted(here[1], 'device')}" if here[1] else "this machine has no accelerator"
@@ -165,7 +165,7 @@ def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, 
 
 
 def ask_script(ask: Ask) -> str:
-    """Asks for the path of the user's script; empty for one that `init` writes."""
+    """Asks for the path of the user's script. Returns an empty string for a script that `init` writes."""
     while script := ask("\nWhich script? A path; nothing for a small one to begin with: ").strip():
         try:
             script_from(script, Path())
@@ -176,7 +176,7 @@ def ask_script(ask: Ask) -> str:
 
 
 def ask_name(choice: Choice, force: bool, ask: Ask) -> str:
-    """Asks for a name that can name a run and that no recipe has yet."""
+    """Asks for a valid name that no existing recipe has."""
     while True:
         name = ask(f"\nA name [{choice.kind}]: ").strip() or choice.kind
         try:
@@ -189,7 +189,7 @@ def ask_name(choice: Choice, force: bool, ask: Ask) -> str:
 
 
 def ask_option(question: str, words: Mapping[str, str], default: str, ask: Ask) -> str:
-    """Asks for one of a few words, which is given by its number or as a word."""
+    """Asks for one of several words. The answer is the word or its number."""
     names, width = list(words), max(map(len, words))
     print(f"\n{question}")
     for index, word in enumerate(names, 1):
@@ -228,7 +228,7 @@ def ask_ranks(question: str, choice: Choice, ask: Ask) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the files are written."""
+    """The folder and the name of the files to write."""
 
     folder: Path
     stem: str
@@ -239,8 +239,8 @@ class Place:
 
 
 def place_of(name: str, kind: str) -> Place:
-    """Returns where the recipe of a name is written: `jobs/grpo` into jobs/, and into an existing folder a
-    recipe that is named like its kind. Raises `WrongChoice`."""
+    """Returns the place of the recipe `name`: for `jobs/grpo`, the file `grpo.yaml` in `jobs/`; for an
+    existing folder, a file in it that is named like the kind. Raises `WrongChoice`."""
     if "\0" in name:
         raise WrongChoice("a name has no NUL in it")
     path = Path(name or kind)
@@ -250,7 +250,7 @@ def place_of(name: str, kind: str) -> Place:
 
 
 def write(to: Place, choice: Choice, options: Options, here: Machine) -> int:
-    """Writes all files, prints what comes next, and returns the exit code."""
+    """Writes all files, prints the commands to try next, and returns the exit code."""
     if choice.script:
         choice = replace(choice, script=script_from(choice.script, to.folder))
     path = shlex.quote(str(to.recipe))
@@ -274,7 +274,7 @@ def write(to: Place, choice: Choice, options: Options, here: Machine) -> int:
 
 
 def _free_module(to: Place) -> str:
-    """Returns the name of the Python file, which no other module has."""
+    """Returns a name for the Python file that no other module has."""
     own = [os.path.realpath(folder) for folder in ("", to.folder)]
     elsewhere = [folder for folder in sys.path if os.path.realpath(folder) not in own]
     names = (to.stem, module_of(to.stem))
@@ -283,14 +283,14 @@ def _free_module(to: Place) -> str:
 
 
 def _is_taken(name: str, folder: Path, elsewhere: list[str]) -> bool:
-    """Returns whether a module of this name exists: a package in the same folder takes precedence over a
-    file, and the file would take precedence over an installed module."""
+    """Whether another module of this name exists: a package in the same folder, which would hide the file, or
+    an installed module, which the file would hide."""
     return os.path.isfile(folder / name / "__init__.py") or installed(name, elsewhere)
 
 
 def script_from(script: str, folder: Path) -> str:
-    """Returns a script's path relative to the recipe's folder. Raises `WrongChoice` if there is no such
-    file."""
+    """Returns a script's path relative to the recipe's folder. Raises `WrongChoice` if the file does not
+    exist."""
     if "\0" in script or not os.path.isfile(script):
         raise WrongChoice(f"there is no script `{script}`")
     if set(script) & set("${}"):
@@ -302,8 +302,8 @@ def script_from(script: str, folder: Path) -> str:
 
 
 def for_editors(file: Path) -> dict[Path, str]:
-    """Returns the schema that the first line of a recipe names, if the folder has none or an old one; another
-    file of that name stays."""
+    """Returns path -> text of the JSON Schema that the first line of a recipe names. Empty if the folder has
+    the current schema already, or another file of that name."""
     text = schema.text()
     if not os.path.lexists(file):
         return {file: text}
@@ -316,7 +316,7 @@ def for_editors(file: Path) -> dict[Path, str]:
 
 
 def write_all(texts: Mapping[Path, str]) -> None:
-    """Writes all files or none: if one cannot be written, new ones are removed. Raises `OSError`."""
+    """Writes all files or none. Raises `OSError` if one cannot be written, after removing the new ones."""
     new = [file for file in texts if not file.exists()]
     try:
         for file, text in texts.items():

@@ -1,5 +1,5 @@
-"""`meshctl launch`: loads, checks and resolves a recipe, has an engine start it, follows it and sums it
-up."""
+"""`meshctl launch`: loads, checks and resolves a recipe, starts it on an engine, follows the run, and prints
+a summary."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Options:
     only: str | None = None
     replay: Sequence[str] = ()
     follow: Sequence[str] = ()
-    """Each GROUP or GROUP:RANK."""
+    """Items of the form GROUP or GROUP:RANK."""
     debug: str = ""
     """GROUP:RANK"""
     engine: str = DEFAULT_ENGINE
@@ -54,7 +54,8 @@ def launch(
     options: Options = Options(),
     on_begin: Callable[[RunDir], None] | None = None,
 ) -> int:
-    """Returns the exit code. `on_begin` is called with the run directory before anything is started."""
+    """Launches a recipe and returns the exit code. Calls `on_begin` with the run directory before any process
+    is started."""
     if options.dry_run:
         code, ready = prepare(recipe, overrides, options)
         if ready:
@@ -86,7 +87,8 @@ def launch(
 
 
 def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, Launchable | None]:
-    """Loads, checks and resolves a recipe, asks the engine for what is missing, and reports what is wrong."""
+    """Loads, checks and resolves a recipe, and runs the engine's preflight. Reports all errors. Returns the
+    exit code, and the recipe if it can be launched."""
     notes = list[str]()
     try:
         name, held = resolve_source(recipe)
@@ -119,7 +121,7 @@ def refuse(error: object) -> int:
 
 
 def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:
-    """Returns what was prepared as text, for the process that starts it."""
+    """Returns the exit code and the prepared recipe as text, for the process that starts it."""
     if ready is None:
         return code, ""
     run = str(ready.resume.path) if ready.resume else ""
@@ -141,7 +143,7 @@ def import_torch() -> None:
 
 
 def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[str] = ()) -> int:
-    """Runs what was prepared, shows it, and returns the exit code."""
+    """Runs a prepared recipe, shows the run, and returns the exit code."""
     from meshctl.engines.node.preload import preload
     from meshctl.runtime.worker import main
     from meshctl.view.live import for_terminal
@@ -164,7 +166,7 @@ def run(ready: Launchable, attempt: Attempt, engine: Engine, follow: Sequence[st
     try:
         print(summary(plan, run), end="", flush=True)
         print_cause(outcome)
-    except OSError:  # nobody reads it
+    except OSError:  # stdout is closed
         silence(sys.stdout)
     return outcome.code
 
@@ -176,7 +178,7 @@ def outcome_of(
     signals: Signals,
     observers: Callable[[], list[Observer]],
 ) -> Outcome:
-    """Supervises the run, or follows it where the supervisor runs inside the job."""
+    """Supervises the run, or follows it if the supervisor runs inside the job."""
     if engine.supervisor == "inside":
         from meshctl.engines.supervise.follow import follow
 
@@ -200,7 +202,8 @@ def print_cause(outcome: Outcome) -> None:
 
 
 def dry(ready: Launchable, engine_name: str) -> str:
-    """Returns what would be written and started."""
+    """Returns the text of `--dry-run`: the files that would be written and the processes that would be
+    started."""
     engine, plan = engine_named(engine_name), ready.plan
     run = ready.resume or RunDir(Path(plan.run.dir).resolve() / plan.name / "TIME")
     lines = [

@@ -1,4 +1,5 @@
-"""What every command begins with: reads a recipe or a run's folder, checks it and resolves its plan."""
+"""The first step of every command: reads a recipe or a run directory, checks the recipe, and resolves its
+plan."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Unreadable(Exception):
-    """There is no recipe to check: no such file, or no YAML. Exit code 3."""
+    """The recipe cannot be read: the file does not exist, or it is not valid YAML. Exit code 3."""
 
     def __init__(self, report: Report) -> None:
         super().__init__("; ".join(diagnostic.message for diagnostic in report.diagnostics))
@@ -35,28 +36,29 @@ class Launchable:
     composed: str
     """The text of `recipe.yaml`."""
     path: tuple[str, ...]
-    """The import folders before what is installed: the recipe's folder, then the working directory."""
+    """The first folders of the import path: the recipe's folder, then the working directory."""
     report: Report
     """Warnings and notes."""
     resume: RunDir | None = None
     """The run to continue."""
     secrets: Secrets = Secrets()
-    """What is not shown of the recipe."""
+    """The parts of the recipe that are redacted in output."""
     start: Start = Start(())
-    """Which group runs alone and from which recordings, if one does."""
+    """For a run of one group: the group, and the recordings that it reads."""
 
 
 def plan_of(
     recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
 ) -> Launchable:
-    """Reads, checks and resolves a recipe or a run. `held` maps real paths to the bytes to use in place of
-    those files. Raises `RecipeError` if the recipe has errors and `Unreadable` if there is none."""
+    """Reads, checks and resolves a recipe or a run directory. `held` maps real paths to bytes that are used
+    in place of the files. Raises `RecipeError` if the recipe has errors and `Unreadable` if it cannot be
+    read."""
     loaded, run = load_recipe(recipe, overrides, held)
     if not loaded.readable:
         raise Unreadable(loaded.report)
     if loaded.report.errors:
         raise RecipeError(loaded.report)
-    from meshctl.plan.resolve import resolve  # not needed to report errors
+    from meshctl.plan.resolve import resolve  # imported here, as a report of errors does not need it
 
     plan = resolve(loaded.recipe, loaded.endpoints)
     return Launchable(plan, loaded.composed, loaded.path, loaded.report, run, loaded.secrets)
@@ -65,8 +67,8 @@ def plan_of(
 def load_recipe(
     recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
 ) -> tuple[Loaded, RunDir | None]:
-    """Returns what can be read of a recipe, however wrong, and the run that it belongs to. Raises
-    `Unreadable` for a folder that is no run."""
+    """Returns the readable part of a recipe, even with errors, and the run if `recipe` is a run directory.
+    Raises `Unreadable` for another folder."""
     from meshctl.recipe.load import load
 
     run = _run_of(recipe)
@@ -85,15 +87,15 @@ class CheckResult:
 
 
 def check(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> CheckResult:
-    """Does what `plan_of` does and raises nothing, so that one recipe does not hide the findings of
-    others."""
+    """Reads, checks and resolves a recipe like `plan_of`, but returns errors instead of raising them, so that
+    an unreadable recipe or a bug does not hide the findings of other recipes."""
     try:
         launchable = plan_of(recipe, overrides, held)
     except Unreadable as unreadable:
         return CheckResult(3, unreadable.report)
     except RecipeError as error:
         return CheckResult(1, error.report)
-    except Exception as error:  # as in `main`: whatever gets here is a bug
+    except Exception as error:  # as in `main`, any other exception is a bug in meshctl
         diagnostic = Diagnostic("MC900", f"a bug in meshctl: {type(error).__name__}")
         return CheckResult(bug(error), Report((diagnostic,)))
     return CheckResult(0, launchable.report, launchable)
@@ -107,7 +109,7 @@ def _import_folders(run: RunDir) -> tuple[str, ...]:
 
 
 def _run_of(recipe: str) -> RunDir | None:
-    """Returns the run whose folder this is, or None for a file."""
+    """Returns the run of a run directory, or None for a file."""
     folder = Path(recipe)
     if not is_dir(folder):
         return None

@@ -1,5 +1,4 @@
-"""The way in. A shell asks for completions at every Tab, and is answered without the command line's own
-machinery being loaded."""
+"""The entry point. Shell completion, which runs at every Tab, is answered without importing the commands."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ ANYWHERE = ("explain", "schema", "doctor", "completion", "--help", "--version")
 
 
 def main() -> None:
-    """An interrupt ends whatever is not better prepared for it, also while this is still being loaded."""
+    """Runs a command. An interrupt that no command handles ends the process with 130, also during imports."""
     try:
         _called()
     except KeyboardInterrupt:

@@ -1,8 +1,9 @@
-"""`meshctl launch -m RECIPE key=1,2`: every combination of the sweeps, one after another.
+"""`meshctl launch -m RECIPE key=1,2`: runs every combination of the sweeps, one after another.
 
-All combinations are checked before the first one starts. Each job is a launch in a process of its own, with a
-run directory of its own. At the end a table on stdout has a row for each job. The first Ctrl-C ends the
-current job as it would end a single launch, and the rest is skipped. The exit code is the worst one.
+All combinations are checked before the first one starts. Each job is a launch in a separate process, with its
+own run directory. At the end, a table with a row per job is printed on stdout. The first Ctrl-C ends the
+current job as it would end a single launch, and skips the remaining jobs. The exit code is the worst one of
+all jobs.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from meshctl.view.live.summary import table
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_PATH = 4096
-"""Bytes of a run directory's path."""
+"""Maximum length of a run directory's path, in bytes."""
 MAX_METRICS = 4
-"""Columns of metrics where `run.show` names none."""
+"""Number of metrics in the table if `run.show` names none."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one job."""
+    """The result of one job."""
 
     job: Job
     code: int | None = None
@@ -54,7 +55,9 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.code is None else 128 - self.code if self.code < 0 else self.code
+        if self.code is None:
+            return 0
+        return 128 - self.code if self.code < 0 else self.code
 
     @property
     def outcome(self) -> str:
@@ -109,7 +112,7 @@ def _shown(job: Job) -> str:
 
 
 class _Captured(io.StringIO):
-    """Keeps what is written to stderr, in stderr's own colors."""
+    """Captures the output to stderr, with colors if stderr is a terminal."""
 
     def isatty(self) -> bool:
         return sys.__stderr__ is not None and sys.__stderr__.isatty()
@@ -118,7 +121,7 @@ class _Captured(io.StringIO):
 def _checked(
     recipe: str, data: bytes, jobs: Sequence[Job], options: launch.Options
 ) -> tuple[list[int], list[Launchable]]:
-    """Checks all jobs. Returns an exit code for each, and the jobs that can be launched."""
+    """Checks all jobs. Returns the exit code of each, and the jobs that can be launched."""
     codes, ready = list[int](), list[Launchable]()
     reports: dict[str, int] = {}
     for index, job in enumerate(jobs):
@@ -135,7 +138,7 @@ def _checked(
 
 
 def _with_stdin(data: bytes, call: Callable[[], Any]) -> Any:
-    """Calls with a standard input that holds `data`: each job reads the recipe anew."""
+    """Calls `call` with `data` as standard input, because each job reads the recipe again."""
     if not data:
         return call()
     before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(data))
@@ -152,7 +155,7 @@ def _with_stdin(data: bytes, call: Callable[[], Any]) -> Any:
 class _Runner:
     recipe: str
     data: bytes
-    """The recipe's text, where it comes from standard input."""
+    """The recipe's text if it comes from standard input."""
     jobs: Sequence[Job]
     options: launch.Options
     child: int = 0
@@ -200,7 +203,8 @@ class _Runner:
         return Result(job, code, _run_directory(reader))
 
     def _launch(self, job: Job, writer: int, parent: int, handlers: Mapping[signal.Signals, Any]) -> NoReturn:
-        """Becomes the launcher of one job. Its run directory is sent through the pipe `writer`."""
+        """Turns this forked process into the launcher of one job. Sends the job's run directory through the
+        pipe `writer`."""
 
         def announce(run: RunDir) -> None:
             os.write(writer, os.fsencode(run.path))
@@ -222,7 +226,7 @@ class _Runner:
 def _run_directory(reader: int) -> RunDir | None:
     try:
         path = os.read(reader, MAX_PATH)
-    except BlockingIOError:  # a process of the job is still there, and has the other end
+    except BlockingIOError:  # a process of the job still runs and has the other end open
         path = b""
     finally:
         os.close(reader)

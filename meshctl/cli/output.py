@@ -1,8 +1,7 @@
-"""How commands print: the reader may have closed the pipe, its encoding may lack characters, or the disk may
-be full.
+"""Output of all commands.
 
-The first two are not errors. A full disk is refused by the environment, and `main` reports it for all
-commands.
+A closed pipe and characters that the stream's encoding lacks are not errors. A full disk is: `main` reports
+it for all commands, with exit code 4.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ REFUSED = 4
 
 
 def write(text: str, out: TextIO) -> None:
-    """Writes a text and flushes it. Raises `OSError` if the disk is full."""
+    """Writes a text and flushes the stream. Raises `OSError` if the disk is full."""
     try:
         if isinstance(out, TextIOWrapper):
             out.reconfigure(errors="replace")
@@ -29,7 +28,7 @@ def write(text: str, out: TextIO) -> None:
 
 
 def silence(out: TextIO) -> None:
-    """Discards what is still buffered, because Python flushes once more at its exit."""
+    """Discards the buffered output of a stream, which Python would otherwise try to flush at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
@@ -40,8 +39,7 @@ def why(error: Exception) -> str:
 
 
 def open_all() -> None:
-    """Opens closed standard streams as /dev/null, so that no file that is opened later gets their
-    descriptors."""
+    """Opens closed standard streams as /dev/null, so that files opened later do not get their descriptors."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
@@ -52,7 +50,7 @@ def no_room(error: OSError) -> bool:
 
 
 def refused(error: OSError) -> int:
-    """Reports that the disk is full, and returns the exit code."""
+    """Reports that the output could not be written, and returns the exit code."""
     silence(sys.stdout)
     with suppress(OSError):
         print(f"error: not all was written: {why(error)}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Prepares a launch in two processes: a fork reads the recipe while this process imports torch.
 
-Each takes most of a second on one core, so a launch waits only for the longer one. If the recipe has errors,
-this process exits at once, in the middle of its import: nothing else has been started by then.
+Each takes almost a second on one core; in parallel, a launch waits only for the longer one. If the recipe has
+errors, this process exits at once, even during its import, because no other process has been started by then.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from meshctl.engines.node.guard import name_of
 
 
 def run_in_fork(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) -> str:
-    """Runs `work` in a fork and `meanwhile` here, and returns the text of `work`. If the exit code of `work`
-    is not 0, this process exits with it."""
+    """Runs `work` in a fork and `meanwhile` in this process. Returns the text of `work`. If the exit code of
+    `work` is not 0, this process exits with it."""
     flush()
     interrupt_handler = signal.getsignal(signal.SIGINT)
-    if interrupt_handler != signal.SIG_IGN:  # Python can lose an interrupt in a destructor during an import
+    if (
+        interrupt_handler != signal.SIG_IGN
+    ):  # Python may drop a KeyboardInterrupt that is raised in a destructor
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     reader, writer = os.pipe()
     child = os.fork()
@@ -53,13 +55,13 @@ def _work(work: Callable[[], tuple[int, str]], writer: int) -> int:
 
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
-    """Ends a forked process with the exit code of `run`, and without what Python does at its exit."""
+    """Exits a forked process with the exit code of `run`, without Python's finalization."""
     code = 70
     try:
         code = run()
     except KeyboardInterrupt:
         code = 130
-    except Exception as error:  # as in `main`: whatever gets here is a bug
+    except Exception as error:  # as in `main`, any other exception is a bug in meshctl
         code = bug(error)
     finally:
         try:
@@ -69,7 +71,7 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
 
 
 def _exit_like(child: int, ended: os.waitid_result | None = None) -> None:
-    """Exits as the child did, unless it exited with 0 or is still running."""
+    """Exits with the child's exit code or signal, unless the child exited with 0 or still runs."""
     ended = ended or os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if not ended or not ended.si_status:
         return

@@ -1,9 +1,9 @@
-"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: narrows a plan to one group that reads recordings
-in place of the other groups.
+"""`meshctl launch RECIPE --only GROUP --replay ROUTE=DIR`: reduces a plan to one group, which reads
+recordings instead of the output of other groups.
 
-    ROUTE     a route into the group from another one, `SOURCE -> TARGET`, or SOURCE for all routes of that
+    ROUTE     a route from another group into this one, `SOURCE -> TARGET`, or SOURCE for all routes from that
               stage
-    DIR       a run that has recorded it, or a recording: RUN, RUN/recorded or RUN/recorded/SOURCE
+    DIR       a run directory with a recording of it, or a recording: RUN, RUN/recorded or RUN/recorded/SOURCE
 
 Wrong options raise `Misused`, exit code 2; recordings that are missing raise `CannotStart`, 4.
 """
@@ -35,7 +35,7 @@ class Misused(Exception):
 def narrow_to_group(
     ready: Launchable, group: str | None, replay: Sequence[str]
 ) -> tuple[Launchable, list[str]]:
-    """Returns the recipe with one group left, as a new run, and notes for the user. Raises `Misused` and
+    """Returns the recipe with only one group, as a new run, and notes for the user. Raises `Misused` and
     `CannotStart`."""
     plan = ready.plan
     if group is None:
@@ -66,7 +66,7 @@ def narrow_to_group(
 
 
 def refuse_alone(ready: Launchable) -> None:
-    """Raises `Misused` for a run of one group: it cannot be continued as if it had all groups."""
+    """Raises `Misused` for a run of one group, which cannot be continued with all groups."""
     if ready.resume and (group := ready.resume.read_start().only):
         raise Misused(
             f"{ready.resume.path} is a run of group `{group}` alone: launch it anew, with --only and --replay"
@@ -85,11 +85,11 @@ def _notes(plan: Plan, group: str, skipped: Sequence[str]) -> Iterator[str]:
         yield f"group `{group}` runs alone, no weights are moved to or from others: {listed(skipped)}"
 
 
-# Which recordings
+# Selecting recordings
 
 
 def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Route, Path]]:
-    """Returns route name -> the route and the folder that the option names."""
+    """Returns route name -> (route, folder that the option names for it)."""
     taken = incoming(plan, group)
     found: dict[str, tuple[Route, Path]] = {}
     for word in words:
@@ -146,7 +146,8 @@ def _recorded(folder: Path, route: Route) -> Recorded:
 
 
 def _steps(plan: Plan, recorded: Mapping[str, Recorded]) -> tuple[int, int]:
-    """Returns the step before the first that can be replayed, and the last. Raises `CannotStart`."""
+    """Returns (step before the first that can be replayed, last step that can be replayed). Raises
+    `CannotStart`."""
     steps = {name: one.steps() for name, one in recorded.items()}
     for name, one in recorded.items():
         if not steps[name]:
@@ -171,7 +172,7 @@ def _listed_steps(steps: Sequence[int]) -> str:
 
 
 def _compare(plan: Plan, name: str, recorded: Recorded, step: int) -> None:
-    """Raises `CannotStart` where the header of a recording contradicts the recipe."""
+    """Raises `CannotStart` if the header of a recording contradicts the recipe."""
     route = next(route for route in plan.routes if route.name == name)
     file = recorded.files(step)[0]
     collect = _header_of(file).get("collect")

@@ -1,9 +1,9 @@
-"""`meshctl schema`: prints or writes the JSON Schema of recipes, so that an editor knows keys, values and
+"""`meshctl schema`: prints or writes the JSON Schema of recipes, from which editors show keys, values and
 their documentation.
 
-Editors that use yaml-language-server find it by a recipe's first line, `MODELINE`, which names a file in the
-recipe's folder: so the line is right on every machine and in every checkout. `init` writes both; after an
-update, `meshctl schema --out recipe.schema.json` writes the schema again.
+Editors that use yaml-language-server read the schema's path from a recipe's first line, `MODELINE`. It is
+relative to the recipe's folder, so that it is valid on every machine. `init` writes both; after an update of
+meshctl, `meshctl schema --out recipe.schema.json` writes the schema again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def text() -> str:
 
 
 def schema_command(out: str) -> int:
-    """Prints the schema, or writes it to a file or into a folder; returns the exit code."""
+    """Prints the schema, or writes it to a file or into a folder. Returns the exit code."""
     if not out or out == "-":
         return _print(text())
     path = Path(out)

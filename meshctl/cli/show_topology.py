@@ -1,4 +1,5 @@
-"""`meshctl show-topology`: load, check, resolve, draw. It draws the same plan that `launch` runs."""
+"""`meshctl show-topology`: loads, checks and resolves a recipe, and draws the plan, the same one that
+`launch` runs."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 
 USAGE = 2
 DEFAULT_COLUMNS = 80
-"""Without a terminal."""
+"""Width of the picture without a terminal."""
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
-"""Of files that no format writes."""
+"""Suffixes of image files that no format writes."""
 MAX_RANK_DIGITS = 18
 
 
 class UsageError(Exception):
-    """The options contradict each other; the message says what is possible."""
+    """The options contradict each other. The message names the possible ones."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Options:
     """The options of the command."""
 
     format: str = ""
-    """Empty for the format of the file's suffix, or text."""
+    """Empty for the format that the suffix of `out` names, or text."""
     out: str = ""
     component: str = ""
     dim: str = ""
@@ -54,12 +55,12 @@ class Options:
     """GROUP:N"""
     samples: int | None = None
     diff: str | None = None
-    """Another recipe, other overrides, or both, quoted as in a shell; empty for the same recipe without
-    overrides."""
+    """Another recipe, other overrides, or both, quoted as in a shell. Empty for the same recipe without
+    overrides; None for no comparison."""
 
     @property
     def zoom(self) -> tuple[str, ...]:
-        """The options that select one part."""
+        """The given options that select one part of the picture."""
         given = {
             "--component": self.component,
             "--dim": self.dim,
@@ -107,7 +108,7 @@ def refuse(why: str) -> int:
 
 
 def check(options: Options) -> None:
-    """Raises `UsageError` for options that are wrong with any recipe."""
+    """Raises `UsageError` for options that are wrong whatever the recipe is."""
     if options.format_name not in FORMATS:
         raise UsageError(f"there is no format `{options.format}`; there are {listed(FORMATS)}")
     if not options.format and options.suffix in IMAGE_SUFFIXES:
@@ -200,8 +201,8 @@ def warnings(report: Report) -> tuple[Warning, ...]:
 
 
 def other_topology(recipe: str, held: Held, text: str) -> Topology:
-    """Returns the topology that `--diff` compares with, which may be standard input too. Its errors are
-    reported as its own."""
+    """Returns the topology with which `--diff` compares. It may come from standard input. Its errors are
+    reported separately."""
     try:
         name, overrides = other(recipe, text)
         if name == "-":
@@ -213,8 +214,8 @@ def other_topology(recipe: str, held: Held, text: str) -> Topology:
 
 
 def other(recipe: str, text: str) -> tuple[str, list[str]]:
-    """Returns the recipe and the overrides that `--diff` names; if it begins with an override, the recipe is
-    the same."""
+    """Returns the recipe and the overrides that `--diff` names. If the text begins with an override, the
+    recipe is the same."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -237,7 +238,7 @@ def columns(options: Options) -> int:
 
 
 def print_or_write(text: str, options: Options) -> int:
-    """Prints the text or writes the file, and returns the exit code."""
+    """Prints the picture or writes it to `out`. Returns the exit code."""
     if options.out:
         return write_file(text, Path(options.out), options.format_name)
     write(in_encoding(text, sys.stdout.encoding) if options.format_name == "text" else text, sys.stdout)
@@ -245,11 +246,11 @@ def print_or_write(text: str, options: Options) -> int:
 
 
 def write_file(text: str, path: Path, format: str) -> int:
-    """Writes a file at once, or into a pipe or device, and returns the exit code."""
+    """Replaces a file at once, or writes to a pipe or device. Returns the exit code."""
     try:
         if is_dir(path):
             return refuse(f"`{path}` cannot be written: it is a folder")
-        if path.exists() and not path.is_file():  # /dev/stdout may be a pipe, which has no path of its own
+        if path.exists() and not path.is_file():  # e.g. /dev/stdout, which cannot be replaced
             path.write_text(text, encoding="utf-8")
         else:
             write_whole(path.resolve(), text)

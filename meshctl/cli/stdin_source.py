@@ -1,4 +1,4 @@
-"""Reads a recipe from standard input: `-` is treated as a file in the working directory."""
+"""Reads a recipe from standard input. `-` is treated like a file in the working directory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.view.reports import STDIN
 
 Held = Mapping[str, bytes]
-"""Real path -> the bytes to use in place of that file."""
+"""Real path -> bytes that are used in place of the file."""
 NOTHING: Held = MappingProxyType({})
 
 
 def resolve_source(recipe: str) -> tuple[str, Held]:
-    """Returns a recipe's name, and its text if it comes from standard input. Raises `Unreadable`."""
+    """Returns a recipe's path, and its text if it comes from standard input. Raises `Unreadable`."""
     return (STDIN, {real(Path.cwd() / STDIN): _read()}) if recipe == "-" else (recipe, NOTHING)
 
 
 def _read() -> bytes:
-    """Reads at most one byte more than a recipe can have."""
+    """Reads standard input, up to one byte more than the maximum size of a recipe."""
     try:
         return sys.stdin.buffer.read(MAX_BYTES + 1) or b""
     except (AttributeError, ValueError):

@@ -1,11 +1,12 @@
-"""`meshctl validate RECIPE... [OVERRIDES]`: reports every mistake with its line and column; starts nothing.
+"""`meshctl validate RECIPE... [OVERRIDES]`: reports every mistake with its line and column. It starts
+nothing.
 
     validate a.yaml b.yaml run.steps=7     several recipes, with the overrides for each; the worst exit code
-    validate -                             standard input, as if it were a file in the working directory
+    validate -                             standard input, treated like a file in the working directory
     validate --fix a.yaml                  first applies the fixes that have one safe answer (`cli/fix.py`)
 
-The findings go to stdout. What `--fix` changed goes to stderr; if it fixes standard input, the text goes to
-stdout and the findings go to stderr.
+Findings are printed on stdout, and the changes of `--fix` on stderr. If `--fix` is used with standard input,
+the fixed text is printed on stdout and the findings on stderr.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Options:
     """The options of the command."""
 
     format: str = ""
-    """Empty for text, or under GitHub Actions for its annotations."""
+    """Empty for `text`, or `github` under GitHub Actions."""
     strict: bool = False
     fix: bool = False
     color: str = "auto"
@@ -92,7 +93,7 @@ def usage_error(recipes: Sequence[str], overrides: Sequence[str], options: Optio
 def check_recipe(
     recipe: str, overrides: list[str], options: Options, is_one_of_many: bool = False
 ) -> Checked:
-    """Returns the findings of a recipe. Its summary begins with its name if it is one of many."""
+    """Returns the findings of a recipe. If `is_one_of_many`, the summary begins with the recipe's name."""
     try:
         name, held = resolve_source(recipe)
     except Unreadable as unreadable:
@@ -109,7 +110,7 @@ def check_recipe(
 
 
 def summarized(found: Checked, result: CheckResult, options: Options, is_one_of_many: bool) -> Checked:
-    """Returns the findings with their summary, and with the exit code that `--strict` demands."""
+    """Returns the findings with a summary, and with the exit code that `--strict` requires."""
     name, warnings = found.recipe, found.count("warning")
     if result.launchable is None:
         return replace(found, summary=f"{name}: {_failure(found)}{_fixable(found, options)}")
@@ -130,7 +131,8 @@ def _failure(found: Checked) -> str:
 
 
 def _fixable(found: Checked, options: Options) -> str:
-    """Returns how many of the findings `--fix` can change, unless it has been asked to."""
+    """Returns a sentence about how many findings `--fix` can fix; empty if there are none or if `--fix` was
+    given."""
     fixable, count = sum(bool(one.fixes) for one in found.report.diagnostics), len(found.report.diagnostics)
     if options.fix or not fixable:
         return ""
@@ -147,7 +149,7 @@ def summary(launchable: Launchable) -> str:
 
 
 def facts(launchable: Launchable | None) -> dict[str, str | int]:
-    """Returns the numbers of a plan's parts, its name and its digest; empty if there is no plan."""
+    """Returns name, digest and numbers of parts of a plan; empty if there is no plan."""
     if launchable is None:
         return {}
     plan = launchable.plan
@@ -171,7 +173,7 @@ def report(found: tuple[Checked, ...], options: Options, out: TextIO) -> int:
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Returns the working directory as a path below the checkout in which GitHub shows the findings."""
+    """Returns the path of the working directory relative to the checkout, for GitHub's annotations."""
     if environ.get("GITHUB_ACTIONS") != "true" or not environ.get("GITHUB_WORKSPACE"):
         return ""
     here = os.path.relpath(Path.cwd(), environ["GITHUB_WORKSPACE"])
@@ -186,7 +188,7 @@ def version() -> str:
 
 
 def explained(code: str) -> str:
-    """Returns the page of a code, its title first, or an empty text if the code has none."""
+    """Returns the page of a code, which begins with its title, or an empty string if the code has none."""
     from meshctl.diagnostics.codes import page
 
     try:

@@ -1,7 +1,7 @@
 """`launch --follow GROUP[:RANK]` and `launch --debug GROUP:RANK`: the options that name workers.
 
-The worker that is debugged has the terminal of the launcher as its standard streams, so that `breakpoint()`
-works in it; Ctrl-C interrupts it and not the run. Nothing waits for a limited time meanwhile.
+The debugged worker has the launcher's terminal as its standard streams, so that `breakpoint()` works in it.
+Ctrl-C interrupts this worker instead of the run. All time limits of the run are disabled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshctl.run.events import Event
 from meshctl.text.english import counted, did_you_mean
 
 NEVER_S = 30 * 24 * 3600.0
-"""The grace of a run that is debugged."""
+"""The grace period of a run that is debugged."""
 
 
 def check_workers(plan: Plan, option: str, names: Sequence[str]) -> None:
@@ -40,9 +40,9 @@ def check_workers(plan: Plan, option: str, names: Sequence[str]) -> None:
 
 
 def with_debugging(ready: Launchable, name: str) -> Launchable:
-    """Returns the recipe with one worker that has this process's terminal, and without limits of time.
+    """Returns the recipe with this process's terminal for one worker, and without time limits.
 
-    Raises `Misused` for a worker that does not exist, and `CannotStart` without a terminal.
+    Raises `Misused` if the worker does not exist, and `CannotStart` if this process has no terminal.
     """
     check_workers(ready.plan, "--debug", [name])
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
@@ -54,7 +54,7 @@ def with_debugging(ready: Launchable, name: str) -> Launchable:
 
 
 class DebuggedWorker:
-    """An observer that knows the process of the worker that is debugged."""
+    """An observer that records the process of the debugged worker."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
@@ -75,7 +75,8 @@ class DebuggedWorker:
 
     @contextmanager
     def interrupted_by(self, otherwise: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-        """Sends each Ctrl-C to the worker while it runs, and restores the terminal at the end."""
+        """Context manager that sends each Ctrl-C to the debugged worker while it runs, and restores the
+        terminal at the end. `otherwise` handles a Ctrl-C when the worker does not run."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             if not self._pid:

@@ -1,4 +1,4 @@
-"""One answer of shell completion: a word, or the beginning of one."""
+"""A candidate of shell completion: a word, or the beginning of a word."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ class Candidate(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing more belongs to the word; else the shell adds no space behind it."""
+        """Whether the candidate is a complete word. The shell adds a space only after a complete word."""
         is_list = "=[" in self.text and not self.text.endswith("]")
         return not (is_list or self.text.endswith((".", "=", "@", "/", ":")))

@@ -1,8 +1,8 @@
-"""The word at the cursor of a shell's line, and candidates for it in the shell's terms.
+"""Finds the word at the cursor of a shell's line, and formats candidates for the shell.
 
-zsh and fish pass words without their quotes and replace the whole word by a candidate. bash passes the line
-as it is typed and replaces what follows the last of its word breaks, among which are `=`, `@` and `:`; so
-only that part is answered, quoted as bash needs it.
+zsh and fish pass words without quotes, and replace the whole word by a candidate. bash passes the line as it
+was typed, and replaces only the text after the last word break (`=`, `@` and `:` are such). For bash, a
+candidate is therefore cut at the word break, and quoted.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.words import candidates
 
 BREAKS = "\"'@><=;|&(: \t\n"
-"""Characters at which bash begins a new word by default."""
+"""The default word breaks of bash: characters at which it begins a new word."""
 PREFIXES = "@"
-"""Word breaks that belong to the new word: bash may complete the name of a host there."""
+"""Word breaks that bash includes in the new word, because a host name may follow them."""
 SPECIAL = " \t\"'\\$`&;|<>()*?!"
-"""Characters that need a backslash."""
+"""Characters that need a backslash outside of quotes."""
 
 
 def complete(arguments: Sequence[str]) -> int:
-    """Answers a shell. `arguments` are its name, then for all but bash the words up to the cursor."""
+    """Prints the candidates for a shell. `arguments` are the shell's name and, except for bash, the words up
+    to the cursor."""
     try:
         sys.stdout.write("".join(f"{line}\n" for line in answer(arguments[0], arguments[1:], os.environ)))
         sys.stdout.flush()
-    except Exception:  # a shell has no place for what went wrong
+    except Exception:  # a shell cannot show an error during completion
         if os.environ.get("MESHCTL_DEBUG") == "1":
             raise
     return 0
 
 
 def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yields the lines that the shell's script reads."""
+    """Yields the lines that the shell's script reads, one per candidate."""
     if shell == "bash":
         line, point = environ.get("COMP_LINE", ""), environ.get("COMP_POINT", "")
         yield from _bash(
@@ -44,11 +45,8 @@ def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iter
         return
     *before, word = words or [""]
     for found in _fitting(before, word):
-        yield (
-            f"{found.text}\t{found.description}\t{int(found.is_whole)}"
-            if shell == "zsh"
-            else f"{found.text}\t{found.description}".rstrip("\t")
-        )
+        described = f"{found.text}\t{found.description}"
+        yield f"{described}\t{int(found.is_whole)}" if shell == "zsh" else described.rstrip("\t")
 
 
 def _up_to(line: str, point: int) -> str:
@@ -67,28 +65,28 @@ def _fitting(before: Sequence[str], word: str) -> list[Candidate]:
 
 @dataclass
 class Typed:
-    """A line up to the cursor, split as a shell splits it."""
+    """A command line up to the cursor, split into words as a shell does."""
 
     words: tuple[str, ...] = ()
     """The words before the last one."""
     last: str = ""
     """The word at the cursor, without its quotes."""
     kept: int = 0
-    """Number of characters of `last` that bash keeps."""
+    """Number of characters at the beginning of `last` that bash does not replace."""
     quote: str = ""
-    """The quote that is open at the cursor."""
+    """The open quote at the cursor; empty for none."""
 
 
 def typed(line: str, breaks: str = BREAKS) -> Typed:
     state, begun = Typed(), False
     characters = iter(line)
     for character in characters:
-        if state.quote:
-            escaped = character == "\\" and state.quote == '"'
-            text = next(characters, "") if escaped else "" if character == state.quote else character
-            state = replace(
-                state, last=state.last + text, quote="" if character == state.quote else state.quote
-            )
+        if character == state.quote:
+            state = replace(state, quote="")
+        elif state.quote:
+            is_escape = character == "\\" and state.quote == '"'
+            text = next(characters, "") if is_escape else character
+            state = replace(state, last=state.last + text)
         elif character in " \t\n":
             state, begun = (Typed((*state.words, state.last)), False) if begun else (state, begun)
             continue
@@ -96,8 +94,9 @@ def typed(line: str, breaks: str = BREAKS) -> Typed:
             state = replace(state, quote=character, kept=len(state.last))
         else:
             text = next(characters, "") if character == "\\" else character
-            before, last = len(state.last), state.last + text
-            kept = state.kept if character not in breaks else before if character in PREFIXES else len(last)
+            last, kept = state.last + text, state.kept
+            if character in breaks:
+                kept = len(state.last) if character in PREFIXES else len(last)
             state = replace(state, last=last, kept=kept)
         begun = True
     return state

@@ -1,5 +1,5 @@
-"""The keys, names and values of a recipe, for shell completion: composed as `validate` does it, and not
-checked."""
+"""The keys, names and values of a recipe, for shell completion. The recipe is composed as by `validate`, and
+not checked."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Outline:
     home: Path = Path()
     """The recipe's folder."""
     folders: tuple[Path, ...] = ()
-    """Where config groups are found."""
+    """The folders that contain config groups."""
     chosen: tuple[str, ...] = ()
-    """What defaults lists choose, as `group@package`."""
+    """The choices of the defaults lists, as `group@package`."""
 
     def names(self, *path: str) -> list[str]:
         """Returns the keys of the mapping at a path."""
@@ -29,7 +29,7 @@ class Outline:
         return [key for key, _ in node.items()] if node is not None else []
 
     def text(self, *path: str) -> str:
-        """Returns a value as it is written; empty for a mapping, a list, and where there is none."""
+        """Returns the text of a value in the file; empty for a mapping, a list and a missing value."""
         node = self.root.at(path)
         return node.written if node is not None else ""
 
@@ -37,19 +37,20 @@ class Outline:
         return list_groups(self.folders)
 
     def options(self, group: str) -> Iterator[tuple[str, str]]:
-        """Yields the files of a config group, with the first line of each if it is a comment."""
+        """Yields (option, description) for each file of a config group. The description is the file's first
+        line if that is a comment."""
         found = {
             file.stem: file for folder in self.folders[::-1] for file in files(folder / group, *SUFFIXES)
         }
         for name, file in found.items():
             if not file.is_file():
-                continue  # opening a pipe would wait for its writer
+                continue  # to open a pipe would wait for its writer
             first = file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
             yield name, first[1:].strip() if first.startswith("#") else ""
 
 
 def outline(recipe: Path) -> Outline:
-    """Returns the outline of a file, or of the folder of a run."""
+    """Returns the outline of a recipe, or of the recipe of a run directory."""
     file = recipe / "recipe.yaml" if is_dir(recipe) else recipe
     folders = tuple(dict.fromkeys(config_folders(file.parent, ())))
     composed = compose(file, [], Path.cwd(), folders)

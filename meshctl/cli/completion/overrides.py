@@ -1,9 +1,8 @@
-"""Candidates for an override: the keys of a recipe and those that the field table has, config groups, and
-values.
+"""Candidates for an override: keys of the recipe, keys of the field table, config groups, and values.
 
-groups.train.       ranks=  device_type=  ...         one part of a key at a time; a mapping ends with a dot
-+groups.judge.      ranks=  ...                       keys that the recipe does not have
-~pipeline.          eval  exam                        keys that it has
+groups.train.       ranks=  device_type=  ...         one part of a key at a time; a dot follows a mapping
++groups.judge.      ranks=  ...                       keys that are not in the recipe
+~pipeline.          eval  exam                        keys that are in the recipe
 layout@             layout@components.actor.parallel=
 ...tp_size=         1  2  4  8  auto                  divisors of the ranks
 ...in=[batch,       [batch,rollouts                   the next item of a list
@@ -26,16 +25,16 @@ from meshctl.recipe.section_types import Nested
 from meshctl.topology.sizes import DIMS, divisors
 
 WITHOUT_SHORTHAND = (RECIPE, CLUSTER, GROUP, COMPONENT, CALL, SYNC, STAGE, RUN)
-"""Sections that are always mappings."""
+"""Sections without a short form: their values are always mappings."""
 PLAIN_KEY = re.compile(r"[\w$-][\w$:-]*")
-"""A key that can stand in an override without quotes."""
+"""A key that needs no quotes in an override."""
 NAMED = ("groups", "components", "pipeline", "vars")
 DESCRIBING_KEYS = ("_target_", "call", "sync", "device_type")
-"""The value of one of these describes a group, component or stage."""
+"""Keys whose value is the description of a group, component or stage."""
 
 
 def overrides(recipe: Outline, word: str) -> Iterator[Candidate]:
-    """Yields what an override that begins with `word` may be."""
+    """Yields the candidates for an override that begins with `word`."""
     sign = next(sign for sign in ("++", "+", "~", "") if word.startswith(sign))
     key, equals, value = word.removeprefix(sign).partition("=")
     if equals:
@@ -69,7 +68,7 @@ def _keys(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
 
 
 def _present(recipe: Outline, path: Keys) -> list[str]:
-    """Returns the keys of a mapping, or the indices of a list."""
+    """Returns the keys of a mapping or the indices of a list in the recipe."""
     node = recipe.root.at(path)
     if node is not None and node.is_list:
         return [str(index) for index in range(len(node.value))]
@@ -77,7 +76,7 @@ def _present(recipe: Outline, path: Keys) -> list[str]:
 
 
 def _forms(recipe: Outline, sign: str, path: Keys) -> Iterator[str]:
-    """Yields a key with a dot if keys may follow, and with `=` if a value may."""
+    """Yields a key with a dot if it can be a mapping, and with `=` if it can have a value."""
     text, section = ".".join(path), section_at(path, recipe.root)
     has_names = len(path) == 1 and path[0] in NAMED
     if sign == "~":
@@ -98,7 +97,7 @@ def _description(recipe: Outline, *path: str) -> str:
 
 
 def _groups(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
-    """Yields the beginnings of a choice: `layout@`, and the groups that the defaults lists choose from."""
+    """Yields config groups: `layout@`, and the groups of the defaults lists."""
     if "." in begun:
         return
     chosen = {one.partition("@")[0] for one in recipe.chosen}
@@ -112,7 +111,8 @@ def _groups(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
 
 
 def _choices(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
-    """Yields where the defaults lists mount the group, and for a layout every component."""
+    """Yields a config group with each package at which the defaults lists use it, and for `layout` with each
+    component."""
     group, _, _ = begun.partition("@")
     places = [one for one in recipe.chosen if one.startswith(f"{group}@")]
     if group == "layout" and sign != "~":
@@ -147,7 +147,7 @@ def _values(recipe: Outline, key: str, value: str) -> Iterator[Candidate]:
 
 
 def _by_type(recipe: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
-    """Yields the values that the type of a field proposes."""
+    """Yields the candidates for a value, by the type of its field."""
     match _type(recipe, path):
         case Endpoint():
             component, dot, _ = begun.partition(".")
@@ -175,9 +175,10 @@ def _by_type(recipe: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
 
 
 def _type(recipe: Outline, path: Keys) -> Type | None:
-    is_input = path[0] == "pipeline" and path[2:3] == ("in",) and len(path) < 5
+    if path[0] == "pipeline" and path[2:3] == ("in",) and len(path) < 5:
+        return Texts("pipeline")
     field = field_at(path, recipe.root)
-    return Texts("pipeline") if is_input else field.type if field else None
+    return field.type if field else None
 
 
 def _names(recipe: Outline, top: str, other_than: str = "") -> Iterator[Candidate]:
@@ -200,7 +201,7 @@ def _endpoints(recipe: Outline, component: str) -> Iterable[Candidate]:
 
 
 def _workers(recipe: Outline, group: str) -> int:
-    """Returns the number of a group's workers; 1 if it is not known."""
+    """Returns the number of a group's workers; 1 if it is unknown."""
     ranks = recipe.root.at(("groups", group, "ranks"))
     is_listed = ranks is not None and ranks.is_list
     devices = len(_present(recipe, ("groups", group, "ranks"))) if is_listed else 0

@@ -1,5 +1,5 @@
-"""`meshctl completion SHELL`: prints the completion script of a shell. Another shell is one file
-`meshctl.SHELL` in this folder."""
+"""`meshctl completion SHELL`: prints the completion script of a shell. To support another shell, add a file
+`meshctl.SHELL` to this folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ USAGE = 2
 
 
 def shells() -> tuple[str, ...]:
-    """Returns the shells that have a script."""
+    """Returns the names of the supported shells."""
     return tuple(sorted(path.suffix[1:] for path in FOLDER.glob("meshctl.*")))
 
 
 def script(shell: str) -> int:
-    """Prints the script of a shell, by default of `$SHELL`; returns the exit code."""
+    """Prints the script of a shell, or of `$SHELL` if `shell` is empty. Returns the exit code."""
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in shells():
         reason = f"there is no script for `{name}`" if name else "SHELL does not say which shell this is"

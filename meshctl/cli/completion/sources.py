@@ -1,6 +1,6 @@
-"""Callbacks that propose values of options and arguments. `cli/app.py` names the callback of each of them.
+"""Callbacks that return candidates for options and arguments. `cli/app.py` assigns them to its options.
 
-A callback gets the arguments of the command so far, in `ctx.args`, and the beginning of the word.
+A callback receives the previous arguments of the command in `ctx.args`, and the beginning of the word.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Callback = Callable[[typer.Context, str], Iterable[Candidate]]
 
 
 def words(*known: str) -> Callback:
-    """Returns a callback for a few words."""
+    """Returns a callback with a fixed set of words."""
 
     def found(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
         return map(Candidate, known)
@@ -51,7 +51,7 @@ def recipes_and_overrides(ctx: typer.Context, incomplete: str) -> Iterator[Candi
 
 
 def codes(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
-    """Yields the codes that begin with a word, in the word's own case."""
+    """Yields the codes that begin with `incomplete`, in upper or lower case like `incomplete`."""
     from meshctl.diagnostics.codes import codes, head
 
     for code in codes():
@@ -123,23 +123,23 @@ def groups(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
 
 
 def ranks(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    """Returns the beginnings of GROUP:N."""
+    """Returns GROUP: for each group."""
     return (Candidate(f"{name}:") for name in _outline(ctx).names("groups"))
 
 
 def recordings(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    """Returns ROUTE=DIR, in which a source stands for all of its routes."""
+    """Returns candidates for ROUTE=DIR. ROUTE is the name of a source, for all routes from it."""
     route, equals, folder = incomplete.partition("=")
     if equals:
         return (Candidate(f"{route}={one.text}") for one in _paths(folder, ()))
     return (Candidate(f"{name}=") for name in _outline(ctx).names("pipeline"))
 
 
-# What they have in common
+# Shared by several callbacks
 
 
 def _outline(ctx: typer.Context) -> Outline:
-    """Returns the outline of the recipe that the line names."""
+    """Returns the outline of the recipe on the command line."""
     from meshctl.cli.completion.outline import Outline, outline
 
     named = next((argument for argument in ctx.args if not _is_override(argument)), "")
@@ -151,7 +151,8 @@ def _is_override(word: str) -> bool:
 
 
 def _paths(word: str, suffixes: tuple[str, ...]) -> Iterator[Candidate]:
-    """Yields folders, and files that end so; hidden ones if the word begins like one."""
+    """Yields folders, and files with one of these suffixes. Hidden ones are included only if the word begins
+    with a dot."""
     begun = word.rpartition("/")[2]
     folder = word[: len(word) - len(begun)]
     try:

@@ -1,4 +1,5 @@
-"""Candidates for a word of the command line, from the commands, options and arguments that typer knows."""
+"""Candidates for a word of the command line, from the commands, options and arguments that are declared to
+typer."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from meshctl.cli.completion.candidate import Candidate
 
 
 def candidates(before: Sequence[str], word: str) -> Iterable[Candidate]:
-    """Returns what the word that follows `before` may be; both begin after the program's name."""
+    """Returns the candidates for the word after `before`, the previous words without the program's name."""
     from typer.main import get_command
 
     from meshctl.cli.app import app
@@ -52,7 +53,7 @@ def _option(command: Any, name: str) -> Any:
 
 
 def _values(command: Any, parameter: Any, arguments: list[str], word: str) -> Iterator[Candidate]:
-    """Yields what the callback of an option or argument answers."""
+    """Yields the candidates of the callback of an option or argument."""
     import typer
 
     context = typer.Context(command)
