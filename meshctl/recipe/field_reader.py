@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.scalars import as_text, found_instead, shown, yaml_hint
 from meshctl.recipe.section_types import Field, Section
@@ -24,14 +24,14 @@ from meshctl.text.english import did_you_mean
 @dataclass
 class FieldReader:
     found: list[Diagnostic] = field(default_factory=list)
-    wrong: set[Path] = field(default_factory=set)
+    wrong: set[KeyPath] = field(default_factory=set)
     """Key paths that a diagnostic is about."""
 
     # Reports
 
     def report(
         self,
-        path: Path,
+        path: KeyPath,
         code: str,
         message: str,
         span: Span,
@@ -44,7 +44,7 @@ class FieldReader:
         self.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes, missing=missing))
 
     def expected(
-        self, wanted: str, node: Node, path: Path, help: str = "", fixes: tuple[Fix, ...] = ()
+        self, wanted: str, node: Node, path: KeyPath, help: str = "", fixes: tuple[Fix, ...] = ()
     ) -> None:
         """Reports a value of a wrong type."""
         if node.value is BROKEN:
@@ -60,13 +60,13 @@ class FieldReader:
             self.report(path, "MC102", message, node.span, help=help, fixes=fixes)
 
     def unknown_word(
-        self, word: str, words: Iterable[str], noun: str, code: str, node: Node, path: Path
+        self, word: str, words: Iterable[str], noun: str, code: str, node: Node, path: KeyPath
     ) -> None:
         fixes = renamed(node.span, word, words)
         help = did_you_mean(word.lower(), words)
         self.report(path, code, f"`{word}` is not {noun}", node.span, help=help, fixes=fixes)
 
-    def check_octal(self, node: Node, path: Path) -> None:
+    def check_octal(self, node: Node, path: KeyPath) -> None:
         """Warns of numbers that YAML 1.1 reads in another base: 010 as 8 and 1:30 as 90."""
         odd = re.fullmatch(r"[-+]?0[0-7_]+|[-+]?\d+(:\d+)+(\.\d*)?", node.written)
         if odd and node.written != str(node.value):
@@ -76,7 +76,7 @@ class FieldReader:
     # Sections
 
     def section(
-        self, node: Node, path: Path, section: Section, without: Iterable[str] = ()
+        self, node: Node, path: KeyPath, section: Section, without: Iterable[str] = ()
     ) -> dict[str, Any]:
         """Returns the value of every key of a section, also of those that are left out, and reports missing
         keys; `structure.py` has reported unknown ones. Keys in `without` are not read."""
@@ -86,7 +86,7 @@ class FieldReader:
             if field.key not in without
         }
 
-    def value(self, parent: Node, path: Path, field: Field, section: Section) -> Any:
+    def value(self, parent: Node, path: KeyPath, field: Field, section: Section) -> Any:
         node = parent.get(field.key)
         if node is None:
             if field.required:
@@ -95,18 +95,18 @@ class FieldReader:
         value = field.type.read(self, node, (*path, field.key))
         return field.value_if_absent if value is None else value
 
-    def build(self, section: Section, name: str, node: Node, path: Path) -> Any:
+    def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:
         """Returns what an item of a mapping of names stands for, such as one group."""
         return self.section(node, path, section)
 
-    def missing(self, node: Node, path: Path, field: Field) -> None:
+    def missing(self, node: Node, path: KeyPath, field: Field) -> None:
         """Reports a required key, unless an unknown key may be meant to be it."""
         if path in self.wrong:
             return
         message = field.required.format(name=path[-2])
         self.report(path, "MC103", message, node.key or node.span, help=field.required_help, missing=True)
 
-    def mapping(self, node: Node | None, path: Path, help: str = "") -> Node | None:
+    def mapping(self, node: Node | None, path: KeyPath, help: str = "") -> Node | None:
         """Returns the node if it is a mapping."""
         if node is None or node.is_mapping:
             return node

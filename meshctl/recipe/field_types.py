@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from meshctl.diagnostics import Span
-from meshctl.recipe.compose.yaml_tree import MISSING, Node, Path
+from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.recipe.editor_schema_parts import (
     AUTO,
     MAX_COUNT,
@@ -74,7 +74,7 @@ class Type(ABC):
     """The value of a key that is left out and has no default, and of one that could not be read."""
 
     @abstractmethod
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         """Returns the value of a node; None for a wrong one, which is reported."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Whole(Type):
     max: int = MAX_COUNT
     empty: ClassVar[Any] = 0
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         value = number_of(node, int)
         if not is_whole(value) or not self.min <= value <= self.max:
             is_too_large = is_whole(value) and value > self.max
@@ -123,7 +123,7 @@ class Size(Type):
     may_be_auto: bool = True
     empty: ClassVar[Any] = 0
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if self.may_be_auto and node.value == "auto":
             return "auto"
         value = number_of(node, int)
@@ -144,7 +144,7 @@ class Seconds(Type):
 
     empty: ClassVar[Any] = 0.0
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         value = number_of(node, float)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             reader.expected(
@@ -161,7 +161,7 @@ class Seconds(Type):
 class Boolean(Type):
     empty: ClassVar[Any] = False
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         written = str(node.value).lower()
         value = {"true": True, "false": False}.get(written) if node.from_environment else node.value
         if isinstance(value, bool):
@@ -188,7 +188,7 @@ class Text(Type):
     """The mapping whose names the text may be; None for any text."""
     empty: ClassVar[Any] = ""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if not isinstance(node.value, str) or node.value == MISSING:
             reader.expected("text", node, path)
             return None
@@ -201,7 +201,7 @@ class Text(Type):
 class RunName(Text):
     """A text that can name a folder of runs."""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         name: str | None = Text().read(reader, node, path)
         if name and not is_run_name(name):
             help = "use letters, digits, `-`" if len(name) <= MAX_NAME else f"use {MAX_NAME} letters or less"
@@ -216,7 +216,7 @@ class RunName(Text):
 class ClassPath(Text):
     """The dotted path of a class."""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         text: str | None = Text().read(reader, node, path)
         if text and not CLASS_PATH.fullmatch(text):
             help = "write module.Class, without a path or `.py`"
@@ -247,7 +247,7 @@ class Word(Type):
     """The code of the diagnostic for another word."""
     empty: ClassVar[Any] = ""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         word = Text().read(reader, node, path)
         if word and word not in self.words:
             reader.unknown_word(word, self.words, self.noun, self.code, node, path)
@@ -265,7 +265,7 @@ class DeviceType(Type):
     words: Mapping[str, str]
     empty: ClassVar[Any] = ""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         written = Text().read(reader, node, path)
         if not written:
             return written
@@ -291,7 +291,7 @@ class Texts(Type):
     """Whether the names are only the first part of each text: `STAGE.NAME`."""
     empty: ClassVar[Any] = ()
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if isinstance(node.value, str) and node.value != MISSING:
             return (node.value,)
         if not node.is_list:
@@ -311,7 +311,7 @@ class Arguments(Type):
 
     empty: ClassVar[Any] = ()
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if not node.is_list:
             reader.expected("a list", node, path, "write it as [a, b], or one `- item` a line")
             return None
@@ -340,7 +340,7 @@ class Ranks(Type):
 
     empty: ClassVar[Any] = 0
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if isinstance(node.value, str) and (devices := _devices_in(node.value)):
             hint = f"write [{', '.join(map(str, devices))}]"
             reader.expected("a positive integer or a list", node, path, hint)
@@ -377,7 +377,7 @@ class DeviceCounts(Type):
 
     empty: ClassVar[Any] = 0
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if not node.is_mapping:
             return self.counts(reader, node, path)
         found: dict[str, int | tuple[int, ...]] = {}
@@ -401,7 +401,7 @@ class DeviceCounts(Type):
                     found[device_type] = counts
         return found
 
-    def counts(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def counts(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         """Returns the number of devices of every node, or of one node after the other."""
         if not node.is_list:
             return Whole(1).read(reader, node, path)
@@ -423,7 +423,7 @@ class VisibleDevices(Type):
 
     empty: ClassVar[Any] = ()
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.value == "" or (node.is_list and not node.value):
             help = "leave it out for all; a job without devices is on cpu"
             reader.report(path, "MC102", f"`{shown(path)}` names no device", node.span, help=help)
@@ -447,7 +447,7 @@ class Environment(Type):
 
     empty: ClassVar[Any] = ()
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.is_list:
             return tuple((name, None) for name in Texts().read(reader, node, path) or ())
         if reader.mapping(node, path) is None:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from meshctl.recipe.compose.yaml_tree import Node, Path
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.fields import CALL, RECIPE, STAGE, SYNC
 from meshctl.recipe.section_types import Field, Inputs, Named, Nested, Section
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES
 
 
-def section_at(path: Path, root: Node) -> Section | None:
+def section_at(path: KeyPath, root: Node) -> Section | None:
     """Returns the section at a path; None for a single value and for a mapping whose keys users name."""
     section, keys = RECIPE, iter(path)
     for key in keys:
@@ -29,13 +29,13 @@ def stage_kind(stage: Node | None) -> Section:
     return next((kind for kind in kinds if stage and stage.get(kind.name) is not None), STAGE)
 
 
-def field_at(path: Path, root: Node) -> Field | None:
+def field_at(path: KeyPath, root: Node) -> Field | None:
     """Returns the field whose value stands at a path."""
     section = section_at(path[:-1], root) if path else None
     return section.by_key.get(path[-1]) if section else None
 
 
-def is_key(path: Path, root: Node) -> bool:
+def is_key(path: KeyPath, root: Node) -> bool:
     """Returns whether an override may set this key although the recipe does not have it."""
     if path[:-1] == ("cluster", "devices_per_node"):
         device_type = path[-1].lower()
@@ -43,7 +43,7 @@ def is_key(path: Path, root: Node) -> bool:
     return path[-1] in keys_below(path[:-1], root)
 
 
-def keys_below(path: Path, root: Node) -> tuple[str, ...]:
+def keys_below(path: KeyPath, root: Node) -> tuple[str, ...]:
     """Returns the keys that an override may set below a path; none where users name them, below a name that
     the recipe does not have, and among the parameters of a call."""
     if path == ():
@@ -57,6 +57,6 @@ def keys_below(path: Path, root: Node) -> tuple[str, ...]:
     return _keys(path, root)
 
 
-def _keys(path: Path, root: Node) -> tuple[str, ...]:
+def _keys(path: KeyPath, root: Node) -> tuple[str, ...]:
     section = section_at(path, root)
     return section.keys if section else ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from meshctl.recipe.compose.yaml_tree import Node, Path
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.field_types import Type
 from meshctl.recipe.fields import (
     CALL,
@@ -56,9 +56,9 @@ class Location:
     """Where a key belongs."""
 
     help: str
-    path: Path = ()
+    path: KeyPath = ()
     """The key path that was meant; empty where several may be."""
-    candidates: tuple[Path, ...] = ()
+    candidates: tuple[KeyPath, ...] = ()
     """The key paths that may be meant where several may be."""
     is_named_item: bool = False
     """Whether the value is a group, a component or a stage."""
@@ -80,7 +80,7 @@ def invisible_character(key: str) -> str:
     return f"it has the character U+{ord(odd[0]):04X} in it, which does not show: remove it" if odd else ""
 
 
-def location_of(key: str, section: Section, path: Path, item: Node, root: Node) -> Location | None:
+def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Node) -> Location | None:
     """Returns where a key belongs that the mapping at `path`, a `section`, does not have; None if the key
     belongs nowhere."""
     if found := _named(key, item, path, root):
@@ -111,7 +111,7 @@ def help_without_alternative(section: Section, key: str) -> str:
     return "values that are used several times go under `vars`" if section is RECIPE else ""
 
 
-def _named(key: str, item: Node, path: Path, root: Node) -> Location | None:
+def _named(key: str, item: Node, path: KeyPath, root: Node) -> Location | None:
     """Returns the place of a group, a component or a stage that stands in another section."""
     if top := kind_of(item):
         near = f", beside `{path[1]}`" if len(path) > 1 and path[0] == top else ""
@@ -128,7 +128,7 @@ def _named(key: str, item: Node, path: Path, root: Node) -> Location | None:
     return None
 
 
-def _location(key: str, word: str, section: Section, path: Path, root: Node) -> Location:
+def _location(key: str, word: str, section: Section, path: KeyPath, root: Node) -> Location:
     """Returns `it is called ranks here, and goes under groups.train`."""
     called = "it " if key == word else f"it is called `{word}` here, and "
     if section is RECIPE:
@@ -144,7 +144,7 @@ def _location(key: str, word: str, section: Section, path: Path, root: Node) -> 
     return Location(f"{called}is a key of {section.title}", (), tuple((*place, word) for place in places))
 
 
-def _places(section: Section, path: Path, root: Node) -> list[Path]:
+def _places(section: Section, path: KeyPath, root: Node) -> list[KeyPath]:
     """Returns the mappings that may be meant: those of the component at `path`, or else all."""
     here = path[1] if len(path) > 1 else ""
     in_component = path[:1] == ("components",)

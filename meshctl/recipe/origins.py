@@ -15,14 +15,14 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any, Literal
 
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
-from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves, plain, replaced
+from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, replaced
 from meshctl.recipe.fields import CALL, CHECKPOINT, GROUP, RECIPE, RUN, SYNC
 from meshctl.recipe.load import Loaded
 from meshctl.recipe.model import Recipe, Stage
@@ -53,7 +53,7 @@ class Reference:
 
     text: str
     """As written."""
-    path: Path | None
+    path: KeyPath | None
     """The key path that it names; None for the environment."""
     span: Span | None
     """Where the named value is written."""
@@ -61,7 +61,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Origin:
-    path: Path
+    path: KeyPath
     value: Any
     """Plain data as the recipe has it; secrets are hidden."""
     kind: Kind
@@ -77,7 +77,7 @@ class Origin:
     """The values that it replaced, the last first."""
 
 
-def origins(loaded: Loaded, cwd: File) -> tuple[Origin, ...]:
+def origins(loaded: Loaded, cwd: Path) -> tuple[Origin, ...]:
     """Returns the origin of every scalar and of every empty list or mapping, in the order of the recipe;
     defaults come after their neighbours."""
     if loaded.tree is None:
@@ -106,7 +106,7 @@ def line_of(value: Any) -> str:
 # Written values
 
 
-def _written(loaded: Loaded, path: Path, leaf: Node) -> Origin:
+def _written(loaded: Loaded, path: KeyPath, leaf: Node) -> Origin:
     assert loaded.tree is not None
     secrets = loaded.secrets
     if leaf.made:
@@ -126,11 +126,11 @@ def kind_of(span: Span, tree: Node) -> Kind:
     return "override" if is_override(span.file) else "recipe" if span.file == tree.span.file else "file"
 
 
-def _plain(node: Node, path: Path, secrets: Secrets) -> Any:
+def _plain(node: Node, path: KeyPath, secrets: Secrets) -> Any:
     return UNREAD if node.value is BROKEN else plain(shown(node, secrets, path))
 
 
-def _references(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[Reference]:
+def _references(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iterator[Reference]:
     if isinstance(leaf.value, str) and "${" in leaf.value:
         for written, target in references(leaf.value, path):
             node = tree.at(target) if target is not None else None
@@ -138,7 +138,7 @@ def _references(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterato
             yield Reference(text, target, node.span if node is not None and not node.made else None)
 
 
-def _replaced(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[Replaced]:
+def _replaced(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iterator[Replaced]:
     last = leaf.span
     for node in replaced(tree, path):
         if node.span != last:
@@ -146,7 +146,7 @@ def _replaced(tree: Node, path: Path, leaf: Node, secrets: Secrets) -> Iterator[
         last = node.span
 
 
-def _resolved(loaded: Loaded, path: Path, leaf: Node) -> tuple[Any, ...]:
+def _resolved(loaded: Loaded, path: KeyPath, leaf: Node) -> tuple[Any, ...]:
     """Returns the resolved value; empty if it is the same as the written one, or is not known."""
     facts = loaded.facts
     if facts is None:
@@ -166,9 +166,9 @@ def _resolved(loaded: Loaded, path: Path, leaf: Node) -> tuple[Any, ...]:
     return (_plain(node, path, loaded.secrets),)
 
 
-def _leads_to_secret(loaded: Loaded, path: Path, leaf: Node) -> bool:
+def _leads_to_secret(loaded: Loaded, path: KeyPath, leaf: Node) -> bool:
     """Returns whether a reference leads to a secret, directly or through other references."""
-    open, seen = [(path, leaf)], set[Path]()
+    open, seen = [(path, leaf)], set[KeyPath]()
     while open and loaded.tree is not None:
         here, node = open.pop()
         if here in seen:
@@ -207,7 +207,7 @@ def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
 # Defaults and inferred values
 
 
-def _in_force(facts: Facts, tree: Node, cwd: File) -> Iterator[Origin]:
+def _in_force(facts: Facts, tree: Node, cwd: Path) -> Iterator[Origin]:
     """Yields the defaults of the field table that have an effect, the words of decorators, and what is
     inferred. What is off or empty unless it is written is left out."""
     recipe = facts.recipe
@@ -227,17 +227,17 @@ def _in_force(facts: Facts, tree: Node, cwd: File) -> Iterator[Origin]:
         yield from _defaults(("run", "checkpoint"), CHECKPOINT)
 
 
-def _defaults(path: Path, section: Section) -> Iterator[Origin]:
+def _defaults(path: KeyPath, section: Section) -> Iterator[Origin]:
     for field in section.defaults():
         is_integral = isinstance(field.default, float) and field.default.is_integer()
         yield _default((*path, field.key), int(field.default) if is_integral else field.default)
 
 
-def _default(path: Path, value: Any) -> Origin:
+def _default(path: KeyPath, value: Any) -> Origin:
     return Origin(path, value, "default")
 
 
-def _inferred(path: Path, value: Any, note: str) -> Origin:
+def _inferred(path: KeyPath, value: Any, note: str) -> Origin:
     return Origin(path, value, "inferred", None, note)
 
 
@@ -262,7 +262,7 @@ def _of_mesh(component: str, mesh: DeviceMesh, given: dict[str, int | str]) -> I
             yield _inferred(("components", component, "parallel", key), size, "the rest of the group")
 
 
-def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Origin]:
+def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: Path) -> Iterator[Origin]:
     path = ("pipeline", stage.name)
     if stage.kind == "sync":
         yield from _defaults(path, SYNC)
@@ -289,6 +289,6 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: File) -> Iterator[Ori
     yield from _defaults(path, CALL)
 
 
-def _near(file: str, cwd: File) -> str:
+def _near(file: str, cwd: Path) -> str:
     """Returns a file as the user would name it."""
-    return str(File(file).relative_to(cwd)) if File(file).is_relative_to(cwd) else file
+    return str(Path(file).relative_to(cwd)) if Path(file).is_relative_to(cwd) else file

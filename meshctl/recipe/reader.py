@@ -15,7 +15,7 @@ from typing import Any
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import model
-from meshctl.recipe.compose.yaml_tree import Node, Path
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.field_reader import FieldReader
 from meshctl.recipe.field_types import NAME, Texts, is_run_name
 from meshctl.recipe.fields import (
@@ -36,11 +36,11 @@ from meshctl.topology.sizes import SIZES
 class Read:
     recipe: model.Recipe
     found: tuple[Diagnostic, ...]
-    wrong: frozenset[Path]
+    wrong: frozenset[KeyPath]
     """The key paths that diagnostics are about: rules that need their values stay silent."""
 
     @cached_property
-    def _above_wrong(self) -> frozenset[Path]:
+    def _above_wrong(self) -> frozenset[KeyPath]:
         return frozenset(bad[:length] for bad in self.wrong for length in range(len(bad)))
 
     def is_known(self, *path: str) -> bool:
@@ -52,7 +52,7 @@ class Read:
         return path not in self._above_wrong and self.is_known(*path)
 
 
-def read(root: Node, stem: str, wrong: Iterable[Path] = ()) -> Read:
+def read(root: Node, stem: str, wrong: Iterable[KeyPath] = ()) -> Read:
     """Returns the recipe of a tree; `stem` is its name if the tree has none. `wrong` are the key paths that
     diagnostics are about already."""
     reader = _RecipeReader(wrong=set(wrong))
@@ -75,14 +75,14 @@ class _RecipeReader(FieldReader):
             run=_run(run) if run else model.Run(),
         )
 
-    def build(self, section: Section, name: str, node: Node, path: Path) -> Any:
+    def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:
         """Returns one group, component, stage or input."""
         builders = {"group": self.group, "component": self.component, "stage": self.stage}
         return builders.get(section.name, self.parameter)(name, node, path)
 
     # Groups
 
-    def group(self, name: str, node: Node, path: Path) -> model.DeviceGroup:
+    def group(self, name: str, node: Node, path: KeyPath) -> model.DeviceGroup:
         values = self.section(node, path, GROUP, without=() if node.get("program") else PROGRAM_KEYS)
         program = values.pop("program")
         arguments = {key: values.pop(key) for key in PROGRAM_KEYS if key in values}
@@ -92,7 +92,7 @@ class _RecipeReader(FieldReader):
             program = model.Program(**program, **arguments)
         return model.DeviceGroup(name=name, program=program, **values)
 
-    def check_no_program_keys(self, node: Node, path: Path) -> None:
+    def check_no_program_keys(self, node: Node, path: KeyPath) -> None:
         for key in PROGRAM_KEYS:
             if (item := node.get(key)) is not None:
                 message = f"`{key}` is a key of a program, and this group has none"
@@ -101,7 +101,7 @@ class _RecipeReader(FieldReader):
 
     # Components
 
-    def component(self, name: str, node: Node, path: Path) -> model.Component:
+    def component(self, name: str, node: Node, path: KeyPath) -> model.Component:
         values = self.section(node, path, COMPONENT)
         target, layout, sizes = values.pop("_target_"), values.pop("parallel"), values.pop("model")
         return model.Component(
@@ -116,7 +116,7 @@ class _RecipeReader(FieldReader):
 
     # Stages
 
-    def stage(self, name: str, node: Node, path: Path) -> model.Stage:
+    def stage(self, name: str, node: Node, path: KeyPath) -> model.Stage:
         call, sync = node.get("call"), node.get("sync")
         loop = next((item for key, item in node.items() if key in ("repeat", "stages")), None)
         if loop is not None:
@@ -135,11 +135,11 @@ class _RecipeReader(FieldReader):
             self.report(path, "MC103", message, node.key or node.span, help=help, missing=True)
         return model.Stage(name, kind="")
 
-    def has_wrong_key(self, path: Path) -> bool:
+    def has_wrong_key(self, path: KeyPath) -> bool:
         """Returns whether a key of a mapping, or the mapping itself, was reported."""
         return any(bad[: len(path)] == path for bad in self.wrong)
 
-    def call(self, name: str, node: Node, path: Path) -> model.Stage:
+    def call(self, name: str, node: Node, path: KeyPath) -> model.Stage:
         values = self.section(node, path, CALL)
         component, method = self.endpoint(values.pop("call"), node, path)
         inputs, dispatch = values.pop("in"), values.pop("dispatch")
@@ -155,7 +155,7 @@ class _RecipeReader(FieldReader):
             **values,
         )
 
-    def endpoint(self, text: str, node: Node, path: Path) -> tuple[str, str]:
+    def endpoint(self, text: str, node: Node, path: KeyPath) -> tuple[str, str]:
         """Returns the component and the method of `call`."""
         component, dot, method = text.rpartition(".")
         if ("components", component) in self.wrong:
@@ -165,7 +165,7 @@ class _RecipeReader(FieldReader):
             return "", ""
         return component, method
 
-    def sync(self, name: str, node: Node, path: Path) -> model.Stage:
+    def sync(self, name: str, node: Node, path: KeyPath) -> model.Stage:
         values = self.section(node, path, SYNC)
         source, _, part = values.pop("sync").partition(".")
         target, _, loader = values.pop("to").partition(".")
@@ -179,7 +179,7 @@ class _RecipeReader(FieldReader):
             **values,
         )
 
-    def parameter(self, name: str, node: Node, path: Path) -> model.Input:
+    def parameter(self, name: str, node: Node, path: KeyPath) -> model.Input:
         """Reads `scores: scored`, or `scores: {from: scored, dispatch: all}`; the only input of a call has no
         name."""
         if name and not name.isidentifier():

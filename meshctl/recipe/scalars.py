@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshctl.diagnostics import Fix
-from meshctl.recipe.compose.yaml_tree import MISSING, Node, Path
+from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 
 MAX_QUOTED = 60
 """Characters of a wrong value that a message quotes."""
@@ -17,7 +17,7 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def shown(path: Path) -> str:
+def shown(path: KeyPath) -> str:
     """Returns the last key of a path; of a list's item, with the key of the list."""
     return ".".join(path[-2:]) if len(path) > 1 and path[-1].isdigit() else path[-1]
 

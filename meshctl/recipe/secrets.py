@@ -17,7 +17,7 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import fields
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
-from meshctl.recipe.compose.yaml_tree import BROKEN, Node, Path, leaves, plain, with_leaves
+from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, with_leaves
 from meshctl.recipe.fields import RECIPE
 from meshctl.text.redaction import (
     HIDDEN,
@@ -64,13 +64,13 @@ ENVIRONMENT_NAME = r"\boc\.env:\s*([^\s,{}]+)"
 class Secrets:
     """What must not be shown of one recipe."""
 
-    paths: frozenset[Path] = frozenset()
+    paths: frozenset[KeyPath] = frozenset()
     """The paths of the scalars whose text is secret."""
     written: tuple[str, ...] = ()
     """Secret texts that the recipe contains."""
     environment: tuple[str, ...] = ()
     """Texts that came from the environment."""
-    addresses: tuple[Path, ...] = ()
+    addresses: tuple[KeyPath, ...] = ()
     """The paths of the scalars with a password in an address: `redis://me:abc@host`."""
     places: frozenset[tuple[str, int, int]] = frozenset()
     """(file, line, column) of the scalars at `paths` and of those that they replaced."""
@@ -136,11 +136,11 @@ def _of_overrides(sources: Sources) -> Iterator[str]:
                 yield from literals(line[start:end].strip("\"' "))
 
 
-def secret_leaves(tree: Node) -> Iterator[tuple[Path, Node]]:
+def secret_leaves(tree: Node) -> Iterator[tuple[KeyPath, Node]]:
     """Yields the scalars that are secret by their key or the option before them, and those that they refer
     to."""
     open = [(path, tree.at(path)) for path, _ in secret_places(plain(tree))]
-    seen = set[Path]()
+    seen = set[KeyPath]()
     while open:
         path, leaf = open.pop()
         if leaf is None or path in seen:
@@ -157,7 +157,7 @@ def _has_text(node: Node) -> bool:
     return node.value is not BROKEN and is_text(node.value)
 
 
-def _is_free(path: Path) -> bool:
+def _is_free(path: KeyPath) -> bool:
     """Returns whether users choose what stands at a path: `run.dir` is no secret although a secret refers to
     it."""
     return path[0] == "vars" or path[0] not in RECIPE.keys or (len(path) > 2 and path[2] in ("args", "env"))
@@ -210,12 +210,12 @@ def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str])
 # Without them
 
 
-def shown(node: Node, secrets: Secrets, path: Path = ()) -> Node:
+def shown(node: Node, secrets: Secrets, path: KeyPath = ()) -> Node:
     """Returns the value at a path with its secrets hidden; references stay as written."""
     places = {found for found, _ in secret_places(plain(node), path, is_secret_at(path))}
     is_below = path in secrets.paths
 
-    def hidden(leaf: Node, here: Path) -> Node:
+    def hidden(leaf: Node, here: KeyPath) -> Node:
         text = leaf.value
         if leaf.from_environment:
             text = HIDDEN
@@ -241,7 +241,7 @@ def _without_literals(text: str) -> str:
 def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
     """Yields a warning for each secret that a file holds: everybody who may read the file knows it, and the
     run's folder has a copy."""
-    reported: set[Path] = set()
+    reported: set[KeyPath] = set()
     for path in sorted(secrets.paths):
         leaf, name = tree.at(path), _name(tree, path)
         if leaf is None or name in reported or str(leaf.value).lower() in PLACEHOLDERS:
@@ -259,11 +259,11 @@ def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
             yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
 
 
-def _variable(name: Path) -> str:
+def _variable(name: KeyPath) -> str:
     return re.sub(r"\W+", "_", name[-1]).strip("_").upper() or "SECRET"
 
 
-def _name(tree: Node, path: Path) -> Path:
+def _name(tree: Node, path: KeyPath) -> KeyPath:
     """Returns what names a secret: its key, or the option before it; all items of a list have one name."""
     parent = tree.at(path[:-1])
     if parent is None or not parent.is_list:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from meshctl.recipe.compose.folders import files, shipped
-from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves, plain
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, plain
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, mapping, plain_data, ref, texts, words
 from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Text, Type, Word
 from meshctl.recipe.scalars import is_whole
@@ -90,7 +90,7 @@ class Script(Type):
 
     section: Section
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         """Returns `script` or `module`."""
         script = {} if node.is_mapping else {"script": Text().read(reader, node, path) or ""}
         found = script or reader.section(node, path, self.section)
@@ -112,7 +112,7 @@ class Inputs(Type):
     """The section that a parameter may be."""
     empty: ClassVar[Any] = ()
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         is_one_input = node.is_mapping and node.get("from") is not None
         if is_one_input and {key for key, _ in node.items()} <= set(self.section.keys):
             help = "name the parameter that takes it, {batch: {from: STAGE, dispatch: all}}, or say"
@@ -145,7 +145,7 @@ class Inputs(Type):
 class PlainData(Type):
     """A mapping of plain data to any depth; null is an empty one."""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.value is None or reader.mapping(node, path) is None:
             return None
         _check_plain_data(reader, node, path)
@@ -159,7 +159,7 @@ class PlainData(Type):
 class FreeMapping(Type):
     """A mapping of anything."""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> None:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> None:
         """Reports every `???`."""
         for found, leaf in leaves(node, path) if reader.mapping(node, path) else ():
             if leaf.value == MISSING:
@@ -172,7 +172,7 @@ class FreeMapping(Type):
 class Defaults(Type):
     """Hydra's defaults list, which composition has consumed before a recipe is read."""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> None:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> None:
         """Composition has read it, or `reader.py` reads it with what stands beside it."""
 
     def schema(self) -> Schema:
@@ -207,7 +207,7 @@ class Nested(Type):
     may_be_off: bool = False
     """Whether `false` and null stand for its absence."""
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         """Returns the values of a section, or its shorter form."""
         if node.is_mapping:
             return reader.section(node, path, self.section)
@@ -238,7 +238,7 @@ class Named(Type):
 
     section: Section
 
-    def read(self, reader: FieldReader, node: Node, path: Path) -> Any:
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         """Returns the groups, components or stages by name; an item that is no mapping is reported and left
         out."""
         if reader.mapping(node, path) is None:
@@ -261,7 +261,7 @@ class Named(Type):
         return mapping(propertyNames={"pattern": names, "maxLength": MAX_NAME}, additionalProperties=item)
 
 
-def _check_plain_data(reader: FieldReader, node: Node, path: Path) -> None:
+def _check_plain_data(reader: FieldReader, node: Node, path: KeyPath) -> None:
     """Reports what is no plain data: a `???` in it must still be given, a `_target_` would be code."""
     if node.value == MISSING or node.value is BROKEN:
         reader.expected("a value", node, path)
@@ -279,7 +279,7 @@ def _check_plain_data(reader: FieldReader, node: Node, path: Path) -> None:
         reader.check_octal(node, path)
 
 
-def _check_name(reader: FieldReader, name: str, item: Node, path: Path) -> None:
+def _check_name(reader: FieldReader, name: str, item: Node, path: KeyPath) -> None:
     is_reserved = path[0] == "groups" and name.startswith("agent-")
     if is_reserved or not NAME.fullmatch(name):
         message = f"`{name[:MAX_LETTERS]}` cannot be a name"

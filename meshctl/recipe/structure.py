@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_reader import scalar
-from meshctl.recipe.compose.yaml_tree import Node, Path, merge, put
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node, merge, put
 from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
 from meshctl.recipe.fields import CALL, PLANNED, RECIPE, STAGE, SYNC
 from meshctl.recipe.fixes import keys_meant
@@ -45,7 +45,7 @@ class Structure:
 
     tree: Node
     found: tuple[Diagnostic, ...]
-    wrong: frozenset[Path]
+    wrong: frozenset[KeyPath]
     """Key paths that a diagnostic is about: unknown keys, and the keys that may have been meant by them."""
 
 
@@ -62,7 +62,7 @@ def correct(root: Node) -> Structure:
     return Structure(tree, (*spacing.found, *walk.found), frozenset(walk.wrong))
 
 
-def _can_hold(tree: Node, path: Path) -> bool:
+def _can_hold(tree: Node, path: KeyPath) -> bool:
     """Returns whether every value on the way to a path is a mapping, or does not exist."""
     above = (tree.at(path[:length]) for length in range(len(path)))
     return all(node is None or node.is_mapping for node in above)
@@ -73,12 +73,12 @@ class _Walk:
     root: Node
     spacing: Spacing
     found: list[Diagnostic] = field(default_factory=list)
-    wrong: set[Path] = field(default_factory=set)
-    misplaced: set[Path] = field(default_factory=set)
+    wrong: set[KeyPath] = field(default_factory=set)
+    misplaced: set[KeyPath] = field(default_factory=set)
     """Places of groups, components and stages that stand elsewhere: those inside them are not reported."""
     empty: set[str] = field(default_factory=set)
     """Names of groups, components or stages without a value, whose keys stand beside them."""
-    moves: list[tuple[Path, Node]] = field(default_factory=list)
+    moves: list[tuple[KeyPath, Node]] = field(default_factory=list)
     """Values that belong to another place, with that place."""
 
     def report(
@@ -94,7 +94,7 @@ class _Walk:
 
     # Sections
 
-    def section(self, node: Node, path: Path, section: Section) -> Node:
+    def section(self, node: Node, path: KeyPath, section: Section) -> Node:
         """Returns a section with its keys in place."""
         if not node.is_mapping:
             return node
@@ -114,14 +114,14 @@ class _Walk:
             items[key] = self.value(self.adopted(node.value[key], here, some), here, section.by_key[key].type)
         return replace(node, value=self.with_required(items, path, section))
 
-    def adopted(self, parent: Node, path: Path, items: dict[str, Node]) -> Node:
+    def adopted(self, parent: Node, path: KeyPath, items: dict[str, Node]) -> Node:
         """Returns a mapping with the keys below it, which are not indented."""
         self.misplaced |= {(*path, name) for name in items if path[-1] in NAMED}
         message = f"`{path[-1]}` must be a mapping, found nothing"
         self.report("MC102", message, parent.span, "indent the keys below it")
         return replace(parent, value=items)
 
-    def with_required(self, items: dict[str, Node], path: Path, section: Section) -> dict[str, Node]:
+    def with_required(self, items: dict[str, Node], path: KeyPath, section: Section) -> dict[str, Node]:
         """Returns the items with the required keys that stand one level too deep."""
         for required in section.fields:
             if not required.required or required.key in items:
@@ -139,7 +139,7 @@ class _Walk:
                 break
         return items
 
-    def value(self, node: Node, path: Path, type_: Type) -> Node:
+    def value(self, node: Node, path: KeyPath, type_: Type) -> Node:
         if isinstance(type_, MAPPINGS) and not (isinstance(type_, Nested) and type_.shorthand):
             node = self.spacing.mapping(node) or node
         match type_:
@@ -160,7 +160,7 @@ class _Walk:
         self,
         key: str,
         item: Node,
-        path: Path,
+        path: KeyPath,
         section: Section,
         node: Node,
         meant: Mapping[str, tuple[Fix, ...]],
@@ -207,7 +207,7 @@ class _Walk:
 
     # Groups, components and stages
 
-    def named(self, node: Node, path: Path, section: Section) -> Node:
+    def named(self, node: Node, path: KeyPath, section: Section) -> Node:
         """Returns the groups, components or stages, each with its keys in place."""
         if node.is_list and (items := dict(_entries(node))):
             message = f"`{path[-1]}` must be a mapping, found a list"
@@ -242,7 +242,7 @@ class _Walk:
             )
         return INVISIBLE.sub("", name).strip() if help else name
 
-    def stray(self, key: str, item: Node, path: Path, section: Section, found: dict[str, Node]) -> None:
+    def stray(self, key: str, item: Node, path: KeyPath, section: Section, found: dict[str, Node]) -> None:
         """Puts a key that stands in the place of a name into the group, component or stage that lacks it."""
         last = next(reversed(found), "")
         if last in self.empty:

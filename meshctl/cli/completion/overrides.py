@@ -16,7 +16,7 @@ from pathlib import Path
 
 from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.outline import Outline
-from meshctl.recipe.compose.yaml_tree import Path as Keys
+from meshctl.recipe.compose.yaml_tree import KeyPath
 from meshctl.recipe.editor_schema_parts import AUTO
 from meshctl.recipe.field_types import Boolean, DeviceType, DimOrder, Endpoint, Size, Text, Texts, Type, Word
 from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, RECIPE, RUN, STAGE, SYNC
@@ -67,7 +67,7 @@ def _keys(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
                 yield Candidate(text, description)
 
 
-def _present(recipe: Outline, path: Keys) -> list[str]:
+def _present(recipe: Outline, path: KeyPath) -> list[str]:
     """Returns the keys of a mapping or the indices of a list in the recipe."""
     node = recipe.root.at(path)
     if node is not None and node.is_list:
@@ -75,7 +75,7 @@ def _present(recipe: Outline, path: Keys) -> list[str]:
     return recipe.names(*path)
 
 
-def _forms(recipe: Outline, sign: str, path: Keys) -> Iterator[str]:
+def _forms(recipe: Outline, sign: str, path: KeyPath) -> Iterator[str]:
     """Yields a key with a dot if it can be a mapping, and with `=` if it can have a value."""
     text, section = ".".join(path), section_at(path, recipe.root)
     has_names = len(path) == 1 and path[0] in NAMED
@@ -146,7 +146,7 @@ def _values(recipe: Outline, key: str, value: str) -> Iterator[Candidate]:
     yield from found
 
 
-def _by_type(recipe: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
+def _by_type(recipe: Outline, path: KeyPath, begun: str) -> Iterator[Candidate]:
     """Yields the candidates for a value, by the type of its field."""
     match _type(recipe, path):
         case Endpoint():
@@ -174,7 +174,7 @@ def _by_type(recipe: Outline, path: Keys, begun: str) -> Iterator[Candidate]:
             yield from map(Candidate, DIMS)
 
 
-def _type(recipe: Outline, path: Keys) -> Type | None:
+def _type(recipe: Outline, path: KeyPath) -> Type | None:
     if path[0] == "pipeline" and path[2:3] == ("in",) and len(path) < 5:
         return Texts("pipeline")
     field = field_at(path, recipe.root)

@@ -23,7 +23,7 @@ from meshctl.recipe.compose.references import (
     split_arguments,
     target_of,
 )
-from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node, Path, leaves, with_leaves
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, with_leaves
 from meshctl.recipe.fixes import meant
 from meshctl.recipe.suggestions import nearest_key
 from meshctl.text.english import did_you_mean
@@ -55,13 +55,13 @@ class _Resolver:
     environ: Mapping[str, str]
     decode: Callable[[str], Any]
     found: list[Diagnostic] = field(default_factory=list)
-    open: list[Path] = field(default_factory=list)
+    open: list[KeyPath] = field(default_factory=list)
     """The references that are being followed."""
     reads: int = 0
-    circles: set[frozenset[Path]] = field(default_factory=set)
+    circles: set[frozenset[KeyPath]] = field(default_factory=set)
     """Those that have been reported; the empty one stands for an exceeded limit."""
 
-    def resolved(self, leaf: Node, path: Path) -> Node:
+    def resolved(self, leaf: Node, path: KeyPath) -> Node:
         """Returns the value of a leaf in its place; a broken one where its interpolation is wrong."""
         if not _is_interpolated(leaf):
             return leaf
@@ -77,7 +77,7 @@ class _Resolver:
 
     # Reports
 
-    def diagnostics(self, wrong: InvalidInterpolation, leaf: Node, path: Path) -> Iterator[Diagnostic]:
+    def diagnostics(self, wrong: InvalidInterpolation, leaf: Node, path: KeyPath) -> Iterator[Diagnostic]:
         """Yields what is wrong with the text of a leaf. What is wrong in the text that it refers to is
         reported there; a circle is reported at the first of its values, and a limit once."""
         found = replace(wrong.diagnostic, primary=leaf.span)
@@ -95,7 +95,7 @@ class _Resolver:
             words = f"`{'.'.join(wrong.path)}` is left to the workers, but this must be known now"
             yield replace(found, seconds=(written.span.with_word(words),))
 
-    def circle(self, found: Diagnostic, circle: list[Path]) -> Diagnostic:
+    def circle(self, found: Diagnostic, circle: list[KeyPath]) -> Diagnostic:
         names = [".".join(one) for one in (*circle, circle[0])]
         nodes = zip(map(self.root.at, circle[1:]), names[2:], strict=True)
         words = [node.span.with_word(f"which refers to `{following}`") for node, following in nodes if node]
@@ -104,7 +104,7 @@ class _Resolver:
 
     # Evaluation
 
-    def value(self, leaf: Node, path: Path, keep: bool) -> Node:
+    def value(self, leaf: Node, path: KeyPath, keep: bool) -> Node:
         """Returns a leaf with every interpolation in its text evaluated; `keep` leaves the environment as it
         is."""
         self.reads += 1
@@ -121,7 +121,7 @@ class _Resolver:
             wrong.path = path if wrong.path is None else wrong.path
             raise
 
-    def text(self, node: Node, path: Path, keep: bool) -> Node:
+    def text(self, node: Node, path: KeyPath, keep: bool) -> Node:
         parts, values = list(split(node.value)), list[Node]()
         for text, is_inner in parts:
             values.append(self.inner(text, path, keep, node) if is_inner else replace(node, value=text))
@@ -136,7 +136,7 @@ class _Resolver:
         from_environment = any(value.from_environment for value in values)
         return replace(node, value=joined, written=joined, from_environment=from_environment)
 
-    def inner(self, text: str, path: Path, keep: bool, node: Node) -> Node:
+    def inner(self, text: str, path: KeyPath, keep: bool, node: Node) -> Node:
         """Returns the value of what is between `${` and `}`."""
         if "${" in text:
             text = str(self.value(replace(node, value=text), path, keep).value)
@@ -183,7 +183,7 @@ class _Resolver:
         value = None if default[0] == "null" else default[0]
         return replace(node, value=value, written=default[0], from_environment=True)
 
-    def select(self, given: list[str], path: Path, keep: bool, node: Node) -> Node:
+    def select(self, given: list[str], path: KeyPath, keep: bool, node: Node) -> Node:
         name, *default = given
         try:
             return self.reference(name, path, keep)
@@ -192,7 +192,7 @@ class _Resolver:
                 raise
             return replace(node, value=self.decode(default[0]), written=default[0])
 
-    def reference(self, text: str, path: Path, keep: bool) -> Node:
+    def reference(self, text: str, path: KeyPath, keep: bool) -> Node:
         target = target_of(text, path)
         if target in self.open:
             circle = tuple(self.open[self.open.index(target) :])
@@ -217,7 +217,7 @@ class _Resolver:
         finally:
             self.open.pop()
 
-    def suggestion(self, target: Path, path: Path) -> str:
+    def suggestion(self, target: KeyPath, path: KeyPath) -> str:
         """Returns the help for a reference to nothing."""
         depth, keys = _lost(self.root, target)
         if not keys:
@@ -226,7 +226,7 @@ class _Resolver:
         right = (*target[:depth], near, *target[depth + 1 :]) if near else self.elsewhere(target[-1], path)
         return f"did you mean `${{{'.'.join(right)}}}`?" if right else ""
 
-    def elsewhere(self, key: str, here: Path) -> Path:
+    def elsewhere(self, key: str, here: KeyPath) -> KeyPath:
         """Returns the path of the only other value of this name, wherever it is."""
         found = [path for path, _ in leaves(self.root) if path[-1:] == (key,) and path != here]
         return found[0] if len(found) == 1 else ()
@@ -236,13 +236,13 @@ def _is_interpolated(node: Node) -> bool:
     return isinstance(node.value, str) and "${" in node.value
 
 
-def _is_kept(path: Path) -> bool:
+def _is_kept(path: KeyPath) -> bool:
     """Returns whether the environment of a value is left to the worker, or for `vars` to the values that
     refer to it."""
     return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
 
 
-def _lost(root: Node, target: Path) -> tuple[int, list[str]]:
+def _lost(root: Node, target: KeyPath) -> tuple[int, list[str]]:
     """Returns the index of the first key of `target` that does not exist, and the keys that exist beside it,
     in the same mapping."""
     depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
@@ -250,7 +250,7 @@ def _lost(root: Node, target: Path) -> tuple[int, list[str]]:
     return depth, [key for key, _ in parent.items()] if parent else []
 
 
-def _renamed(root: Node, leaf: Node, path: Path) -> tuple[Fix, ...]:
+def _renamed(root: Node, leaf: Node, path: KeyPath) -> tuple[Fix, ...]:
     """Returns the edit of the one reference that leads nowhere to the key that was meant."""
     broken = [
         (text, target) for text, target in references(leaf.value, path) if target and not root.at(target)
@@ -267,7 +267,7 @@ def _renamed(root: Node, leaf: Node, path: Path) -> tuple[Fix, ...]:
     return (Fix(leaf.span, leaf.written, text),)
 
 
-def _environment_hint(target: Path) -> str:
+def _environment_hint(target: KeyPath) -> str:
     """Returns help for `${oc.env.HOME}`, `${env.HOME}` and `${HOME}`."""
     is_variable = len(target) == 1 and target[0].isupper()
     if is_variable or target[:2] == ("oc", "env") or target[:1] == ("env",):

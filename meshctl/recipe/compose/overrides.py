@@ -58,7 +58,7 @@ class Override:
         return str(self.parsed.get_key_element()).lstrip("+~")
 
     @property
-    def path(self) -> yaml_tree.Path:
+    def path(self) -> yaml_tree.KeyPath:
         return tuple(self.group.split("."))
 
     @property

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.compose.yaml_tree import Path
+from meshctl.recipe.compose.yaml_tree import KeyPath
 
 MAX_NESTING = 32
 """Maximum number of braces around one another in an interpolation."""
@@ -23,8 +23,8 @@ class InvalidInterpolation(Exception):
         code: str,
         message: str,
         help: str = "",
-        circle: tuple[Path, ...] = (),
-        path: Path | None = None,
+        circle: tuple[KeyPath, ...] = (),
+        path: KeyPath | None = None,
         *,
         missing: bool = False,
         is_limit: bool = False,
@@ -39,7 +39,7 @@ class InvalidInterpolation(Exception):
         """Whether a limit is exceeded, which is reported once."""
 
 
-def references(text: str, path: Path) -> Iterator[tuple[str, Path | None]]:
+def references(text: str, path: KeyPath) -> Iterator[tuple[str, KeyPath | None]]:
     """Yields what the value at `path` refers to, from left to right, as (text, key path). The path is None
     for the environment and for what is invalid."""
     try:
@@ -58,14 +58,14 @@ def references(text: str, path: Path) -> Iterator[tuple[str, Path | None]]:
         yield f"${{{part}}}", target
 
 
-def _valid_target(text: str, path: Path) -> Path | None:
+def _valid_target(text: str, path: KeyPath) -> KeyPath | None:
     try:
         return target_of(text, path)
     except InvalidInterpolation:
         return None
 
 
-def target_of(text: str, path: Path) -> Path:
+def target_of(text: str, path: KeyPath) -> KeyPath:
     """Returns the key path that a reference names; leading dots climb from the value at `path`."""
     dots = len(text) - len(text.lstrip("."))
     keys = tuple(key for key in re.split(r"\.|\[|\]\.?", text.lstrip(".")) if key)

@@ -18,7 +18,8 @@ from typing import Any
 
 from meshctl.diagnostics import Span
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
+"""The keys from the root to a value: `("groups", "train", "ranks")`. The key of a list item is its index."""
 MISSING = "???"
 """The text of a value that must still be given; it never replaces a value."""
 
@@ -80,7 +81,7 @@ class Node:
             return found if isinstance(found, Node) else None
         return None
 
-    def at(self, path: Path) -> Node | None:
+    def at(self, path: KeyPath) -> Node | None:
         node: Node | None = self
         for key in path:
             node = node.get(key) if node else None
@@ -105,7 +106,7 @@ def of_plain(value: Any, span: Span, key: Span | None = None) -> Node:
     return Node(value, span, key, written="" if value is None else str(value))
 
 
-def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Yields the path and node of every scalar and of every empty mapping or list."""
     if isinstance(node.value, dict) and node.value:
         for key, item in node.value.items():
@@ -117,7 +118,7 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
         yield path, node
 
 
-def with_leaves(node: Node, path: Path, change: Callable[[Node, Path], Node]) -> Node:
+def with_leaves(node: Node, path: KeyPath, change: Callable[[Node, KeyPath], Node]) -> Node:
     """Returns the tree with every leaf replaced by `change(leaf, path)`; the same nodes where nothing
     changes."""
     if isinstance(node.value, dict) and node.value:
@@ -147,7 +148,7 @@ def over(new: Node, old: Node) -> Node:
     return replace(new, was=over(new.was, old) if new.was else old)
 
 
-def replaced(root: Node, path: Path) -> Iterator[Node]:
+def replaced(root: Node, path: KeyPath) -> Iterator[Node]:
     """Yields the nodes that the value at `path` has replaced, the latest first. If a whole layout or list was
     replaced, these are the nodes at the same path in the old one."""
     for length in range(len(path), -1, -1):
@@ -156,20 +157,20 @@ def replaced(root: Node, path: Path) -> Iterator[Node]:
             yield from _history(node.was, path[length:])
 
 
-def _history(node: Node, path: Path) -> Iterator[Node]:
+def _history(node: Node, path: KeyPath) -> Iterator[Node]:
     if (older := node.at(path)) is not None:
         yield older
     yield from replaced(node, path)
 
 
-def nested(path: Path, node: Node) -> Node:
+def nested(path: KeyPath, node: Node) -> Node:
     """Returns a tree with the node at `path`."""
     for key in reversed(path):
         node = Node({key: node}, node.span, node.key or node.span)
     return node
 
 
-def put(root: Node, path: Path, node: Node) -> Node:
+def put(root: Node, path: KeyPath, node: Node) -> Node:
     """Returns the tree with `node` at `path`, as a replacement of the old value unless that has been merged
     into it. Missing mappings on the way are created."""
     if not path:
@@ -189,7 +190,7 @@ def put(root: Node, path: Path, node: Node) -> Node:
     return replace(root, value=value)
 
 
-def without(root: Node, path: Path) -> Node:
+def without(root: Node, path: KeyPath) -> Node:
     """Returns the tree without the value at `path`, which must exist."""
     first, rest = path[0], path[1:]
     if isinstance(root.value, list):
