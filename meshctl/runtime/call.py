@@ -17,6 +17,7 @@ from meshctl.plan.model import Stage
 from meshctl.run.bounds import end_of_data
 from meshctl.runtime.batch.batch import MARK, Batch, identify
 from meshctl.runtime.batch.tensordict import is_tensordict
+from meshctl.runtime.borrowed import Borrowed
 from meshctl.runtime.component import context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.kept_values import KeptValues
@@ -31,6 +32,8 @@ from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.mesh import even_split
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import Grid
+
+BORROWED = "`{}.{}` wrote into column `{}`, which is borrowed: clone() what is changed"
 
 Channels = Mapping[tuple[str, str, str], Channel]
 """Ends of data routes by (source, target, parameter)."""
@@ -70,6 +73,7 @@ class Call:
         """How the value's numbers become one metric: `mean`, `sum` or `first`."""
         if collect.join == "sum" or collect.join == "first":
             self._reduction = collect.join
+        self._borrowed = Borrowed()
         self._kept: KeptValues | None = None
         self._has_home = any(route.dispatch.home == stage.name for route in context.plan.routes)
         """Whether a later stage sends the samples back to the data rank that made them."""
@@ -101,7 +105,10 @@ class Call:
         value: Any = END
         weight = 1.0
         if arguments is not None:
+            self._borrowed.begin(arguments)
             value, first = self._call(step, arguments.positional, arguments.named), arguments.first
+            if written := self._borrowed.end(arguments):
+                raise StageError(BORROWED.format(self.stage.component, self.stage.method, written))
             if isinstance(value, Batch):
                 self._check_has_data()
                 value = self._marked(identify(value, first))

@@ -261,6 +261,14 @@ def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_a_hin
     assert f'parts.py", line {line} in update' in ran.err
 
 
+def test_a_write_into_a_small_batch_is_one_line_with_stage_step_and_column(where: Path) -> None:
+    ran = launch(where, "recipe.yaml", "name=small", "components.actor._target_=parts.Scribbler")
+    assert ran.code == 5
+    line = "failed in stage learnt, step 1: `actor.update` wrote into column `x`, which is borrowed: clone()"
+    assert re.search(rf"error: train:\d {re.escape(line)} what is changed", ran.err)
+    assert "Traceback" not in ran.err
+
+
 def test_the_data_of_an_exam_do_not_end_a_training_and_the_summary_names_those_that_do(
     tmp_path: Path,
 ) -> None:

@@ -78,6 +78,8 @@ class _Message(NamedTuple):
     table: Any = None
     batch: Any = None
     """A batch, or the bytes of its rows where the frame is flat."""
+    memory: bytearray | None = None
+    """The memory of the batch where the frame came as bytes and is not flat."""
 
 
 class Channel:
@@ -317,16 +319,16 @@ class Channel:
         header = self._step_header(headers, digest)
         if header is None:
             return Received(self._joined([headers[number] for number in self.consumers.producers[part]]))
-        batch = self._received_batch(header, part, message)
-        batch.most = header.partition.largest
-        return Received(batch, header)
+        received = self._received_batch(header, part, message)
+        received.value.most = header.partition.largest
+        return received
 
     def _joined(self, headers: Sequence[ProducerHeader]) -> Any:
         if headers[0].is_end:
             return END
         return join(self._collect, [(header.value, header.weight or 0.0) for header in headers], self.route)
 
-    def _received_batch(self, header: StepHeader, part: int, message: _Message) -> Batch:
+    def _received_batch(self, header: StepHeader, part: int, message: _Message) -> Received:
         """Returns the samples of a part, of which the leader sent `message`."""
         partition, leader = header.partition, self.consumers.leaders[part]
         producers = partition.producers[part]
@@ -339,33 +341,37 @@ class Channel:
                 self._check(sent[producer], header.digest, producer)
         flat = header.flat_part(part)
         if flat is None and self._shared_schema(header, part):
-            return self._checked_batch(message.batch, partition.counts[part], leader)
+            return Received(self._checked_batch(message.batch, partition.counts[part], leader), header)
         if flat and all(type(each.batch) is memoryview for each in sent.values()):
             held = partition.held
             rows = {each: (held(part, each).ranges, one.batch) for each, one in sent.items()}
-            return header.batch_of(part, self._flat_columns(flat, rows))
+            buffer = self._flat_buffer(flat, rows)
+            batch = header.batch_of(part, flat.columns_in(buffer))
+            return Received(batch, header, buffers=[buffer], is_buffered=True)
         batches = {
             producer: self._batch_in(header, part, producer, each.batch) for producer, each in sent.items()
         }
-        return _assembled(partition.parts[part], batches, self._transport.concat)
+        batch = _assembled(partition.parts[part], batches, self._transport.concat)
+        buffers = [each.memory for each in sent.values() if each.memory is not None]
+        return Received(batch, header, buffers=buffers)
 
-    def _flat_columns(
+    def _flat_buffer(
         self, flat: FlatPart, rows: Mapping[int, tuple[Sequence[RowRange], memoryview]]
-    ) -> dict[str, Tensor]:
-        """Returns the columns of a part from flat frames: producer -> where its rows go, and the rows."""
+    ) -> bytearray:
+        """Returns the buffer of a part from flat frames: producer -> where its rows go, and the rows."""
         buffer = bytearray(flat.nbytes)
         for producer, (ranges, sent) in rows.items():
             if not flat.copy(buffer, ranges, sent):
                 raise self._unexpected(producer, f"{len(sent)} bytes for other rows")
-        return flat.columns_in(buffer)
+        return buffer
 
     def _batch_in(self, header: StepHeader, part: int, producer: int, batch: Any) -> Batch:
         """Returns the samples of a part that one producer sent."""
         held, flat = header.partition.held(part, producer), header.flat_part(part)
         if flat and type(batch) is memoryview:
             alone = FlatPart(flat.columns, held.count)
-            columns = self._flat_columns(alone, {producer: (held.packed, batch)})
-            return header.batch_of_held(part, producer, columns)
+            buffer = self._flat_buffer(alone, {producer: (held.packed, batch)})
+            return header.batch_of_held(part, producer, alone.columns_in(buffer))
         return self._checked_batch(batch, held.count, producer)
 
     def _checked_batch(self, batch: Any, count: int, producer: int) -> Batch:
@@ -402,7 +408,8 @@ class Channel:
         """Returns the message in a frame, or None for a frame of another form."""
         frame = delivery.frame
         if type(frame) is not bytes or not frame.startswith(flat_frame.MAGIC):
-            return _message_of(self._transport.decode(delivery, source))
+            decoded = _message_of(self._transport.decode(delivery, source))
+            return decoded._replace(memory=delivery.memory) if decoded and delivery.memory else decoded
         try:
             generation, digest, table, rows = flat_frame.decode(frame)
         except FrameError as error:

@@ -24,6 +24,12 @@ class Arguments(NamedTuple):
     named: dict[str, Any]
     first: Batch | None
     """The first batch among them, which gives order and shares to the others."""
+    batches: Sequence[Batch]
+    """All batches among them."""
+    unbuffered: Sequence[Batch]
+    """Those of which a column may be outside of `buffers`."""
+    buffers: list[bytearray]
+    """Memory of small batches, which no other process reads."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +58,36 @@ class Inputs:
             return None
         leading = next((value for value in values if isinstance(value.received.value, Batch)), None)
         positional, named = list[Any](), dict[str, Any]()
-        first: Batch | None = None
+        batches: list[Batch] = []
         for each, some in zip(self.inputs, received, strict=True):
             argument = _joined(some, leading)
-            if first is None and isinstance(argument, Batch):
-                first = argument
+            if isinstance(argument, Batch):
+                batches.append(argument)
             if each.parameter:
                 named[each.parameter] = argument
             else:
                 positional.append(argument)
-        return Arguments(positional, named, first)
+        buffers = [buffer for value in values for buffer in value.received.buffers]
+        first = batches[0] if batches else None
+        return Arguments(positional, named, first, batches, batches, buffers)
 
     def _receive_only(self, step: int) -> Arguments | None:
         """Returns the arguments where one stage gives all of them, so that nothing is aligned."""
         [only] = self.inputs
-        value = only.channels[0].receive(step).value
+        received = only.channels[0].receive(step)
+        value = received.value
         if value is END:
             return None
-        first = value if isinstance(value, Batch) else None
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
         if only.parameter:
-            return Arguments([], {only.parameter: value}, first)
-        return Arguments([value], {}, first)
+            named[only.parameter] = value
+        else:
+            positional.append(value)
+        if not isinstance(value, Batch):
+            return Arguments(positional, named, None, (), (), [])
+        unbuffered = () if received.is_buffered else (value,)
+        return Arguments(positional, named, value, (value,), unbuffered, received.buffers)
 
 
 def _joined(values: Sequence[_Value], leading: _Value | None) -> Any:

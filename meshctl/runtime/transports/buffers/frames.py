@@ -220,16 +220,16 @@ def pack(value: Any) -> Tensor:
 
 
 def unpack(
-    frame: Tensor | bytes, out_of_band: Sequence[Tensor] = (), device: torch.device | None = None
+    frame: Tensor | bytes | bytearray, out_of_band: Sequence[Tensor] = (), device: torch.device | None = None
 ) -> Any:
     """Returns the value of a frame, which is uint8 `[n]` or bytes. `out_of_band` are its out-of-band tensors,
     uint8 `[n]` each.
 
-    Tensors of the value are views of the frame and of `out_of_band`; for a frame of bytes they are views of a
-    copy. Tensors that were on a device are put on `device`, where one is given. Raises `FrameError` for a
-    malformed frame.
+    Tensors of the value are views of the frame and of `out_of_band`; for a frame of type `bytes` they are
+    views of a copy. Tensors that were on a device are put on `device`, where one is given. Raises
+    `FrameError` for a malformed frame.
     """
-    size = len(frame) if isinstance(frame, bytes) else frame.numel()
+    size = frame.numel() if isinstance(frame, Tensor) else len(frame)
     if size < _PREFIX.size:
         raise FrameError(f"a frame of {size} bytes")
     magic, length = _PREFIX.unpack(_bytes_in(frame, 0, _PREFIX.size))
@@ -239,18 +239,16 @@ def unpack(
     return _Reader(frame, size, _aligned(end), out_of_band, device).value(_bytes_in(frame, _PREFIX.size, end))
 
 
-def _bytes_in(frame: Tensor | bytes, start: int, stop: int) -> bytes:
-    return (
-        frame[start:stop]
-        if isinstance(frame, bytes)
-        else ctypes.string_at(frame.data_ptr() + start, stop - start)
-    )
+def _bytes_in(frame: Tensor | bytes | bytearray, start: int, stop: int) -> bytes | bytearray:
+    if isinstance(frame, Tensor):
+        return ctypes.string_at(frame.data_ptr() + start, stop - start)
+    return frame[start:stop]
 
 
 class _Reader:
     def __init__(
         self,
-        frame: Tensor | bytes,
+        frame: Tensor | bytes | bytearray,
         size: int,
         start: int,
         out_of_band: Sequence[Tensor],
@@ -260,14 +258,15 @@ class _Reader:
         self._frame, self._size, self._start = frame, size, start
         self._out_of_band, self._device = out_of_band, device
         self._depth = 0
-        self._memory: bytearray | None = None
-        """A copy of a frame of bytes, made when the first tensor is read."""
+        self._memory = frame if isinstance(frame, bytearray) else None
+        """The memory of a frame of bytes; a copy of it, where it cannot be written, is made when the first
+        tensor is read."""
         self._views: dict[tuple[int, ...], Tensor] = {}
         """Description of a tensor -> its view."""
         self._ragged: dict[int, tuple[int, Tensor]] = {}
         """`id` of offsets that were checked -> the number of values that they fit, and the offsets."""
 
-    def value(self, header: bytes) -> Any:
+    def value(self, header: bytes | bytearray) -> Any:
         self._depth += 1
         if self._depth > _DEPTH:
             raise FrameError(f"a malformed header: more than {_DEPTH} values lie in one another")
