@@ -1,10 +1,11 @@
-"""Component classes, read as text: what a `_target_` names, with its endpoints, its constructor and what it
-declares.
+"""Reads component classes as text: the class that a `_target_` names, its endpoints, its constructor and its
+declarations.
 
     code = Code((recipe's folder, cwd), sys.path)
     found = code.find("arithmetic.Sampler")     -> Class, or NotFound, NoClass or Unread
 
-Where a base or a decorator leaves what can be read, the answer is "not known", and no rule reports it.
+If a base class or a decorator cannot be read, facts that depend on it are unknown, and rules do not report
+them.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ WORDS = ("dispatch", "collect", "execute")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The decorator of a method, and the method's signature."""
+    """An endpoint: the modes in the decorator of a method, and the method's signature."""
 
     dispatch: str = "slice_dp"
     collect: str = "flatten"
     execute: str = "all"
     signature: Signature = Signature(more=True, any_name=True)
     unread: str = ""
-    """A parameter of the decorator whose value is no literal."""
+    """A parameter of the decorator whose value is neither a literal nor a mode; empty if there is none."""
     strange: tuple[str, ...] = ()
-    """Parameters that the decorator does not have; empty texts for arguments without a name."""
+    """Arguments of the decorator that it does not accept: unknown names, and an empty string for each
+    positional one."""
     metrics: tuple[str, ...] = ()
-    """The names of the numbers that the method returns or logs, as far as they are literals."""
+    """The names of metrics that the method returns or logs, if they are literals."""
     stated: frozenset[str] = field(default=frozenset(), compare=False)
-    """The parameters that the decorator gives; the others have their defaults."""
+    """The parameters that the decorator states. The others have their defaults."""
     place: tuple[str, int, int] = field(default=("", 0, 0), compare=False)
     """File, line and column of the decorator."""
 
@@ -60,22 +62,22 @@ class Class:
     target: str
     file: str
     is_component: bool | None
-    """None where a base cannot be read."""
+    """Whether the class derives from `Component`; None if a base class cannot be read."""
     endpoints: dict[str, Endpoint]
     methods: frozenset[str]
-    """All members that can be read, endpoints among them."""
+    """The names of all members that can be read, including endpoints."""
     constructor: Signature | None
-    """None where it cannot be read."""
+    """The signature of `__init__`; None if it cannot be read."""
     whole: bool
-    """Whether every base was read, so that a member that is not in `methods` does not exist."""
+    """Whether every base class was read. If so, `methods` lists all members."""
     unwritten: tuple[str, ...] = ()
-    """Abstract methods that nothing overrides."""
+    """Abstract methods without an implementation."""
     awaited: frozenset[str] = frozenset()
-    """The methods that are `async`."""
+    """The `async` methods."""
     made: frozenset[str] = frozenset()
-    """Members that are assigned (`go = other`) and may be anything."""
+    """Members that are assigned (`go = other`), whose kind is unknown."""
     foreign_base: str = ""
-    """The first base class that belongs to a library."""
+    """The first base class from a library; empty if there is none."""
     declares: Declarations = Declarations()
 
 
@@ -92,13 +94,13 @@ class NotFound:
 
 @dataclass(frozen=True)
 class NoClass:
-    """The name exists and is something else."""
+    """The name exists and is not a class. `what` describes it."""
 
     what: str
 
 
 Found = Class | NotFound | Unread | NoClass
-"""What a `_target_` may lead to."""
+"""The result of following a `_target_`."""
 Members = dict[str, tuple[Module, ast.stmt]]
 """The members of a class and its bases by name, each with the module that defines it."""
 
@@ -108,7 +110,7 @@ class Code(Sources):
     _found: dict[str, Found] = field(default_factory=dict)
 
     def find(self, target: str) -> Found:
-        """Returns what the dotted path of a class leads to; each is read once."""
+        """Follows the dotted path of a class. Each path is read once."""
         if target not in self._found:
             try:
                 self._found[target] = self._find(target)
@@ -126,7 +128,8 @@ class Code(Sources):
         return self._described(target, module, definition)
 
     def _unread(self, target: str, reached: str) -> Found:
-        """Describes where following a target ended."""
+        """Returns why following `target` ended at the dotted path `reached`, which is not a class that can be
+        read."""
         owner, _, name = reached.rpartition(".")
         module = self.module(owner) if owner else None
         if isinstance(module, Unread):
@@ -159,7 +162,9 @@ class Code(Sources):
         }
         logged = tuple(dict.fromkeys(name for _, item in functions.values() for name in _logged(item)))
         read = {name: self._endpoint(*function, logged) for name, function in functions.items()}
-        is_component = True if ends & COMPONENTS else None if unknown.difference(libraries) else False
+        is_component: bool | None = bool(ends & COMPONENTS)
+        if not is_component and unknown.difference(libraries):
+            is_component = None
         inherited = {"setup", "close"} if is_component else set()
         is_constructor_known = not unknown or "__init__" in functions
         is_abstract = "abc.ABC" in ends
@@ -183,8 +188,8 @@ class Code(Sources):
     def _line(
         self, module: Module, node: ast.ClassDef, depth: int, seen: set[ast.ClassDef]
     ) -> Iterator[tuple[Module, ast.ClassDef] | str]:
-        """Yields the class and its bases, nearest first and each once; a base that leaves what can be read is
-        a dotted path."""
+        """Yields the class and its base classes, nearest first and each once. A base class that cannot be
+        read is a dotted path."""
         if node in seen:
             return
         seen.add(node)
@@ -204,7 +209,7 @@ class Code(Sources):
                 yield absolute
 
     def _endpoint(self, module: Module, method: ast.FunctionDef, logged: tuple[str, ...]) -> Endpoint | None:
-        """Reads the `endpoint` decorator of a method; None where it has none."""
+        """Reads the `endpoint` decorator of a method; returns None if it has none."""
         for decorator in method.decorator_list:
             call = decorator if isinstance(decorator, ast.Call) else None
             dotted = dotted_name(call.func if call else decorator)
@@ -242,7 +247,8 @@ class Code(Sources):
 
 
 def _members(classes: list[tuple[Module, ast.ClassDef]]) -> Members:
-    """Returns the members of the classes; those of nearer classes hide those of farther ones."""
+    """Returns the members of a class and its base classes, nearest first. Nearer members override farther
+    ones."""
     members: Members = {}
     for owner, node in classes:
         own = {name: (owner, item) for item in statements(node.body) for name in bound_names(item)}
@@ -251,8 +257,8 @@ def _members(classes: list[tuple[Module, ast.ClassDef]]) -> Members:
 
 
 def _values(members: Members) -> dict[str, ast.expr | None]:
-    """Returns the values of the class variables among the members, by name; None where a variable is only
-    annotated. Methods and nested classes are left out."""
+    """Returns name -> value of the class variables among the members; None for a variable that is only
+    annotated."""
     items = {name: item for name, (_, item) in members.items()}
     return {name: item.value for name, item in items.items() if isinstance(item, (ast.Assign, ast.AnnAssign))}
 
@@ -270,14 +276,14 @@ def _is_abstract(method: ast.FunctionDef) -> bool:
 
 
 def _returned(method: ast.FunctionDef) -> Iterator[str]:
-    """Yields the keys of the mappings that a method returns, where they are literals."""
+    """Yields the literal keys of the mappings that a method returns."""
     for node in ast.walk(method):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Dict):
             yield from _keys(node.value)
 
 
 def _logged(method: ast.FunctionDef) -> Iterator[str]:
-    """Yields the keys of the mappings that a method passes to `self.log`, where they are literals."""
+    """Yields the literal keys of the mappings that a method passes to `self.log`."""
     for node in ast.walk(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "log":
             for argument in node.args:

@@ -1,10 +1,10 @@
-"""What a component class declares about itself in class attributes, read as text.
+"""Reads the class attributes in which a component class declares its model and the layouts that it supports.
 
     class Trainer(Component):
         MODEL = "args.model"                       # the argument that names the model
-        LAYOUTS = {                                # the meshes that the class supports
+        LAYOUTS = {                                # the layouts that the class supports
             "dims": ("dp", "fsdp", "tp"),          # other dims have size 1
-            "excludes": (("fsdp", "tp"),),         # of each pair, one has size 1
+            "excludes": (("fsdp", "tp"),),         # in each pair, one dim must have size 1
         }
 
 Both are literals and may be inherited. Both keys of `LAYOUTS` may be left out.
@@ -23,23 +23,23 @@ from meshctl.topology.sizes import DIMS
 MODEL, LAYOUTS = "MODEL", "LAYOUTS"
 ARGUMENT = re.compile(r"args(\.\w+)+", re.ASCII)
 LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
-"""The dims that `LAYOUTS` may name."""
+"""The dims that `LAYOUTS` can name."""
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """The meshes that a component class supports."""
+    """The layouts that a component class supports."""
 
     dims: tuple[str, ...] | None = None
-    """The dims whose size may be above 1; None where all may."""
+    """The dims that may have a size above 1; None for all dims."""
     excludes: tuple[tuple[str, str], ...] = ()
-    """Pairs of dims of which only one may have a size above 1."""
+    """Pairs of dims that must not both have a size above 1."""
 
     def supports(self, dim: str) -> bool:
         return self.dims is None or dim not in LAYOUT_DIMS or dim in self.dims
 
     def conflict(self, sizes: Mapping[str, int]) -> tuple[str, str] | None:
-        """Returns the first excluded pair of dims that both have a size above 1."""
+        """Returns the first excluded pair whose dims both have a size above 1; None if there is none."""
         for one, other in self.excludes:
             if sizes.get(one, 1) > 1 and sizes.get(other, 1) > 1:
                 return one, other
@@ -49,14 +49,15 @@ class Layouts:
 @dataclass(frozen=True)
 class Declarations:
     model: tuple[str, ...] = ()
-    """The key path, below the component, of the value that names the model; empty where none is declared."""
+    """The key path, below the component, of the value that names the model; empty if none is declared."""
     layouts: Layouts = Layouts()
     wrong: tuple[tuple[str, str], ...] = ()
-    """(attribute, why it is not used)."""
+    """(attribute, reason why it is ignored) of each wrong declaration."""
 
 
 def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
-    """Reads the declarations among the class attributes, by name; None is an attribute without a value."""
+    """Reads the declarations among class attributes. `values` maps their names to their values; None for an
+    attribute without a value."""
     wrong: list[tuple[str, str]] = []
     model: tuple[str, ...] = ()
     layouts = Layouts()
@@ -76,7 +77,7 @@ def declarations_of(values: Mapping[str, ast.expr | None]) -> Declarations:
 
 
 def _literal(value: ast.expr | None) -> Any:
-    """Returns the value of a literal; None for everything else."""
+    """Returns the value of a literal; None for another expression."""
     try:
         return ast.literal_eval(value) if value is not None else None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -84,7 +85,7 @@ def _literal(value: ast.expr | None) -> Any:
 
 
 def _layouts(value: Any) -> Layouts | str:
-    """Returns the layouts that a literal describes, or why it describes none."""
+    """Returns the layouts that a literal describes, or the reason why it is invalid."""
     if not isinstance(value, dict) or not value.keys() <= {"dims", "excludes"}:
         return 'it is not a literal mapping of "dims" and "excludes"'
     dims, excludes = value.get("dims"), value.get("excludes", ())

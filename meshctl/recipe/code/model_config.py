@@ -1,8 +1,8 @@
-"""A model's `config.json`: the sizes that a layout must fit, each with its place in the file.
+"""Reads a model's `config.json`: the sizes that a layout must fit, each with its place in the file.
 
-Only local files are read; nothing is fetched from a hub. JSON is read as YAML, so that the limits of recipes
-hold and each number has a line and a column. A size that is missing, or no number, is not known and not
-reported.
+Only local files are read; nothing is fetched from a hub. The JSON is parsed as YAML, so that the limits on
+recipes apply and each number has a line and a column. A size that is missing or not a number is unknown and
+not reported.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ NAMES = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "num_moe_experts"),
 }
-"""Size -> its names in config files. The length of sequences is no property of a model."""
+"""Size -> its names in config files. Without the sequence length, which is not a property of the model."""
 INNER = ("text_config", "llm_config", "language_config")
-"""The keys under which a model with several kinds of input has the config of its language model."""
+"""The keys under which a multimodal model has the config of its language model."""
 LATENT = "kv_lora_rank"
-"""The key of models with latent keys and values, which have no kv heads to divide."""
+"""A key of models with multi-head latent attention, which have no kv heads to divide."""
 FILE = "config.json"
 SURROGATE, SAME_WIDTH = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"), rb"\\u003f"
-"""A surrogate escape, which JSON allows and YAML does not, and a replacement of the same width. No text of
-the file is used."""
+"""A surrogate escape, which is valid in JSON but not in YAML, and a replacement of the same width. Only
+numbers of the file are used, so the text may change."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What was found in a file."""
+    """The result of reading a config file."""
 
     name: str
-    """The name by which the user knows it."""
+    """The file's path as shown to the user."""
     lines: tuple[str, ...] = ()
     sizes: Mapping[str, tuple[int, Span]] = field(default_factory=dict)
     wrong: str = ""
-    """Why the file cannot be read; empty where it can."""
+    """The reason why the file cannot be read; empty if it can."""
     at: Span | None = None
-    """The place in the file that shows why."""
+    """The place of the error in the file."""
     missing: bool = False
-    """Whether no such file exists."""
+    """Whether the file does not exist."""
 
 
 def config(path: str, folders: Sequence[str]) -> Config:
-    """Reads the file at a path, or `config.json` in the folder at that path. Relative paths are looked for in
+    """Reads the file at a path, or `config.json` in the folder at that path. Relative paths are searched in
     `folders`."""
     for folder in folders:
         place = Path(folder, path)
@@ -84,7 +84,7 @@ def _read(file: Path, name: str) -> Config:
 
 
 def _unread(name: str, found: Diagnostic) -> str:
-    """Returns the message of the recipe reader in words that fit a JSON file."""
+    """Returns the recipe reader's diagnostic as a message about a JSON file."""
     what = (
         found.message.removeprefix("this ")
         .removesuffix(", a recipe is not")
@@ -101,8 +101,8 @@ def _unread(name: str, found: Diagnostic) -> str:
 
 
 def _sizes(tree: Node) -> Iterator[tuple[str, tuple[int, Span]]]:
-    """Yields the sizes that are positive integers. A model with several kinds of input has those of its
-    language model in a mapping of its own."""
+    """Yields (size, (number, span)) for the sizes that are positive integers, of the language model for a
+    multimodal model."""
     inner = [node for key in INNER if (node := tree.get(key)) is not None and node.is_mapping]
     places = [*inner[:1], tree]
     for size, names in NAMES.items():

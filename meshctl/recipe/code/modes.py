@@ -1,5 +1,5 @@
-"""Modes that a decorator names as objects, read as text: `dispatch="mymodes:INTERLEAVED"`, or an imported
-object by its name, `dispatch=INTERLEAVED`.
+"""Reads as text the user-defined modes that a decorator names: `dispatch="mymodes:INTERLEAVED"`, or an
+imported object, `dispatch=INTERLEAVED`.
 
     INTERLEAVED = DispatchMode(partition=interleaved)        in mymodes.py, at module level
 """
@@ -18,13 +18,13 @@ EXAMPLES = {
     "collect": "NAME = CollectMode(join=merge), where def merge(parts) gets [(value, weight), ...]",
     "execute": "NAME = ExecuteMode(only=RankSet.only(pick)), where def pick(mesh) returns a rank",
 }
-"""Parameter -> what a module of the user's has to define."""
+"""Parameter -> an example of a definition in the user's module."""
 NEVER_MODES = (ast.Lambda, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr)
 
 
 def mode_text(sources: Sources, module: Module, value: ast.expr) -> str | None:
-    """Returns `module:NAME` for an expression that names an object at module level, and the expression itself
-    where it is written in place; None where it cannot be read or is a text by another name."""
+    """Returns `module:NAME` for an expression that names an object at module level, and the source text for
+    another expression, e.g. a call. None if the expression cannot be read or names a string."""
     if isinstance(value, (ast.Lambda, ast.Call)):
         return ast.unparse(value)
     written = dotted_name(value)
@@ -45,7 +45,8 @@ def mode_text(sources: Sources, module: Module, value: ast.expr) -> str | None:
 
 
 def mode_problem(sources: Sources, name: str, parameter: str) -> str:
-    """Returns why `module:NAME` is no mode for a parameter of the decorator; empty where it is, or may be."""
+    """Returns the reason why `module:NAME` is not a mode for a parameter of the decorator; empty if it is one
+    or may be one."""
     owner, _, attribute = name.partition(":")
     module = sources.module(owner)
     if module is None:
@@ -69,7 +70,7 @@ def mode_problem(sources: Sources, name: str, parameter: str) -> str:
 
 
 def _wrong_class(sources: Sources, found: str, call: ast.Call, parameter: str) -> str:
-    """Returns which mode class is called instead of the right one; empty for a class of the user's."""
+    """Returns a message about a call of the wrong mode class; empty for a class of the user."""
     module = sources.module(found.rpartition(".")[0])
     written = dotted_name(call.func)
     if not isinstance(module, Module) or written is None:
@@ -84,7 +85,7 @@ def _wrong_class(sources: Sources, found: str, call: ast.Call, parameter: str) -
 
 
 def _assigned(sources: Sources, dotted: str) -> ast.expr | None:
-    """Returns the value that a module assigns to a name."""
+    """Returns the expression that a module assigns to a name."""
     owner, _, name = dotted.rpartition(".")
     module = sources.module(owner) if owner else None
     statement = module.names.get(name) if isinstance(module, Module) else None

@@ -1,8 +1,9 @@
-"""Python source found on the import path and parsed, and names followed through it; nothing is imported.
+"""Finds and parses Python source on the import path, and follows names to their definitions. It imports
+nothing.
 
-`importlib.util.find_spec("a.b")` would import `a`, so the folders are walked here. A name is followed through
-imports, star imports, assignments (`Base = other.Actor`), package `__init__` files and re-exported modules
-until it reaches its definition or leaves what can be read.
+`importlib.util.find_spec("a.b")` would import `a`, so this module searches the folders itself. A name is
+followed through imports, star imports, assignments (`Base = other.Actor`), package `__init__` files and
+re-exported modules, until its definition is found or a source cannot be read.
 """
 
 from __future__ import annotations
@@ -22,31 +23,32 @@ COMPONENTS = {"meshctl.Component", "meshctl.runtime.component.Component"}
 ENDPOINTS = {"meshctl.endpoint", "meshctl.runtime.component.endpoint"}
 BATCHES = {"meshctl.Batch", "meshctl.runtime.batch.batch.Batch"}
 PLAIN_BASES = {"builtins.object", "abc.ABC", "typing.Generic", "typing.Protocol"}
-"""Base classes that add no method."""
+"""Base classes without methods of their own."""
 KNOWN = COMPONENTS | ENDPOINTS | BATCHES | PLAIN_BASES
-"""Dotted paths whose meaning is known; they are not followed further."""
+"""Dotted paths whose meaning is known. They are not followed further."""
 LIBRARIES = {
     *sys.stdlib_module_names,
     *("torch", "torchvision", "torchaudio", "numpy", "transformers", "tokenizers", "datasets", "accelerate"),
     *("peft", "trl", "diffusers", "deepspeed", "megatron", "lightning", "pytorch_lightning", "torchtitan"),
     *("vllm", "sglang", "ray", "jax", "flax", "gymnasium", "hydra", "omegaconf", "pydantic", "attr", "attrs"),
 }
-"""Packages without knowledge of meshctl: none of their classes is a Component, installed here or not."""
+"""Packages that do not use meshctl, so that none of their classes is a Component, whether they are installed
+or not."""
 BUILTIN_TYPES = frozenset(name for name, value in vars(builtins).items() if isinstance(value, type))
 COMPILED_SUFFIXES = (".so", ".pyd", ".pyc")
 MAX_BYTES = 1 << 22
-"""Largest source file that is read, in bytes."""
+"""Maximum size of a source file that is read."""
 MAX_HOPS = 12
-"""How many imports, re-exports and bases are followed, one after another."""
+"""Maximum number of imports, re-exports and base classes that are followed one after another."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """Why the source of a name cannot be read; the name may exist."""
+    """The reason why the source of a name cannot be read. The name may exist."""
 
     why: str
     broken: bool = False
-    """Whether the source is no valid Python, so that importing it fails."""
+    """Whether the source is not valid Python, so that an import would fail."""
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Module:
 
     @cached_property
     def names(self) -> dict[str, ast.stmt]:
-        """The statement that binds each name at module level, also under `if` and `try`."""
+        """Name -> the statement that binds it at module level, including below `if` and `try`."""
         return {name: found for found in statements(self.tree.body) for name in bound_names(found)}
 
     @property
@@ -68,12 +70,12 @@ class Module:
 
     @cached_property
     def stars(self) -> tuple[str, ...]:
-        """The modules of its star imports, the last one first."""
+        """The modules of star imports, the last one first."""
         found = [one for one in statements(self.tree.body) if isinstance(one, ast.ImportFrom)]
         return tuple(self.origin(one) for one in reversed(found) if one.names[0].name == "*")
 
     def origin(self, statement: ast.ImportFrom) -> str:
-        """Returns the absolute name of the module that a `from` import names."""
+        """Returns the absolute name of the module in a `from ... import` statement."""
         base = statement.module or ""
         if not statement.level:
             return base
@@ -90,9 +92,9 @@ class Sources:
     """The source files on a path."""
 
     own: Sequence[str]
-    """The folders of the recipe, which come first."""
+    """The folders of the recipe, which come first on the path."""
     installed: Sequence[str] = ()
-    """The rest of Python's path, in its order."""
+    """The rest of Python's import path, in its order."""
     _modules: dict[str, Module | Unread | None] = field(default_factory=dict)
 
     # Modules
@@ -102,7 +104,7 @@ class Sources:
         return (*self.own, *self.installed)
 
     def module(self, name: str) -> Module | Unread | None:
-        """Returns the source of a module; None where no such module exists."""
+        """Returns the source of a module; None if the module does not exist."""
         if name not in self._modules:
             self._modules[name] = self._read(name)
         return self._modules[name]
@@ -127,7 +129,8 @@ class Sources:
             return Unread(f"`{file}` is nested too deeply")
 
     def _files(self, parts: Sequence[str]) -> Iterator[Path]:
-        """Yields the files of a module. As in Python, the first folder with its first part decides."""
+        """Yields the possible files of a module. As in Python, only the first folder that contains the first
+        part of the name is searched."""
         folders = [Path(folder) for folder in self.path]
         if parts[0] == "meshctl":
             folders = [PACKAGE_DIR.parent]
@@ -144,7 +147,7 @@ class Sources:
             yield from (file for file in compiled if file.name.partition(".")[0] == last)
 
     def first_missing(self, name: str) -> str:
-        """Returns the shortest beginning of a dotted name that does not exist."""
+        """Returns the shortest prefix of a dotted name that does not exist."""
         parts = name.split(".")
         for length in range(1, len(parts) + 1):
             beginning = parts[:length]
@@ -154,7 +157,7 @@ class Sources:
         return name
 
     def is_library(self, dotted: str) -> bool:
-        """Whether a name belongs to a library and not to a module of the recipe's folders."""
+        """Whether a name belongs to a library, and not to a module in the recipe's folders."""
         first = dotted.partition(".")[0]
         if first not in LIBRARIES:
             return False
@@ -164,8 +167,8 @@ class Sources:
     # Names
 
     def follow(self, dotted: str, *, libraries: bool = True) -> Definition | str:
-        """Returns the class or function that a dotted path leads to, or else the last dotted path that was
-        reached. `libraries` tells whether the source of libraries is read, too."""
+        """Returns the class or function that a dotted path names, or the last dotted path that was reached.
+        If `libraries` is False, the source of libraries is not read."""
         seen: set[str] = set()
         while dotted not in KNOWN and dotted not in seen and len(seen) <= MAX_HOPS:
             seen.add(dotted)
@@ -186,12 +189,13 @@ class Sources:
         return dotted
 
     def _through_owner(self, owner: str, name: str, *, libraries: bool) -> str | None:
-        """Follows an owner that is no module by itself: a module that another module re-exports."""
+        """Returns the dotted path of `name` if `owner` is not a module's own name, but a name by which
+        another module re-exports it."""
         origin = self.follow(owner, libraries=libraries) if "." in owner else owner
         return f"{origin}.{name}" if isinstance(origin, str) and origin != owner else None
 
     def _target(self, module: Module, name: str) -> str | None:
-        """Returns the dotted path that a module binds to a name by an import or an assignment."""
+        """Returns the dotted path that an import or an assignment in a module binds to a name."""
         statement = module.names.get(name)
         match statement:
             case None:
@@ -208,7 +212,7 @@ class Sources:
         return None
 
     def starred(self, module: Module, name: str) -> str | None:
-        """Returns the dotted path of a name that a module gets by a star import."""
+        """Returns the dotted path of a name that a star import binds in a module."""
         pending, seen = [*reversed(module.stars)], {module.name}
         while pending and not name.startswith("_"):
             here = pending.pop()
@@ -221,7 +225,7 @@ class Sources:
         return None
 
     def absolute(self, module: Module, dotted: str) -> str | None:
-        """Returns the absolute dotted path of an expression like `base.Actor` in a module."""
+        """Returns the absolute dotted path of an expression such as `base.Actor` in a module."""
         first, _, rest = dotted.partition(".")
         if isinstance(module.names.get(first), ast.ClassDef):
             return f"{module.name}.{dotted}"
@@ -231,15 +235,16 @@ class Sources:
         return f"{found}.{rest}" if found and rest else found
 
     def meaning(self, module: Module, dotted: str) -> str | None:
-        """Returns the known dotted path that an expression in a module stands for, or its absolute path."""
+        """Returns the dotted path in `KNOWN` that an expression in a module refers to, otherwise its absolute
+        path."""
         absolute = self.absolute(module, dotted)
         found = self.follow(absolute, libraries=False) if absolute else None
         return found if isinstance(found, str) else absolute
 
 
 def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields the statements that run when a module or a class is made. The handlers of a `try` come before
-    its body, so that of two bindings the intended one is the last."""
+    """Yields the statements that run when a module or a class is created. The handlers of a `try` come before
+    its body, so that the binding of the body, which is the usual one, is the last."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.Try):
@@ -273,7 +278,7 @@ def _first_name(alias: ast.alias) -> str:
 
 
 def dotted_name(node: ast.expr) -> str | None:
-    """Returns `a.b.c` for an expression that is only that."""
+    """Returns `a.b.c` for an expression of this form; None for others."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (owner := dotted_name(node.value)):

@@ -1,8 +1,8 @@
-"""Signatures of functions in source text, with the annotations that are simple.
+"""Reads signatures of functions from source text, with their simple annotations.
 
     def __init__(self, path: str, n: int = 3, *, kind: Literal["a", "b"] | None = None) -> None
 
-A simple annotation is a set of kinds ("int", "text", "batch", ...). Others are ignored.
+A simple annotation allows a set of kinds of values ("int", "text", "batch", ...). Others are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from meshctl.recipe.code.modules import BATCHES
 
 Meaning = Callable[[str], str | None]
-"""Returns the absolute path of a dotted name in the module."""
+"""Function that returns the absolute path of a dotted name in a module."""
 SIMPLE = {
     "int": "int",
     "float": "float",
@@ -56,10 +56,10 @@ class Hint:
 
     kinds: frozenset[str] = frozenset()
     words: tuple[Any, ...] = ()
-    """The values of a `Literal`, in addition to the kinds."""
+    """The values of a `Literal`, which are allowed in addition to the kinds."""
 
     def takes(self, value: Any) -> bool:
-        """Whether a value of a recipe is allowed. An unresolved interpolation is."""
+        """Whether a value of a recipe is allowed. An unresolved interpolation is always allowed."""
         if value in self.words and type(value) in map(type, self.words):
             return True
         if isinstance(value, str) and "${" in value:
@@ -68,12 +68,12 @@ class Hint:
 
     @property
     def is_batch(self) -> bool:
-        """Whether only a `Batch`, or a `Batch` and None, fits."""
+        """Whether only a `Batch` or None is allowed."""
         return "batch" in self.kinds and self.kinds <= {"batch", "nothing"}
 
     @property
     def is_scalar(self) -> bool:
-        """Whether only numbers, text and booleans fit."""
+        """Whether only numbers, text and booleans are allowed."""
         return bool(self.kinds) and self.kinds <= SCALARS and not self.words
 
     @property
@@ -110,7 +110,7 @@ class Signature:
 
     @property
     def first(self) -> str:
-        """The parameter of a single value that is passed by position."""
+        """The parameter that receives a single positional argument."""
         return self.by_position[0] if self.by_position else ""
 
 
@@ -138,7 +138,7 @@ def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
 
 
 def _with_default(annotation: ast.expr | None, default: ast.expr | None, meaning: Meaning) -> Hint | None:
-    """Returns the hint of a parameter; a default of None allows null, too."""
+    """Returns the hint of a parameter. A default of None also allows null."""
     hint = hint_of(annotation, meaning)
     if hint is not None and isinstance(default, ast.Constant) and default.value is None:
         return Hint(hint.kinds | {"nothing"}, hint.words)
@@ -146,7 +146,7 @@ def _with_default(annotation: ast.expr | None, default: ast.expr | None, meaning
 
 
 def hint_of(annotation: ast.expr | None, meaning: Meaning) -> Hint | None:
-    """Returns the hint of an annotation; None where it is not simple."""
+    """Returns the hint of an annotation; None if it is not simple."""
     match annotation:
         case ast.Constant(value=None):
             return Hint(frozenset({"nothing"}))

@@ -1,12 +1,12 @@
-"""Composes a recipe as Hydra does, with nodes that know where they were written, in three passes:
+"""Composes a recipe as Hydra does, in three passes:
 
-    parse   the overrides of the command line (`overrides`), and the recipe's files as they are reached
+    parse   the overrides of the command line (`overrides`), and the recipe's files when they are first used
             (`config_store`)
-    check   every entry of a defaults list and every chosen option (`defaults_lists`); Hydra then puts the
-            configs in order (`hydra_defaults`)
+    check   every entry of a defaults list and every chosen option (`defaults_lists`); then Hydra computes
+            the order of the configs (`hydra_defaults`)
     merge   the configs in that order, then the layouts and the values of the command line
 
-Merging is done here and not by Hydra, so every value keeps its file, line and column.
+The merge is implemented here instead of by Hydra, so that every value keeps its file, line and column.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Composed:
     tree: Node
     found: tuple[Diagnostic, ...]
     sources: tuple[tuple[str, tuple[str, ...]], ...]
-    """(file, lines) of everything that was read; each override is a file of one line."""
+    """(file name, lines) of each file that was read. An override counts as a file of one line."""
     chosen: tuple[str, ...] = ()
-    """What the defaults lists choose, as `layout@components.actor.parallel`."""
+    """The choices of the defaults lists, e.g. `layout@components.actor.parallel`."""
 
     @property
     def unreadable(self) -> bool:
@@ -50,10 +50,10 @@ def compose(
     folders: Sequence[Path],
     held: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Composed:
-    """Composes the recipe of a file with config groups from `folders` and the overrides `texts`.
+    """Composes the recipe in a file, with config groups from `folders` and the overrides `texts`.
 
-    `held` maps real paths to the bytes to use in place of those files. Nothing is raised: what is wrong is in
-    the result's `found`, and left out of its tree.
+    `held` maps real paths to bytes that are used in place of the files. Never raises: errors are in the
+    result's `found`, and wrong values are not in its tree.
     """
     store = ConfigStore(recipe, cwd, folders, held)
     name = store.display_name(recipe)
@@ -83,8 +83,7 @@ def compose(
 
 
 def _chosen(store: ConfigStore, entry: DefaultsEntry) -> Iterator[tuple[str, Span]]:
-    """Yields the `group@package` of the options that the defaults list of one config chooses, with their
-    spans."""
+    """Yields (`group@package`, span) for each option that the defaults list of one config chooses."""
     entries = store.config(entry.config).defaults
     for item in entries.value if entries is not None and entries.is_list else ():
         yield from ((key.split(" ")[-1], option.key or option.span) for key, option in item.items())
@@ -114,7 +113,7 @@ def _merged(root: Node, store: ConfigStore, entries: Iterable[DefaultsEntry]) ->
 def _without_layouts_of_nobody(
     root: Node, store: ConfigStore, entries: Sequence[DefaultsEntry], found: list[Diagnostic]
 ) -> Node:
-    """Removes and reports the layouts that defaults lists mount in components which nothing defines."""
+    """Removes and reports the layouts that defaults lists assign to components that no file defines."""
     components = root.get("components") or Node({}, root.span)
     layouts = {entry.package: entry.path[1] for entry in entries if is_layout(entry.package)}
     wrong = {package: name for package, name in layouts.items() if _has_layout_only(components.get(name))}
@@ -136,7 +135,7 @@ def _has_layout_only(component: Node | None) -> bool:
 
 
 def _layout(lists: DefaultsLists, override: Override) -> Node:
-    """Returns the layout that the command line chooses, composed of its own defaults list."""
+    """Returns a layout that the command line chooses, composed from its defaults list."""
     layout = Node({}, override.value_span, override.key_span)
     lists.set_choice(override)
     for entry in hydra_defaults.resolve(lists, CHOICE, [], override.file):
@@ -147,7 +146,7 @@ def _layout(lists: DefaultsLists, override: Override) -> Node:
 
 
 def _with_layouts(root: Node, layouts: Iterable[tuple[Override, Node]], found: list[Diagnostic]) -> Node:
-    """Puts the layouts of the command line in place of those that defaults lists or recipes give."""
+    """Replaces the layouts of components by those that the command line chooses."""
     for override, layout in layouts:
         path = tuple(str(override.parsed.package).removeprefix("_global_.").split("."))
         if root.at(path[:-1]) is None:

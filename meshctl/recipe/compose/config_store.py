@@ -1,4 +1,4 @@
-"""The files that a recipe can name: found by name, read at most once, and cached.
+"""The config files that a recipe can include. A file is found by its name, read once, and cached.
 
 search folders   conf/ next to the recipe, the recipe's own folder, then the shipped conf/; the first match
                  wins
@@ -28,21 +28,22 @@ from meshctl.recipe.compose.yaml_tree import BROKEN, Node
 from meshctl.text.english import nearest
 
 PRIMARY = "__recipe__"
-"""The recipe's config name, whatever its file is called: a stored config of the same name is another one."""
+"""The config name of the recipe itself, whatever its file name is. A config in the search folders that has
+the recipe's file name is another config."""
 UNREADABLE = {"MC001", "MC002", "MC003", "MC004", "MC010"}
-"""A file with one of these codes has no tree to check."""
+"""Diagnostics of a file that has no tree to check."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """One config, read."""
+    """The content of one config file."""
 
     tree: Node | None = None
-    """Its mapping without the defaults list; None where it cannot be read."""
+    """The mapping without the defaults list; None if the file cannot be read."""
     defaults: Node | None = None
-    """Its defaults list, unchecked."""
+    """The defaults list, not checked yet."""
     header: str = ""
-    """Its first lines, which can hold Hydra's `# @package` directive."""
+    """The first lines of the file, which may contain Hydra's `# @package` directive."""
 
 
 @dataclass
@@ -52,9 +53,9 @@ class ConfigStore:
     recipe: Path
     cwd: Path
     folders: Sequence[Path]
-    """The search folders, in the order in which they are searched."""
+    """The search folders, in search order."""
     held: Mapping[str, bytes] = field(default_factory=dict)
-    """Real path -> the bytes to use in place of the file."""
+    """Real path -> bytes that are used in place of the file."""
 
     def __post_init__(self) -> None:
         unique = {real(folder): folder for folder in reversed(self.folders)}
@@ -70,7 +71,7 @@ class ConfigStore:
         return self.recipe if name == PRIMARY else next(iter(self.files(name)), None)
 
     def files(self, name: str) -> list[Path]:
-        """Returns every file of this config name; the first one is used, the others are hidden by it."""
+        """Returns every file of a config name. The first one is used and hides the others."""
         if name not in self._files:
             self._files[name] = find_configs(self.folders, name)
         return self._files[name]
@@ -79,7 +80,7 @@ class ConfigStore:
         return name != "" and bool(self.options(name))
 
     def options(self, group: str) -> list[str]:
-        """Returns the names of a group's configs; those of the group "" are at the top of the search
+        """Returns the names of a group's configs. The configs of group "" are at the top of the search
         folders."""
         if group not in self._options:
             self._options[group] = list_options(self.folders, group)
@@ -89,15 +90,14 @@ class ConfigStore:
         return list_groups(self.folders)
 
     def display_name(self, file: Path) -> str:
-        """Returns the path as the user would name it: relative where the file is below the working
-        directory."""
+        """Returns a file's path as shown to the user: relative if the file is below the working directory."""
         absolute = self.cwd / file
         return str(absolute.relative_to(self.cwd)) if absolute.is_relative_to(self.cwd) else str(file)
 
-    # Texts
+    # Reading
 
     def config(self, name: str) -> Config:
-        """Returns a config; one that does not exist, or cannot be read, is empty."""
+        """Returns a config; an empty one if the file does not exist or cannot be read."""
         if name not in self._configs:
             file = self.file(name)
             self._configs[name] = Config() if file is None else self._config(file)
@@ -120,7 +120,7 @@ class ConfigStore:
 
     @property
     def sources(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """(display name, lines) of every file that was read, in the order of reading."""
+        """(display name, lines) of every file that was read, in reading order."""
         return tuple((text.name, text.lines) for text in self._texts.values() if text.lines)
 
     def _read(self, file: Path) -> Text:
@@ -141,7 +141,8 @@ class ConfigStore:
 
 
 def _as_mapping(text: Text) -> Text:
-    """Returns the text with a mapping as its tree; a file without keys is an empty mapping."""
+    """Returns the text with a mapping as its tree. An empty file counts as an empty mapping; another value is
+    reported."""
     tree = text.tree
     if tree is None or tree.is_mapping or tree.value is BROKEN:
         return text

@@ -1,7 +1,7 @@
 """Checks every entry of a defaults list, and every config that an override chooses.
 
-Hydra stops at the first wrong entry and cannot name its line. So each entry is checked here before Hydra
-reads the list; a wrong entry becomes a diagnostic and is left out.
+Hydra stops at the first wrong entry and does not report its line. Each entry is therefore checked before
+Hydra reads the list. A wrong entry is reported and removed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from meshctl.recipe.scalars import rewritten
 from meshctl.text.english import did_you_mean, nearest
 
 MAX_INCLUDES = 500
-"""Maximum number of configs that the defaults lists of a recipe include, each as often as it is included."""
+"""Maximum number of includes of a recipe. A config counts each time that it is included."""
 CHOICE = "__choice__"
 """The name of a synthetic config whose only default is one layout from the command line."""
 
 
 @dataclass
 class DefaultsLists:
-    """The defaults lists of a recipe's configs without their wrong entries, which are reported in `found`."""
+    """The defaults lists of a recipe's configs, without the wrong entries, which are reported in `found`."""
 
     store: ConfigStore
     chosen: Collection[str] = ()
@@ -50,8 +50,8 @@ class DefaultsLists:
         return self._checked[name]
 
     def count(self, name: str) -> int:
-        """Returns the number of configs that a config includes, with those that these include; more than
-        `MAX_INCLUDES` are not counted. Each config is read once."""
+        """Returns the number of configs that a config includes, directly or indirectly. Counting stops above
+        `MAX_INCLUDES`. Each config is read once."""
         if name not in self._counts:
             count = 0
             for included in self._included(name):
@@ -62,7 +62,7 @@ class DefaultsLists:
         return self._counts[name]
 
     def _included(self, name: str) -> Iterator[str]:
-        """Yields the configs that the entries of a defaults list name, without those that refer to others."""
+        """Yields the configs that a defaults list includes, except entries with an interpolation."""
         for entry in self.of(name):
             if isinstance(entry, str):
                 yield from [] if entry == "_self_" else [_full_name(name, entry.partition("@")[0])]
@@ -73,7 +73,7 @@ class DefaultsLists:
                 yield from (f"{group}/{option}" for option in named if isinstance(option, str))
 
     def set_choice(self, override: Override) -> None:
-        """Makes one layout of the command line the only default of the config `CHOICE`."""
+        """Sets the defaults list of the config `CHOICE` to one layout of the command line."""
         target = f"{override.group}@{override.parsed.package}"
         self._checked[CHOICE] = [{target: override.parsed.value()}]
 
@@ -169,7 +169,7 @@ class DefaultsLists:
             yield from self._valid_options(name, key, full, option)
 
     def _valid_options(self, name: str, key: str, group: str, option: Node) -> Iterator[Mapping[str, Any]]:
-        """Yields one option, or the list of those that exist."""
+        """Yields an entry with the given option, or with the existing ones of a list of options."""
         is_optional = "optional" in key.split(" ")[:-1]
         valid = []
         for node in option.value if option.is_list else [option]:
@@ -198,8 +198,8 @@ class DefaultsLists:
         return True
 
     def _is_known_early(self, text: str, span: Span) -> bool:
-        """Returns whether an interpolated entry refers to other entries only: the recipe's values are not
-        known yet when a defaults list is read."""
+        """Whether the interpolations of an entry refer only to other entries of defaults lists. The recipe's
+        values are not composed yet when a defaults list is read."""
         late = next((key for key in RECIPE.keys if re.search(_reference(key), text)), "")
         if late:
             message = f"a defaults list is read before `{late}`: it can refer to its other entries only"
@@ -207,7 +207,7 @@ class DefaultsLists:
         return not late
 
     def _exists(self, name: str, span: Span) -> bool:
-        """Returns whether a config exists; warns where it hides another one."""
+        """Whether a config exists. Warns if it hides another one."""
         paths = [f"`{self.store.display_name(path)}`" for path in self.store.files(name)]
         if len(paths) > 1:
             message = f"`{name}` is {paths[0]}, which hides {', '.join(paths[1:])}"
@@ -226,7 +226,8 @@ class DefaultsLists:
         return f"looked in {', '.join(folders)}"
 
     def _includes_itself(self, name: str, included: str) -> bool:
-        """Returns whether `included` leads back to `name`; if not, records that `name` includes it."""
+        """Whether `included` includes `name`, directly or indirectly. If not, records that `name` includes
+        it."""
         file = self.store.file(included)
         if file is not None and real(file) == real(self.store.recipe):
             included = PRIMARY
@@ -244,7 +245,8 @@ class DefaultsLists:
     # Overrides
 
     def sort(self, overrides: Iterable[Override]) -> tuple[list[Override], list[Override]]:
-        """Returns the overrides that choose options which exist, and those that set values."""
+        """Returns (overrides that choose an existing option, overrides that set a value). Reports all
+        others."""
         choices, values = list[Override](), list[Override]()
         for override in overrides:
             if self._is_choice(override):
@@ -254,7 +256,7 @@ class DefaultsLists:
         return choices, values
 
     def _is_choice(self, override: Override) -> bool:
-        """Returns whether an override chooses options of a config group, and does not set a value."""
+        """Whether an override chooses options of a config group, instead of setting a value."""
         if not self.store.is_group(override.group):
             return False
         if override.is_deletion:
@@ -267,7 +269,7 @@ class DefaultsLists:
         return not isinstance(value, dict)
 
     def _has_options(self, override: Override) -> bool:
-        """Returns whether the options that an override chooses exist."""
+        """Whether all options that an override chooses exist. Reports missing ones."""
         if override.is_deletion:
             return True
         value, group = override.parsed.value(), override.group
@@ -291,7 +293,8 @@ class DefaultsLists:
         return all(self._is_option(CHOICE, group, option, override.value_span) for option in named)
 
     def _sets_value(self, override: Override) -> bool:
-        """Returns whether an override that chooses no option has the form of one that sets a value."""
+        """Whether an override that chooses no option is a valid assignment of a value. Reports it
+        otherwise."""
         name, package = override.group, override.parsed.package
         if package is None and "/" not in name:
             return True
@@ -310,20 +313,21 @@ class DefaultsLists:
 
 
 def _full_name(name: str, path: str) -> str:
-    """Returns the full name of a config or group that the defaults list of config `name` calls `path`."""
+    """Returns the full name of the config or group to which `path` refers in the defaults list of config
+    `name`."""
     base = "" if name in (PRIMARY, CHOICE) else posixpath.dirname(name)
     return posixpath.normpath(path.lstrip("/") if path.startswith("/") else posixpath.join(base, path))
 
 
 def _reference(key: str) -> str:
-    """Returns the pattern of an interpolation that refers to a value below a key of recipes."""
+    """Returns a pattern for interpolations that refer to a value below a top-level key of recipes."""
     before_value = r"(?!@)" if key in NOT_GROUPS else r"(?=\.)"
     return rf"\$\{{ *{key}\b{before_value}"
 
 
 def _package_meant(package: str, is_layout: bool) -> str:
-    """Returns the package that was meant by one whose first key is not in recipes; the same one if that is
-    not certain."""
+    """Returns the package that was probably meant by one whose first part is not a key of recipes; the same
+    package if there is no clear answer."""
     first, dot, rest = package.partition(".")
     if first and not first.startswith("_") and first not in RECIPE.keys:
         first = nearest(first, RECIPE.keys) or first

@@ -1,8 +1,8 @@
-"""Explains YAML that cannot be read: what is wrong, at the place where the user can mend it.
+"""Explains YAML syntax errors, at the place where the user can correct them.
 
-explain           a text that the parser refuses; most are one of few mistakes: a tab, a control character,
-                  a missing quote, bracket or space, a line that is indented below a value
-spaces_for_tabs   the edits that replace tabs in indentation
+explain           returns the diagnostic for a text that the parser refuses. Most are one of few mistakes:
+                  a tab, a control character, a missing quote, bracket or space, or wrong indentation
+spaces_for_tabs   returns the edits that replace tabs in the indentation
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from meshctl.recipe.compose.yaml_repairs import find_repair
 # Syntax
 
 FORBIDDEN = re.compile("[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""A character that YAML does not read, wherever it is."""
+"""A character that is not allowed anywhere in YAML."""
 BARE_MISSING = re.compile(r"""(?<![\w"'?])\?\?\?(?![\w"'?])""")
-"""A `???` without quotes."""
+"""An unquoted `???`."""
 TRANSLATIONS: Mapping[str, str] = {
     "mapping values are not allowed": "a second `:` on one line",
     "could not find expected ':'": "a `:` is missing",
@@ -39,7 +39,7 @@ TRANSLATIONS: Mapping[str, str] = {
     "single "
     "quotes",
 }
-"""The parser's words -> ours."""
+"""Message of the parser -> message of the diagnostic."""
 
 
 def explain(error: yaml.YAMLError, name: str, text: str) -> Diagnostic:
@@ -59,12 +59,12 @@ def _wrong(message: str, span: Span, help: str = "", seconds: tuple[Span, ...] =
 
 
 def _within(lines: Sequence[str], span: Span) -> Span:
-    """Returns the span, or one on the last line if the parser gave up behind it."""
+    """Returns the span, or a span on the last line if `span` lies after it."""
     return span if span.line <= len(lines) else Span(span.file, max(1, len(lines)), 1)
 
 
 def _in_text(name: str, text: str, span: Span) -> Iterator[Diagnostic]:
-    """Yields characters that make a text unreadable, wherever the parser gave up."""
+    """Yields diagnostics about characters that are not allowed, wherever the parser stopped."""
     if found := FORBIDDEN.search(text):
         before = f"{text[: found.start()]}|".splitlines()
         help = "the file is no text; is it saved as UTF-16?" if found[0] == "\0" else "remove it"
@@ -76,7 +76,7 @@ def _in_text(name: str, text: str, span: Span) -> Iterator[Diagnostic]:
 
 
 def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnostic]:
-    """Yields what the line shows to be wrong at which the parser gave up."""
+    """Yields diagnostics about mistakes on the line at which the parser stopped."""
     line = lines[span.line - 1] if lines else ""
     before = line[: span.column - 1]
     if "document" in problem:
@@ -101,7 +101,7 @@ def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnos
 
 
 def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | None) -> Diagnostic:
-    """Explains a quote or bracket whose end the parser did not find, or translates the parser's words."""
+    """Explains a quote or bracket that is not closed; for other problems, translates the parser's message."""
     words = next((ours for theirs, ours in TRANSLATIONS.items() if theirs in problem), problem)
     is_open = "end of stream" in problem or "' or '" in problem
     if is_open and begin is not None and begin.line < len(lines):
@@ -121,15 +121,15 @@ def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | N
 TAB_WIDTHS = (2, 4, 8)
 MAX_TEXT_LENGTH = 1 << 15
 MAX_TAB_LINES = 100
-"""No edits are proposed for a longer text, or for one with more lines that begin with tabs."""
+"""Edits are proposed only for texts up to this length and with up to this many lines that begin with tabs."""
 Events = list[tuple[object, ...]]
 
 
 def spaces_for_tabs(name: str, text: str) -> tuple[Fix, ...]:
-    """Returns edits that replace the tabs that make a text unreadable.
+    """Returns the edits that replace tabs that make a text invalid.
 
-    The width of a tab depends on the editor, so there are edits only if every width that makes the text
-    readable gives the same values.
+    The width of a tab depends on the editor. Edits are returned only if all widths with which the text is
+    valid give the same values.
     """
     if len(text) > MAX_TEXT_LENGTH:
         return ()
@@ -144,14 +144,16 @@ def spaces_for_tabs(name: str, text: str) -> tuple[Fix, ...]:
 
 
 def _tabs(name: str, lines: Sequence[str], line: int) -> Iterator[Span]:
-    """Yields tabs in the indentation of the line where the parser gave up, and of the line before."""
+    """Yields the spans of tabs in the indentation of the line at which the parser stopped, and of the line
+    before."""
     for number in (line, line - 1):
         if 1 <= number <= len(lines) and (found := re.match(r"( *)\t", lines[number - 1])):
             yield Span(name, number, len(found[1]) + 1)
 
 
 def _read_with_tabs(name: str, text: str, width: int) -> tuple[tuple[Fix, ...], Events] | None:
-    """Returns the edits for tabs of this width and what is read after them, or None if that is no YAML."""
+    """Returns (edits for tabs of this width, content after the edits), or None if the result is not valid
+    YAML."""
     lines, fixes = text.splitlines(keepends=True), list[Fix]()
     while len(fixes) < MAX_TAB_LINES:
         try:

@@ -1,6 +1,6 @@
-"""Looks into folders and finds the configs in them.
+"""Finds the config files in folders.
 
-What cannot be looked at (no permission, a name too long, a loop of links) counts as absent.
+A path that cannot be accessed (no permission, a name that is too long, a loop of links) counts as missing.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ KINDS = {
     stat.S_IFDIR: "a folder",
 }
 NOT_GROUPS = ("", "defaults", "name", "seed")
-"""Folders of these names are no config groups: `name=x` and `seed=3` set values."""
+"""Folders of these names are not config groups, because `name=x` and `seed=3` set values."""
 
 
 def config_folders(home: Path, path: Sequence[str]) -> list[Path]:
-    """Returns the search folders of a recipe in the folder `home`. `path` has the import folders of a run;
-    the first one is the folder of the recipe that the run was made from."""
+    """Returns the search folders of a recipe in the folder `home`. For the recipe of a run, `path` lists the
+    run's import folders; the first is the folder of the original recipe."""
     own = [home, *(Path(folder) for folder in path[:1])]
     return [*(folder / "conf" for folder in own), *own, shipped()]
 
 
 def shipped() -> Path:
-    """Returns meshctl's own config groups: in the package once installed, next to it in a checkout."""
+    """Returns the folder of the shipped config groups: in the installed package, or next to the package in a
+    checkout."""
     inside = PACKAGE_DIR / "conf"
     return inside if is_dir(inside) else PACKAGE_DIR.parent / "conf"
 
@@ -50,7 +51,7 @@ def find_configs(folders: Iterable[Path], name: str) -> list[Path]:
 
 
 def list_options(folders: Iterable[Path], group: str) -> list[str]:
-    """Returns the names of the configs in a config group; none if there is no such group."""
+    """Returns the names of the configs in a config group; empty if the group does not exist."""
     if group.split("/")[0] in NOT_GROUPS[1:]:
         return []
     paths = (path for folder in folders for path in files(folder / group, *SUFFIXES))
@@ -58,7 +59,8 @@ def list_options(folders: Iterable[Path], group: str) -> list[str]:
 
 
 def find_special(folders: Iterable[Path], name: str) -> tuple[Path, str] | None:
-    """Returns the first path of config `name` that is no file, and what it is: a pipe, a device, a folder."""
+    """Returns the first path of config `name` that is not a regular file, and its kind, e.g. a pipe, a device
+    or a folder."""
     for path in (folder / f"{name}{suffix}" for folder in folders for suffix in SUFFIXES):
         try:
             mode = os.stat(path).st_mode
@@ -70,7 +72,7 @@ def find_special(folders: Iterable[Path], name: str) -> tuple[Path, str] | None:
 
 
 def list_groups(folders: Sequence[Path]) -> list[str]:
-    """Returns the config groups at the top of the folders."""
+    """Returns the names of the config groups at the top of the folders."""
     names = {name for folder in folders for name in subfolders(folder)}
     return sorted(name for name in names if list_options(folders, name))
 
@@ -83,12 +85,12 @@ class NoFile(OSError):
 
 
 def contents(path: Path, limit: int) -> bytes:
-    """Returns the first `limit` + 1 bytes of a file; the caller refuses a file that has so many. Raises
-    `OSError`, and `NoFile` for a pipe, a socket or a device."""
+    """Returns the first `limit` + 1 bytes of a file, so that the caller can detect a file that is longer than
+    `limit`. Raises `OSError`, and `NoFile` for a pipe, a socket or a device."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    _refuse_special(os.stat(path).st_mode)  # even opening a pipe can block
+    _refuse_special(os.stat(path).st_mode)  # opening a pipe may block
     with open(os.open(path, flags), "rb") as file:
-        _refuse_special(os.fstat(file.fileno()).st_mode)  # it may have been replaced in between
+        _refuse_special(os.fstat(file.fileno()).st_mode)  # the file may have been replaced meanwhile
         return file.read(limit + 1) or b""
 
 
@@ -107,7 +109,7 @@ def is_dir(path: Path) -> bool:
 
 
 def real(path: Path) -> str:
-    """Returns a path that is the same for two names of one file."""
+    """Returns the real path of a file, which is the same for all of its names."""
     return os.path.realpath(path)
 
 

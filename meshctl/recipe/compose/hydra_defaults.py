@@ -1,7 +1,7 @@
-"""Resolves defaults lists with Hydra: which configs are merged, in which order, mounted where.
+"""Resolves defaults lists with Hydra: the configs to merge, their order, and their packages.
 
-Hydra sees `DefaultsLists` and nothing else: there is no plugin scan, no search path that a recipe can set,
-and nothing that a recipe names is imported. Hydra is loaded only where a recipe includes something. All uses
+Hydra reads configs only from `DefaultsLists`. There is no plugin scan and no search path that a recipe can
+set, and nothing that a recipe names is imported. Hydra is loaded only if a recipe includes a config. All uses
 of Hydra's private names are in this file.
 """
 
@@ -20,8 +20,8 @@ from meshctl.recipe.compose.overrides import Override, hydra_errors
 from meshctl.recipe.compose.yaml_reader import MAX_DEPTH
 
 COUNT_FROM = 100
-"""Number of files that Hydra loads, some milliseconds each, before all of them are counted. Counting also
-reads files that another option replaces."""
+"""After Hydra has loaded this many files, at some milliseconds each, all includes are counted. They are not
+counted earlier, because that also reads files that another option replaces."""
 
 
 class _TooManyIncludes(Exception):
@@ -30,14 +30,14 @@ class _TooManyIncludes(Exception):
 
 @dataclass(frozen=True)
 class DefaultsEntry:
-    """One config of a composed recipe, and where its keys go."""
+    """One config of a composed recipe, and its package."""
 
     config: str
     """The config's name in the `ConfigStore`."""
     package: str = ""
-    """The dotted key path at which its keys are mounted; empty for the top."""
+    """The dotted key path below which its keys are merged; empty for the top."""
     parent: str | None = None
-    """The config that includes it."""
+    """The config that includes it; None for the first one."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -45,18 +45,17 @@ class DefaultsEntry:
 
     @property
     def is_part_of_group(self) -> bool:
-        """Whether another option of the same group includes it."""
+        """Whether it is included by another config of the same group."""
         if self.parent in (None, PRIMARY):
             return False
         return posixpath.dirname(str(self.parent)) == posixpath.dirname(self.config)
 
 
 def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: str) -> list[DefaultsEntry]:
-    """Returns the configs that the defaults lists beginning at config `name` include, in the order of
-    merging.
+    """Returns the configs that config `name` includes, directly or indirectly, in merge order.
 
-    A choice for which no defaults list has a place is reported and left out. `file` is blamed for errors that
-    Hydra reports without a place.
+    A choice of a group that no defaults list contains is reported and ignored. `file` is the file to name in
+    errors that Hydra reports without a location.
     """
     if not choices and name == PRIMARY and _includes_nothing(lists):
         return [DefaultsEntry(PRIMARY)]
@@ -88,7 +87,7 @@ def resolve(lists: DefaultsLists, name: str, choices: Sequence[Override], file: 
 
 
 def _includes_nothing(lists: DefaultsLists) -> bool:
-    """Returns whether the recipe includes nothing and is mounted at the top, so that Hydra is not needed."""
+    """Whether the recipe includes no config and has no package, so that Hydra is not needed."""
     return lists.of(PRIMARY) in ([], ["_self_"]) and "@package" not in lists.store.config(PRIMARY).header
 
 
@@ -105,7 +104,7 @@ def _report_refused(lists: DefaultsLists, choice: Override) -> None:
 
 
 def _resolved_by_hydra(lists: DefaultsLists, name: str, choices: Sequence[Override]) -> list[DefaultsEntry]:
-    """Raises what Hydra raises."""
+    """Resolves the defaults lists with Hydra. Raises Hydra's exceptions."""
     from hydra import version
     from hydra._internal.defaults_list import create_defaults_list
 
@@ -117,8 +116,7 @@ def _resolved_by_hydra(lists: DefaultsLists, name: str, choices: Sequence[Overri
 
 @cache
 def _repository_class() -> Any:
-    """Returns the class of Hydra's view of `DefaultsLists`: a repository that has one source and looks for no
-    others."""
+    """Returns a class of Hydra config repositories that have `DefaultsLists` as their only source."""
     from hydra._internal.config_repository import ConfigRepository
     from hydra.core.object_type import ObjectType
     from hydra.plugins.config_source import ConfigResult, ConfigSource

@@ -1,11 +1,11 @@
-"""Resolves interpolations: `${...}` stands for another value of the recipe or for the environment.
+"""Resolves interpolations: `${...}` refers to another value of the recipe or to the environment.
 
     ${vars.seq_len}   ${.sibling}   ${..uncle}      another value of the recipe
     ${oc.env:NAME}    ${oc.env:NAME,default}        the environment
-    ${oc.select:a.b,default}   ${oc.decode:text}    and no other resolver: a resolver is code
+    ${oc.select:a.b,default}   ${oc.decode:text}    no other resolver is supported, because resolvers are code
 
-In `args` and `env`, `${oc.env:X}` is kept as written: the worker resolves it, so no secret is in a plan.
-References inside it are resolved here. `references.py` has the syntax.
+In `args` and `env`, `${oc.env:X}` is kept as written. The worker resolves it, so that plans contain no
+secrets. References inside it are resolved here. `references.py` parses the syntax.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ from meshctl.text.english import did_you_mean
 
 RESOLVERS = ("oc.env", "oc.select", "oc.decode")
 KEPT = {("components", "args"), ("groups", "env"), ("groups", "args")}
-"""(mapping, key of its items) below which the environment is left to the worker."""
+"""(mapping, key of its items) below which the worker resolves `oc.env`."""
 MAX_READS = 50_000
-"""Maximum number of values that are read to resolve a recipe."""
+"""Maximum number of values that are read while a recipe is resolved."""
 MAX_CHAIN = 64
-"""Maximum number of references that lead to one another."""
+"""Maximum length of a chain of references."""
 
 
 def resolve(
     root: Node, environ: Mapping[str, str] = os.environ, decode: Callable[[str], Any] = str
 ) -> tuple[Node, list[Diagnostic]]:
-    """Returns the tree without interpolations, except those of the environment in `args` and `env`, and what
-    is wrong with them. `decode` reads a YAML scalar."""
+    """Returns the tree with interpolations resolved, except `oc.env` in `args` and `env`, and the diagnostics
+    about wrong ones. `decode` parses a YAML scalar."""
     resolver = _Resolver(root, environ, decode)
     return with_leaves(root, (), resolver.resolved), resolver.found
 
 
 @dataclass
 class _Resolver:
-    """Resolves the values of a tree, and reports each mistake once: where it is written, not wherever
-    something refers to it. Methods that evaluate raise `InvalidInterpolation`."""
+    """Resolves the values of a tree. Each mistake is reported once, at the value that contains it, not at
+    values that refer to it. The methods that evaluate raise `InvalidInterpolation`."""
 
     root: Node
     environ: Mapping[str, str]
     decode: Callable[[str], Any]
     found: list[Diagnostic] = field(default_factory=list)
     open: list[KeyPath] = field(default_factory=list)
-    """The references that are being followed."""
+    """The chain of references that is currently followed."""
     reads: int = 0
     circles: set[frozenset[KeyPath]] = field(default_factory=set)
-    """Those that have been reported; the empty one stands for an exceeded limit."""
+    """The circles that have been reported. The empty set stands for an exceeded limit."""
 
     def resolved(self, leaf: Node, path: KeyPath) -> Node:
-        """Returns the value of a leaf in its place; a broken one where its interpolation is wrong."""
+        """Returns a leaf with its value resolved, or a broken node if its interpolation is wrong."""
         if not _is_interpolated(leaf):
             return leaf
         if frozenset() in self.circles:
@@ -78,8 +78,8 @@ class _Resolver:
     # Reports
 
     def diagnostics(self, wrong: InvalidInterpolation, leaf: Node, path: KeyPath) -> Iterator[Diagnostic]:
-        """Yields what is wrong with the text of a leaf. What is wrong in the text that it refers to is
-        reported there; a circle is reported at the first of its values, and a limit once."""
+        """Yields the diagnostics about the text of a leaf. A mistake in another value is reported at that
+        value. A circle is reported at its first value, and an exceeded limit once."""
         found = replace(wrong.diagnostic, primary=leaf.span)
         here = next((index for index, one in enumerate(wrong.circle) if path[: len(one)] == one), None)
         if wrong.circle or wrong.is_limit:
@@ -105,14 +105,14 @@ class _Resolver:
     # Evaluation
 
     def value(self, leaf: Node, path: KeyPath, keep: bool) -> Node:
-        """Returns a leaf with every interpolation in its text evaluated; `keep` leaves the environment as it
-        is."""
+        """Returns a leaf with every interpolation in its text evaluated. If `keep`, `oc.env` is kept as
+        written."""
         self.reads += 1
         if self.reads > MAX_READS:
             message = "the interpolations unfold to more than a recipe can need"
             raise InvalidInterpolation("MC218", message, is_limit=True)
         if leaf.value is BROKEN:
-            raise InvalidInterpolation("", "", path=path)  # it is reported where it is written
+            raise InvalidInterpolation("", "", path=path)  # reported at the value that contains it
         if not _is_interpolated(leaf):
             return leaf
         try:
@@ -137,7 +137,7 @@ class _Resolver:
         return replace(node, value=joined, written=joined, from_environment=from_environment)
 
     def inner(self, text: str, path: KeyPath, keep: bool, node: Node) -> Node:
-        """Returns the value of what is between `${` and `}`."""
+        """Evaluates the text between `${` and `}`."""
         if "${" in text:
             text = str(self.value(replace(node, value=text), path, keep).value)
         text = text.strip()
@@ -205,7 +205,7 @@ class _Resolver:
             help = self.suggestion(target, path) or _environment_hint(target)
             raise InvalidInterpolation("MC212", f"there is no `{name}` in the recipe", help, missing=True)
         if node.value == MISSING:
-            raise InvalidInterpolation("", "", path=target)  # it is reported where it is written
+            raise InvalidInterpolation("", "", path=target)  # reported at the value that contains it
         if target == path[: len(target)]:
             raise InvalidInterpolation("MC213", f"this refers to `{name}`, which it is part of")
         if len(self.open) == MAX_CHAIN:
@@ -218,7 +218,7 @@ class _Resolver:
             self.open.pop()
 
     def suggestion(self, target: KeyPath, path: KeyPath) -> str:
-        """Returns the help for a reference to nothing."""
+        """Returns the help for a reference to a value that does not exist."""
         depth, keys = _lost(self.root, target)
         if not keys:
             return ""
@@ -227,7 +227,7 @@ class _Resolver:
         return f"did you mean `${{{'.'.join(right)}}}`?" if right else ""
 
     def elsewhere(self, key: str, here: KeyPath) -> KeyPath:
-        """Returns the path of the only other value of this name, wherever it is."""
+        """Returns the path of the only other value with this key; empty if there is none, or several."""
         found = [path for path, _ in leaves(self.root) if path[-1:] == (key,) and path != here]
         return found[0] if len(found) == 1 else ()
 
@@ -237,21 +237,21 @@ def _is_interpolated(node: Node) -> bool:
 
 
 def _is_kept(path: KeyPath) -> bool:
-    """Returns whether the environment of a value is left to the worker, or for `vars` to the values that
-    refer to it."""
+    """Whether `oc.env` in the value at a path is kept as written: for the worker, or in `vars` for the values
+    that refer to it."""
     return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
 
 
 def _lost(root: Node, target: KeyPath) -> tuple[int, list[str]]:
-    """Returns the index of the first key of `target` that does not exist, and the keys that exist beside it,
-    in the same mapping."""
+    """Returns (index of the first key of `target` that does not exist, existing keys of that mapping)."""
     depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
     parent = root.at(target[:depth])
     return depth, [key for key, _ in parent.items()] if parent else []
 
 
 def _renamed(root: Node, leaf: Node, path: KeyPath) -> tuple[Fix, ...]:
-    """Returns the edit of the one reference that leads nowhere to the key that was meant."""
+    """Returns the edit that corrects a misspelt key in the only wrong reference of a leaf; empty if it is not
+    clear which key was meant."""
     broken = [
         (text, target) for text, target in references(leaf.value, path) if target and not root.at(target)
     ]

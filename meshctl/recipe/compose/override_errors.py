@@ -1,6 +1,8 @@
-"""Explains what Hydra's grammar refuses as an override, and locates the parts of a value that it accepts.
+"""Explains overrides that Hydra's grammar refuses, and finds the spans of the parts of a value that it
+accepts.
 
-The grammar reports only where its lexer gave up; `explain` looks at what is written there.
+The grammar reports only the position at which its lexer stopped. `explain` examines the text at that
+position.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ CASTS = "`int`, `float`, `bool`, `str` and `json_str`"
 @dataclass(frozen=True)
 class _Cause:
     start: int
-    """The first wrong character, counted from 0."""
+    """Index of the first wrong character, from 0."""
     width: int
     reason: str
     help: str
 
 
 def explain(text: str, file: str, error: BaseException | None = None) -> Diagnostic:
-    """Returns the diagnostic for a text that is no override; `file` is its name in diagnostics."""
+    """Returns the diagnostic for a text that is not a valid override. `file` is its name in diagnostics."""
     cause = next(_causes(text, error))
     span = Span(file, 1, cause.start + 1, max(1, cause.width))
     message = (
@@ -39,7 +41,7 @@ def explain(text: str, file: str, error: BaseException | None = None) -> Diagnos
 
 
 def _causes(text: str, error: BaseException | None) -> Iterator[_Cause]:
-    """Yields possible causes, the most specific first; the last one always applies."""
+    """Yields possible causes, the most specific first. The last one applies to every text."""
     key, equals, _ = text.partition("=")
     yield from _in_whole(text)
     if slash := re.match(r"[+~]*(/)[\w./-]*$", key) if equals else None:
@@ -122,7 +124,7 @@ def _in_value(text: str, start: int, error: BaseException | None) -> Iterator[_C
 
 
 def _lexer_stop(text: str, error: BaseException | None) -> int | None:
-    """Returns the position at which Hydra's grammar gave up, if it reports one."""
+    """Returns the position at which Hydra's grammar stopped; None if it reports none."""
     cause = getattr(error, "__cause__", None)
     token = getattr(cause, "offendingToken", None)
     column = token.column if token is not None else getattr(cause, "startIndex", None)
@@ -130,7 +132,7 @@ def _lexer_stop(text: str, error: BaseException | None) -> int | None:
 
 
 def _fixes(text: str, file: str) -> Iterator[Fix]:
-    """Yields the edits of `--key=value` and `key[0]=value`, which have one meaning."""
+    """Yields the edit that corrects `--key=value` or `key[0]=value`, which have only one possible meaning."""
     key = text.partition("=")[0]
     if dashes := re.match(r"--+(?=[A-Za-z_][\w.@/-]*=)", text):
         yield Fix(Span(file, 1, 1, dashes.end()), dashes[0], "")
@@ -143,10 +145,9 @@ def _fixes(text: str, file: str) -> Iterator[Fix]:
 
 
 def locate_value(value: Any, text: str, start: int, file: str) -> Node | None:
-    """Returns a mapping or list as a tree whose nodes have spans in `text`, where it begins at `start`.
+    """Returns a mapping or list as a tree whose nodes have spans in `text`. The value begins at `start`.
 
-    Returns None if the text is not written as the value is: a function such as `sort([3, 1])` makes values
-    that are written nowhere.
+    Returns None if the text does not spell out the value, e.g. for a function such as `sort([3, 1])`.
     """
     try:
         return _Locator(text, file, start).node(value)
@@ -160,7 +161,7 @@ class _NotWritten(Exception):
 
 @dataclass
 class _Locator:
-    """Follows the brackets, commas and quotes of a text while it walks through its value."""
+    """Walks through a value and the text that spells it out, to find the span of each part."""
 
     text: str
     file: str
@@ -213,7 +214,8 @@ class _Locator:
         self.position += 1
 
     def scalar_end(self, ends: str) -> int:
-        """Returns where a scalar ends, without the space behind it; brackets in it belong to functions."""
+        """Returns the end of a scalar, without trailing space. Brackets inside it belong to function
+        calls."""
         position, depth = self.position, 0
         while position < len(self.text) and (depth or self.text[position] not in ends):
             depth += self.text[position] in CLOSING
@@ -223,7 +225,7 @@ class _Locator:
 
 
 def _past(text: str, start: int) -> int:
-    """Returns the position behind a character, an escaped character or a quoted text."""
+    """Returns the position after the character, the escaped character or the quoted text at `start`."""
     if text[start] == "\\":
         return start + 2
     if text[start] not in "'\"":

@@ -1,12 +1,12 @@
-"""Overrides of the command line, in Hydra's grammar: how they are parsed, and how one changes a tree.
+"""Parses overrides of the command line, in Hydra's grammar, and applies them to a tree.
 
-    k=v      sets a value that exists, or a key that recipes have          k={a: 1}   merges into a mapping;
-             a layout is replaced
-    +k=v     adds a value that does not exist                              ++k=v      does either
+    k=v      sets an existing value, or a key of the field table            k={a: 1}   merges into a mapping;
+           replaces a layout
+    +k=v     adds a value that does not exist                              ++k=v      sets or adds
     ~k       deletes; ~k=v only if the value is v
     group@package=option   chooses a config (`defaults_lists`)
 
-Hydra parses overrides and reads their scalars. A wrong override becomes a diagnostic and is left out.
+Hydra parses overrides and their scalars. A wrong override is reported and ignored.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ MAX_OVERRIDES = 200
 MAX_LENGTH = 1 << 16
 """Maximum number of characters of all overrides."""
 LAYOUT = "layout"
-"""The config group of layouts. A layout is the one value of a component's `parallel`: given whole, it
-replaces the one before it."""
+"""The config group of layouts. Choosing a layout replaces the whole value of a component's `parallel`."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,11 @@ class Override:
     parsed: HydraOverride
     text: str
     file: str
-    """Its name in diagnostics, `override 2`: a file of one line."""
+    """Its name in diagnostics, e.g. `override 2`. It counts as a file of one line."""
 
     @property
     def group(self) -> str:
-        """The config group of which it chooses an option, or the dotted key whose value it sets."""
+        """The config group, or the dotted key whose value is set."""
         return str(self.parsed.key_or_group)
 
     @property
@@ -90,8 +89,8 @@ class Override:
         return self.text.partition("=")[2].strip()
 
     def node(self) -> Node:
-        """Returns the value as a tree. The parts of a mapping or a list have spans of their own, unless a
-        function such as `sort([3, 1])` makes them."""
+        """Returns the value as a tree. Each part of a mapping or list has its own span, unless it results
+        from a function such as `sort([3, 1])`."""
         value, span = self.parsed.value(), self.value_span
         if isinstance(value, (dict, list)):
             node = locate_value(value, self.text, span.column - 1, self.file)
@@ -101,7 +100,7 @@ class Override:
 
 
 def is_layout(package: str | None) -> bool:
-    """Returns whether a config mounted at this package is a component's layout."""
+    """Whether a config at this package is a component's layout."""
     return re.fullmatch(r"(_global_\.)?components\.[^.]+\.parallel", package or "") is not None
 
 
@@ -117,7 +116,7 @@ def is_override(file: str) -> bool:
 
 
 def hydra_errors() -> tuple[type[Exception], ...]:
-    """Returns the types that Hydra and OmegaConf raise on a user's text."""
+    """Returns the exception types that Hydra and OmegaConf raise for invalid text."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -125,7 +124,7 @@ def hydra_errors() -> tuple[type[Exception], ...]:
 
 
 def parse(texts: Sequence[str]) -> tuple[list[Override], list[Diagnostic]]:
-    """Returns the overrides that are valid by themselves, and what is wrong with the others."""
+    """Returns the overrides that are syntactically valid, and diagnostics about the others."""
     if len(texts) > MAX_OVERRIDES:
         message = f"{len(texts)} overrides are more than {MAX_OVERRIDES}, put them into a recipe"
         return [], [Diagnostic("MC206", message)]
@@ -158,8 +157,7 @@ def _parse(text: str, file: str) -> Override | Diagnostic:
 
 
 def is_too_deep(text: str) -> bool:
-    """Returns whether brackets or parts of a key are nested deeper than a recipe needs. Brackets in quotes
-    count, too."""
+    """Whether brackets, including quoted ones, or parts of a key are nested deeper than any recipe needs."""
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -168,7 +166,8 @@ def is_too_deep(text: str) -> bool:
 
 
 def _refusal(override: Override) -> Diagnostic | None:
-    """Returns what is wrong with an override that the grammar accepts."""
+    """Returns a diagnostic about an override that the grammar accepts and that is still wrong; None if it is
+    valid."""
     if not all(override.path):
         return explain(override.text, override.file)
     if override.parsed.is_sweep_override():
@@ -188,7 +187,8 @@ def _refusal(override: Override) -> Diagnostic | None:
 
 
 def apply(root: Node, override: Override) -> Node | Diagnostic:
-    """Returns the tree with one value set, added or deleted, or what is wrong with that."""
+    """Returns the tree with one value set, added or deleted, or a diagnostic if the override does not apply
+    to the tree."""
     if beyond := _unreachable(root, override):
         return beyond
     old, parsed = root.at(override.path), override.parsed
@@ -230,7 +230,7 @@ def _exists_already(override: Override, old: Node) -> Diagnostic:
 
 
 def _unreachable(root: Node, override: Override) -> Diagnostic | None:
-    """Returns what is wrong if a value on the way to the key cannot hold keys."""
+    """Returns a diagnostic if a value on the path to the key is not a mapping."""
     for length in range(1, len(override.path)):
         node, key = root.at(override.path[:length]), override.path[length]
         if node is None:
@@ -253,14 +253,14 @@ def _unknown(root: Node, override: Override) -> Diagnostic:
 
 
 def _depth(root: Node, override: Override) -> int:
-    """Returns how many parts of the key lead to the first one that neither exists nor is a key of recipes."""
+    """Returns the index of the first part of the key that neither exists nor is a key of recipes."""
     path = override.path
     absent = [length for length in range(1, len(path) + 1) if root.at(path[:length]) is None]
     return next((length for length in absent if not is_key(path[:length], root)), absent[-1])
 
 
 def _siblings(root: Node, override: Override) -> list[str]:
-    """Returns the keys that the first part that does not exist could have meant."""
+    """Returns the keys that could have been meant by the first part that does not exist."""
     path, part = override.path, _depth(root, override) - 1
     parent = root.at(path[:part])
     existing = list(parent.value) if parent is not None and parent.is_mapping else []

@@ -1,4 +1,4 @@
-"""The syntax of interpolations: `${...}` in a text, its parts, and the key path that a reference names."""
+"""Parses interpolations: the `${...}` in a text, their parts, and the key path that a reference names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.compose.yaml_tree import KeyPath
 
 MAX_NESTING = 32
-"""Maximum number of braces around one another in an interpolation."""
+"""Maximum nesting depth of interpolations."""
 
 MAX_REFERENCES = 1_000
 """Maximum number of interpolations in one text."""
 
 
 class InvalidInterpolation(Exception):
-    """Ends the evaluation of one value; `interpolation.resolve` makes a diagnostic of it."""
+    """Ends the evaluation of one value. `interpolation.resolve` converts it to a diagnostic."""
 
     def __init__(
         self,
@@ -32,16 +32,16 @@ class InvalidInterpolation(Exception):
         super().__init__(message)
         self.diagnostic = Diagnostic(code, message, help=help, missing=missing)
         self.circle = circle
-        """The references that lead back to the first of them."""
+        """A circle of references: each refers to the next, and the last to the first."""
         self.path = path
-        """The path of the value in whose own text it is."""
+        """The path of the value whose text contains the invalid interpolation."""
         self.is_limit = is_limit
-        """Whether a limit is exceeded, which is reported once."""
+        """Whether a limit was exceeded, which is reported only once."""
 
 
 def references(text: str, path: KeyPath) -> Iterator[tuple[str, KeyPath | None]]:
-    """Yields what the value at `path` refers to, from left to right, as (text, key path). The path is None
-    for the environment and for what is invalid."""
+    """Yields the references in the text of the value at `path`, from left to right, as (text, key path). The
+    key path is None for the environment and for an invalid reference."""
     try:
         inner = [part for part, is_inner in split(text) if is_inner]
     except InvalidInterpolation:
@@ -66,7 +66,7 @@ def _valid_target(text: str, path: KeyPath) -> KeyPath | None:
 
 
 def target_of(text: str, path: KeyPath) -> KeyPath:
-    """Returns the key path that a reference names; leading dots climb from the value at `path`."""
+    """Returns the key path that a reference names. Leading dots are relative to the value at `path`."""
     dots = len(text) - len(text.lstrip("."))
     keys = tuple(key for key in re.split(r"\.|\[|\]\.?", text.lstrip(".")) if key)
     if dots >= len(path) + 1:
@@ -77,7 +77,7 @@ def target_of(text: str, path: KeyPath) -> KeyPath:
 
 
 def split(text: str) -> Iterator[tuple[str, bool]]:
-    """Yields the parts of a text from left to right, each with whether it is between `${` and `}`."""
+    """Yields (part, whether it is the inside of `${...}`) for the parts of a text, from left to right."""
     if text.count("${") > MAX_REFERENCES:
         raise InvalidInterpolation("MC218", f"more than {MAX_REFERENCES:,} interpolations are in one text")
     start = position = 0

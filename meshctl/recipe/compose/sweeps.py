@@ -1,9 +1,9 @@
-"""Expands Hydra's sweeps, overrides with several values, into the jobs of a multirun.
+"""Expands Hydra's sweeps, which are overrides with several values, into the jobs of a multirun.
 
-    key=1,2    key=choice(a,b)    key=range(1,4)    group@package=glob(*)    each tag, sort and shuffle of
-                                                                             these
+    key=1,2    key=choice(a,b)    key=range(1,4)    group@package=glob(*)   tag, sort, shuffle of these
 
-The grammar is Hydra's own. Jobs are the product of all sweeps, in Hydra's order: the last one varies fastest.
+Hydra's own grammar is used. Jobs are the product of all sweeps, in Hydra's order: the last sweep varies
+fastest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MAX_JOBS = 1000
 
 
 class CannotSweep(Exception):
-    """The message names the override that has no values, or the number of jobs."""
+    """The sweeps cannot be expanded. The message names an override without values, or the number of jobs if
+    it is too large."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,13 @@ class Job:
 
     overrides: tuple[str, ...]
     swept: tuple[str, ...]
-    """Those of the overrides that differ between jobs."""
+    """The overrides that differ between jobs."""
 
 
 def expand(texts: Sequence[str], options: Callable[[str], Sequence[str]]) -> list[Job]:
     """Returns the jobs of a command line. `options` returns the configs of a group, for `glob`.
 
-    An override that cannot be parsed is part of every job as it is, so that checking a job reports it. Raises
-    `CannotSweep`.
+    An override that cannot be parsed is passed to every job, where it is reported. Raises `CannotSweep`.
     """
     values = [_values(text, options) for text in texts]
     count = math.prod(len(some) for some in values)
@@ -51,7 +51,7 @@ def expand(texts: Sequence[str], options: Callable[[str], Sequence[str]]) -> lis
 
 
 def _values(text: str, options: Callable[[str], Sequence[str]]) -> list[str]:
-    """Returns an override for each value of a sweep; of any other text, the text itself."""
+    """Returns an override for each value of a sweep. Returns a text that is not a sweep unchanged."""
     if is_too_deep(text) or len(text) > MAX_LENGTH:
         return [text]
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -72,7 +72,7 @@ def _values(text: str, options: Callable[[str], Sequence[str]]) -> list[str]:
 
 @dataclass(frozen=True)
 class _GroupOptions:
-    """What Hydra asks of a config loader when it expands a `glob`."""
+    """The part of Hydra's config loader that is used to expand a `glob`."""
 
     options: Callable[[str], Sequence[str]]
 
