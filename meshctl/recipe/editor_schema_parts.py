@@ -1,7 +1,7 @@
-"""The parts of the JSON Schema of recipes, of which each type of values makes its own.
+"""Building blocks from which each type of values creates its JSON Schema.
 
-Three things make a schema fit for recipes: `${...}` and `???` may stand for any value; nothing is required,
-since an included file may contain it; a key is unknown where the reader would refuse it.
+A schema of recipes differs from others in three ways: `${...}` and `???` are allowed for any value; no key is
+required, because an included file may contain it; and the keys that the reader refuses are unknown.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ MAX_COUNT = 10_000_000
 AUTO = "the number of ranks that the other sizes leave"
 
 OPEN = r"^\?\?\?$|\$\{"
-"""A text that may stand for any value: still to be given, or written elsewhere."""
+"""A text that is allowed for any value: `???`, or one with an interpolation."""
 WORD, REST = r"[^\x00-@\[-^`{-\x7f]", r"[^\x00-/:-@\[-^`{-\x7f]"
-"""The first and the further characters of an identifier in any alphabet: `\\w` is ASCII in some engines, and
-more in others."""
+"""The first and the further characters of an identifier in any alphabet. `\\w` matches only ASCII in some
+regex engines."""
 
 
 def mapping(**more: object) -> Schema:

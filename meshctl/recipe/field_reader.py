@@ -3,7 +3,7 @@
     reader = FieldReader()
     values = reader.section(node, ("groups", "train"), GROUP)     {"ranks": 4, "device_type": "cuda", ...}
 
-A wrong value is reported once and then replaced by the value of a key that is left out.
+A wrong value is reported once. It is then treated like a key that was left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshctl.text.english import did_you_mean
 class FieldReader:
     found: list[Diagnostic] = field(default_factory=list)
     wrong: set[KeyPath] = field(default_factory=set)
-    """Key paths that a diagnostic is about."""
+    """Key paths of reported values."""
 
     # Reports
 
@@ -46,7 +46,7 @@ class FieldReader:
     def expected(
         self, wanted: str, node: Node, path: KeyPath, help: str = "", fixes: tuple[Fix, ...] = ()
     ) -> None:
-        """Reports a value of a wrong type."""
+        """Reports a value of the wrong type. `wanted` describes the right type."""
         if node.value is BROKEN:
             self.wrong.add(path)
         elif node.value == MISSING:
@@ -67,7 +67,7 @@ class FieldReader:
         self.report(path, code, f"`{word}` is not {noun}", node.span, help=help, fixes=fixes)
 
     def check_octal(self, node: Node, path: KeyPath) -> None:
-        """Warns of numbers that YAML 1.1 reads in another base: 010 as 8 and 1:30 as 90."""
+        """Warns about numbers that YAML 1.1 reads in another base: 010 as 8 and 1:30 as 90."""
         odd = re.fullmatch(r"[-+]?0[0-7_]+|[-+]?\d+(:\d+)+(\.\d*)?", node.written)
         if odd and node.written != str(node.value):
             message = f"`{shown(path)}` is written {node.written}, which YAML 1.1 reads as {node.value}"
@@ -78,8 +78,8 @@ class FieldReader:
     def section(
         self, node: Node, path: KeyPath, section: Section, without: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """Returns the value of every key of a section, also of those that are left out, and reports missing
-        keys; `structure.py` has reported unknown ones. Keys in `without` are not read."""
+        """Returns key -> value for every key of a section, with defaults for keys that are left out. Reports
+        missing required keys; `structure.py` has reported unknown ones. Keys in `without` are not read."""
         return {
             field.key: self.value(node, path, field, section)
             for field in section.fields
@@ -96,18 +96,18 @@ class FieldReader:
         return field.value_if_absent if value is None else value
 
     def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:
-        """Returns what an item of a mapping of names stands for, such as one group."""
+        """Returns the object that an item of a mapping of names describes, such as one group."""
         return self.section(node, path, section)
 
     def missing(self, node: Node, path: KeyPath, field: Field) -> None:
-        """Reports a required key, unless an unknown key may be meant to be it."""
+        """Reports a missing required key, unless an unknown key may be a misspelling of it."""
         if path in self.wrong:
             return
         message = field.required.format(name=path[-2])
         self.report(path, "MC103", message, node.key or node.span, help=field.required_help, missing=True)
 
     def mapping(self, node: Node | None, path: KeyPath, help: str = "") -> Node | None:
-        """Returns the node if it is a mapping."""
+        """Returns the node if it is a mapping; otherwise reports it and returns None."""
         if node is None or node.is_mapping:
             return node
         self.expected("a mapping", node, path, "indent the keys below it" if node.value is None else help)

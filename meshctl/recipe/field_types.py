@@ -1,6 +1,6 @@
-"""The types of recipe values, as the table of fields (`fields.py`) names them.
+"""The types of recipe values, which the table of fields (`fields.py`) uses.
 
-    value = type_.read(reader, node, path)       None for a wrong value, which the reader reports
+    value = type_.read(reader, node, path)       the value; None for a wrong one, which the reader reports
     type_.schema()                               the JSON Schema of the values that `read` accepts
 
 A new type is one class. `section_types.py` has the types of mappings.
@@ -54,7 +54,7 @@ MAX_SEED = 2**63 - 1
 MAX_STEPS = 10**12
 MAX_BYTES = 10**15
 MAX_NAME = 100
-"""Characters of a name, which becomes a part of file names."""
+"""Maximum number of characters of a name, which becomes part of file names."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 RUN_NAME = re.compile(r"\w[\w.@+-]*")
@@ -64,18 +64,18 @@ Top = Literal["groups", "components", "pipeline"]
 
 
 def is_run_name(name: str) -> bool:
-    """Returns whether a name can be that of a folder of runs."""
+    """Whether a name is valid for a folder of runs."""
     return RUN_NAME.fullmatch(name) is not None and len(name) <= MAX_NAME
 
 
 @dataclass(frozen=True)
 class Type(ABC):
     empty: ClassVar[Any] = None
-    """The value of a key that is left out and has no default, and of one that could not be read."""
+    """The value of a key that is left out and has no default, or whose value could not be read."""
 
     @abstractmethod
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        """Returns the value of a node; None for a wrong one, which is reported."""
+        """Returns the value of a node. Reports a wrong value and returns None."""
 
     @abstractmethod
     def schema(self) -> Schema:
@@ -108,7 +108,7 @@ class Whole(Type):
 
 
 class OptionalWhole(Whole):
-    """An integer of which 0 and "left out" mean different things."""
+    """An integer for which 0 and "left out" have different meanings."""
 
     empty: ClassVar[Any] = None
 
@@ -140,7 +140,7 @@ class Size(Type):
 
 
 class Seconds(Type):
-    """A finite number from 0."""
+    """A finite number of seconds, 0 or greater."""
 
     empty: ClassVar[Any] = 0.0
 
@@ -177,7 +177,7 @@ class Boolean(Type):
 
 
 class OptionalBoolean(Boolean):
-    """A boolean that has no value where it is left out."""
+    """A boolean that is None if it is left out."""
 
     empty: ClassVar[Any] = None
 
@@ -185,7 +185,7 @@ class OptionalBoolean(Boolean):
 @dataclass(frozen=True)
 class Text(Type):
     names: Top | None = None
-    """The mapping whose names the text may be; None for any text."""
+    """The top-level mapping that must contain the text as a name; None for any text."""
     empty: ClassVar[Any] = ""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
@@ -199,7 +199,7 @@ class Text(Type):
 
 
 class RunName(Text):
-    """A text that can name a folder of runs."""
+    """A text that is valid as the name of a folder of runs."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         name: str | None = Text().read(reader, node, path)
@@ -229,7 +229,7 @@ class ClassPath(Text):
 
 
 class Endpoint(Text):
-    """COMPONENT.METHOD."""
+    """A text of the form COMPONENT.METHOD."""
 
     def schema(self) -> Schema:
         return text(rf"^{NAME.pattern}\.{WORD}{REST}*$")
@@ -242,9 +242,9 @@ class Word(Type):
     words: Mapping[str, str]
     """Each word with its meaning."""
     noun: str
-    """What messages call such a word: "a collect mode"."""
+    """Name of the type in messages, e.g. "a collect mode"."""
     code: str
-    """The code of the diagnostic for another word."""
+    """The code of the diagnostic for an unknown word."""
     empty: ClassVar[Any] = ""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
@@ -288,7 +288,7 @@ class Texts(Type):
 
     names: Top | None = None
     is_prefix: bool = False
-    """Whether the names are only the first part of each text: `STAGE.NAME`."""
+    """Whether the name is only the first part of each text, as in `STAGE.NAME`."""
     empty: ClassVar[Any] = ()
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
@@ -307,7 +307,7 @@ class Texts(Type):
 
 
 class Arguments(Type):
-    """A list of texts and numbers; numbers stay as they are written."""
+    """A list of texts and numbers. Numbers keep their text."""
 
     empty: ClassVar[Any] = ()
 
@@ -332,11 +332,11 @@ class DimOrder(Texts):
         return list_of(dims, minItems=len(DIMS), maxItems=len(DIMS), uniqueItems=True)
 
 
-# Values of several forms, each the type of one key
+# Types with several forms, each for one key
 
 
 class Ranks(Type):
-    """A count of devices, or a list of devices."""
+    """A number of devices, or a list of devices."""
 
     empty: ClassVar[Any] = 0
 
@@ -373,7 +373,7 @@ class Ranks(Type):
 
 
 class DeviceCounts(Type):
-    """A count for all nodes, a list with one for each node, or a mapping of device types to either."""
+    """A number for all nodes, a list with a number per node, or a mapping of device types to either."""
 
     empty: ClassVar[Any] = 0
 
@@ -402,7 +402,7 @@ class DeviceCounts(Type):
         return found
 
     def counts(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        """Returns the number of devices of every node, or of one node after the other."""
+        """Returns one number of devices for all nodes, or a tuple with the number of each node."""
         if not node.is_list:
             return Whole(1).read(reader, node, path)
         counts = [Whole().read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
@@ -419,7 +419,7 @@ class DeviceCounts(Type):
 
 
 class VisibleDevices(Type):
-    """Text as in CUDA_VISIBLE_DEVICES, one number, or a list."""
+    """A text as in CUDA_VISIBLE_DEVICES, a number, or a list."""
 
     empty: ClassVar[Any] = ()
 
@@ -477,7 +477,7 @@ class Environment(Type):
 
 
 def _devices_in(text: str) -> list[int]:
-    """Returns the numbers in `0,1` or `0-3` if there are at least two, and not too many for a list."""
+    """Returns the numbers in `0,1` or `0-3`; empty if there are fewer than two, or too many for a list."""
     if found := re.fullmatch(r"(\d{1,6})-(\d{1,6})", text):
         first, last = int(found[1]), int(found[2])
         return list(range(first, last + 1)) if 0 < last - first < 16 else []

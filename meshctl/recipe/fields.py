@@ -2,10 +2,10 @@
 
     Field("grace", Seconds(), default=30.0, doc="Seconds that ...", aliases="grace_period")
 
-All that deals with keys derives from this table: the reader, the JSON Schema, the documentation of keys,
-shell completion, the defaults in `config --origins`, and the proposals for a key that is misspelled,
-misplaced or another system's. A new key is one `Field` here, one attribute of the class in `model.py`, and
-the code that uses it. Rules between several fields are code, in `reader.py` and `rules/`.
+The following derive from this table: the reader, the JSON Schema, the documentation of keys, shell
+completion, the defaults in `config --origins`, and the suggestions for keys that are misspelt, misplaced or
+from another system. A new key needs one `Field` here, one attribute of the class in `model.py`, and the code
+that uses it. Rules about several fields are in `reader.py` and `rules/`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from meshctl.recipe.section_types import (
 )
 from meshctl.topology.sizes import MAY_BE_AUTO, SIZES
 
-# Words that values are made of
+# Words that values may be
 
 DEVICE_TYPES = {
     "cuda": "NVIDIA GPUs; `gpu` is the same",
@@ -84,7 +84,7 @@ BALANCE = {"tokens": "even out the tokens of the shares"}
 
 DISPATCH_MODE = Word(DISPATCH_MODES, "a dispatch mode", "MC520")
 
-# Sections, each behind those that it contains
+# Sections. A section follows the sections that it contains.
 
 
 def _size(key: str, doc: str, aliases: str, related: str = "") -> Field:
@@ -226,7 +226,7 @@ GROUP = Section("group", "a group", (
             "run fails if it ends earlier."),
 ))
 PROGRAM_KEYS = ("args", "cwd", "python", "service")
-"""Keys that a group may have only with `program`."""
+"""Keys that are allowed only in a group with `program`."""
 
 COMPONENT = Section("component", "a component", (
     Field("_target_", types.ClassPath(),
@@ -353,7 +353,7 @@ SYNC = Section("sync", "a sync", (
 ))
 _BY_KEY = {field.key: field for field in (*CALL.fields, *SYNC.fields)}
 STAGE = Section("stage", "a stage", tuple(_BY_KEY.values()))
-"""A stage that has neither `call` nor `sync` yet."""
+"""The section of a stage without `call` and `sync`."""
 
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
     Field("every", Whole(), doc="Steps between two checkpoints; 0: only at the end."),
@@ -445,11 +445,11 @@ SECTIONS = (
     *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER),
     *(CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE),
 )
-"""Every section. The first that has a key is the one to which a misplaced key is assigned."""
+"""All sections. A misplaced key is assigned to the first section that has the key."""
 PLANNED = {
     ("pipeline", "repeat"): "a loop inside a step",
     ("pipeline", "stages"): "a loop inside a step",
     ("run", "restarts"): "starting again after a fault",
     ("run", "log"): "trackers beside metrics.jsonl",
 }
-"""(top-level key, key) that a later version will have, with its purpose."""
+"""(top-level key, key) of a later version -> its purpose."""

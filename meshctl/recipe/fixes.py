@@ -1,15 +1,14 @@
-"""Safe edits of a recipe's text: a diagnostic carries them if exactly one answer is right.
+"""Safe edits of a recipe's text. A diagnostic has a fix only if exactly one correction is possible.
 
-    renamed(span, "tensor_model_parallel_size", known)     a word of another system, or one that is misspelt
-                                                           and
-                                                           near to a single other
-    rewritten(node, "1000")                                a scalar, written so that YAML reads what was meant
-    quoted(node)                                           `no` where text was meant
+    renamed(span, "tensor_model_parallel_size", known)     a word of another system, or a misspelt word with
+                                                           a single similar word
+    rewritten(node, "1000")                                a scalar that YAML would read as another value
+    quoted(node)                                           a boolean such as `no` that was meant as text
 
-Rules state what is written (`Fix.was`) and what should be. `keep_safe` compares that with the text itself: a
-fix is dropped if the text reads otherwise, as an interpolation, an anchor or a part of an override does, or
-if the same text serves several values and is wrong for some of them only. `apply` edits a text and leaves
-every other character as it is.
+A `Fix` contains the old text (`Fix.was`) and the new one. `keep_safe` compares the old text with the file. It
+drops a fix if the file has another text there, e.g. an interpolation, an anchor or a part of an override, or
+if the text is the source of several values of which only some are wrong. `apply` edits a text and keeps all
+other characters.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ AMBIGUOUS = {
     *("nproc", "nproc_per_node", "n_procs", "num_workers", "batch_size", "num_samples", "n_samples"),
     *("staleness_threshold", "keep_top_k", "save_top_k", "allow_padding", "mesh_dim_names"),
 }
-"""Words of other systems that count something else in some of them, such as the processes of one node. They
-are proposed, and never replaced."""
+"""Words that have different meanings in other systems. Their replacements are suggested, and never
+applied."""
 TWO_EDITS_FROM = 6
-"""Minimum length in letters of a word in which two letters can be wrong."""
+"""Minimum length of a word in which two letters may be wrong."""
 PLAIN = re.compile(r"(?!(y|n|yes|no|on|off|true|false|null)$)[A-Z_][\w.-]*", re.ASCII | re.IGNORECASE)
-"""What YAML reads as text without quotes."""
+"""A text that needs no quotes in YAML."""
 BOM = "\ufeff"
 
 
@@ -41,8 +40,8 @@ BOM = "\ufeff"
 
 
 def meant(word: str, options: Iterable[str]) -> str:
-    """Returns the one option that a word must mean, or an empty text. Two near options are ambiguous, and
-    another number makes another name."""
+    """Returns the only option that a word can mean, or an empty string. The word is ambiguous if two options
+    are similar. Words with different numbers are different names."""
     all_options = tuple(options)
     other = word.lower().replace("-", "_")
     if other in AMBIGUOUS or word in all_options:
@@ -64,8 +63,7 @@ def _is_near(one: str, other: str, edits: int) -> bool:
 
 
 def _are_different_names(one: str, other: str) -> bool:
-    """Returns whether two words differ on purpose, however near: `train1`, `train2`; `slice_tp`,
-    `slice_dp`."""
+    """Whether two similar words are different names: `train1` and `train2`, `slice_tp` and `slice_dp`."""
     parts, other_parts = re.split(r"[_.-]", one), re.split(r"[_.-]", other)
     if re.findall(r"\d+", one) != re.findall(r"\d+", other):
         return True
@@ -75,7 +73,7 @@ def _are_different_names(one: str, other: str) -> bool:
 
 
 def _within(one: str, other: str, edits: int) -> bool:
-    """Returns whether at most `edits` letters left out, put in, changed or swapped turn one word into the
+    """Whether at most `edits` deletions, insertions, changes or swaps of letters turn one word into the
     other."""
     while one and other and one[0] == other[0]:
         one, other = one[1:], other[1:]
@@ -92,8 +90,8 @@ def _within(one: str, other: str, edits: int) -> bool:
 def renamed(
     span: Span, word: str, options: Iterable[str], after: str = "", before: str = ""
 ) -> tuple[Fix, ...]:
-    """Returns the edit that puts the option that was meant in place of `word`. `before` and `after` are the
-    rest of the text at the span."""
+    """Returns the edit that replaces `word` by the option that was meant; empty if that is ambiguous.
+    `before` and `after` are the rest of the text at the span."""
     right = meant(word, options)
     if not PLAIN.fullmatch(right):
         return ()
@@ -101,8 +99,8 @@ def renamed(
 
 
 def keys_meant(node: Node, known: Sequence[str]) -> dict[str, tuple[Fix, ...]]:
-    """Returns a mapping's unknown keys -> the edits to the keys that were meant. There is no edit to a key
-    that the same file gives too, or that two keys were meant to be."""
+    """Returns unknown key -> edit to the key that was meant, for a mapping. There is no edit if the mapping
+    also contains the right key, or if two keys would get the same name."""
     spans = {
         key: item.key or item.span for key, item in node.items() if item.key not in (node.span, node.key)
     }
@@ -118,7 +116,8 @@ def keys_meant(node: Node, known: Sequence[str]) -> dict[str, tuple[Fix, ...]]:
 
 
 def keep_safe(report: Report, tree: Node | None = None) -> Report:
-    """Returns the report with only the fixes that fit the text; each span is narrowed to what is replaced."""
+    """Returns the report with only the fixes that fit the text. The spans of fixes are narrowed to the
+    replaced text."""
     fixes = [fix for found in report.diagnostics for fix in found.fixes]
     if not fixes:
         return report
@@ -141,7 +140,7 @@ def keep_safe(report: Report, tree: Node | None = None) -> Report:
 
 
 def _spans(node: Node) -> Iterator[Span]:
-    """Yields the spans of all values and keys; one that serves several values comes several times."""
+    """Yields the spans of all values and keys. A span from which several values come is repeated."""
     yield node.span
     if node.key:
         yield node.key
@@ -151,7 +150,8 @@ def _spans(node: Node) -> Iterator[Span]:
 
 
 def _fitted(fix: Fix, lines: Sequence[str]) -> Fix | None:
-    """Returns the fix with the span of just what it replaces, or None if the text reads otherwise."""
+    """Returns the fix with its span narrowed to the replaced text, or None if the file has another text
+    there."""
     span = fix.span
     written = lines[span.line - 1][span.column - 1 :][: span.width] if 0 < span.line <= len(lines) else ""
     is_quoted = written[:1] + written[-1:] in ('""', "''") and written[1:-1] == fix.was
@@ -169,7 +169,8 @@ def _fitted(fix: Fix, lines: Sequence[str]) -> Fix | None:
 
 
 def compatible(diagnostics: Iterable[Diagnostic], files: Collection[str]) -> tuple[Diagnostic, ...]:
-    """Returns the diagnostics whose fixes are all in `files` and do not touch the fixes of one before."""
+    """Returns the diagnostics whose fixes are all in `files` and do not overlap with fixes of earlier
+    ones."""
     kept, taken = list[Diagnostic](), list[Fix]()
     for found in diagnostics:
         new = [fix for fix in found.fixes if fix not in taken]
@@ -187,8 +188,8 @@ def _touch(one: Fix, other: Fix) -> bool:
 
 
 def apply(text: str, fixes: Iterable[Fix]) -> str:
-    """Returns the text with the edits of one file in it. A line that an edit leaves empty is removed. Raises
-    `ValueError` if the text is another one."""
+    """Returns the text of a file after the edits. Lines that become empty are removed. Raises `ValueError` if
+    the text does not contain the old text of an edit."""
     lines = text.removeprefix(BOM).splitlines(keepends=True)
     for fix in sorted(set(fixes), key=lambda fix: fix.span, reverse=True):
         line, start = "".join(lines[fix.span.line - 1 : fix.span.line]), fix.span.column - 1

@@ -1,4 +1,4 @@
-"""Which section or field of the table stands at a key path: `("run", "grace")` is the field `grace` of
+"""Finds the section or field of the table for a key path: `("run", "grace")` is the field `grace` of
 `RUN`."""
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES
 
 
 def section_at(path: KeyPath, root: Node) -> Section | None:
-    """Returns the section at a path; None for a single value and for a mapping whose keys users name."""
+    """Returns the section at a path; None for a single value, and for a mapping whose keys are chosen by
+    users."""
     section, keys = RECIPE, iter(path)
     for key in keys:
         field = section.by_key.get(key)
@@ -24,19 +25,19 @@ def section_at(path: KeyPath, root: Node) -> Section | None:
 
 
 def stage_kind(stage: Node | None) -> Section:
-    """Returns `CALL` or `SYNC` for a stage that has one of these keys, and else `STAGE`."""
+    """Returns `CALL` or `SYNC` for a stage with exactly one of these keys, otherwise `STAGE`."""
     kinds = (CALL, SYNC) if stage is not None else ()
     return next((kind for kind in kinds if stage and stage.get(kind.name) is not None), STAGE)
 
 
 def field_at(path: KeyPath, root: Node) -> Field | None:
-    """Returns the field whose value stands at a path."""
+    """Returns the field whose value is at a path; None if there is none."""
     section = section_at(path[:-1], root) if path else None
     return section.by_key.get(path[-1]) if section else None
 
 
 def is_key(path: KeyPath, root: Node) -> bool:
-    """Returns whether an override may set this key although the recipe does not have it."""
+    """Whether an override may set a key that is not in the recipe."""
     if path[:-1] == ("cluster", "devices_per_node"):
         device_type = path[-1].lower()
         return DEVICE_ALIASES.get(device_type, device_type) in ACCELERATORS
@@ -44,8 +45,8 @@ def is_key(path: KeyPath, root: Node) -> bool:
 
 
 def keys_below(path: KeyPath, root: Node) -> tuple[str, ...]:
-    """Returns the keys that an override may set below a path; none where users name them, below a name that
-    the recipe does not have, and among the parameters of a call."""
+    """Returns the keys that an override may set below a path. Empty for mappings whose keys users choose,
+    below a name that is not in the recipe, and for the parameters of a call."""
     if path == ():
         return RECIPE.keys[1:]
     if path == ("cluster", "devices_per_node"):

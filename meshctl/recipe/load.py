@@ -1,9 +1,8 @@
-"""Loads a recipe: everything that can be known of it without running anything. Composes, resolves, reads and
-checks it.
+"""Loads a recipe without executing anything: composes it, resolves references, reads and checks it.
 
 loaded = load("grpo.yaml", ["run.steps=7"], cwd)
-loaded.report        all that is wrong; if it has no errors, `plan.resolve(loaded.recipe,
-                     loaded.endpoints)` cannot fail
+loaded.report        all diagnostics; without errors, `plan.resolve(loaded.recipe, loaded.endpoints)` cannot
+                     fail
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
     from meshctl.recipe.rules import Facts
 
 Endpoints = Mapping[str, Mapping[str, "Endpoint"]]
-"""Component -> method -> endpoint; those whose code could not be read are absent."""
+"""Component -> method -> endpoint. Components whose code could not be read are missing."""
 NOT_INCLUDED = {"MC201", "MC202", "MC205", "MC208", "MC211"}
-"""Codes that report that a file of the recipe could not be included."""
+"""Codes of diagnostics about a file that could not be included."""
 DEV = Path("/dev")
 PLAN = re.compile(r'\s*\{\s*"format":\s*\d+,\s*"digest":\s*"')
-"""The beginning of a plan's file."""
+"""The beginning of a plan file."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +48,17 @@ class Loaded:
     recipe: Recipe
     report: Report
     composed: str
-    """The recipe as one YAML text, with its interpolations as written."""
+    """The recipe as one YAML text, with interpolations as written."""
     path: tuple[str, ...]
     """Folders of the recipe's code, searched before installed packages."""
     endpoints: Endpoints
     readable: bool = True
-    """False if there is no recipe to check: no such file, or no YAML."""
+    """False if the file does not exist or is not valid YAML."""
     tree: Node | None = None
-    """The tree of `composed`, with the place of every value that could be read."""
+    """The tree of `composed`, with the place of each readable value."""
     facts: Facts | None = None
     secrets: Secrets = Secrets()
-    """What must not be shown."""
+    """The values that are redacted in output."""
 
 
 def load(
@@ -74,8 +73,9 @@ def load(
 ) -> Loaded:
     """Reads and checks a recipe.
 
-    `path` lists its import folders if they are not its own folder and `cwd`. `detect` returns the device type
-    of this machine. `held` maps real paths to the bytes to use in place of those files.
+    `path` lists the recipe's import folders; if it is empty, these are the recipe's folder and `cwd`.
+    `detect` returns the device type of this machine. `held` maps real paths to bytes that are used in place
+    of the files.
     """
     file = Path(recipe)
     home = (cwd / file).parent
@@ -91,7 +91,7 @@ def load(
         secrets = secrets_of(composed.tree, composed.sources, environment)
         report = redact_report(_in_order(keep_safe(report)), secrets)
         return Loaded(Recipe(), report, "", folders, {}, readable=False, tree=composed.tree, secrets=secrets)
-    # Imported on use: to refuse what is no recipe takes none of the rules.
+    # Imported here, because a file that is not a recipe is refused without the rules.
     from meshctl.recipe.code.classes import Code
     from meshctl.recipe.rules import Facts, check
     from meshctl.recipe.structure import correct
@@ -119,7 +119,8 @@ def load(
 
 
 def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:
-    """Returns the diagnostic for a file that is a plan; `folder` is its folder as the user names it."""
+    """Returns a diagnostic if the file is a plan, which is not a recipe. `folder` is the file's folder as
+    shown to the user."""
     name, lines = next(iter(composed.sources), ("", ()))
     if not PLAN.match("\n".join(lines[:4])):
         return None
@@ -138,7 +139,7 @@ def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:
 
 
 def detected() -> str:
-    """Returns the device type of this machine, without loading any library."""
+    """Returns the device type of this machine. Loads no library."""
     if sys.platform == "darwin":
         return "mps"
     if (DEV / "nvidiactl").exists() or _has_rocm():
@@ -147,13 +148,13 @@ def detected() -> str:
 
 
 def _has_rocm() -> bool:
-    """Returns whether AMD's driver has a device that computes; torch calls these cuda, too."""
+    """Whether AMD's driver has a compute device, whose type in torch is also cuda."""
     return (DEV / "kfd").exists() and any((DEV / "dri").glob("renderD*"))
 
 
 def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
-    """Returns the tree with the name and the device types that the recipe leaves to its file and machine: a
-    plan is made of the composed recipe alone."""
+    """Returns the tree with a name and device types where the recipe leaves them out. The name comes from the
+    file name, and device types from this machine."""
     if tree.get("name") is None and is_run_name(stem):
         tree = put(tree, ("name",), replace(of_plain(stem, tree.span, tree.span), made="the file's name"))
     groups = tree.get("groups")
@@ -166,8 +167,8 @@ def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:
 
 
 def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yields the diagnostics that hold even if a part of the recipe could not be included: without it,
-    nothing is known to be missing."""
+    """Yields the diagnostics that are certain. If a file could not be included, values may be missing because
+    of it, so diagnostics about missing values are left out."""
     partial = any(
         one.code in NOT_INCLUDED and one.primary and not is_override(one.primary.file) for one in found
     )
@@ -175,8 +176,8 @@ def _known(found: Sequence[Diagnostic], more: Iterable[Diagnostic]) -> Iterator[
 
 
 def _in_order(report: Report) -> Report:
-    """Returns the report with each diagnostic once, in the order of the text: file by file, the command line
-    last."""
+    """Returns the report without repeated diagnostics, ordered by file, line and column. Diagnostics about
+    overrides come last."""
     files = {file: number for number, (file, _) in enumerate(report.sources)}
 
     def place(found: Diagnostic) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
-"""Reports without secrets: texts in which secrets are hidden, and lines of files in which they are masked by
+"""Removes secrets from reports. Secrets in messages are redacted, and secrets in lines of files are masked by
 stars.
 
-A line keeps its columns, so the marks below it still fit. In a file that can be read, the tree
-knows where each secret is; in another one, every line that may hold a secret is masked whole.
+A masked line keeps its columns, so that marks below it still fit. In a readable file, the tree contains the
+place of each secret. In an unreadable one, every line that may contain a secret is masked completely.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NO_SECRETS = Secrets()
 
 
 def redact_report(report: Report, secrets: Secrets) -> Report:
-    """Returns a report without secrets. A fix whose text would show one is left out."""
+    """Returns a report without secrets. A fix whose text contains a secret is dropped."""
     lines = dict(report.sources)
     shown = {file: mask_lines(file, lines[file], secrets) for file in lines}
     texts = (f"{found.message} {found.help}" for found in report.diagnostics)
@@ -68,7 +68,7 @@ def _redacted(found: Diagnostic, known: Known) -> Diagnostic:
 
 
 def _covers(span: Span, lines: Mapping[str, Sequence[str]], shown: Mapping[str, Sequence[str]]) -> bool:
-    """Returns whether a part of the text at a span is masked."""
+    """Whether a part of the text at a span is masked."""
     if not 0 < span.line <= len(lines.get(span.file, ())):
         return False
     part = slice(span.column - 1, span.column - 1 + span.width)
@@ -76,7 +76,7 @@ def _covers(span: Span, lines: Mapping[str, Sequence[str]], shown: Mapping[str, 
 
 
 def mask_lines(file: str, lines: Sequence[str], secrets: Secrets = NO_SECRETS) -> tuple[str, ...]:
-    """Returns the lines of a file, or the line of an override, with stars in place of secrets."""
+    """Returns the lines of a file, or the line of an override, with secrets masked by stars."""
     places = {(line, column) for name, line, column in secrets.places if name == file}
     if not places and not secrets.written and not is_suspect("\n".join(lines)):
         return tuple(lines)
@@ -94,13 +94,13 @@ def mask_lines(file: str, lines: Sequence[str], secrets: Secrets = NO_SECRETS) -
 
 
 def _in_tree(text: Text, lines: Sequence[str], places: Collection[Position]) -> list[list[Stretch]]:
-    """Returns the secret stretches of each line of a file: the scalars that are secret by their path, or that
-    begin at `places`, and all that the tree does not have; in other scalars and in comments, what their text
-    shows."""
+    """Returns the secret stretches of each line of a file. Secret are scalars with a secret path, scalars
+    that begin at `places`, and text that is not in the tree. Other scalars and comments are searched for
+    secrets in their text."""
     assert text.tree is not None
     found: list[list[Stretch]] = [[] for _ in lines]
     ends = [(0, False)] * len(lines)
-    """Of each line, the end of its last scalar, and whether that is secret."""
+    """(end of the last scalar, whether that scalar is secret) for each line."""
     secret = {path for path, _ in secret_leaves(text.tree)}
     refused = [((), leaf) for node in text.refused for _, leaf in leaves(node)]
     for path, leaf in chain(refused, leaves(text.tree)):
@@ -124,7 +124,7 @@ def _in_tree(text: Text, lines: Sequence[str], places: Collection[Position]) -> 
 
 
 def _within(line: str, start: int, end: int) -> list[Stretch]:
-    """Returns what a part of a line shows to be secret by its own keys and options."""
+    """Returns the stretches of a part of a line that are secret by keys and options in the same text."""
     text = line[start:end]
     if len(text) > MAX_LINE:
         return [(start, end)] if is_suspect(text) else []

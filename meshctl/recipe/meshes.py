@@ -1,4 +1,5 @@
-"""The mesh of each component of a recipe: its own sizes, or those of the component that it names."""
+"""Computes the mesh of each component, from its own sizes or from those of the component that its `parallel`
+names."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 
 
 class NoMesh(Exception):
-    """A component has no mesh: a value that determines the mesh is wrong, and a rule reports it."""
+    """The mesh of a component is unknown, because a value that determines it is wrong. A rule reports that
+    value."""
 
 
 def sizes_of(recipe: Recipe, component: Component) -> tuple[Component, Sizes]:
-    """Returns the component whose sizes a component uses, and these sizes.
+    """Returns (component whose sizes a component uses, sizes).
 
-    Raises `NoMesh` where the chain of `parallel: COMPONENT` leads nowhere or in a circle.
+    Raises `NoMesh` if the chain of `parallel: COMPONENT` ends at an unknown component or is a circle.
     """
     seen = {component.name}
     while isinstance(component.parallel, str):
@@ -28,7 +30,7 @@ def sizes_of(recipe: Recipe, component: Component) -> tuple[Component, Sizes]:
 
 
 def mesh_of(recipe: Recipe, component: Component) -> DeviceMesh:
-    """Returns the mesh of a component. Raises `NoMesh` where its sizes do not make up the workers."""
+    """Returns the mesh of a component. Raises `NoMesh` if the sizes do not fit the number of workers."""
     group = recipe.groups.get(component.group)
     if group is None or not group.workers:
         raise NoMesh(component.name)

@@ -1,7 +1,7 @@
-"""Where a key that stands in the wrong section belongs: `tp_size` of a component goes under its `parallel`,
+"""Finds the right place of a key in the wrong section: `tp_size` of a component belongs under `parallel`,
 `trainer.steps` under `run`.
 
-The help names the place as exactly as the recipe allows: `it goes under components.actor.parallel`.
+The help names the place as precisely as possible: `it goes under components.actor.parallel`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NAMED = {"groups": GROUP, "components": COMPONENT, "pipeline": STAGE}
 SIGNS = {"components": ("_target_",), "pipeline": ("call", "sync"), "groups": ("ranks", "device_type")}
 """Keys by which a mapping is recognized as a component, a stage or a group."""
 INVISIBLE = re.compile("[\u00a0\u00ad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]")
-"""Characters that look like a space, or like nothing."""
+"""Characters that look like a space or are invisible."""
 MAX_PLACES = 100
-"""Number of groups, components or stages up to which a key's place is looked for among them."""
+"""Maximum number of groups, components or stages in which the place of a key is searched."""
 
 
 HINTS = {
@@ -48,25 +48,25 @@ HINTS = {
     "remote_class": "it runs on all workers of its `group`; a stage with `execute: first` calls only one",
     "execute_on": "it runs on all workers of its `group`; a stage with `execute: first` calls only one",
 }
-"""Words of other systems that are no key here, with what takes their place."""
+"""Word of another system without an equivalent key -> the replacement."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a key belongs."""
+    """The place to which a misplaced key belongs."""
 
     help: str
     path: KeyPath = ()
-    """The key path that was meant; empty where several may be."""
+    """The key path that was meant; empty if several are possible."""
     candidates: tuple[KeyPath, ...] = ()
-    """The key paths that may be meant where several may be."""
+    """The possible key paths if there are several."""
     is_named_item: bool = False
     """Whether the value is a group, a component or a stage."""
 
 
 def kind_of(item: Node | None) -> str:
-    """Returns `groups`, `components` or `pipeline` for a mapping that is plainly one of theirs, else an empty
-    text."""
+    """Returns `groups`, `components` or `pipeline` for a mapping that is recognized as an item of one of
+    them, otherwise an empty string."""
     if item is None or not item.is_mapping:
         return ""
     signs = {top: any(item.get(sign) is not None for sign in signs) for top, signs in SIGNS.items()}
@@ -75,14 +75,14 @@ def kind_of(item: Node | None) -> str:
 
 
 def invisible_character(key: str) -> str:
-    """Returns help for a key with a character in it that does not show; empty if it has none."""
+    """Returns help for a key that contains an invisible character; empty if it contains none."""
     odd = INVISIBLE.search(key)
     return f"it has the character U+{ord(odd[0]):04X} in it, which does not show: remove it" if odd else ""
 
 
 def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Node) -> Location | None:
-    """Returns where a key belongs that the mapping at `path`, a `section`, does not have; None if the key
-    belongs nowhere."""
+    """Returns the place of a key that is unknown in the mapping at `path`, which is a `section`. None if no
+    section has the key."""
     if found := _named(key, item, path, root):
         return found
     for word in (key, *meanings(key, with_related=path in ((), ("run",)))):
@@ -96,14 +96,14 @@ def location_of(key: str, section: Section, path: KeyPath, item: Node, root: Nod
 
 
 def _fits(item: Node, type_: Type) -> bool:
-    """Returns whether a value can be one of a type that takes mappings only."""
+    """Whether a value may be of a type. A text or boolean is not, if the type accepts only mappings."""
     is_mapping_only = isinstance(type_, Named) or (isinstance(type_, Nested) and not type_.shorthand)
     is_value = item.value is None or isinstance(item.value, (str, bool))
     return not (is_mapping_only and is_value)
 
 
 def help_without_alternative(section: Section, key: str) -> str:
-    """Returns help for a key that is near to no other."""
+    """Returns help for a key that is not similar to any other."""
     if hint := HINTS.get(key.lower().replace("-", "_")):
         return hint
     if section is COMPONENT:
@@ -112,7 +112,7 @@ def help_without_alternative(section: Section, key: str) -> str:
 
 
 def _named(key: str, item: Node, path: KeyPath, root: Node) -> Location | None:
-    """Returns the place of a group, a component or a stage that stands in another section."""
+    """Returns the place of a group, component or stage that is in the wrong section."""
     if top := kind_of(item):
         near = f", beside `{path[1]}`" if len(path) > 1 and path[0] == top else ""
         indent = f": indent it less{near}" if path else ""
@@ -145,7 +145,8 @@ def _location(key: str, word: str, section: Section, path: KeyPath, root: Node) 
 
 
 def _places(section: Section, path: KeyPath, root: Node) -> list[KeyPath]:
-    """Returns the mappings that may be meant: those of the component at `path`, or else all."""
+    """Returns the paths of the mappings of a section that may be meant: those in the same component,
+    otherwise all."""
     here = path[1] if len(path) > 1 else ""
     in_component = path[:1] == ("components",)
     if section in (RUN, CHECKPOINT, CLUSTER):
@@ -165,13 +166,13 @@ def _places(section: Section, path: KeyPath, root: Node) -> list[KeyPath]:
 
 
 def _lacks_key(root: Node, stage: str) -> bool:
-    """Returns whether a stage does not say what it does, or is a source without `samples`."""
+    """Whether a stage has neither `call` nor `sync`, or is a source without `samples`."""
     has = {key for key in ("call", "sync", "in", "samples") if root.at(("pipeline", stage, key)) is not None}
     return not has & {"call", "sync"} or has == {"call"}
 
 
 def _names(root: Node, top: str) -> list[str]:
-    """Returns the names at the top of a recipe, unless there are too many to look at for each wrong key."""
+    """Returns the names in a top-level mapping; empty if there are more than `MAX_PLACES`."""
     node = root.get(top)
     names = [name for name, _ in node.items()] if node is not None else []
     return names if len(names) <= MAX_PLACES else []

@@ -1,9 +1,8 @@
-"""What the user wrote, with its types checked: `Recipe` and its parts.
+"""`Recipe` and its parts: the values that the user has written, with their types checked.
 
-The keys, their defaults and their documentation stand in `fields.py`. Nothing here knows where a value was
-written: spans stand in a table of their own (`spans.py`), so two recipes with the same values are equal. A
-number that was wrong or left out is 0, a text is empty; the diagnostic about it silences the rules that need
-it.
+`fields.py` declares the keys, their defaults and their documentation. The places of values are in a separate
+table (`spans.py`), so that two recipes with the same values are equal. A number that was wrong or left out is
+0, and a text is empty. Rules skip values that were reported as wrong.
 """
 
 from __future__ import annotations
@@ -19,49 +18,50 @@ from meshctl.topology.modes import Dispatch
 @dataclass(frozen=True)
 class Cluster:
     nodes: int = 0
-    """0 if left out: as many as are listed, or the least that hold the groups."""
+    """0 if left out; then it is the number of nodes that `devices_per_node` lists, or the smallest that fits
+    all groups."""
     devices_per_node: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] = 0
-    """Devices of each node, for every accelerator type of the job or by type: one count for all nodes, or one
-    for each. 0 if left out."""
+    """Number of devices per node: one number for all nodes, or a number per node; for all accelerator types,
+    or by type. 0 if left out."""
 
     def devices_of(self, device_type: str) -> int | tuple[int, ...]:
-        """Returns the devices of one type on each node: one number for all nodes, or a number for each. 0 if
-        left out."""
+        """Returns the number of devices of one type per node: one number for all nodes, or a number per node.
+        0 if left out."""
         counts = self.devices_per_node
         return counts.get(device_type, 0) if isinstance(counts, Mapping) else counts
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The device types that the recipe names: hardware, though no group may use it."""
+        """The device types that `cluster` names, even if no group uses them."""
         return tuple(self.devices_per_node) if isinstance(self.devices_per_node, Mapping) else ()
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script of the user's own, started as torchrun would."""
+    """A script of the user, which is started as by torchrun."""
 
     script: str = ""
     module: str = ""
-    """In place of a script."""
+    """Name of a module that is run instead of a script."""
     args: tuple[str, ...] = ()
     cwd: str = ""
     python: str = ""
     service: bool = False
-    """Whether it serves the other groups: the run ends without it."""
+    """Whether the run ends without waiting for it, because it serves the other groups."""
 
 
 @dataclass(frozen=True)
 class DeviceGroup:
     name: str
     ranks: int | tuple[int, ...] = 0
-    """A count of devices (on cpu: of processes), or exactly these devices of the cluster."""
+    """A number of devices (on cpu, of processes), or a list of devices of the cluster."""
     device_type: str = ""
     gpus_per_worker: int = GROUP.default("gpus_per_worker")
     visible_devices: tuple[str, ...] = ()
     env: tuple[tuple[str, str | None], ...] = ()
-    """(name, value); the value is None for a variable that is passed through."""
+    """(name, value) of each variable. The value is None for a variable that is passed through."""
     colocate: str = ""
-    """The group whose devices this one shares."""
+    """The group whose devices this group shares."""
     program: Program | None = None
 
     @property
@@ -71,7 +71,7 @@ class DeviceGroup:
 
     @property
     def workers(self) -> int:
-        """Number of processes; 0 if it is not known or the devices do not divide evenly."""
+        """Number of processes; 0 if it is unknown or does not divide the devices evenly."""
         each = 1 if self.device_type == "cpu" else self.gpus_per_worker
         return self.devices // each if each and self.devices % each == 0 else 0
 
@@ -81,19 +81,20 @@ class Sizes:
     """The sizes of a layout."""
 
     given: tuple[tuple[str, int | str], ...] = ()
-    """(`tp_size`, 2 or "auto") of each size that is written."""
+    """(key, number or "auto") of each stated size, e.g. (`tp_size`, 2)."""
     order: tuple[str, ...] = ()
     sequence_parallel: bool = False
 
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of a component's model, which are compared with the layout and used for nothing else."""
+    """The sizes of a component's model. They are only compared with the layout."""
 
     config: str = ""
-    """Path of a config.json, or of the folder that contains one."""
+    """Path of a config.json, or of a folder that contains one."""
     given: tuple[tuple[str, int], ...] = ()
-    """(`num_heads`, 32); these sizes take precedence over those of the file."""
+    """(key, number) of each stated size, e.g. (`num_heads`, 32). They take precedence over those of the
+    file."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Component:
     """Dotted path of the class."""
     group: str = ""
     parallel: Sizes | str = Sizes()
-    """Sizes, or the name of a component of the same group whose mesh is shared."""
+    """The sizes, or the name of a component of the same group whose mesh is used."""
     args: Mapping[str, Any] = field(default_factory=dict)
     frozen: bool = False
     model: Model = Model()
@@ -111,7 +112,7 @@ class Component:
 
 @dataclass(frozen=True)
 class DispatchWords:
-    """The `dispatch` of a recipe; a mode of None leaves the decorator's."""
+    """The `dispatch` in a recipe. If the mode is None, the decorator's mode is used."""
 
     mode: str | None = None
     balance: str = ""
@@ -132,18 +133,18 @@ class Input:
     """One parameter of a call."""
 
     stages: tuple[str, ...]
-    """Several stages make one batch, joined by sample id."""
+    """The stages whose values form the input. Several are joined into one batch by sample id."""
     parameter: str = ""
-    """Empty if the call has one input."""
+    """The name of the parameter; empty if the call has one input."""
     dispatch: DispatchWords | None = None
-    """None if the stage's `dispatch` is in force."""
+    """None if the stage's `dispatch` applies."""
 
 
 @dataclass(frozen=True)
 class Stage:
     name: str
     kind: str = "call"
-    """`call` or `sync`; empty if the stage is neither."""
+    """`call` or `sync`; empty if the stage has neither key."""
     component: str = ""
     method: str = ""
     inputs: tuple[Input, ...] = ()
@@ -151,10 +152,10 @@ class Stage:
     """Whether the endpoint is called without arguments: `in: []`."""
     samples: int = 0
     sample_bytes: int = 0
-    """Approximate size in bytes of one sample of the value; 0 if not known."""
+    """Approximate size in bytes of one sample of the value; 0 if unknown."""
     dispatch: DispatchWords = DispatchWords()
     execute: str = ""
-    """Empty if the decorator's mode is in force."""
+    """Empty for the decorator's mode."""
     collect: str = ""
     every: int = STAGE.default("every")
     when: str = ""
@@ -162,11 +163,11 @@ class Stage:
     to: str = ""
     to_method: str = ""
     max_staleness: int | None = None
-    """Of a sync, in steps; None for `every` - 1."""
+    """For a sync: the maximum staleness in steps; None for `every` - 1."""
     checksum: bool = False
-    """Of a sync."""
+    """For a sync: whether received weights are verified."""
     ends_run: bool | None = None
-    """Of a source; None for the rule of `run.bounds`."""
+    """For a source: whether the end of its data ends the run; None for the rule in `run.bounds`."""
 
     @property
     def lag(self) -> int:
@@ -218,7 +219,7 @@ class Recipe:
     seed: int = RECIPE.default("seed")
     cluster: Cluster = Cluster()
     groups: Mapping[str, DeviceGroup] = field(default_factory=dict)
-    """In written order, as components and pipeline are."""
+    """Groups by name. Groups, components and pipeline keep the order of the file."""
     components: Mapping[str, Component] = field(default_factory=dict)
     pipeline: Mapping[str, Stage] = field(default_factory=dict)
     run: Run = Run()

@@ -1,12 +1,12 @@
-"""Where each value of a composed recipe is written, what it replaced, and which values are in force by
-default.
+"""Finds the origin of each value of a composed recipe: its place, the values that it replaced, and defaults
+that apply.
 
     for origin in origins(loaded, cwd):
         origin.path, origin.value          ("run", "steps"), 7
         origin.kind, origin.span           "override", Span("override 1", 1, 11)
         origin.replaced                    (Replaced(100, Span("recipe.yaml", 29, 15)),)
 
-Secrets and texts of the environment are hidden here already: nothing that is made of origins can show them.
+Origins contain no secrets and no values of environment variables: these are redacted here.
 """
 
 from __future__ import annotations
@@ -49,37 +49,37 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Reference:
-    """One `${...}` of a value."""
+    """One `${...}` in a value."""
 
     text: str
-    """As written."""
+    """Its text in the file."""
     path: KeyPath | None
-    """The key path that it names; None for the environment."""
+    """The key path to which it refers; None for the environment."""
     span: Span | None
-    """Where the named value is written."""
+    """The place of the value to which it refers."""
 
 
 @dataclass(frozen=True)
 class Origin:
     path: KeyPath
     value: Any
-    """Plain data as the recipe has it; secrets are hidden."""
+    """The value as plain data, with secrets redacted."""
     kind: Kind
-    """`recipe` is the recipe itself, `file` a config group or an included recipe."""
+    """`recipe` is the recipe's own file, `file` a config group or an included recipe."""
     span: Span | None = None
-    """None for a value that is written nowhere."""
+    """None for a value that is in no file."""
     note: str = ""
-    """Why a value that is written nowhere is in force."""
+    """The reason for a value that is in no file."""
     resolved: tuple[Any, ...] = ()
-    """The value once references are followed and `auto` is a number; empty if it is the same."""
+    """The value after references and `auto` are resolved, as a tuple of one item; empty if it is the same."""
     references: tuple[Reference, ...] = ()
     replaced: tuple[Replaced, ...] = ()
-    """The values that it replaced, the last first."""
+    """The values that it replaced, the latest first."""
 
 
 def origins(loaded: Loaded, cwd: Path) -> tuple[Origin, ...]:
-    """Returns the origin of every scalar and of every empty list or mapping, in the order of the recipe;
-    defaults come after their neighbours."""
+    """Returns the origins of all scalars and of all empty lists and mappings, in the order of the recipe. In
+    each mapping, defaults come last."""
     if loaded.tree is None:
         return ()
     written = {path: _written(loaded, path, leaf) for path, leaf in leaves(loaded.tree) if path}
@@ -103,7 +103,7 @@ def line_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# Written values
+# Values in files
 
 
 def _written(loaded: Loaded, path: KeyPath, leaf: Node) -> Origin:
@@ -134,7 +134,9 @@ def _references(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iter
     if isinstance(leaf.value, str) and "${" in leaf.value:
         for written, target in references(leaf.value, path):
             node = tree.at(target) if target is not None else None
-            text = str(_plain(Node(written, leaf.span), path, secrets))  # a default may be the secret
+            text = str(
+                _plain(Node(written, leaf.span), path, secrets)
+            )  # the default of `oc.env` may be secret
             yield Reference(text, target, node.span if node is not None and not node.made else None)
 
 
@@ -147,7 +149,8 @@ def _replaced(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iterat
 
 
 def _resolved(loaded: Loaded, path: KeyPath, leaf: Node) -> tuple[Any, ...]:
-    """Returns the resolved value; empty if it is the same as the written one, or is not known."""
+    """Returns the resolved value in a tuple; an empty tuple if it equals the value in the file or is
+    unknown."""
     facts = loaded.facts
     if facts is None:
         return ()
@@ -167,7 +170,7 @@ def _resolved(loaded: Loaded, path: KeyPath, leaf: Node) -> tuple[Any, ...]:
 
 
 def _leads_to_secret(loaded: Loaded, path: KeyPath, leaf: Node) -> bool:
-    """Returns whether a reference leads to a secret, directly or through other references."""
+    """Whether a reference leads to a secret, directly or through other references."""
     open, seen = [(path, leaf)], set[KeyPath]()
     while open and loaded.tree is not None:
         here, node = open.pop()
@@ -186,7 +189,7 @@ def _leads_to_secret(loaded: Loaded, path: KeyPath, leaf: Node) -> bool:
 
 
 def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
-    """Returns origins in the order of the tree that they make, so that defaults stand with their siblings."""
+    """Returns the origins sorted as in a tree, so that the keys of a mapping stay together."""
     tree: dict[Any, Any] = {}
     for origin in found:
         node = tree
@@ -208,8 +211,8 @@ def _in_order(found: list[Origin]) -> tuple[Origin, ...]:
 
 
 def _in_force(facts: Facts, tree: Node, cwd: Path) -> Iterator[Origin]:
-    """Yields the defaults of the field table that have an effect, the words of decorators, and what is
-    inferred. What is off or empty unless it is written is left out."""
+    """Yields the defaults of the field table, the modes of decorators, and the inferred values that apply.
+    Defaults that are off or empty are left out."""
     recipe = facts.recipe
     yield from _defaults((), RECIPE)
     yield from _of_cluster(facts, recipe, tree)
@@ -242,7 +245,7 @@ def _inferred(path: KeyPath, value: Any, note: str) -> Origin:
 
 
 def _of_cluster(facts: Facts, recipe: Recipe, tree: Node) -> Iterator[Origin]:
-    """Yields the least cluster that holds the groups."""
+    """Yields the inferred size of the cluster, the smallest one that fits all groups."""
     if facts.allocation is None:
         return
     note, cluster = "the least that fits", facts.allocation.cluster
@@ -255,7 +258,7 @@ def _of_cluster(facts: Facts, recipe: Recipe, tree: Node) -> Iterator[Origin]:
 
 
 def _of_mesh(component: str, mesh: DeviceMesh, given: dict[str, int | str]) -> Iterator[Origin]:
-    """Yields the sizes that are left out and more than 1; of a layout without sizes, its one dim."""
+    """Yields the inferred sizes above 1; for a layout without sizes, the size of its only dim."""
     sizes = {f"{dim}_size": mesh.size(dim) for dim in DIMS}
     for key, size in sizes.items():
         if key not in given and (size > 1 or (key == "dp_size" and not given)):
@@ -290,5 +293,5 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: Path) -> Iterator[Ori
 
 
 def _near(file: str, cwd: Path) -> str:
-    """Returns a file as the user would name it."""
+    """Returns a file's path as shown to the user."""
     return str(Path(file).relative_to(cwd)) if Path(file).is_relative_to(cwd) else file

@@ -1,9 +1,8 @@
 """Turns a composed tree into a `Recipe`: checks that every key is known and every value has the right type.
 
-All that is wrong is reported in one pass. A wrong value is then passed on as "not known" (0, or empty), so
-that the rules stay silent about it. Types of single values are read by `field_reader.py`; here are the checks
-of fields beside each other, and the classes of `model.py`. No two values are compared: that is the business
-of `rules/`.
+All errors are reported in one pass. A wrong value is replaced by an unknown one (0 or empty), so that rules
+do not report it again. `field_reader.py` reads single values. This module checks which keys may occur
+together, and creates the classes of `model.py`. Values are compared with each other only in `rules/`.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ class Read:
     recipe: model.Recipe
     found: tuple[Diagnostic, ...]
     wrong: frozenset[KeyPath]
-    """The key paths that diagnostics are about: rules that need their values stay silent."""
+    """The key paths of reported values. Rules that need these values report nothing."""
 
     @cached_property
     def _above_wrong(self) -> frozenset[KeyPath]:
         return frozenset(bad[:length] for bad in self.wrong for length in range(len(bad)))
 
     def is_known(self, *path: str) -> bool:
-        """Returns whether nothing was reported about a value or about anything above it."""
+        """Whether no diagnostic is about a value or a mapping that contains it."""
         return not any(path[:length] in self.wrong for length in range(len(path) + 1))
 
     def is_valid(self, *path: str) -> bool:
-        """Returns whether nothing was reported about a value or about anything above or below it."""
+        """Whether no diagnostic is about a value, a part of it, or a mapping that contains it."""
         return path not in self._above_wrong and self.is_known(*path)
 
 
 def read(root: Node, stem: str, wrong: Iterable[KeyPath] = ()) -> Read:
-    """Returns the recipe of a tree; `stem` is its name if the tree has none. `wrong` are the key paths that
-    diagnostics are about already."""
+    """Returns the recipe in a tree. `stem` is its name if the tree has none. `wrong` are the key paths of
+    values that have been reported already."""
     reader = _RecipeReader(wrong=set(wrong))
     recipe = reader.recipe(root, stem)
     return Read(recipe, tuple(reader.found), frozenset(reader.wrong))
@@ -136,7 +135,7 @@ class _RecipeReader(FieldReader):
         return model.Stage(name, kind="")
 
     def has_wrong_key(self, path: KeyPath) -> bool:
-        """Returns whether a key of a mapping, or the mapping itself, was reported."""
+        """Whether a mapping or one of its keys was reported."""
         return any(bad[: len(path)] == path for bad in self.wrong)
 
     def call(self, name: str, node: Node, path: KeyPath) -> model.Stage:
@@ -159,9 +158,9 @@ class _RecipeReader(FieldReader):
         """Returns the component and the method of `call`."""
         component, dot, method = text.rpartition(".")
         if ("components", component) in self.wrong:
-            self.wrong.add((*path, "call"))  # the name was reported where the component stands
+            self.wrong.add((*path, "call"))  # the component's name was reported at the component
         elif text and not (dot and NAME.fullmatch(component) and method.isidentifier()):
-            self.wrong.add((*path, "call"))  # a rule reports it, which knows what the components have
+            self.wrong.add((*path, "call"))  # a rule reports it, with the endpoints of the components
             return "", ""
         return component, method
 
@@ -180,8 +179,8 @@ class _RecipeReader(FieldReader):
         )
 
     def parameter(self, name: str, node: Node, path: KeyPath) -> model.Input:
-        """Reads `scores: scored`, or `scores: {from: scored, dispatch: all}`; the only input of a call has no
-        name."""
+        """Reads `scores: scored` or `scores: {from: scored, dispatch: all}`. `name` is empty for the only
+        input of a call."""
         if name and not name.isidentifier():
             self.report(path, "MC102", f"`{name}` cannot name a parameter", node.key or node.span)
         if not node.is_mapping:
@@ -194,7 +193,7 @@ class _RecipeReader(FieldReader):
 
 
 def _layout(component: Node, values: Mapping[str, Any]) -> model.Sizes:
-    """Returns the sizes in the order in which they are written."""
+    """Returns the sizes in the order of the file."""
     written = component.get("parallel")
     sizes = [(key, values[key]) for key, _ in written.items() if key in SIZES] if written else []
     given = tuple((key, size) for key, size in sizes if size)

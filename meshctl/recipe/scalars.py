@@ -1,4 +1,4 @@
-"""What a scalar of a recipe says, how it should be written where it is wrong, and the edits for that."""
+"""Reads scalars of a recipe, and returns help and fixes for wrong ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshctl.diagnostics import Fix
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 
 MAX_QUOTED = 60
-"""Characters of a wrong value that a message quotes."""
+"""Maximum number of characters of a wrong value that a message quotes."""
 
 
 def is_whole(value: object) -> bool:
@@ -18,12 +18,13 @@ def is_whole(value: object) -> bool:
 
 
 def shown(path: KeyPath) -> str:
-    """Returns the last key of a path; of a list's item, with the key of the list."""
+    """Returns the last key of a path for messages. The index of a list item is preceded by the key of the
+    list."""
     return ".".join(path[-2:]) if len(path) > 1 and path[-1].isdigit() else path[-1]
 
 
 def number_of(node: Node, kind: Callable[[str], Any]) -> Any:
-    """Returns a node's value; text from the environment is converted by `kind` if it can be."""
+    """Returns a node's value. A text from the environment is converted by `kind` if possible."""
     if node.from_environment and isinstance(node.value, str):
         try:
             return kind(node.value)
@@ -33,7 +34,7 @@ def number_of(node: Node, kind: Callable[[str], Any]) -> Any:
 
 
 def text_of(node: Node) -> str:
-    """Returns a scalar as it is written: 010 is a name here, not 8."""
+    """Returns the text of a scalar in the file, e.g. 010 as "010" and not as 8."""
     return node.value if isinstance(node.value, str) else node.written or str(node.value)
 
 
@@ -45,7 +46,8 @@ def is_scalar(node: Node) -> bool:
 
 
 def found_instead(node: Node) -> str:
-    """Returns what stands in place of a right value. A text from the environment may be a secret."""
+    """Returns a description of a wrong value. Does not quote a text from the environment, which may be
+    secret."""
     if node.from_environment:
         return "what the environment gives is not"
     if node.value is None:
@@ -60,7 +62,7 @@ def found_instead(node: Node) -> str:
 
 
 def integer_hint(node: Node) -> str:
-    """Returns how to write a value as a whole number, if it may have been meant to be one."""
+    """Returns help on how to write a value as an integer, if it was probably meant as one."""
     value = node.value
     if isinstance(value, str) and not node.from_environment:
         if re.fullmatch(r"[-+]?(0|[1-9]\d*)", value):
@@ -105,7 +107,7 @@ def yaml_hint(node: Node, wanted: str) -> str:
 
 
 def reference_hint(node: Node) -> str:
-    """Returns how to refer to another value, for `{{ vars.x }}`, `$(x)` and other forms of templates."""
+    """Returns help on how to write a reference, for `{{ vars.x }}`, `$(x)` and other forms of templates."""
     text = node.value
     if node.is_mapping and len(node.value) == 1:
         ((key, item),) = node.items()
@@ -118,17 +120,17 @@ def reference_hint(node: Node) -> str:
 
 
 def rewritten(node: Node, text: str) -> tuple[Fix, ...]:
-    """Returns the edit of a scalar's text; for the same text, the edit that removes its quotes."""
+    """Returns the edit that replaces a scalar's text. If the text is the same, the edit removes quotes."""
     return () if node.from_environment or not node.written else (Fix(node.span, node.written, text),)
 
 
 def quoted(node: Node) -> tuple[Fix, ...]:
-    """Returns the edit that turns a boolean or a number into text by quotes around it as it is written."""
+    """Returns the edit that puts quotes around a boolean or a number, to make it text."""
     return rewritten(node, f'"{node.written}"') if re.fullmatch(r"[\w.+-]+", node.written) else ()
 
 
 def as_whole(node: Node, least: int, most: int) -> tuple[Fix, ...]:
-    """Returns the edit that makes a whole number of 1e3, 2.0 or "7", if it is one from `least` to `most`."""
+    """Returns the edit that rewrites 1e3, 2.0 or "7" as an integer, if it is from `least` to `most`."""
     value = node.value
     is_text = isinstance(value, str) and re.fullmatch(r"0|-?[1-9]\d{0,18}", value)
     is_float = isinstance(value, float) and abs(value) < 1e15 and value == int(value)

@@ -1,9 +1,9 @@
-"""Which values of a composed recipe are secret, and the recipe without them.
+"""Finds the secret values of a composed recipe, and redacts them.
 
-A value is secret under a secret's key (`text/redaction.py`), and so is what such a value refers to: with
-`token: ${vars.mine}`, the text of `vars.mine` is one. What comes from the environment is never shown. Nothing
-of this is done if nothing can be found, which holds for most recipes: `validate` pays one search of the text.
-`masking.py` takes the secrets out of reports.
+A value is secret if its key is the name of a secret (`text/redaction.py`), or if a secret value refers to it:
+with `token: ${vars.mine}`, the text of `vars.mine` is secret. Texts from the environment are never shown. A
+search of the whole text comes first, so that most recipes, which contain no secret, cost no more than that.
+`masking.py` removes secrets from reports.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ OWN_WORDS = {
     *RECIPE.keys,
     "auto",
 }
-"""Words of meshctl itself, which messages need and which reveal nothing."""
+"""Words of meshctl itself, which are not secret and which messages contain."""
 Sources = Sequence[tuple[str, Sequence[str]]]
-"""(file, its lines) of all that was read; each override is a file of one line."""
+"""(file name, lines) of each file that was read. An override counts as a file of one line."""
 MIN_PART = 6
-"""Characters from which on a part of a text of the environment is hidden on its own."""
+"""Minimum number of characters of a part of a text from the environment that is redacted by itself."""
 BLANK = r"\$\w+|\{\w*\}|<[^<>]*>"
-"""A blank that a program or a person replaces by a password."""
+"""A placeholder for a password, to be filled in by a program or a person."""
 ENVIRONMENT_NAME = r"\boc\.env:\s*([^\s,{}]+)"
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What must not be shown of one recipe."""
+    """The secrets of one recipe."""
 
     paths: frozenset[KeyPath] = frozenset()
     """The paths of the scalars whose text is secret."""
     written: tuple[str, ...] = ()
-    """Secret texts that the recipe contains."""
+    """Secret texts in the recipe's files and overrides."""
     environment: tuple[str, ...] = ()
     """Texts that came from the environment."""
     addresses: tuple[KeyPath, ...] = ()
@@ -81,12 +81,12 @@ class Secrets:
 
     @cached_property
     def written_anywhere(self) -> Known:
-        """The secret texts that the recipe contains, to be found in other texts."""
+        """The texts of `written`, prepared for a search in other texts."""
         return Known(self.written)
 
 
 class RecordingEnviron(Mapping[str, str]):
-    """An environment that records the texts that were read from it."""
+    """A mapping of environment variables that records the values that were read."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -105,8 +105,8 @@ class RecordingEnviron(Mapping[str, str]):
 
 
 def secrets_of(tree: Node, sources: Sources, environ: RecordingEnviron) -> Secrets:
-    """Returns the secrets of a tree whose references are as written, of the texts that it was read from, and
-    of what it took from the environment."""
+    """Returns the secrets of a recipe. `tree` has unresolved references, `sources` are the texts from which
+    it was read, and `environ` has recorded the values that it took from the environment."""
     text = "\n".join(line for _, lines in sources for line in lines)
     for name in re.findall(ENVIRONMENT_NAME, text) if "oc.env" in text else ():
         environ.get(name)
@@ -129,7 +129,7 @@ def secrets_of(tree: Node, sources: Sources, environ: RecordingEnviron) -> Secre
 
 
 def _of_overrides(sources: Sources) -> Iterator[str]:
-    """Yields the secret texts of all overrides, also of those that are refused and thus not in the tree."""
+    """Yields the secret texts of all overrides, including refused ones, which are not in the tree."""
     for file, lines in sources:
         for line in lines if is_override(file) else ():
             for start, end in stretches_of_override(line):
@@ -137,8 +137,8 @@ def _of_overrides(sources: Sources) -> Iterator[str]:
 
 
 def secret_leaves(tree: Node) -> Iterator[tuple[KeyPath, Node]]:
-    """Yields the scalars that are secret by their key or the option before them, and those that they refer
-    to."""
+    """Yields the scalars that are secret by their key or by the option before them, and the scalars to which
+    they refer."""
     open = [(path, tree.at(path)) for path, _ in secret_places(plain(tree))]
     seen = set[KeyPath]()
     while open:
@@ -158,8 +158,8 @@ def _has_text(node: Node) -> bool:
 
 
 def _is_free(path: KeyPath) -> bool:
-    """Returns whether users choose what stands at a path: `run.dir` is no secret although a secret refers to
-    it."""
+    """Whether a value at a path can be secret. A key of the field table such as `run.dir` cannot, even if a
+    secret refers to it."""
     return path[0] == "vars" or path[0] not in RECIPE.keys or (len(path) > 2 and path[2] in ("args", "env"))
 
 
@@ -171,21 +171,21 @@ def _keys(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _replaced(node: Node | None) -> Iterator[Node]:
-    """Yields a scalar and the scalars of all that it replaced."""
+    """Yields a scalar and the scalars in the values that it replaced."""
     while node is not None:
         yield from (leaf for _, leaf in leaves(node) if _has_text(leaf))
         node = node.was
 
 
 def _inside(node: Node) -> Iterator[str]:
-    """Yields the secrets inside of a text, as in `--token=abc`."""
+    """Yields the secrets in a text, as in `--token=abc`."""
     if isinstance(node.value, str):
         for start, stop in stretches(node.value):
             yield from literals(node.value[start:stop].strip("\"'"))
 
 
 def _passwords(node: Node) -> Iterator[str]:
-    """Yields what is written out of the passwords in a text's addresses, except for blanks to fill in."""
+    """Yields the literal parts of passwords in addresses, without placeholders."""
     for password in url_passwords(node.value) if isinstance(node.value, str) else ():
         for piece in literals(password):
             if piece.lower() not in PLACEHOLDERS and not re.fullmatch(BLANK, piece):
@@ -193,8 +193,8 @@ def _passwords(node: Node) -> Iterator[str]:
 
 
 def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str]) -> tuple[str, ...]:
-    """Returns texts of the environment and their parts, without numbers and what the recipe itself
-    contains."""
+    """Returns the texts from the environment and their parts, without numbers and without texts that are
+    public in the recipe."""
     whole = [text for text in texts if text.strip()]
     parts = [part for text in whole for part in re.split(r"[\s.,:;/@=]+", text) if len(part) >= MIN_PART]
     candidates = {text for text in (*whole, *parts) if is_distinctive(text) and text not in OWN_WORDS}
@@ -207,11 +207,11 @@ def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str])
     return tuple(sorted((text for text in candidates if not is_public(text)), key=len, reverse=True))
 
 
-# Without them
+# Redaction
 
 
 def shown(node: Node, secrets: Secrets, path: KeyPath = ()) -> Node:
-    """Returns the value at a path with its secrets hidden; references stay as written."""
+    """Returns the value at a path with secrets redacted. References are kept."""
     places = {found for found, _ in secret_places(plain(node), path, is_secret_at(path))}
     is_below = path in secrets.paths
 
@@ -229,7 +229,7 @@ def shown(node: Node, secrets: Secrets, path: KeyPath = ()) -> Node:
 
 
 def _without_literals(text: str) -> str:
-    """Returns the references of a secret's text, and nothing else."""
+    """Returns only the references in the text of a secret."""
     for piece in sorted(set(literals(text)), key=len, reverse=True):
         text = text.replace(piece, HIDDEN) if "${" in text else HIDDEN
     return text
@@ -239,8 +239,8 @@ def _without_literals(text: str) -> str:
 
 
 def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
-    """Yields a warning for each secret that a file holds: everybody who may read the file knows it, and the
-    run's folder has a copy."""
+    """Yields a warning for each secret in a file, because everybody who can read the file knows it and the
+    run directory contains a copy."""
     reported: set[KeyPath] = set()
     for path in sorted(secrets.paths):
         leaf, name = tree.at(path), _name(tree, path)
@@ -264,7 +264,8 @@ def _variable(name: KeyPath) -> str:
 
 
 def _name(tree: Node, path: KeyPath) -> KeyPath:
-    """Returns what names a secret: its key, or the option before it; all items of a list have one name."""
+    """Returns the key path that names a secret: that of its key, or of the option before it. All items of a
+    list have the same name."""
     parent = tree.at(path[:-1])
     if parent is None or not parent.is_list:
         return path

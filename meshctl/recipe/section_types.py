@@ -1,4 +1,4 @@
-"""The mappings of a recipe: fields, sections, and the types of values that contain them."""
+"""The mappings of a recipe: fields, sections, and the types of values that contain sections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULTS_ENTRIES = {
     "base": "settings that most runs want",
 }
 CONFIG_GROUP = r"^((override|optional) )*/?"
-"""What may stand before a config group in a defaults list."""
+"""The prefix of a config group in a defaults list."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,16 @@ class Field:
     type: Type
     doc: str
     default: Any = None
-    """The value in force where the key is left out; None where leaving it out has a meaning of its own."""
+    """The value if the key is left out; None if leaving it out has a special meaning."""
     required: str = ""
-    """The message where the key is missing, with `{name}` for the name of the mapping; empty if it may be."""
+    """The message if the key is missing, with `{name}` for the name of the mapping; empty for an optional
+    key."""
     required_help: str = ""
     aliases: str = ""
-    """Other systems' names for the key, separated by spaces."""
+    """Names of the key in other systems, separated by spaces."""
     related: str = ""
-    """Names of about the same in other systems, which are proposed and never replaced."""
+    """Names of similar keys in other systems. For these, the key is suggested, and never replaced
+    automatically."""
 
     @property
     def value_if_absent(self) -> Any:
@@ -57,7 +59,7 @@ class Section:
 
     name: str
     title: str
-    """What messages call such a mapping."""
+    """Name of such a mapping in messages."""
     fields: tuple[Field, ...]
 
     @cached_property
@@ -73,12 +75,12 @@ class Section:
         return self.by_key[key].value_if_absent
 
     def defaults(self) -> Iterator[Field]:
-        """Yields the fields whose default is in force where they are left out."""
+        """Yields the fields with a default."""
         return (field for field in self.fields if field.default is not None)
 
     def schema(self, *, has_shorthand: bool = False) -> Schema:
-        """Returns the schema of the mapping: these keys and no others; with a shorthand, it may be one
-        text, too."""
+        """Returns the schema of the mapping, which allows only these keys. If `has_shorthand`, a text is also
+        allowed."""
         kind = {"type": ["object", "string"]} if has_shorthand else mapping()
         properties = {field.key: field.schema() for field in self.fields}
         return {**kind, "properties": properties, "additionalProperties": False}
@@ -91,7 +93,7 @@ class Script(Type):
     section: Section
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        """Returns `script` or `module`."""
+        """Returns {"script": ...} or {"module": ...}."""
         script = {} if node.is_mapping else {"script": Text().read(reader, node, path) or ""}
         found = script or reader.section(node, path, self.section)
         if not any(found.values()) and path not in reader.wrong:
@@ -109,7 +111,7 @@ class Inputs(Type):
     """A stage, a list of stages, or a mapping of parameters to stages or to sections."""
 
     section: Section
-    """The section that a parameter may be."""
+    """The section of a parameter that is a mapping."""
     empty: ClassVar[Any] = ()
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
@@ -143,7 +145,7 @@ class Inputs(Type):
 
 
 class PlainData(Type):
-    """A mapping of plain data to any depth; null is an empty one."""
+    """A mapping of plain data of any depth. Null is an empty mapping."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.value is None or reader.mapping(node, path) is None:
@@ -157,7 +159,7 @@ class PlainData(Type):
 
 
 class FreeMapping(Type):
-    """A mapping of anything."""
+    """A mapping with any content."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> None:
         """Reports every `???`."""
@@ -170,13 +172,14 @@ class FreeMapping(Type):
 
 
 class Defaults(Type):
-    """Hydra's defaults list, which composition has consumed before a recipe is read."""
+    """Hydra's defaults list, which is read by composition before the other values."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> None:
-        """Composition has read it, or `reader.py` reads it with what stands beside it."""
+        """Does nothing, because composition has read it."""
 
     def schema(self) -> Schema:
-        """A list of files, and of one `group@package: option` each."""
+        """Returns the schema of a list whose items are file names or mappings with one `group@package:
+        option`."""
         option: Schema = {
             "type": ["string", "number", "boolean", "null", "array"],
             "items": {"type": ["string", "number", "boolean"]},
@@ -197,18 +200,18 @@ class Defaults(Type):
 
 @dataclass(frozen=True)
 class Nested(Type):
-    """A mapping that is a section, or a shorter form of it."""
+    """A section, or a shorthand for it."""
 
     section: Section
     shorthand: Text | Word | None = None
-    """The type of a single value in place of the mapping."""
+    """The type of a single value that is allowed instead of the mapping."""
     wanted: str = "a mapping"
-    """What messages call an acceptable value."""
+    """Description of a valid value in messages."""
     may_be_off: bool = False
-    """Whether `false` and null stand for its absence."""
+    """Whether `false` and null mean that the key is left out."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        """Returns the values of a section, or its shorter form."""
+        """Returns the values of the section, or the value of the shorthand."""
         if node.is_mapping:
             return reader.section(node, path, self.section)
         if self.may_be_off and (node.value is None or node.value is False):
@@ -234,13 +237,12 @@ class Nested(Type):
 
 @dataclass(frozen=True)
 class Named(Type):
-    """A mapping of names, which users choose, to sections."""
+    """A mapping of names, which users choose, to values of a section."""
 
     section: Section
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        """Returns the groups, components or stages by name; an item that is no mapping is reported and left
-        out."""
+        """Returns the groups, components or stages by name. Reports and skips items that are not mappings."""
         if reader.mapping(node, path) is None:
             return None
         found = {}
@@ -253,7 +255,9 @@ class Named(Type):
 
     def schema(self) -> Schema:
         item, names = ref(self.section.name), f"^{NAME.pattern}$"
-        if self.section.name == "stage":  # or in a recipe that changes another one, some keys of either
+        if (
+            self.section.name == "stage"
+        ):  # a recipe that changes another one may have only some keys of a stage
             sync = {"if": {"required": ["sync"]}, "then": ref("sync"), "else": item}
             item = {"if": {"required": ["call"]}, "then": ref("call"), "else": sync}
         if self.section.name == "group":
@@ -262,7 +266,8 @@ class Named(Type):
 
 
 def _check_plain_data(reader: FieldReader, node: Node, path: KeyPath) -> None:
-    """Reports what is no plain data: a `???` in it must still be given, a `_target_` would be code."""
+    """Reports values that are not plain data: `???`, which is not set yet, and `_target_`, which would be
+    code."""
     if node.value == MISSING or node.value is BROKEN:
         reader.expected("a value", node, path)
     for key, item in node.items():
@@ -292,8 +297,8 @@ def _check_name(reader: FieldReader, name: str, item: Node, path: KeyPath) -> No
 
 
 def _long_form(item: Node, section: Section) -> str:
-    """Returns help for a single value in the place of a mapping: the mapping to write instead, e.g. `write
-    {ranks: 2}` for a group that is 2. Empty where it is not known what was meant."""
+    """Returns help for a single value instead of a mapping: the mapping to write, e.g. `write {ranks: 2}` for
+    a group that is 2. Empty if it is unclear what was meant."""
     value = item.value
     if section.name == "group" and isinstance(value, int) and not isinstance(value, bool):
         return f"write {{ranks: {value}}}"
@@ -305,7 +310,7 @@ def _long_form(item: Node, section: Section) -> str:
 
 
 def layouts() -> Iterator[tuple[str, str]]:
-    """Yields the layouts of the package, each with the first line of its file."""
+    """Yields (name, first line of the file) for each shipped layout."""
     for file in files(shipped() / "layout", ".yaml"):
         first, _, _ = file.read_text(encoding="utf-8").partition("\n")
         yield file.stem, first.removeprefix("#").strip() if first.startswith("#") else ""

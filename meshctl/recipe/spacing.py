@@ -1,7 +1,7 @@
-"""Keys and values that run together, because a space, a `:` or a `,` between them is missing.
+"""Separates keys and values between which a space, a `:` or a `,` is missing.
 
-YAML reads `{frozen true}` and `{balance:tokens}` as keys without values, and `every:100` below
-`checkpoint:` as text. Each is reported, and separated as the report proposes.
+YAML reads `{frozen true}` and `{balance:tokens}` as keys without values, and `every:100` below `checkpoint:`
+as text. Each mistake is reported and corrected as the report proposes.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.misplaced import invisible_character
 
 JOINED = re.compile(r"([A-Za-z_][\w.@/-]*)(\s*=\s*|:\s*|\s+)([^\s=:].*)")
-"""A key, what stands in place of `: `, and a value."""
+"""A key, the text between key and value, and a value."""
 PLAIN_VALUE = re.compile(r"[\w./$+-]([\w./${}+-]|:(?=\w))*")
 """A value that needs no quotes."""
 ITEMS = re.compile(r"-\w\S*( - \S+)*")
-"""Items of a list of which the first has no space after its `-`."""
+"""Items of a list on one line, the first without a space after its `-`."""
 
 
 @dataclass
 class Spacing:
-    """Separates what runs together in one recipe, and reports it in `found`."""
+    """Corrects missing separators in one recipe, and reports them in `found`."""
 
     scalar: Callable[[str], Any]
-    """Reads the text of a scalar."""
+    """Parses the text of a scalar."""
     found: list[Diagnostic] = field(default_factory=list)
 
     def separate(self, node: Node) -> Node:
-        """Returns the tree with the keys of every mapping separated from their values."""
+        """Returns the tree with all keys separated from their values."""
         if node.is_list:
             return replace(node, value=[self.separate(item) for item in node.value])
         if not node.is_mapping:
@@ -44,7 +44,8 @@ class Spacing:
         return replace(node, value=items)
 
     def pair(self, key: str, item: Node) -> tuple[str, Node] | None:
-        """Returns the key and the value that a key without a value is made of, which is reported."""
+        """Returns the key and the value that are joined in a key without a value, and reports it; None if
+        nothing is joined."""
         if item.key is None or item.value is not None or item.written:
             return None
         has_colon = item.span.column > item.key.column + item.key.width
@@ -55,7 +56,8 @@ class Spacing:
         return parts[1], self.node(parts, item.key)
 
     def mapping(self, node: Node) -> Node | None:
-        """Returns the mapping that a text in place of one was meant to be, which is reported."""
+        """Returns the mapping that a text was meant to be, and reports it; None if it does not look like a
+        mapping."""
         parts = JOINED.fullmatch(node.value) if isinstance(node.value, str) else None
         if parts is None or not re.fullmatch(r"[=:\s]+", parts[2]):
             return None
@@ -63,7 +65,8 @@ class Spacing:
         return replace(node, value={parts[1]: self.node(parts, node.span)})
 
     def items(self, node: Node) -> Node | None:
-        """Returns the list that a text was meant to be, which is reported."""
+        """Returns the list that a text was meant to be, and reports it; None if it does not look like a
+        list."""
         if not isinstance(node.value, str) or not ITEMS.fullmatch(node.value):
             return None
         texts = [text.removeprefix("-") for text in node.value.split(" - ")]

@@ -1,4 +1,4 @@
-"""Where each value of a recipe is written: the table of spans, by key path."""
+"""The places of a recipe's values: spans by key path."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ class Spans:
         return self.root.at(path)
 
     def value(self, *path: str) -> Span:
-        """Returns the span of a value, or of the nearest key above it that the recipe has."""
+        """Returns the span of a value. If it does not exist, returns that of the nearest existing key above
+        it."""
         node = self.root.at(path)
         return node.span if node is not None else self._above(path)
 
     def key(self, *path: str) -> Span:
-        """Returns the span of a key, or of the nearest key above it that the recipe has."""
+        """Returns the span of a key. If it does not exist, returns that of the nearest existing key above
+        it."""
         node = self.root.at(path)
         return self._above(path) if node is None else node.key or node.span
 

@@ -1,12 +1,12 @@
-"""Puts the keys of a recipe where they were meant to be, before the recipe is read.
+"""Moves misplaced keys of a recipe to the right place, before the recipe is read.
 
-    sizes: {tp_sise: 2}                    a key that is misspelt, or another system's
+    sizes: {tp_sise: 2}                    a key that is misspelt or from another system
     steps: 3 beside `run:`                 a key of another section
     sampler: ... inside `actor: ...`       a group, a component or a stage in the wrong place
-    groups: [train: {...}]                 a list in place of a mapping, or keys that are not indented
+    groups: [train: {...}]                 a list instead of a mapping, or keys that are not indented
 
-Each of these mistakes is reported once, and the tree is changed as the report proposes. So the reader and
-the rules see the recipe that was meant, and one mistake does not cause reports of others.
+Each of these mistakes is reported once, and the tree is corrected as the report proposes. The reader and the
+rules work on the corrected tree, so that one mistake does not lead to further reports.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from meshctl.recipe.suggestions import called, nearest_key
 from meshctl.text.english import MAX_LETTERS, listed
 
 MAPPINGS = (Nested, Named, PlainData, FreeMapping, Environment)
-"""Types whose values are mappings, or may be."""
+"""Types whose values can be mappings."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A recipe whose keys are all where they were meant to be."""
+    """The corrected tree of a recipe, and the mistakes that were found."""
 
     tree: Node
     found: tuple[Diagnostic, ...]
     wrong: frozenset[KeyPath]
-    """Key paths that a diagnostic is about: unknown keys, and the keys that may have been meant by them."""
+    """Key paths of unknown keys, and of the keys that may have been meant by them."""
 
 
 def correct(root: Node) -> Structure:
-    """Returns the recipe that was meant, with what is wrong in the one that is written."""
+    """Returns the corrected tree of a recipe, and diagnostics about the mistakes."""
     spacing = Spacing(scalar)
     root = spacing.separate(root)
     walk = _Walk(root, spacing)
@@ -63,7 +63,7 @@ def correct(root: Node) -> Structure:
 
 
 def _can_hold(tree: Node, path: KeyPath) -> bool:
-    """Returns whether every value on the way to a path is a mapping, or does not exist."""
+    """Whether every existing value on the path is a mapping."""
     above = (tree.at(path[:length]) for length in range(len(path)))
     return all(node is None or node.is_mapping for node in above)
 
@@ -75,11 +75,12 @@ class _Walk:
     found: list[Diagnostic] = field(default_factory=list)
     wrong: set[KeyPath] = field(default_factory=set)
     misplaced: set[KeyPath] = field(default_factory=set)
-    """Places of groups, components and stages that stand elsewhere: those inside them are not reported."""
+    """Key paths of groups, components and stages that were found in a wrong place. Others inside them are not
+    reported."""
     empty: set[str] = field(default_factory=set)
-    """Names of groups, components or stages without a value, whose keys stand beside them."""
+    """Names of groups, components or stages without a value, whose keys are not indented below them."""
     moves: list[tuple[KeyPath, Node]] = field(default_factory=list)
-    """Values that belong to another place, with that place."""
+    """(right key path, value) of each misplaced value."""
 
     def report(
         self,
@@ -95,7 +96,7 @@ class _Walk:
     # Sections
 
     def section(self, node: Node, path: KeyPath, section: Section) -> Node:
-        """Returns a section with its keys in place."""
+        """Returns a section with corrected keys."""
         if not node.is_mapping:
             return node
         meant = keys_meant(node, section.keys)
@@ -115,14 +116,14 @@ class _Walk:
         return replace(node, value=self.with_required(items, path, section))
 
     def adopted(self, parent: Node, path: KeyPath, items: dict[str, Node]) -> Node:
-        """Returns a mapping with the keys below it, which are not indented."""
+        """Returns an empty mapping filled with the keys of `items` that follow it and lack an indentation."""
         self.misplaced |= {(*path, name) for name in items if path[-1] in NAMED}
         message = f"`{path[-1]}` must be a mapping, found nothing"
         self.report("MC102", message, parent.span, "indent the keys below it")
         return replace(parent, value=items)
 
     def with_required(self, items: dict[str, Node], path: KeyPath, section: Section) -> dict[str, Node]:
-        """Returns the items with the required keys that stand one level too deep."""
+        """Returns the items, with required keys that are one level too deep moved up."""
         for required in section.fields:
             if not required.required or required.key in items:
                 continue
@@ -166,7 +167,8 @@ class _Walk:
         meant: Mapping[str, tuple[Fix, ...]],
         items: dict[str, Node],
     ) -> None:
-        """Reports a key that a section does not have, and puts its value where it was meant to be."""
+        """Reports a key that is unknown in a section, and moves its value to the right place if that is
+        known."""
         span, here = item.key or item.span, (*path, key)
         if purpose := PLANNED.get((path[0] if path else "", key)):
             self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span)
@@ -208,7 +210,7 @@ class _Walk:
     # Groups, components and stages
 
     def named(self, node: Node, path: KeyPath, section: Section) -> Node:
-        """Returns the groups, components or stages, each with its keys in place."""
+        """Returns the groups, components or stages, each with corrected keys."""
         if node.is_list and (items := dict(_entries(node))):
             message = f"`{path[-1]}` must be a mapping, found a list"
             first = next(iter(items))
@@ -235,7 +237,7 @@ class _Walk:
         )
 
     def visible(self, name: str, item: Node) -> str:
-        """Returns a name without characters that do not show, which are reported."""
+        """Returns a name without invisible characters, and reports these."""
         if help := invisible_character(name):
             self.report(
                 "MC106", f"`{name[:MAX_LETTERS].strip()}` cannot be a name", item.key or item.span, help
@@ -243,7 +245,7 @@ class _Walk:
         return INVISIBLE.sub("", name).strip() if help else name
 
     def stray(self, key: str, item: Node, path: KeyPath, section: Section, found: dict[str, Node]) -> None:
-        """Puts a key that stands in the place of a name into the group, component or stage that lacks it."""
+        """Moves a key that is in the place of a name into the group, component or stage that lacks it."""
         last = next(reversed(found), "")
         if last in self.empty:
             found[last] = replace(found[last], value={**found[last].value, key: item})
@@ -274,7 +276,7 @@ class _Walk:
 
 
 def _stage_section(item: Node) -> Section:
-    """Returns the section of a stage; that of all stages where it has both `call` and `sync`, or neither."""
+    """Returns the section `CALL` or `SYNC` of a stage, or `STAGE` if it has both keys or neither."""
     is_call, is_sync = item.get("call") is not None, item.get("sync") is not None
     if is_call == is_sync:
         return STAGE
@@ -282,7 +284,8 @@ def _stage_section(item: Node) -> Section:
 
 
 def _split_number(key: str, node: Node) -> str:
-    """Returns the number of `samples: 1,024` in a flow mapping, where YAML takes `024` for a key."""
+    """Returns the number that was meant by `samples: 1,024` in a flow mapping, in which YAML reads `024` as a
+    key; empty for others."""
     keys = list(node.value)
     before = keys.index(key) - 1 if key in keys else -1
     value = node.value[keys[before]].value if before >= 0 else None
@@ -290,14 +293,15 @@ def _split_number(key: str, node: Node) -> str:
 
 
 def _is_stray(key: str, item: Node, section: Section) -> bool:
-    """Returns whether a key in the place of a name is one of the section's keys."""
+    """Whether a key in the place of a name is a key of the section."""
     first = next((inner for inner, _ in item.items()), "")
     is_name = item.value is None or kind_of(item) != "" or first in section.by_key
     return key in section.by_key and not is_name
 
 
 def _empty_above(item: Node, node: Node, section: Section) -> str:
-    """Returns the key of the empty mapping that a key stands directly below, in the same column."""
+    """Returns the key of an empty mapping directly above a key and in the same column; empty if there is
+    none."""
     span = item.key
     if span is None:
         return ""
@@ -309,8 +313,8 @@ def _empty_above(item: Node, node: Node, section: Section) -> str:
 
 
 def _is_named_item(item: Node, type_: Type) -> bool:
-    """Returns whether an item is itself a group, a component or a stage that only has the same name as a key,
-    such as a group named `run`. `type_` is the type of that key."""
+    """Whether an item is itself a group, component or stage whose name equals a key, such as a group named
+    `run`. `type_` is the type of that key."""
     if not isinstance(type_, Nested) or not kind_of(item):
         return False
     return not any(key in type_.section.by_key for key, _ in item.items())

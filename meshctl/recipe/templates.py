@@ -1,11 +1,11 @@
-"""The recipes that `init` writes: a few choices -> the texts of two files. Pure, except that shipped files
-are read.
+"""Generates the files that `init` writes, a recipe and its Python file, from a few choices. It reads only
+shipped files.
 
     choice = Choice("grpo", device="cuda", ranks=8, layout="fsdp")
     texts = files(choice, "first")         {"first.yaml": ..., "first.py": ...}
 
-The templates are `components/starters/KIND.yaml` and `KIND.py`: the classes are code that is linted and typed
-here; a recipe is written as it stands there, with the words between `@` filled in.
+The templates are `components/starters/KIND.yaml` and `KIND.py`. The Python file is copied. In the recipe,
+words between `@` are replaced.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ MAX_RANKS = 100_000
 SAMPLES = {"train": 256, "grpo": 64, "distill": 256}
 """Kind -> minimum number of samples of a batch."""
 MAX_EVEN_SAMPLES = 4096
-"""Maximum number of samples that is chosen so that the ranks of all groups receive equal shares."""
+"""Maximum number of samples that is chosen to give all ranks of all groups equal shares."""
 COMMANDS = ("validate", "show-topology", "launch")
 
 
 class WrongChoice(ValueError):
-    """Choices that make no recipe; the message names choices that do."""
+    """Choices from which no recipe can be generated. The message names valid ones."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Choice:
     kind: str = "train"
     device: str = "cpu"
     ranks: int = 2
-    """Number of devices, or on cpu of processes, of all groups; the judge of grpo is one more process on
+    """Number of devices, or on cpu of processes, of all groups. The judge of grpo is one more process on
     cpu."""
     layout: str = ""
     """Layout of the group that trains; empty for the default."""
@@ -79,7 +79,7 @@ class Choice:
 
 
 def check(choice: Choice) -> None:
-    """Checks that choices make a recipe. Raises `WrongChoice`."""
+    """Raises `WrongChoice` if no recipe can be generated from the choices."""
     _known("kind", choice.kind, KINDS)
     _known("device", choice.device, DEVICES)
     if not 1 <= choice.ranks <= MAX_RANKS:
@@ -110,14 +110,14 @@ def _known(what: str, word: str, options: Mapping[str, object]) -> None:
 
 
 def layouts(choice: Choice) -> list[str]:
-    """Returns the layouts that fit; the first is the default."""
+    """Returns the layouts that fit the number of ranks. The first is the default."""
     if choice.device == "mps" or choice.trained == 1:
         return ["dp"]
     return [name for name in LAYOUTS if name != "hsdp" or choice.trained % 2 == 0]
 
 
 def stem_of(name: str) -> str:
-    """Returns the name of a recipe without its suffix. Raises `WrongChoice` for one that cannot name a
+    """Returns the name of a recipe without its suffix. Raises `WrongChoice` if it is not a valid name of a
     run."""
     stem = re.sub(r"\.ya?ml$", "", name)
     if re.fullmatch(r"\w[\w.-]*", stem) and len(stem.encode()) <= 100:
@@ -131,8 +131,8 @@ def stem_of(name: str) -> str:
 
 
 def module_of(stem: str, taken: Iterable[str] = ()) -> str:
-    """Returns the name of a recipe's Python file, which hides no other module: the recipe's folder is first
-    on the path."""
+    """Returns a module name for a recipe's Python file. The module must not hide another one, because the
+    recipe's folder is first on the import path."""
     name = re.sub(r"[^0-9A-Za-z_]", "_", stem)
     name = f"job_{name}" if not name[0].isalpha() else name
     hides = keyword.iskeyword(name) or name in sys.stdlib_module_names or name in set(taken)
@@ -140,13 +140,13 @@ def module_of(stem: str, taken: Iterable[str] = ()) -> str:
 
 
 def installed(name: str, path: Iterable[str]) -> bool:
-    """Returns whether the path has a module of this name; imports nothing."""
+    """Whether a module of this name is on the path. Imports nothing."""
     return name == "meshctl" or PathFinder.find_spec(name, list(path)) is not None
 
 
 def files(choice: Choice, stem: str, module: str, shown: str, heading: str = "") -> dict[str, str]:
-    """Returns file name -> text. `shown` is the recipe's path for a shell, `heading` a first line for
-    editors."""
+    """Returns file name -> text. `shown` is the recipe's path, quoted for a shell. `heading` is the first
+    line of the recipe."""
     check(choice)
     found = {
         f"{stem}.yaml": heading
@@ -184,14 +184,16 @@ def _words(choice: Choice, stem: str, module: str, shown: str) -> dict[str, str]
 
 
 def _group(choice: Choice, name: str, ranks: int) -> str:
-    """Returns a group's mapping; of two groups on one device, the second is colocated."""
+    """Returns a group as a YAML mapping. If two groups use one device, the second is colocated with the
+    first."""
     first = next(iter(choice.shares))
     shared = f", colocate: {first}" if name != first and sum(choice.shares.values()) > choice.ranks else ""
     return f"{{ranks: {ranks}, device_type: {choice.device}{shared}}}"
 
 
 def _samples(choice: Choice) -> int:
-    """Returns a number of samples that is enough for every rank, and if possible the same for each."""
+    """Returns a number of samples that gives every rank at least one sample, and if possible the same
+    number."""
     least = SAMPLES.get(choice.kind, 0)
     each = lcm(*choice.shares.values())
     each = each if each <= MAX_EVEN_SAMPLES else max(choice.shares.values())
@@ -199,7 +201,7 @@ def _samples(choice: Choice) -> int:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as YAML, without quotes if it cannot be taken for anything but text."""
+    """Returns a text as a YAML scalar, with quotes only if it would otherwise not be read as this text."""
     bare = re.fullmatch(r"[A-Za-z_./][\w./-]*", text, re.ASCII) and re.search(r"[A-Za-z]", text)
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     if bare and text.lower() not in words and not text.lower().startswith((".inf", ".nan")):

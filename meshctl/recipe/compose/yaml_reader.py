@@ -1,8 +1,8 @@
-"""Reads YAML text into a tree of nodes. Every hazard of YAML becomes a diagnostic; nothing is raised.
+"""Reads YAML text into a tree of nodes. Errors become diagnostics; nothing is raised.
 
-Scalars are read by OmegaConf's rules, so 1e3 is a float here because it is one there. Refused are duplicate
-keys, tags other than YAML's own (OmegaConf's loader would build objects from some), keys that are no text,
-aliases that refer to themselves, and text that unfolds to more than a recipe can need.
+Scalars are parsed by OmegaConf's rules, so that 1e3 is a float. Duplicate keys, tags other than YAML's own
+(OmegaConf's loader would build objects from some), keys that are not text, aliases that contain themselves,
+and texts that exceed the limits of this file are refused.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from meshctl.text.characters import UNSEEN, escaped
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 20_000
-"""Maximum number of values of a text; an alias counts as much as its anchor holds."""
+"""Maximum number of values of a text. An alias counts as many values as its anchor contains."""
 MAX_DEPTH = 64
-"""Maximum number of mappings and lists around one another."""
+"""Maximum nesting depth of mappings and lists."""
 MAX_DIGITS = 100
-"""Maximum number of characters of a number; Python itself refuses to read or write much longer ones."""
+"""Maximum number of characters of a number. Python refuses to convert much longer ones."""
 CORE = "tag:yaml.org,2002:"
 SCALARS = {"str", "int", "float", "bool", "null"}
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
@@ -33,29 +33,29 @@ FLOAT = re.compile(
     rf"(?:[-+]?{_DIGITS}\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?{_DIGITS}[eE][-+]?[0-9]+|\.{_DIGITS}(?:[eE][-+][0-9]+)?"
     rf"|[-+]?{_DIGITS}(?::[0-5]?[0-9])+\.[0-9_]*|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
-"""What OmegaConf reads as a float."""
+"""Texts that OmegaConf parses as a float."""
 
 
 PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\(u[dD][89abAB][0-9a-fA-F]{2})\\(u[dD][c-fC-F][0-9a-fA-F]{2})")
-"""Two escapes of one character, which JSON has and YAML has not."""
+"""A surrogate pair: two escapes for one character, which are valid in JSON but not in YAML."""
 
 
 @dataclass
 class Text:
-    """One file of a recipe, read."""
+    """The result of reading one file of a recipe."""
 
     name: str
-    """The path as the user would name it."""
+    """The path as shown to the user."""
     lines: tuple[str, ...] = ()
     tree: Node | None = None
-    """None if the file could not be read at all."""
+    """None if the file is not valid YAML or cannot be read."""
     found: list[Diagnostic] = field(default_factory=list)
     refused: list[Node] = field(default_factory=list)
-    """Values that are not in the tree, since they or their keys are wrong."""
+    """Values that are not in the tree, because they or their keys are wrong."""
 
 
 class _Unreadable(Exception):
-    """Ends the reading of a text that has no tree."""
+    """Ends the reading of a text for which no tree can be built."""
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(diagnostic.message)
@@ -63,7 +63,7 @@ class _Unreadable(Exception):
 
 
 def read(data: bytes, name: str) -> Text:
-    """Reads the bytes of one YAML file; an empty file is an empty mapping."""
+    """Parses the bytes of one YAML file. An empty file is an empty mapping."""
     if len(data) > MAX_BYTES:
         message = f"`{name}` is larger than {MAX_BYTES >> 20} MiB, a recipe is not"
         return Text(name, found=[Diagnostic("MC001", message)])
@@ -95,7 +95,7 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
 
 
 def dump(value: Any) -> str:
-    """Returns plain data as YAML text that reads back as the same data."""
+    """Returns plain data as YAML text. Reading the text returns the same data."""
     text: str = yaml.dump(
         value, Dumper=_dumper(), sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
     )
@@ -106,7 +106,7 @@ def dump(value: Any) -> str:
 
 
 def scalar(written: str) -> Any:
-    """Returns what YAML reads from a plain scalar; what is no valid scalar stays text."""
+    """Returns the value of a plain YAML scalar. A text that is not a valid scalar is returned unchanged."""
     loader = _loader()("")
     try:
         tag = loader.resolve(yaml.ScalarNode, written, (True, False))
@@ -119,10 +119,10 @@ def scalar(written: str) -> Any:
 
 @cache
 def scalar_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Returns OmegaConf's rules for the type of a scalar, by its first character: 1e3 is a float, a date is
+    """Returns OmegaConf's rules for the types of scalars, by their first character: 1e3 is a float, a date is
     text.
 
-    They are written out here, since OmegaConf's loader takes longer to import than a recipe to read.
+    The rules are copied, because importing OmegaConf's loader takes longer than reading a recipe.
     """
     resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items():
@@ -134,7 +134,8 @@ def scalar_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 
 @cache
 def _loader() -> Any:
-    """Returns the parser in C with OmegaConf's scalars."""
+    """Returns a loader class with the parser in C, if there is one, and with OmegaConf's rules for
+    scalars."""
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         yaml_implicit_resolvers = scalar_resolvers()
@@ -178,36 +179,38 @@ def _construct(loader: Any, node: Any) -> Any:
 
 @dataclass
 class _Anchor:
-    """A value that aliases may repeat."""
+    """A value with an anchor, which aliases repeat."""
 
     span: Span
     node: Node | None = None
-    """None until its end is reached: an alias in between leads into itself."""
+    """None until the end of the value is reached. An alias before that is part of its own anchor."""
     count: int = 1
-    """Number of values in it."""
+    """Number of values that it contains."""
     height: int = 0
-    """Number of mappings and lists around one another in it."""
+    """Nesting depth of the mappings and lists in it."""
     inside: list[Span] = field(default_factory=list)
-    """The aliases in it that lead into itself."""
+    """The aliases in it that refer to itself."""
 
 
 @dataclass
 class _Builder:
-    """Builds nodes from the parser's events, in one pass. Aliases are unfolded; the limits are checked while
-    values are counted, so an alias bomb costs no more than its first values."""
+    """Builds nodes from the parser's events, in one pass. Aliases are expanded. The limits are checked while
+    values are counted, so that the expansion of an alias bomb stops early."""
 
     text: Text
     loader: Any
     mark: str = ""
-    """What stands for the backslash of each half of a `PAIR`, so that all columns stay."""
+    """The character that replaces the backslashes of each `PAIR` while the text is parsed, so that columns
+    stay the same."""
     anchors: dict[str, _Anchor] = field(default_factory=dict)
     count: int = 0
     depth: int = 0
     height: int = 0
-    """Of the value that was read last, as its last line is."""
+    """Nesting depth of the value that was read last."""
     last_line: int = 0
+    """The last line of that value."""
     is_template: bool = False
-    """Whether the mapping that is being read is `{{ name }}`, a template of another language."""
+    """Whether the current mapping is `{{ name }}`, a placeholder of another template language."""
 
     def event(self) -> Any:
         event = self.loader.get_event()
@@ -235,7 +238,7 @@ class _Builder:
         self.text.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes))
 
     def add(self, event: Any, count: int, height: int = 0) -> None:
-        """Counts values. Raises `_Unreadable` for more than a recipe needs."""
+        """Counts values. Raises `_Unreadable` if a limit is exceeded."""
         self.count, self.height = self.count + count, height
         exceeded = f"unfolds to more than {MAX_NODES:,} values" if self.count > MAX_NODES else ""
         if self.depth + height > MAX_DEPTH:
@@ -245,7 +248,8 @@ class _Builder:
             raise _Unreadable(Diagnostic("MC010", message, self.span(event.start_mark)))
 
     def node(self, event: Any, key: Span | None = None, count: int = 1) -> Node:
-        """Returns the value that begins with an event; `count` is 0 for a mapping's key."""
+        """Returns the value that begins with `event`. `count` is 1 for a value and 0 for a key of a
+        mapping."""
         span = self.between(event)
         if isinstance(event, yaml.AliasEvent):
             return self.repeated(event, span, key, count)
@@ -259,7 +263,7 @@ class _Builder:
         return node
 
     def anchor(self, event: Any, span: Span) -> _Anchor:
-        """Returns what is known of a value, under its anchor if it has one."""
+        """Returns a new `_Anchor` for a value, and records it if the value has an anchor."""
         known = _Anchor(span)
         if event.anchor is not None:
             if first := self.anchors.get(event.anchor):
@@ -269,7 +273,7 @@ class _Builder:
         return known
 
     def repeated(self, event: Any, span: Span, key: Span | None, count: int) -> Node:
-        """Returns the value of an alias."""
+        """Returns a copy of the anchored value for an alias."""
         anchor = self.anchors.get(event.anchor)
         if anchor is None:
             self.report("MC003", f"this alias names no anchor `{event.anchor}`", span)
@@ -328,7 +332,7 @@ class _Builder:
         return Node(value, span, key)
 
     def is_refused_tag(self, tag: str, allowed: set[str], span: Span) -> bool:
-        """Reports a tag that is not YAML's own for this kind of node."""
+        """Whether a tag is not one of YAML's own tags for this kind of node. Reports it."""
         if tag == CORE + "value":
             self.report("MC006", "a bare `=` is a tag of YAML 1.1", span, help='quote it: "="')
             return True
@@ -339,7 +343,7 @@ class _Builder:
         return True
 
     def list(self, is_flow: bool) -> tuple[list[Node], int, Any]:
-        """Returns the items, the height and the end of a list."""
+        """Returns (items, nesting depth, end event) of a list."""
         items, height = list[Node](), 1
         while not isinstance(event := self.event(), yaml.SequenceEndEvent):
             items.append(self.node(event))
@@ -349,10 +353,10 @@ class _Builder:
     # Mappings
 
     def mapping(self, is_flow: bool) -> tuple[dict[str, Node], int, Any]:
-        """Returns the items, the height and the end of a mapping."""
+        """Returns (items, nesting depth, end event) of a mapping."""
         items, merged = dict[str, Node](), dict[str, Node]()
         pairs = dict[str, str]()
-        """Key -> its text and that of its value."""
+        """Key -> text of the key and its value."""
         merge_key: Span | None = None
         height = 1
         while not isinstance(event := self.event(), yaml.MappingEndEvent):
@@ -384,7 +388,7 @@ class _Builder:
         self.report("MC005", f"`{key}` is given twice", span, first, help=help, fixes=fixes)
 
     def removal(self, key: Span, written: str, is_flow: bool) -> tuple[Fix, ...]:
-        """Returns the edit that removes a key and its value, `written`, which an earlier key repeats."""
+        """Returns the edit that removes a duplicate key with its value. `written` is the text of both."""
         line = self.text.lines[key.line - 1][: key.column - 1]
         before = re.search(r",\s*$" if is_flow else r"^\s*$", line)
         if not written or before is None:
@@ -394,8 +398,8 @@ class _Builder:
         return (Fix(Span(key.file, key.line, start + 1, len(was)), was, ""),)
 
     def pair_text(self, key: Span, value: Node) -> str:
-        """Returns the text of a key and its value if it is whole on one line and means the same wherever it
-        is written: without anchors, aliases and tags."""
+        """Returns the text of a key and its value if both are on one line and contain no anchor, alias or
+        tag; otherwise an empty string."""
         span = value.span
         if (
             span.line != key.line
@@ -410,7 +414,8 @@ class _Builder:
         return line[key.column - 1 : stop] if is_plain and re.fullmatch(r"\s*:\s+", colon) else ""
 
     def merged(self, value: Node) -> dict[str, Node]:
-        """Returns what `<<` merges into a mapping; the first of several sources that gives a key wins."""
+        """Returns the items that `<<` merges into a mapping. If several sources have a key, the first one is
+        used."""
         found: dict[str, Node] = {}
         for source in value.value if value.is_list else [value]:
             if not source.is_mapping and source.value is not BROKEN:
@@ -420,7 +425,7 @@ class _Builder:
         return found
 
     def key(self, event: Any) -> tuple[str | None, Span]:
-        """Returns the text and the span of a key; the text is None for a key that is no text, which is
+        """Returns the text and the span of a key. The text is None for a key that is not a string, which is
         reported."""
         fixes: tuple[Fix, ...] = ()
         if isinstance(event, yaml.ScalarEvent):
@@ -451,8 +456,7 @@ class _Builder:
         return Span(self.text.name, mark.line + 1, mark.column + 1)
 
     def between(self, first: Any, last: Any = None) -> Span:
-        """Returns the span of one event, or of all from the first to the last; it ends with the line if the
-        text does not."""
+        """Returns the span from the first to the last event, cut at the end of the first line."""
         start, end = first.start_mark, (last or first).end_mark
         if isinstance(first, yaml.ScalarEvent) and first.style in ("|", ">"):
             return self.span(start)
@@ -466,13 +470,14 @@ def _character(halves: re.Match[str]) -> str:
 
 
 def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:
-    """Returns both, where the items that a mapping gives itself replace those that are merged into it."""
+    """Returns the items of both mappings. The items of the mapping itself override the merged ones."""
     own = {key: over(item, merged[key]) if key in merged else item for key, item in items.items()}
     return {**merged, **own}
 
 
 def _template(node: Node) -> str:
-    """Returns `vars.model` for the mapping that YAML reads from the inner braces of `{{ vars.model }}`."""
+    """Returns the text of a placeholder: `vars.model` for the mapping that YAML parses from the inner braces
+    of `{{ vars.model }}`."""
     items = list(node.items())
     is_name = len(items) == 1 and items[0][1].value is None and re.fullmatch(r"\w+(\.\w+)*", items[0][0])
     return items[0][0] if is_name else ""

@@ -1,11 +1,12 @@
-"""Finds the one line that makes a text unreadable as YAML, by trying edits of lines near the parser's error.
+"""Finds the line with a YAML syntax error, by trying edits of lines near the position at which the parser
+stopped.
 
     device_type cuda          a `:` is missing             every:100       a space is missing after the `:`
-    dir = runs                a `=` in place of a `:`      "cuda           a quote is not closed
-       every: 2               indented otherwise than the keys beside it
+    dir = runs                a `=` instead of a `:`    "cuda           a quote is not closed
+       every: 2               the indentation differs from that of the neighbouring keys
 
-The parser often gives up lines below the mistake. An edit of a single line after which the text can be read
-shows where the mistake is.
+The parser often stops some lines below the mistake. If an edit of a single line makes the text valid, the
+mistake is on that line.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.fields import SECTIONS
 
 MAX_TEXT_LENGTH = 1 << 15
-"""Length in characters up to which edits of a text are tried."""
+"""Maximum length, in characters, of a text for which edits are tried."""
 LINES_ABOVE = 3
-"""Number of lines above the parser's error in which a mistake may be."""
+"""Number of lines above the parser's error that are searched for a mistake."""
 MAX_QUOTED_LINES = 40
-"""Number of lines above the parser's error in which a quote may be open."""
+"""Number of lines above the parser's error that are searched for an open quote."""
 MAX_LINES_AROUND = 12
-"""Number of lines above a line whose indentations it may have."""
+"""Number of lines above a line whose indentations are tried for it."""
 KEY = r"[A-Za-z_][\w@./-]*"
 SPACES = "\u00a0\u2000-\u200b\u202f\u205f\u3000"
 CONFLICT = re.compile(r"(<{7}|={7}|>{7})( |$)")
@@ -40,13 +41,13 @@ class _Edit:
     line: int
     """Line number, from 1."""
     start: int
-    """The first character that is replaced, from 0."""
+    """Index of the first replaced character, from 0."""
     was: str
     text: str
     message: str
     help: str
     mark: tuple[int, int]
-    """The first character and the width of what is marked."""
+    """(index of the first character, width) of the marked text."""
 
     def apply(self, lines: Sequence[str]) -> str:
         changed = list(lines)
@@ -55,7 +56,7 @@ class _Edit:
         return "\n".join(changed)
 
     def diagnostic(self, name: str, *, is_certain: bool) -> Diagnostic:
-        """Returns the diagnostic of the edit. No part of it quotes a value, which may be a secret."""
+        """Returns the diagnostic of the edit. It quotes no value, because values may be secrets."""
         start, width = self.mark
         is_certain = is_certain and not re.search(r"\w", self.was)
         fix = Fix(Span(name, self.line, self.start + 1, len(self.was)), self.was, self.text)
@@ -64,8 +65,8 @@ class _Edit:
 
 
 def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
-    """Yields the diagnostic for the line whose edit makes a text readable; `error_line` is where the parser
-    gave up."""
+    """Yields the diagnostic for the line whose edit makes a text valid. `error_line` is the line at which the
+    parser stopped."""
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         if CONFLICT.match(line):
@@ -96,9 +97,9 @@ def find_repair(name: str, text: str, error_line: int) -> Iterator[Diagnostic]:
 
 
 def _plausibility(edit: _Edit, lines: Sequence[str]) -> tuple[int, int, int, int]:
-    """Returns how plausible another indentation of a line is: whether it is now a key of recipes among names,
-    or the reverse; whether it has the step of the text; how small the change is; how many neighbours have
-    it."""
+    """Returns a sort key for the plausibility of another indentation of a line. It considers whether a key of
+    recipes would be among names or the reverse, whether the indentation fits the step of the text, how small
+    the change is, and how many neighbours have that indentation."""
     width, at = len(edit.text), edit.line - 1
     siblings = [*_siblings(reversed(lines[:at]), len(edit.was)), *_siblings(lines[at + 1 :], len(edit.was))]
     is_stranger = bool(siblings) and all(_is_own_key(line) != _is_own_key(lines[at]) for line in siblings)
@@ -108,14 +109,14 @@ def _plausibility(edit: _Edit, lines: Sequence[str]) -> tuple[int, int, int, int
 
 
 def _step(lines: Sequence[str]) -> int:
-    """Returns the number of spaces by which most lines of a text are indented more than others."""
+    """Returns the most frequent indentation step of a text, in spaces."""
     indents = [_indent(line) for line in lines if _next([line]) and _indent(line)]
     fitting = (step for step in (4, 2) if sum(width % step == 0 for width in indents) > 0.8 * len(indents))
     return next(fitting, 1)
 
 
 def _siblings(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yields the lines of one indentation, up to the first that is indented less."""
+    """Yields the lines with an indentation of `width`, up to the first line that is indented less."""
     for line in lines:
         if _next([line]):
             if _indent(line) < width:
@@ -134,7 +135,7 @@ def _is_own_key(line: str) -> bool:
 
 
 def _lines_above(lines: Sequence[str], error_line: int, count: int) -> list[int]:
-    """Returns the numbers of the line of an error and of those before it that are neither empty nor
+    """Returns the numbers of the error's line and of up to `count` lines before it, without empty lines and
     comments."""
     numbers = range(min(error_line, len(lines)), 0, -1)
     return [number for number in numbers if lines[number - 1].split("#")[0].strip()][: count + 1]
@@ -152,7 +153,7 @@ def _is_readable(text: str) -> bool:
 
 
 def _space_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
-    """A space that YAML does not take for one; quotes of another alphabet."""
+    """Yields edits of space characters that YAML does not accept, and of typographic quotes."""
     line = lines[number - 1]
     if odd := re.search(f"[{SPACES}]", line):
         last = max(found.end() for found in re.finditer(f"[{SPACES}]", line))
@@ -208,7 +209,7 @@ def _quote_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
 
 
 def _bracket_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
-    """A bracket that is closed, and not opened."""
+    """Yields edits of a closing bracket without an opening one."""
     line = lines[number - 1]
     for closing, opening in (("}", "{"), ("]", "[")):
         if line.count(closing) <= line.count(opening):
@@ -220,7 +221,7 @@ def _bracket_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
 
 
 def _indent_edits(lines: Sequence[str], number: int) -> Iterator[_Edit]:
-    """The indentations of the lines around a line, the nearest first."""
+    """Yields edits that give a line the indentation of a line around it, the nearest first."""
     line = lines[number - 1]
     width = _indent(line)
     around = [(at, one) for at, one in _around(lines, number) if _indent(one) != width]
@@ -238,8 +239,8 @@ def _indent(line: str) -> int:
 
 
 def _around(lines: Sequence[str], number: int) -> Iterator[tuple[int, str]]:
-    """Yields the lines above with their numbers, the nearest first, the next line below, and the first line
-    that is not indented."""
+    """Yields (number, line) of the lines above, the nearest first, of the next line below, and of the first
+    line without indentation."""
     written = [(at, line) for at, line in enumerate(lines, 1) if _next([line]) and at != number]
     yield from reversed([one for one in written if one[0] < number][-MAX_LINES_AROUND:])
     yield from [one for one in written if one[0] > number][:1]

@@ -1,11 +1,11 @@
-"""Trees of values that know where they were written: one YAML file, or a composed recipe.
+"""Trees of values with their places in files. A tree represents one YAML file or a composed recipe.
 
     Node("7", Span("recipe.yaml", 4, 10))            a scalar
     Node({"steps": Node(...)}, Span(...))            a mapping; each item also has the span of its key
     Node([Node(...), Node(...)], Span(...))          a list
 
-Trees are immutable: `merge`, `put` and `without` return new trees that share the unchanged nodes, so one file
-can be mounted at several places. A node keeps what it replaced, for "was 2, set at fsdp.yaml:2:10".
+Trees are immutable: `merge`, `put` and `without` return new trees that share the unchanged nodes. A node
+refers to the node that it replaced, for messages such as "was 2, set at fsdp.yaml:2:10".
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from meshctl.diagnostics import Span
 KeyPath = tuple[str, ...]
 """The keys from the root to a value: `("groups", "train", "ranks")`. The key of a list item is its index."""
 MISSING = "???"
-"""The text of a value that must still be given; it never replaces a value."""
+"""The text of a required value that is not set yet. It never replaces a value."""
 
 
 class Broken:
-    """The value of a node that could not be read. A diagnostic has reported it, so rules ignore the node."""
+    """The value of a node that could not be read. It has been reported, so rules ignore the node."""
 
     def __repr__(self) -> str:
         return "<broken>"
@@ -42,18 +42,18 @@ class Node:
     key: Span | None = None
     """The span of its key; None in a list and at the root."""
     written: str = ""
-    """The text of a scalar: `no` for False."""
+    """The text of a scalar in the file, e.g. `no` for False."""
     was: Node | None = None
-    """The node that it replaced."""
+    """The node that this one replaced."""
     from_environment: bool = False
-    """Whether any of its text came from the environment, by `oc.env`."""
+    """Whether a part of its text came from the environment, by `oc.env`."""
     target: Span | None = None
-    """The span of the value that it refers to."""
+    """The span of the value to which it refers."""
     lines: int = 1
     """Number of lines of a scalar's text."""
     made: str = ""
-    """Why it exists although no text gives it, such as "the file's name"; its span is where it would be
-    written."""
+    """For a value that is in no file: its origin, such as "the file's name". Its span is the place at which
+    it would be written."""
 
     @property
     def is_mapping(self) -> bool:
@@ -68,7 +68,7 @@ class Node:
             yield from self.value.items()
 
     def get(self, key: str) -> Node | None:
-        """Returns the item of a mapping, or of a list by its number; None if there is none."""
+        """Returns an item of a mapping by its key, or of a list by its index; None if it does not exist."""
         if isinstance(self.value, dict):
             found = self.value.get(key)
             return found if isinstance(found, Node) else None
@@ -89,7 +89,7 @@ class Node:
 
 
 def plain(node: Node) -> Any:
-    """Returns the tree as dicts, lists and scalars; None in place of broken values."""
+    """Returns the tree as dicts, lists and scalars. Broken values are None."""
     if node.value is BROKEN:
         return None
     if isinstance(node.value, dict):
@@ -119,8 +119,7 @@ def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
 
 
 def with_leaves(node: Node, path: KeyPath, change: Callable[[Node, KeyPath], Node]) -> Node:
-    """Returns the tree with every leaf replaced by `change(leaf, path)`; the same nodes where nothing
-    changes."""
+    """Returns the tree with every leaf replaced by `change(leaf, path)`. Unchanged nodes are shared."""
     if isinstance(node.value, dict) and node.value:
         items = {key: with_leaves(item, (*path, key), change) for key, item in node.value.items()}
         is_same = all(map(operator.is_, items.values(), node.value.values()))
@@ -132,7 +131,8 @@ def with_leaves(node: Node, path: KeyPath, change: Callable[[Node, KeyPath], Nod
 
 
 def merge(old: Node, new: Node) -> Node:
-    """Merges by OmegaConf's rules: mappings merge, anything else replaces, and ??? never replaces."""
+    """Merges two trees by OmegaConf's rules: mappings are merged, other values are replaced, and `???`
+    replaces nothing."""
     if isinstance(old.value, dict) and isinstance(new.value, dict):
         items = dict(old.value)
         for key, item in new.value.items():
@@ -144,13 +144,13 @@ def merge(old: Node, new: Node) -> Node:
 
 
 def over(new: Node, old: Node) -> Node:
-    """Returns the new node with the old one, and whatever that had replaced, as its history."""
+    """Returns the new node with the old one, and the nodes that the old one replaced, as its history."""
     return replace(new, was=over(new.was, old) if new.was else old)
 
 
 def replaced(root: Node, path: KeyPath) -> Iterator[Node]:
-    """Yields the nodes that the value at `path` has replaced, the latest first. If a whole layout or list was
-    replaced, these are the nodes at the same path in the old one."""
+    """Yields the nodes that the value at `path` has replaced, the latest first. If a layout or list was
+    replaced as a whole, these are the nodes at the same path in the old one."""
     for length in range(len(path), -1, -1):
         node = root.at(path[:length])
         if node is not None and node.was is not None:
@@ -164,15 +164,15 @@ def _history(node: Node, path: KeyPath) -> Iterator[Node]:
 
 
 def nested(path: KeyPath, node: Node) -> Node:
-    """Returns a tree with the node at `path`."""
+    """Returns a tree that contains only `node`, at `path`."""
     for key in reversed(path):
         node = Node({key: node}, node.span, node.key or node.span)
     return node
 
 
 def put(root: Node, path: KeyPath, node: Node) -> Node:
-    """Returns the tree with `node` at `path`, as a replacement of the old value unless that has been merged
-    into it. Missing mappings on the way are created."""
+    """Returns the tree with `node` at `path`. The old value becomes the node's history, unless it has been
+    merged into the node. Missing mappings on the path are created."""
     if not path:
         return replace(node if node.span == root.span else over(node, root), key=root.key or node.key)
     first, rest = path[0], path[1:]

@@ -1,8 +1,9 @@
-"""The rules between values of a recipe: functions from facts to diagnostics, which all run in one pass.
+"""The rules about relations between values of a recipe. A rule is a function from facts to diagnostics; all
+run in one pass.
 
-A rule is named after the good case (`group_exists`). A rule that needs a value which is already reported as
-wrong stays silent, so that one root cause gives one diagnostic. A new rule is a function in the file of its
-subject and a name in the `RULES` of that file.
+A rule is named after the correct state (`group_exists`). A rule skips values that have been reported as
+wrong, so that one cause leads to one diagnostic. A new rule is a function in the file of its subject and a
+name in the `RULES` of that file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MC505, MC506, MC508 and MC105: `args`, compared with the constructor of the class that `_target_` names."""
+"""MC505, MC506, MC508 and MC105: checks `args` against the constructor of the class that `_target_` names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from meshctl.text.english import listed, nearest
 YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
 """Words that YAML 1.1 may read as true and false."""
 MAX_SHOWN = 60
-"""How many characters of a value a message shows."""
+"""Maximum number of characters of a value in a message."""
 
 
 def _constructors(facts: Facts) -> Iterator[tuple[str, Class, Signature]]:
-    """Yields the components whose constructor is known and whose `args` could be read."""
+    """Yields (key path, class, constructor) of each component with a known constructor and readable
+    `args`."""
     for name, found in facts.classes.items():
         if not isinstance(found, Class) or found.constructor is None or found.is_component is False:
             continue
@@ -30,7 +31,7 @@ def _constructors(facts: Facts) -> Iterator[tuple[str, Class, Signature]]:
 
 
 def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
-    """`args` names parameters of the constructor, and all that have no default."""
+    """`args` names only parameters of the constructor, and all parameters without a default."""
     for name, found, constructor in _constructors(facts):
         given = facts.recipe.components[name].args
         unknown = [key for key in given if key not in constructor.by_name and not constructor.any_name]
@@ -62,7 +63,7 @@ def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:
 
 
 def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:
-    """Values in `args` fit the annotations of the constructor, as far as these are simple."""
+    """Values in `args` have the types of the constructor's annotations, if these are simple."""
     for name, found, constructor in _constructors(facts):
         for key, hint in constructor.hints.items():
             node = facts.written.node("components", name, "args", key)
@@ -102,7 +103,8 @@ def _fixes(node: Node, hint: Hint) -> tuple[Fix, ...]:
 
 
 def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
-    """No text in `args` is a boolean of YAML 1.1, unless the annotation of its parameter decides."""
+    """No text in `args` is a boolean in YAML 1.1, unless the annotation of its parameter makes the meaning
+    clear."""
     annotated = {name: constructor.hints for name, _, constructor in _constructors(facts)}
     for name in facts.recipe.components:
         arguments = facts.written.node("components", name, "args")

@@ -1,8 +1,8 @@
-"""MC513 to MC519, MC524 and MC527: what stages call, compared with the source of the called class: its
-endpoints, their decorators and parameters.
+"""MC513 to MC519, MC524 and MC527: checks the calls of stages against the source of the called class: its
+endpoints, their decorators and their parameters.
 
-What an endpoint takes and returns is known as far as its annotations are simple: `Batch`, numbers, the
-`range` of a source.
+The types of parameters and of the returned value are known if the annotations are simple, such as `Batch`,
+numbers, and the `range` of a source.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, CollectMode
 
 USER_MODE = re.compile(r"\w+(\.\w+)*:\w+")
-"""The name of a mode that is an object of the user's code: `module:NAME`."""
+"""The name of a user-defined mode: `module:NAME`."""
 MODES: dict[str, Mapping[str, object]] = {"dispatch": DISPATCH, "collect": COLLECT, "execute": EXECUTE}
-"""The modes of each parameter of the decorator."""
+"""Parameter of the decorator -> its built-in modes."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A stage that calls an endpoint whose source was read."""
+    """A stage and the endpoint that it calls, whose source was read."""
 
     stage: Stage
     kind: Class
@@ -58,7 +58,7 @@ def _calls(facts: Facts) -> Iterator[Call]:
 
 
 def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
-    """`call` is COMPONENT.METHOD."""
+    """`call` has the form COMPONENT.METHOD."""
     for name, stage in facts.recipe.pipeline.items():
         node = facts.written.node("pipeline", name, "call")
         if node is None or not isinstance(node.value, str) or not node.value or stage.method:
@@ -73,7 +73,7 @@ def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _meant_calls(facts: Facts, text: str) -> Iterator[str]:
-    """Yields the calls that a text in another form may stand for."""
+    """Yields the calls that may be meant by a text of another form."""
     classes = facts.classes
     parts = [part for part in re.split(r"[^\w-]+|->", text) if part]
     for component, found in classes.items():
@@ -85,8 +85,8 @@ def _meant_calls(facts: Facts, text: str) -> Iterator[str]:
 
 
 def endpoint_exists(facts: Facts) -> Iterator[Diagnostic]:
-    """The called method exists and is an endpoint. A method that cannot be followed may be one; the worker
-    reports it."""
+    """The called method exists and is an endpoint. A method whose source cannot be read is not reported here,
+    but by the worker."""
     for name, stage in facts.recipe.pipeline.items():
         found, method = facts.class_of(stage.component), stage.method
         if stage.kind != "call" or not method or found is None or found.is_component is False:
@@ -107,7 +107,7 @@ def endpoint_exists(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def decorator_is_readable(facts: Facts) -> Iterator[Diagnostic]:
-    """The values in a decorator are literals, and modes. Each decorator is checked once."""
+    """The arguments of a decorator are literals that name modes. Each decorator is checked once."""
     seen: set[tuple[str, int, int]] = set()
     for call in _calls(facts):
         if call.endpoint.place not in seen:
@@ -129,7 +129,8 @@ def _parameters_exist(call: Call) -> Iterator[Diagnostic]:
 
 
 def _modes_exist(facts: Facts, call: Call) -> Iterator[Diagnostic]:
-    """A mode is a built-in word, or an object of the user's; what that does is not known before the run."""
+    """Each mode of a decorator is built in or user-defined. The behaviour of a user-defined mode is unknown
+    before the run."""
     for key, modes in MODES.items():
         mode = str(getattr(call.endpoint, key))
         named = f"`{mode}` in {call.decorator}"
@@ -148,7 +149,7 @@ def _modes_exist(facts: Facts, call: Call) -> Iterator[Diagnostic]:
 
 
 def inputs_fit_parameters(facts: Facts) -> Iterator[Diagnostic]:
-    """The inputs of a stage fit the parameters of the method: several by name, a single one by position."""
+    """The inputs of a stage match the parameters of the method: several by name, a single one by position."""
     for call in _calls(facts):
         if facts.is_valid("pipeline", call.stage.name, "in"):
             named = [given.parameter for given in call.stage.inputs if given.parameter]
@@ -159,7 +160,7 @@ def inputs_fit_parameters(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _takes_nothing(facts: Facts, call: Call) -> Iterator[Diagnostic]:
-    """A stage without data calls its endpoint without arguments."""
+    """A stage without data calls an endpoint that needs no arguments."""
     if needed := call.signature.required:
         message = f"{call.name} needs {listed(needed)}, and stage `{call.stage.name}` is without data"
         help = "name the stages that it takes, or leave `in` out for a source"
@@ -183,7 +184,7 @@ def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Di
 
 
 def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
-    """One value is passed by position: the input, or the numbers of a source's samples."""
+    """A single value, which is the input or a source's range of sample numbers, is passed by position."""
     signature, stage = call.signature, call.stage
     value = "the numbers of its samples" if stage.is_source else "one"
     gives = f"stage `{stage.name}` gives it {value}"
@@ -203,7 +204,7 @@ def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
 
 
 def _how_to_pass(call: Call) -> str:
-    """Returns what to write where a method takes no value by position."""
+    """Returns the help for a method without positional parameters."""
     stage, by_name = call.stage, call.signature.by_name
     if by_name:
         return f"name it: in: {{{by_name[0]}: {_stages(stage.inputs[0])}}}" if stage.inputs else ""
@@ -217,7 +218,7 @@ def _stages(given: Input) -> str:
 
 
 def inputs_fit_types(facts: Facts) -> Iterator[Diagnostic]:
-    """A parameter that is a `Batch` gets a batch, and one that is a number does not."""
+    """A parameter annotated as `Batch` receives a batch, and a parameter annotated as a number does not."""
     for call in _calls(facts):
         stage, hints = call.stage, call.signature.hints
         if not facts.is_valid("pipeline", stage.name, "in"):
@@ -261,7 +262,7 @@ def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iter
 
 
 def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:
-    """Returns how a stage's value is collected; None where that is not known."""
+    """Returns the collect mode of a stage; None if it is unknown."""
     if stage.kind != "call" or not facts.is_valid("pipeline", stage.name, "collect"):
         return None
     endpoint = facts.known_endpoint(stage)
@@ -271,15 +272,14 @@ def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:
 
 
 def _reduces_batches(facts: Facts, stage: Stage) -> bool:
-    """Whether a stage's `collect` is for numbers, and its endpoint returns batches."""
+    """Whether a stage's collect mode works on numbers although its endpoint returns batches."""
     endpoint, collect = facts.known_endpoint(stage), _collect_mode(facts, stage)
     returned = endpoint.signature.gives if endpoint else None
     return returned is not None and returned.is_batch and collect is not None and collect.is_reduced
 
 
 def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
-    """`collect` can join what the endpoint returns: batches are not averaged, numbers are not
-    concatenated."""
+    """The collect mode fits the returned type: batches are not averaged, and numbers are not concatenated."""
     for call in _calls(facts):
         stage, returned, collect = call.stage, call.signature.gives, _collect_mode(facts, call.stage)
         if returned is None or collect is None or not facts.is_valid("pipeline", stage.name):

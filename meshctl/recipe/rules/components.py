@@ -15,11 +15,12 @@ from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed, nearest
 
 MAX_SECONDS = 4
-"""How many further places of one mistake are shown."""
+"""Maximum number of further places of one mistake that are shown."""
 
 
 def module_exists(facts: Facts) -> Iterator[Diagnostic]:
-    """A module that is missing is reported once, with all components that name it."""
+    """The module of each `_target_` exists. A missing module is reported once, with all components that name
+    it."""
     users: dict[str, list[str]] = {}
     for name, found in facts.classes.items():
         is_standard = _is_standard(facts.code, facts.recipe.components[name].target)
@@ -49,7 +50,7 @@ def _where_to_look(facts: Facts, target: str) -> str:
 
 
 def _modules(facts: Facts) -> list[str]:
-    """Returns the modules beside the recipe, and those of the other components that were found."""
+    """Returns the modules in the recipe's folder, and those of other components that were found."""
     found = {one.target.rpartition(".")[0] for one in facts.classes.values() if isinstance(one, Class)}
     own = (path.stem for folder in facts.code.own for path in files(Path(folder), ".py"))
     return sorted({*found, *own})
@@ -68,7 +69,7 @@ def _is_component_class(code: Code, target: str) -> bool:
 
 
 def class_is_component(facts: Facts) -> Iterator[Diagnostic]:
-    """`_target_` names a class that derives from `Component` and whose objects can be made."""
+    """`_target_` names a class that derives from `Component` and is not abstract."""
     for name, found in facts.classes.items():
         target, span = facts.recipe.components[name].target, facts.value("components", name, "_target_")
         diagnostic = _of_standard_library(facts.code, target, span) or _diagnostic_of(target, found, span)

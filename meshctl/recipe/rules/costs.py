@@ -1,5 +1,5 @@
-"""MC320 and MC42x: what is correct and costs more than necessary. Warnings: devices that no group uses, and
-process groups that span nodes."""
+"""MC320 and MC42x: warnings about layouts that are correct but waste resources: devices that no group uses,
+and process groups that span nodes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from meshctl.topology.placement import NodeRun, Reach, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
 MAX_SHOWN = 3
-"""How many places or groups are listed."""
+"""Maximum number of places or groups that are listed."""
 WITHIN_LAYERS = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
-"""Dims whose process groups communicate within every layer, so that they belong inside a node, with their
-codes."""
+"""Dims whose process groups communicate within every layer and therefore should not span nodes -> code of the
+warning."""
 
 
 # Idle devices
@@ -43,7 +43,7 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
         return
     for kind, per_node in allocation.cluster.devices_per_node.items():
         idle, total = _idle(recipe, allocation, kind), allocation.cluster.total(kind)
-        # No machine has a second mps device, so that their number is not known.
+        # A machine has at most one mps device, so a larger number is unreliable.
         is_counted = kind != "mps" or all(each <= 1 for _, each in per_node)
         if not idle or not is_counted or not recipe.cluster.devices_of(kind):
             continue
@@ -63,19 +63,19 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _are_complete(recipe: Recipe, allocation: Allocation) -> bool:
-    """Whether every group has all its devices; where one has not, a rule reports it."""
+    """Whether every group has all of its devices. Another rule reports a group that has not."""
     on_devices = [group for group in recipe.groups.values() if group.device_type != "cpu"]
     return all(group.devices == device_count(allocation.devices[group.name]) for group in on_devices)
 
 
 def _ranges_of_type(recipe: Recipe, allocation: Allocation, kind: str) -> list[tuple[int, int]]:
-    """Returns the devices of all groups of a type in rising order."""
+    """Returns the device ranges of all groups of a type, in ascending order."""
     names = [name for name in allocation.devices if recipe.groups[name].device_type == kind]
     return sorted(some for name in names for some in allocation.devices[name])
 
 
 def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
-    """Returns the devices of a type that are in no group."""
+    """Returns the devices of a type that no group uses."""
     total, end = allocation.cluster.total(kind), 0
     idle: list[tuple[int, int]] = []
     for start, stop in [*_ranges_of_type(recipe, allocation, kind), (total, total)]:
@@ -86,7 +86,7 @@ def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
 
 
 def _listed(idle: DeviceRanges, cluster: Cluster, kind: str) -> str:
-    """Returns devices as text, `4-7 of node 0, number 3 of node 1, all 8 of nodes 2-5`."""
+    """Returns devices as text: `4-7 of node 0, number 3 of node 1, all 8 of nodes 2-5`."""
     pieces = [piece for start, stop in idle for piece in cluster.pieces(kind, start, stop)]
     shown = [_piece(piece, cluster, kind) for piece in pieces[:MAX_SHOWN]]
     return ", ".join([*shown, *(["..."] if len(pieces) > MAX_SHOWN else [])])
@@ -106,12 +106,12 @@ def _numbers(first: int, count: int) -> str:
 
 
 def _type_key(recipe: Recipe, kind: str) -> tuple[str, ...]:
-    """Returns the key below `devices_per_node`, where it states devices by type."""
+    """Returns the key of a device type below `devices_per_node`, if that has numbers by type."""
     return (kind,) if kind in recipe.cluster.named else ()
 
 
 def _how_to_use(recipe: Recipe, kind: str, allocation: Allocation) -> str:
-    """Proposes a cluster without these devices, where a smaller number states one."""
+    """Returns help that proposes a cluster without these devices, if a smaller number describes one."""
     given, cluster = recipe.cluster, allocation.cluster
     last = max((stop for _, stop in _ranges_of_type(recipe, allocation, kind)), default=0)
     if not last:
@@ -148,7 +148,7 @@ class AllocatedGroup:
 
 
 def process_groups_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
-    """Process groups that communicate within every layer stay inside a node."""
+    """Process groups that communicate within every layer do not span nodes."""
     for name, component in facts.recipe.components.items():
         mesh = facts.meshes.get(name)
         if mesh is None or not isinstance(component.parallel, Sizes):
@@ -163,7 +163,7 @@ def process_groups_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
-    """Returns the location of a group's workers; nothing where it is wrong or not known."""
+    """Returns the placement of a group's workers on nodes; empty if it is wrong or unknown."""
     if allocation is None or group.name in allocation.beyond:
         return ()
     devices, cluster, each = allocation.devices[group.name], allocation.cluster, group.gpus_per_worker
@@ -190,7 +190,7 @@ def _spans_nodes(
 
 
 def _ranks_per_node(runs: Sequence[NodeRun]) -> str:
-    """Returns the number of ranks on a node as text, `4 to 8 ranks`."""
+    """Returns the number of ranks per node as text: `4 to 8 ranks`."""
     changes: dict[int, int] = {}
     for run in runs:
         changes[run.first_node] = changes.get(run.first_node, 0) + run.each
@@ -202,8 +202,8 @@ def _ranks_per_node(runs: Sequence[NodeRun]) -> str:
 def _how_to_stay(
     facts: Facts, component: Component, mesh: DeviceMesh, runs: tuple[NodeRun, ...], dim: str
 ) -> str:
-    """Proposes the nearest layout whose process groups stay inside a node, or to give the group the first
-    devices."""
+    """Returns help that proposes the nearest layout whose process groups do not span nodes, or assigning the
+    first devices to the group."""
     options: list[str] = []
     for sizes, order in _smaller(mesh, dim):
         nearer = _with_sizes(mesh, sizes, order)
@@ -218,8 +218,8 @@ def _how_to_stay(
 
 
 def _smaller(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Sequence[str]]]:
-    """Yields smaller sizes of a dim, the largest first, each in the order of the mesh and in the standard
-    order. Etp lies inside ep, so that both shrink."""
+    """Yields (sizes, order of dims) with smaller sizes of a dim, the largest first, each in the order of the
+    mesh and in the default order. For etp, which is inside ep, both are reduced."""
     sizes = [{dim: size} for size in divisors(mesh.size(dim))]
     if dim == "ep" and mesh.etp_size > 1:
         sizes = [{**some, "etp": etp} for some in sizes for etp in divisors(mesh.etp_size)]
@@ -229,7 +229,7 @@ def _smaller(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Seque
 
 
 def _stays_if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool:
-    """Whether the process groups would stay inside a node if the group got the first devices."""
+    """Whether the process groups would not span nodes if the group had the first devices."""
     recipe, group = facts.recipe, facts.recipe.groups[name]
     if group.device_type == "cpu" or isinstance(group.ranks, tuple) or group.colocate:
         return False
@@ -241,8 +241,8 @@ def _stays_if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool
 
 
 def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]) -> DeviceMesh | None:
-    """Returns the mesh with these smaller sizes and a larger dp, or fsdp where there is no dp; None where
-    that is no mesh."""
+    """Returns the mesh with these smaller sizes and a larger dp, or fsdp if there is no dp. None if the sizes
+    are not valid."""
     rest = "fsdp" if mesh.size("fsdp") > 1 and mesh.size("dp") == 1 else "dp"
     factor = prod(mesh.size(dim) // size for dim, size in sizes.items() if dim in DIMS)
     try:
@@ -254,14 +254,14 @@ def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]
 def _changed(
     mesh: DeviceMesh, order: Sequence[str], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> DeviceMesh:
-    """Returns the mesh with its dims in another order, and with other sizes."""
+    """Returns the mesh with another order of dims and other sizes."""
     given: dict[str, Any] = {f"{dim}_size": mesh.size(dim) for dim in (*DIMS, "ulysses", "ep", "etp")}
     given |= {f"{dim}_size": size for dim, size in sizes.items()}
     return DeviceMesh.from_sizes(order=order, vpp_size=mesh.vpp_size, **given)
 
 
 def _drawn(mesh: DeviceMesh) -> str:
-    """Returns a layout as text in the order of the mesh, `dp 2 x tp 4`."""
+    """Returns a layout as text, in the order of the mesh: `dp 2 x tp 4`."""
     sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
     return " x ".join(f"{dim} {size}" for dim, size in sizes if size > 1) or "one rank"
 

@@ -1,8 +1,8 @@
-"""MC303 to MC321: the devices that groups get, their names, and the cluster that has them.
+"""MC303 to MC321: the devices of groups, their hardware names, and the devices of the cluster.
 
-`visible_devices` names the hardware of a node. Without it a device is called by its number on the node,
-unless the environment of the launcher narrows and renumbers the devices; so a conflict with such a group is a
-warning.
+`visible_devices` lists hardware names. Without it, the hardware name of a device is its number on the node,
+unless the launcher's environment selects and renumbers devices. A conflict with a group without
+`visible_devices` is therefore a warning.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from meshctl.topology.cluster import Cluster
 from meshctl.topology.sizes import divisors
 
 MAX_LISTED = 8
-"""How many numbers a message lists."""
+"""Maximum number of devices that a message lists."""
 NAME_PATTERNS = {"cuda": r"\d+|(GPU|MIG)-[\w./-]+", "npu": r"\d+"}
-"""The names that a driver gives its devices, by device type."""
+"""Device type -> pattern of its hardware names."""
 SET_BY_TORCHRUN = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
 }
-"""Variables that torchrun sets for each worker, after the group's `env`."""
+"""Variables that torchrun sets for each worker, overriding the group's `env`."""
 SET_BY_MESHCTL = {
     "cuda": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-"""By device type: the variables with which meshctl assigns devices to workers; the group's `env` would
-override them."""
+"""Device type -> variables with which meshctl assigns devices to workers. The group's `env` would override
+them."""
 
 
 # Counts
@@ -60,7 +60,7 @@ def workers_divide_devices(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
-    """A list of devices per node has a number for each node of the cluster."""
+    """A list in `devices_per_node` has one number per node of the cluster."""
     counts = node_counts(facts.recipe.cluster)
     if not counts or not facts.is_valid("cluster"):
         return
@@ -76,7 +76,7 @@ def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def workers_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
-    """The devices of a worker are neighbours on one node."""
+    """The devices of a worker are consecutive and on one node."""
     for group, devices, allocation in _allocated(facts):
         each = group.gpus_per_worker
         if each == 1 or group.devices % each:
@@ -95,7 +95,7 @@ def workers_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _allocated(facts: Facts) -> Iterator[tuple[DeviceGroup, DeviceRanges, Allocation]]:
-    """Yields the groups on devices that the cluster has, with their devices."""
+    """Yields (group, devices, allocation) for each group whose devices exist in the cluster."""
     allocation = facts.allocation
     for name, group in facts.recipe.groups.items() if allocation else ():
         if allocation and group.device_type != "cpu" and name not in allocation.beyond:
@@ -103,7 +103,7 @@ def _allocated(facts: Facts) -> Iterator[tuple[DeviceGroup, DeviceRanges, Alloca
 
 
 def _devices_of_worker(devices: DeviceRanges, worker: int, each: int) -> str:
-    """Returns the numbers of a worker's first devices as text."""
+    """Returns the numbers of a worker's devices as text, at most `MAX_LISTED` of them."""
     skip, found = worker * each, list[int]()
     for start, stop in devices:
         first = min(start + skip, stop)
@@ -114,7 +114,7 @@ def _devices_of_worker(devices: DeviceRanges, worker: int, each: int) -> str:
 
 
 def devices_are_disjoint(facts: Facts) -> Iterator[Diagnostic]:
-    """Groups that share a device state it with `colocate`. Cuda 0 and npu 0 are two devices."""
+    """Groups share devices only with `colocate`. Devices of different types are different devices."""
     groups, allocation = facts.recipe.groups, facts.allocation
     if allocation is None:
         return
@@ -133,8 +133,8 @@ def devices_are_disjoint(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
-    """The cluster has the devices of all groups. One report for each device type names all groups that are
-    beyond it; one for each list of devices."""
+    """The cluster has the devices of all groups. Groups without enough devices are reported together, per
+    device type. A list of devices is reported separately."""
     allocation, groups = facts.allocation, facts.recipe.groups
     counts: dict[str, list[str]] = {}
     for name, device in allocation.beyond.items() if allocation else ():
@@ -164,7 +164,7 @@ def _device_span(facts: Facts, group: str, device: int) -> Span:
 
 
 def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
-    """Returns the diagnostic for the groups of one device type for which a cluster has too few devices."""
+    """Returns the diagnostic for the groups of one device type for which the cluster has too few devices."""
     groups, total = facts.recipe.groups, _total(facts, kind)
     beyond = facts.allocation.beyond if facts.allocation else {}
     others = {
@@ -194,7 +194,8 @@ def _has_several_types(facts: Facts) -> bool:
 
 
 def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
-    """Returns the devices of a type in `cluster` with their sum, and what would be enough."""
+    """Returns (span of the number of devices in `cluster`, labelled with their sum; help with a number that
+    is enough)."""
     allocation, recipe = facts.allocation, facts.recipe
     assert allocation is not None
     cluster, each = allocation.cluster, recipe.cluster.devices_of(kind)
@@ -215,7 +216,7 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
 
 
 def one_mps_device_per_node(facts: Facts) -> Iterator[Diagnostic]:
-    """No machine has a second mps device, whatever `cluster` states."""
+    """A node has at most one mps device, whatever `cluster` states."""
     for group, devices, allocation in _allocated(facts):
         if group.device_type != "mps":
             continue
@@ -245,7 +246,8 @@ def enough_devices_are_visible(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
-    """`visible_devices` are names that the driver knows, each once. A driver ignores others silently."""
+    """`visible_devices` contains only names that the driver knows, each once. A driver ignores other names
+    silently."""
     for name, group in facts.recipe.groups.items():
         visible, kind = group.visible_devices, group.device_type
         if kind not in NAME_PATTERNS or not facts.is_valid("groups", name, "visible_devices"):
@@ -263,14 +265,14 @@ def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
 
 @dataclass(frozen=True)
 class NodeNames:
-    """The names of a group's devices on consecutive nodes."""
+    """The hardware names of a group's devices, which are the same on consecutive nodes."""
 
     first_node: int
     nodes: int
     names: tuple[str, ...]
 
     def common(self, other: NodeNames) -> tuple[int, str] | None:
-        """Returns (node, name) of the first device that is in both."""
+        """Returns (node, name) of the first device that both contain; None if there is none."""
         node = max(self.first_node, other.first_node)
         if node >= min(self.first_node + self.nodes, other.first_node + other.nodes):
             return None
@@ -287,7 +289,8 @@ def _is_same_device(one: str, other: str) -> bool:
 
 
 def device_names(group: DeviceGroup, devices: DeviceRanges, cluster: Cluster) -> list[NodeNames]:
-    """Returns, by node, the first visible devices of a group, or else the numbers of its devices."""
+    """Returns the hardware names of a group's devices by node: the first of `visible_devices`, otherwise
+    device numbers."""
     on_one_node: dict[int, list[str]] = {}
     found: list[NodeNames] = []
     for start, stop in devices:
@@ -306,7 +309,7 @@ def device_names(group: DeviceGroup, devices: DeviceRanges, cluster: Cluster) ->
 
 @dataclass(frozen=True)
 class NamedGroup:
-    """A group whose devices have known names."""
+    """A group whose devices have known hardware names."""
 
     group: DeviceGroup
     host: str
@@ -314,8 +317,8 @@ class NamedGroup:
     names: tuple[NodeNames, ...]
 
     def common(self, other: NamedGroup) -> tuple[int, str] | None:
-        """Returns (node, name) of a device that both groups see although their numbers differ and neither
-        shares devices with the other."""
+        """Returns (node, name) of a device that both groups use although they are not colocated and have
+        different device numbers; None if there is none."""
         one, two = self.group, other.group
         if one.device_type != two.device_type or self.host == other.host:
             return None
@@ -339,7 +342,7 @@ def _named_groups(facts: Facts) -> Iterator[NamedGroup]:
 
 
 def hardware_is_disjoint(facts: Facts) -> Iterator[Diagnostic]:
-    """Groups that do not share devices do not see the same hardware."""
+    """Groups that are not colocated do not use the same hardware."""
     for one, other in combinations(_named_groups(facts), 2):
         if common := one.common(other):
             yield _seen_twice(facts, one.group, other.group, *common)
@@ -364,7 +367,7 @@ def _seen_twice(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, d
 
 
 def environment_keeps_devices(facts: Facts) -> Iterator[Diagnostic]:
-    """`env` sets no variable that torchrun or meshctl sets for each worker."""
+    """`env` does not set variables that torchrun or meshctl sets for each worker."""
     for name, group in facts.recipe.groups.items():
         for variable, value in group.env:
             if value is None:

@@ -1,6 +1,6 @@
-"""MC546, MC547 and MC564 to MC566: what ends the run.
+"""MC546, MC547 and MC564 to MC566: the end of the run.
 
-A run ends after its `steps`, or with the data of the sources that bound it (`run.bounds`).
+A run ends after its `steps`, or when a source that bounds it has no more data (`run.bounds`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from meshctl.text.english import listed
 
 
 def run_ends(facts: Facts) -> Iterator[Diagnostic]:
-    """Every run has an end: `steps` are stated, or a source that bounds the run can end. In a run that states
-    `epochs`, such a source has a length."""
+    """Every run ends: `steps` is stated, or a source that bounds the run can end. If `epochs` is stated, such
+    a source has a length."""
     if not _are_known(facts):
         return
     run, sources = facts.recipe.run, _bounding(facts)
@@ -44,7 +44,7 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def steps_are_counted(facts: Facts) -> Iterator[Diagnostic]:
-    """`steps` is left out where the data end the run; 0 is no number of steps."""
+    """`steps` is not 0. For a run that ends with its data, `steps` is left out."""
     node = facts.written.node("run", "steps")
     if node is not None and node.value == 0 and facts.is_valid("run", "steps"):
         message = "`steps: 0` sets no limit: the run ends with its data, or never"
@@ -53,8 +53,7 @@ def steps_are_counted(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
-    """Where the data of some sources end the run, every other source states that its own data do not:
-    `ends_run: false`."""
+    """If the data of some sources end the run, every other source states `ends_run: false`."""
     if not _are_known(facts):
         return
     bounding, pipeline = _bounding(facts), facts.recipe.pipeline.values()
@@ -72,7 +71,7 @@ def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
-    """Only a source states `ends_run`, and `ends_run: true` only one that is called in steps."""
+    """Only sources state `ends_run`, and only sources that are called in steps state `ends_run: true`."""
     for name, stage in facts.recipe.pipeline.items():
         if stage.ends_run is None or not facts.is_valid("pipeline", name):
             continue
@@ -88,7 +87,7 @@ def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _are_known(facts: Facts) -> bool:
-    """Whether nothing is wrong with the stages and `run`."""
+    """Whether the stages and `run` have no errors."""
     pipeline = facts.recipe.pipeline
     are_valid = all(stage.kind and facts.is_valid("pipeline", name) for name, stage in pipeline.items())
     are_taken = all(other in pipeline for stage in pipeline.values() for other in stage.takes)
@@ -101,7 +100,7 @@ def _bounding(facts: Facts) -> list[Stage]:
 
 
 def _has_length(facts: Facts, stage: Stage) -> bool | None:
-    """Whether a source has `__len__`; None where its class cannot be read."""
+    """Whether a source has `__len__`; None if its class cannot be read."""
     found = facts.classes.get(stage.component)
     if not isinstance(found, Class) or not found.whole or found.is_component is not True:
         return None
@@ -109,14 +108,14 @@ def _has_length(facts: Facts, stage: Stage) -> bool | None:
 
 
 def _is_endless(facts: Facts, stage: Stage) -> bool:
-    """Whether a source is known to have no end: it has no `__len__`, and by its annotation never returns
-    None."""
+    """Whether a source is known to be endless: it has no `__len__`, and its annotation excludes None as a
+    returned value."""
     endpoint = facts.known_endpoint(stage)
     if endpoint is None or _has_length(facts, stage) is not False:
         return False
     returned, taken = endpoint.signature.gives, endpoint.signature.hints.get(endpoint.signature.first)
     if taken is not None and taken.is_batch:
-        return False  # it is no source; another rule reports that
+        return False  # not a valid source, which another rule reports
     return returned is not None and returned.kinds == {"batch"}
 
 

@@ -1,7 +1,7 @@
-"""What rules know: the recipe, where each value was written, which values are already reported as wrong, the
-source of the components' classes, and what follows from these.
+"""The input of all rules: the recipe, the places of its values, the values that were reported as wrong, the
+source of the components' classes, and facts derived from these.
 
-Every look-up that several rules share stands here and is made once.
+Facts that several rules use are computed here, once.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What is known of a component's model."""
+    """The known sizes of a component's model."""
 
     sizes: Mapping[str, int]
     spans: Mapping[str, Span]
 
     def get(self, size: str) -> int:
-        """Returns a size, or 0 where it is not known."""
+        """Returns a size; 0 if it is unknown."""
         return self.sizes.get(size, 0)
 
     def stated(self, *sizes: str) -> tuple[Span, ...]:
-        """Returns the spans of the known ones of these sizes, each with its number."""
+        """Returns the spans of those of the sizes that are known, each labelled with its number."""
         known = [size for size in sizes if size in self.sizes]
         return tuple(self.spans[size].with_word(f"`{size}` is {self.sizes[size]}") for size in known)
 
     def repeats_kv_heads(self, tp: int) -> bool:
-        """Returns whether there are fewer kv heads than tp ranks, so that each is on several ranks."""
+        """Whether there are fewer kv heads than tp ranks, so that each kv head is on several ranks."""
         kv_heads = self.get("num_kv_heads")
         return 0 < kv_heads < tp and tp % kv_heads == 0
 
     def undivided_by_tp(self, tp: int) -> list[str]:
-        """Returns the sizes that tp does not divide. Fewer kv heads than ranks may be repeated evenly."""
+        """Returns the sizes that tp does not divide. If there are fewer kv heads than ranks, their number
+        must divide tp instead."""
         kv_heads = self.get("num_kv_heads")
         undivided = [size for size in ("num_heads", "num_kv_heads", "hidden_size") if self.get(size) % tp]
         if kv_heads and tp % kv_heads == 0 and "num_kv_heads" in undivided:
@@ -61,20 +62,20 @@ class Facts:
     written: Spans
     code: Code
     configs: dict[str, Config] = field(default_factory=dict)
-    """The config files that were read, by the path in the recipe."""
+    """Path in the recipe -> config file that was read."""
 
-    # What was written
+    # Places of values
 
     @property
     def recipe(self) -> Recipe:
         return self.read.recipe
 
     def is_valid(self, *path: str) -> bool:
-        """Whether nothing is reported about a value or about anything inside it."""
+        """Whether no diagnostic is about a value, a part of it, or a mapping that contains it."""
         return self.read.is_valid(*path)
 
     def is_named(self, *path: str) -> bool:
-        """Whether a key exists, or may exist because the mapping around it could not be read."""
+        """Whether a key exists, or may exist because the mapping that contains it could not be read."""
         return self.written.node(*path) is not None or not self.read.is_known(*path[:-1])
 
     def value(self, *path: str) -> Span:
@@ -84,12 +85,12 @@ class Facts:
         return self.written.key(*path)
 
     def item(self, *path: str, index: int) -> Span:
-        """Returns the span of an item of a list; a single value may stand in place of the list."""
+        """Returns the span of a list item, or of the single value that is allowed instead of a list."""
         node = self.written.node(*path)
         return self.value(*path, str(index)) if node is not None and node.is_list else self.value(*path)
 
     def cluster_value(self, *path: str) -> Span:
-        """Returns the span of a value of `cluster`; the key of a device type may be an alias (`gpu`)."""
+        """Returns the span of a value of `cluster`. The key of a device type may be an alias (`gpu`)."""
         node = self.written.node("cluster", *path[:-1])
         keys = [key for key, _ in node.items()] if node else []
         written = [key for key in keys if DEVICE_ALIASES.get(key.lower(), key.lower()) == path[-1]]
@@ -99,7 +100,7 @@ class Facts:
 
     @cached_property
     def allocation(self) -> Allocation | None:
-        """The devices of all groups; None where a count or a device type is not known."""
+        """The devices of all groups; None if a number of devices or a device type is unknown."""
         groups = self.recipe.groups
         for name, group in groups.items():
             is_sized = group.devices and group.device_type
@@ -111,8 +112,8 @@ class Facts:
         return allocate(groups, self.recipe.cluster) if is_consistent and self.is_valid("cluster") else None
 
     def devices_beyond_visible(self, group: DeviceGroup) -> int:
-        """Returns the number of devices that a group uses on one node where `visible_devices` names fewer,
-        else 0."""
+        """Returns the number of devices that a group uses on one node, if that is more than `visible_devices`
+        names; otherwise 0."""
         if self.allocation is None or not group.visible_devices:
             return 0
         devices = self.allocation.devices[group.name]
@@ -120,7 +121,7 @@ class Facts:
         return most if len(group.visible_devices) < most else 0
 
     def is_detected(self, group: str) -> bool:
-        """Whether a group leaves its device type to the machine that reads the recipe."""
+        """Whether a group does not state its device type, so that it depends on the machine."""
         node = self.written.node("groups", group, "device_type")
         return node is not None and node.made != ""
 
@@ -129,7 +130,7 @@ class Facts:
 
     @cached_property
     def meshes(self) -> dict[str, DeviceMesh]:
-        """The meshes of the components whose sizes are right."""
+        """Component -> mesh, for components with valid sizes."""
         meshes = {}
         for name, component in self.recipe.components.items():
             try:
@@ -143,7 +144,7 @@ class Facts:
 
     @cached_property
     def classes(self) -> dict[str, Found]:
-        """What `_target_` of each component names."""
+        """Component -> result of following its `_target_`."""
         components = self.recipe.components.items()
         return {name: self.code.find(component.target) for name, component in components if component.target}
 
@@ -152,27 +153,29 @@ class Facts:
         return found if isinstance(found, Class) else None
 
     def endpoints(self) -> dict[str, dict[str, Endpoint]]:
-        """Returns the endpoints of each component whose class was read, by method."""
+        """Returns component -> method -> endpoint, for components whose class was read."""
         return {name: found.endpoints for name, found in self.classes.items() if isinstance(found, Class)}
 
     def known_endpoint(self, stage: Stage) -> Endpoint | None:
-        """Returns the endpoint that a stage calls; None where its source was not read."""
+        """Returns the endpoint that a stage calls; None if its source was not read."""
         found = self.class_of(stage.component) if stage.kind == "call" else None
         return found.endpoints.get(stage.method) if found else None
 
     def endpoint(self, stage: Stage) -> Endpoint:
-        """Returns the endpoint that a stage calls, with default modes where its source was not read."""
+        """Returns the endpoint that a stage calls; an endpoint with default modes if its source was not
+        read."""
         return self.known_endpoint(stage) or Endpoint()
 
     def config(self, path: str) -> Config:
-        """Returns a model's config file; each is read once."""
+        """Returns a model's config file. Each file is read once."""
         if path not in self.configs:
             self.configs[path] = config(path, self.code.own)
         return self.configs[path]
 
     def model_files(self, component: str) -> list[tuple[tuple[str, ...], Config]]:
-        """Returns the config files of a component's model, each with the key path that names it: that of
-        `model`, and that of the argument in the class's `MODEL`, where it names a local file."""
+        """Returns (key path of the value that names the file, config file) for the config files of a
+        component's model. The value is `model`, or the argument that `MODEL` of the class names if it is the
+        path of a local file."""
         found: list[tuple[tuple[str, ...], Config]] = []
         stated = self.recipe.components[component].model.config
         if stated and self.is_valid("components", component, "model"):
@@ -182,7 +185,8 @@ class Facts:
         return found
 
     def _declared_model(self, component: str) -> tuple[tuple[str, ...], Config] | None:
-        """Returns the config file that `MODEL` leads to. Its value may as well name a model on a hub."""
+        """Returns the config file that `MODEL` leads to; None if the value does not name a local file, but
+        e.g. a model on a hub."""
         found = self.class_of(component)
         if found is None or not found.is_component or not found.declares.model:
             return None
@@ -196,7 +200,7 @@ class Facts:
 
     @cached_property
     def models(self) -> dict[str, ModelSizes]:
-        """The sizes of each component's model: those in the recipe, else those in its config files."""
+        """Component -> sizes of its model. Sizes in the recipe take precedence over those in config files."""
         return {name: self._model(name) for name in self.recipe.components}
 
     def _model(self, component: str) -> ModelSizes:
@@ -220,7 +224,7 @@ class Facts:
 
     @cached_property
     def modes(self) -> dict[str, StageModes]:
-        """The modes of every stage."""
+        """Stage -> its modes."""
         return {name: modes_of(stage, self.endpoint(stage)) for name, stage in self.recipe.pipeline.items()}
 
     @cached_property
@@ -229,22 +233,22 @@ class Facts:
 
     @cached_property
     def taken(self) -> frozenset[str]:
-        """The stages whose value some stage takes."""
+        """The stages whose values are inputs of other stages."""
         return frozenset(name for stage in self.recipe.pipeline.values() for name in stage.takes)
 
     def join(self, stage: Stage) -> str:
-        """Returns how the parts of a stage's value are joined; empty for a sync and an unknown mode."""
+        """Returns how the parts of a stage's value are joined; empty for a sync or an unknown mode."""
         mode = COLLECT.get(self.modes[stage.name].collect)
         join = mode.join if mode and stage.kind == "call" else ""
         return join if isinstance(join, str) else ""
 
     def producers(self, stage: Stage) -> int:
-        """Returns the number of producer ranks of a stage's value; 0 where it is not known."""
+        """Returns the number of ranks that produce a stage's value; 0 if it is unknown."""
         return self.modes[stage.name].producer_count(self.meshes.get(stage.component))
 
     @cached_property
     def known_calls(self) -> tuple[Stage, ...]:
-        """The stages that call, whose inputs and modes are known."""
+        """The stages with `call` whose inputs and modes are known."""
         keys = ("in", "samples", "dispatch", "execute", "collect")
         found = []
         for name, stage in self.recipe.pipeline.items():
@@ -255,8 +259,8 @@ class Facts:
         return tuple(found)
 
     def lead_input(self, stage: Stage) -> Input | None:
-        """Returns the input that determines order and shares of the others: the first that is, or may be, a
-        batch."""
+        """Returns the lead input of a stage, which determines the order and shares of all inputs: the first
+        that is, or may be, a batch."""
         for given in stage.inputs:
             sources = [self.recipe.pipeline.get(name) for name in given.stages]
             if any(source is None or self.join(source) in ("", "samples", "first") for source in sources):
@@ -264,7 +268,7 @@ class Facts:
         return None
 
     def lead_stage(self, stage: Stage) -> Stage | None:
-        """Returns the stage whose samples the lead input of a stage brings."""
+        """Returns the stage whose samples are the lead input of a stage."""
         lead = self.lead_input(stage)
         return self.recipe.pipeline.get(lead.stages[0]) if lead and lead.stages else None
 
@@ -273,18 +277,18 @@ class Facts:
         return self.dispatch(stage, lead) if lead else Dispatch()
 
     def dispatch(self, stage: Stage, given: Input) -> Dispatch:
-        """Returns how an input of a stage is dispatched."""
+        """Returns the dispatch of an input of a stage."""
         return self.modes[stage.name].inputs[stage.inputs.index(given)]
 
 
 def input_path(given: Input, index: int) -> tuple[str, ...]:
-    """Returns the path, below its stage, of one of the stages that an input names."""
+    """Returns the key path, below the stage, of one of the stages that an input names."""
     path = ("in", given.parameter) if given.parameter else ("in",)
     return (*path, str(index)) if len(given.stages) > 1 else path
 
 
 def node_counts(cluster: Cluster) -> dict[tuple[str, ...], int]:
-    """Returns the number of nodes that each key of `cluster` states."""
+    """Returns key path below `cluster` -> number of nodes that its value states."""
     given = cluster.devices_per_node
     by_key = {(kind,): each for kind, each in given.items()} if isinstance(given, Mapping) else {(): given}
     counts: dict[tuple[str, ...], int] = {("nodes",): cluster.nodes} if cluster.nodes else {}

@@ -1,4 +1,4 @@
-"""MC525, MC528, MC538 and MC539: modes that do not go together, and values that nothing takes."""
+"""MC525, MC528, MC538 and MC539: modes that contradict each other, and values that no stage uses."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from meshctl.topology.modes import (
 from meshctl.topology.samples import SampleTable
 
 MAX_SIMULATED = 64
-"""Up to this number of workers and producers, the samples of each worker are computed."""
+"""Maximum number of workers and producers for which the samples of each worker are computed."""
 MAX_CHECKED = 1024
-"""How many data ranks, producers and peers are looked at, where ranks of one data rank are compared."""
+"""Maximum number of data ranks, producers and peers that are compared."""
 
 
 def batches_are_taken(facts: Facts) -> Iterator[Diagnostic]:
-    """The batches of a source are taken, where stages take values at all. A number that no stage takes is a
-    metric."""
+    """The batches of a source are the input of a stage, if any stage has inputs. Numbers that no stage uses
+    are metrics."""
     pipeline = facts.recipe.pipeline
     if not facts.taken or not facts.is_valid("pipeline") or not all(name in pipeline for name in facts.taken):
         return
@@ -44,7 +44,8 @@ def batches_are_taken(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
-    """The ranks of one data rank receive the same samples, where each producer has workers of its own."""
+    """All ranks of a data rank receive the same samples in mode `execute: peer`, which assigns each worker to
+    one producer."""
     for stage in facts.known_calls:
         mesh = facts.meshes.get(stage.component)
         source = facts.lead_stage(stage)
@@ -68,13 +69,14 @@ def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _key_of(facts: Facts, stage: Stage, *keys: str) -> Span:
-    """Returns the value of the first of these keys that a stage states, or else what it calls."""
+    """Returns the span of the first of these keys that a stage states, otherwise that of `call`."""
     stated = [key for key in keys if facts.is_named("pipeline", stage.name, key)]
     return facts.value("pipeline", stage.name, *(stated[:1] or ["call"]))
 
 
 def _split_peers(facts: Facts, stage: Stage) -> tuple[int, int] | None:
-    """Returns two ranks of one data rank that receive from different producers."""
+    """Returns two ranks of the same data rank that receive from different producers; None if there are
+    none."""
     mesh = facts.meshes.get(stage.component)
     source = facts.lead_stage(stage)
     execute = facts.modes[stage.name].execute_mode
@@ -92,8 +94,9 @@ def _split_peers(facts: Facts, stage: Stage) -> tuple[int, int] | None:
 
 
 def _ranks_to_check(mesh: DeviceMesh, execute: ExecuteMode, producers: int) -> Iterator[int]:
-    """Yields a rank of each of the first data ranks, and the first and the last worker of the first
-    producers. In a large mesh, peers are split at the border between the workers of two producers."""
+    """Yields the ranks to compare: one of each of the first data ranks, and the first and the last worker of
+    the first producers. If a producer's workers split a data rank, this happens at the first or last worker
+    of a producer."""
     for data_rank in range(min(mesh.data_size if producers else 0, MAX_CHECKED)):
         yield mesh.representative(data_rank)
     for producer in range(min(producers, MAX_CHECKED)):
@@ -103,17 +106,17 @@ def _ranks_to_check(mesh: DeviceMesh, execute: ExecuteMode, producers: int) -> I
             yield workers[-1]
 
 
-# Samples that come several times, or are lost
+# Repeated and lost samples
 
 
 def every_sample_comes_once(facts: Facts) -> Iterator[Diagnostic]:
-    """The samples that the workers of a stage receive are collected, each once."""
+    """Each sample that the workers of a stage receive is collected exactly once."""
     for stage in facts.known_calls:
         mesh = facts.meshes.get(stage.component)
         if mesh is None or not stage.inputs or stage.name not in facts.taken:
             continue
         if _split_peers(facts, stage) is not None:
-            continue  # an error of its own
+            continue  # another rule reports it
         source, collect = facts.lead_stage(stage), facts.modes[stage.name].collect_mode
         producers = facts.producers(source) if source else 0
         if collect.is_first and _gives_batch(facts, stage):
@@ -128,7 +131,7 @@ def _gives_batch(facts: Facts, stage: Stage) -> bool:
 
 
 def _one_part_is_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: int) -> Iterator[Diagnostic]:
-    """Where one worker's value is collected, this worker has all samples."""
+    """If only one worker's value is collected, this worker has all samples."""
     modes, mode = facts.modes[stage.name], DISPATCH[facts.lead_dispatch(stage).mode]
     execute, who = modes.execute_mode, ""
     if execute.is_joint and mode.share_count(mesh) > 1:
@@ -154,7 +157,7 @@ def _has_all(mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, produce
 
 
 def _parts_are_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: int) -> Iterator[Diagnostic]:
-    """Where one worker's part is collected per data rank, the parts are all samples, each once."""
+    """If one worker's part is collected per data rank, the parts contain each sample exactly once."""
     modes, mode = facts.modes[stage.name], facts.lead_dispatch(stage).mode
     why, how, help = "", f"`dispatch: {mode}`", "write `dispatch: slice_dp`"
     if modes.execute_mode.is_joint:
@@ -180,7 +183,8 @@ def _why_lost(mesh: DeviceMesh, mode: DispatchMode, component: str) -> str:
 
 
 def _why_lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: str) -> str:
-    """The same where each producer has workers of its own. The samples are computed where they are few."""
+    """Like `_why_lost`, for `execute: peer`. Computes the samples of each worker if there are at most
+    `MAX_SIMULATED`."""
     if mesh.world_size > MAX_SIMULATED or producers > MAX_SIMULATED:
         return ""
     numbers = range(mesh.world_size)
@@ -196,11 +200,11 @@ def _why_lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: s
     return ""
 
 
-# Words without effect
+# Keys without effect
 
 
 def words_have_effect(facts: Facts) -> Iterator[Diagnostic]:
-    """A word of `dispatch` or `execute` that changes nothing was meant to change something."""
+    """Every stated value of `dispatch` and `execute` has an effect."""
     for stage in facts.known_calls:
         if not stage.inputs:
             yield from _idle_words_without_inputs(facts, stage)
@@ -209,7 +213,7 @@ def words_have_effect(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _partitioning(words: DispatchWords) -> list[str]:
-    """Returns the given keys of a dispatch that determine how a batch is partitioned."""
+    """Returns the stated keys of a dispatch that determine how a batch is partitioned."""
     return [key for key in ("balance", "home", "split_groups", "equal_counts") if getattr(words, key)]
 
 

@@ -1,4 +1,4 @@
-"""MC3xx: device groups and what runs on them; which devices they get is checked in `devices.py`."""
+"""MC3xx: device groups and the components or programs that run on them. `devices.py` checks their devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cpu_ranks_are_count(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def keys_fit_device_type(facts: Facts) -> Iterator[Diagnostic]:
-    """Keys about devices stand only in groups whose device type has them."""
+    """Keys about accelerators are used only in groups on accelerators."""
     for name, group in facts.recipe.groups.items():
         on_cpu, on_mps = group.device_type == "cpu", group.device_type == "mps"
         if on_cpu and group.gpus_per_worker > 1:
@@ -53,7 +53,7 @@ def _meaningless(facts: Facts, group: str, key: str, use: str, kind: str, help: 
 
 
 def colocated_group_exists(facts: Facts) -> Iterator[Diagnostic]:
-    """`colocate` names another group of the same device type, without a circle."""
+    """`colocate` names another group of the same device type, and the chain of groups is not a circle."""
     groups = facts.recipe.groups
     for name, group in groups.items():
         if not group.colocate or group.device_type == "cpu":
@@ -91,7 +91,7 @@ def _is_own_host(name: str, groups: Mapping[str, DeviceGroup]) -> bool:
 def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
     """A group runs a program or hosts components, and not both."""
     recipe = facts.recipe
-    # A component whose group is wrong may be meant for any group.
+    # A component with a wrong group may belong to any group.
     are_placed = all(component.group in recipe.groups for component in recipe.components.values())
     for name, group in recipe.groups.items():
         components = recipe.components_of(name)
@@ -109,7 +109,8 @@ def group_runs_something(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def program_exists(facts: Facts) -> Iterator[Diagnostic]:
-    """A script is looked for where it runs, beside the recipe and in the working directory."""
+    """The program of a group exists. A script is searched in the program's folder, the recipe's folder and
+    the working directory."""
     for name, group in facts.recipe.groups.items():
         program = group.program
         if program is None:
@@ -124,7 +125,8 @@ def program_exists(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _module_exists(facts: Facts, group: str, program: Program) -> Iterator[Diagnostic]:
-    """Another interpreter, and another working directory, may have other modules."""
+    """The module of a program exists. It is not checked for another interpreter or another working
+    directory."""
     if not program.python and not program.cwd and facts.code.module(program.module) is None:
         help = f"looked in {_listed(facts.code.own)}, and among what is installed"
         span = facts.value("groups", group, "program", "module")

@@ -1,4 +1,5 @@
-"""MC534 and MC535: `home`, which sends each sample back to the data rank that made it in an earlier stage."""
+"""MC534 and MC535: `home`, which sends each sample back to the data rank that produced it in an earlier
+stage."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import DISPATCH, EXECUTE, DispatchMode
 
 MAX_DATA_RANKS = 64
-"""How many data ranks are looked at one by one."""
+"""Maximum number of data ranks that are checked one by one."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """One `home:` of a recipe."""
+    """One `home` key of a recipe."""
 
     stage: Stage
     """The stage whose samples are sent home."""
     home: str
-    """The stage that made them."""
+    """The stage that produced them."""
     words: DispatchWords
     path: tuple[str, ...]
-    """The path of the key below the stage."""
+    """The key path of `home` below the stage."""
     sources: tuple[str, ...]
     """The stages from which these samples come."""
 
@@ -44,7 +45,8 @@ def _homes(facts: Facts) -> Iterator[Home]:
 
 
 def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
-    """The samples come from the home stage, which runs on the same group and has as many shares."""
+    """The samples of a stage with `home` come from the home stage, which has the same group and the same
+    number of shares."""
     pipeline, components = facts.recipe.pipeline, facts.recipe.components
     for one in _homes(facts):
         if one.home not in pipeline:
@@ -69,7 +71,7 @@ def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _passed(facts: Facts, source: str, home: str) -> bool:
-    """Whether a stage's samples come from the home stage: it is that stage, or passes samples on from it."""
+    """Whether a stage's samples come from the home stage, directly or through other stages."""
     seen: set[str] = set()
     pending = [source]
     while pending:
@@ -85,8 +87,7 @@ def _passed(facts: Facts, source: str, home: str) -> bool:
 
 
 def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[Diagnostic]:
-    """The stage has one share for each data rank that made samples, on the same workers, and no share is
-    empty."""
+    """The stage has one share per data rank of the home stage, on the same workers, and no share is empty."""
     name, component, made = one.stage.name, one.stage.component, facts.recipe.pipeline[one.home]
     mesh, home_mesh = facts.meshes.get(component), facts.meshes.get(maker)
     mode = DISPATCH.get(one.words.with_default(facts.endpoint(one.stage).dispatch).mode)
@@ -119,8 +120,8 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
 
 
 def _first_moved(mode: DispatchMode, mesh: DeviceMesh, home: DeviceMesh, ranks: int) -> int | None:
-    """Returns the first data rank whose samples would reach workers that did not make them. Meshes that
-    differ do so within the first data ranks."""
+    """Returns the first data rank whose samples would reach other workers than those that produced them; None
+    if there is none. Only the first data ranks are checked, because different meshes differ there."""
     for data_rank in range(min(ranks, MAX_DATA_RANKS)):
         if mode.share_of(mesh, home.representative(data_rank)) != data_rank:
             return data_rank

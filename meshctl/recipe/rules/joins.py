@@ -1,4 +1,4 @@
-"""MC536 and MC537: whether the batches that a stage takes together have the same samples."""
+"""MC536 and MC537: the batches that are inputs of one stage have the same samples."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from meshctl.topology.modes import DISPATCH
 
 @dataclass(frozen=True)
 class Difference:
-    """Why two stages cannot have the same samples."""
+    """The reason why two stages cannot have the same samples."""
 
     why: str
     spans: tuple[Span, ...] = ()
 
 
 def joined_stages_give_batches(facts: Facts) -> Iterator[Diagnostic]:
-    """A list of stages joins the columns of batches."""
+    """A list of stages contains only stages that return batches, whose columns can be joined."""
     for stage in facts.known_calls:
         for given in stage.inputs:
             if len(given.stages) > 1:
@@ -46,7 +46,7 @@ def _gives_batch(facts: Facts, stage: Stage, given: Input, index: int, name: str
 
 
 def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
-    """The inputs of a stage are aligned by sample id, so all have the same ids."""
+    """All inputs of a stage have the same sample ids, because they are aligned by id."""
     for stage in facts.known_calls:
         taken = [(given, name) for given in stage.inputs for name in given.stages]
         batches = [(given, name) for given, name in taken if _is_batch(facts, name)]
@@ -72,14 +72,14 @@ def _is_batch(facts: Facts, name: str) -> bool:
 
 
 def _is_whole_of_cut(facts: Facts, stage: Stage, lead: Input, given: Input) -> bool:
-    """Whether an input reaches all ranks whole while the lead input is divided; these need no common
+    """Whether an input is sent whole to all ranks while the lead input is divided. Such inputs need no common
     samples."""
     modes = [DISPATCH[facts.dispatch(stage, one).mode] for one in (lead, given)]
     return modes[0].cuts_samples and not modes[1].cuts_samples
 
 
 def _difference(facts: Facts, one: str, other: str) -> Difference | None:
-    """Returns why the samples of two stages differ; None where they may be the same."""
+    """Returns the reason why the samples of two stages differ; None if they may be the same."""
     stages = [facts.recipe.pipeline[name] for name in (one, other)]
     first, second = (stage.samples for stage in stages)
     if first and second and first != second:
@@ -103,7 +103,7 @@ def _difference(facts: Facts, one: str, other: str) -> Difference | None:
 def _counts_are_unlikely(
     facts: Facts, stage: Stage, given: Input, lead: str, name: str
 ) -> Iterator[Diagnostic]:
-    """Warns where the counts differ that reach a stage through stages which do not state theirs."""
+    """Warns if the numbers of samples of two inputs differ, where they are known only from earlier stages."""
     makers = {one: _maker(facts, facts.recipe.pipeline[one]) for one in (lead, name)}
     counts = {one: maker.samples for one, maker in makers.items() if maker is not None}
     silent = [one for one in counts if not facts.recipe.pipeline[one].samples]
@@ -122,7 +122,7 @@ def _counts_are_unlikely(
 
 
 def _maker(facts: Facts, stage: Stage) -> Stage | None:
-    """Returns the nearest stage on the way to the source that states how many samples it gives."""
+    """Returns the nearest stage, on the path from `stage` to its source, that states `samples`."""
     seen: set[str] = set()
     here: Stage | None = stage
     while here is not None and not here.samples and here.name not in seen and here.kind == "call":
@@ -137,7 +137,7 @@ def _counts(facts: Facts, stages: list[Stage], unit: str) -> tuple[Span, ...]:
 
 
 def _origin(facts: Facts, stage: Stage) -> Stage | None:
-    """Returns the source of a stage's samples, through the lead input of each stage."""
+    """Returns the source of a stage's samples, found through the lead inputs."""
     seen: set[str] = set()
     while stage.inputs:
         before = facts.lead_stage(stage)
@@ -149,7 +149,7 @@ def _origin(facts: Facts, stage: Stage) -> Stage | None:
 
 
 def _difference_between_peers(facts: Facts, stage: Stage, one: str, other: str) -> Difference | None:
-    """Returns why a worker that only receives from its own producers gets different samples of two stages."""
+    """Returns the reason why a worker receives different samples from two stages in mode `execute: peer`."""
     if not facts.modes[stage.name].execute_mode.is_per_producer:
         return None
     stages = [facts.recipe.pipeline[name] for name in (one, other)]
@@ -170,7 +170,7 @@ def _difference_between_peers(facts: Facts, stage: Stage, one: str, other: str) 
 
 
 def _is_moved(facts: Facts, stage: Stage) -> bool:
-    """Whether a stage's samples are not divided evenly in sample order."""
+    """Whether a stage's samples are divided other than evenly and in sample order."""
     dispatch = facts.lead_dispatch(stage)
     is_divided = facts.modes[stage.name].execute_mode.is_joint and DISPATCH[dispatch.mode].cuts_samples
     return is_divided and bool(dispatch.balance or dispatch.home)

@@ -1,10 +1,11 @@
-"""What models, samples and component classes ask of a layout, and the nearest layouts that satisfy all of it.
+"""The needs that models, samples and component classes have of a layout, and the nearest layouts that satisfy
+them.
 
-The rules propose such layouts where sizes do not fit the ranks, a model, the samples, or the class.
+Rules propose such layouts if sizes do not fit the ranks, a model, the samples, or the class.
 
-Ulysses splits attention by heads. Where its size does not divide the heads, the rest of the split can be a
-ring, in which each rank has a piece of the sequence. This is slower, so layouts without a ring are proposed
-first.
+Ulysses splits attention by heads. If its size does not divide the heads, the rest of the split is ring
+attention, in which each rank has a part of the sequence. That is slower, so layouts without a ring are
+proposed first.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from meshctl.topology.modes import DISPATCH, EXECUTE
 from meshctl.topology.sizes import DIMS, MAX_PROPOSALS, NO_NEEDS, Needs, drawn, keeping
 
 UNLIMITED = 1 << 40
-"""More samples than any stage gives."""
+"""A number above any number of samples."""
 
 
 def sequence_parts(layout: Mapping[str, int], sequence_parallel: bool) -> int:
-    """Returns into how many equal parts a sequence is split. Each cp rank has two parts, so that all ranks
-    have the same work under a causal mask."""
+    """Returns the number of equal parts into which a sequence is split. Each cp rank has two parts, so that
+    all ranks have the same work under a causal mask."""
     cp, tp = layout.get("cp", 1), layout.get("tp", 1) if sequence_parallel else 1
     return (2 * cp if cp > 1 else 1) * layout.get("ulysses", 1) * tp
 
 
 @dataclass(frozen=True)
 class LayoutNeeds:
-    """What the components that share a layout ask of it."""
+    """The needs of the components that share a layout."""
 
     facts: Facts
     component: Component
@@ -42,17 +43,17 @@ class LayoutNeeds:
 
     @cached_property
     def without_ring(self) -> Needs:
-        """The needs if no ring may be used, so that ulysses divides the heads of a tp rank."""
+        """The needs without ring attention: ulysses must divide the heads of a tp rank."""
         return self._needs(with_ring=False)
 
     @cached_property
     def with_ring(self) -> Needs:
-        """The needs if a ring may be used."""
+        """The needs if ring attention is allowed."""
         return self._needs(with_ring=True)
 
     @cached_property
     def needs(self) -> Needs:
-        """The needs without a ring where some layout satisfies them, otherwise those with a ring."""
+        """The needs without ring attention if a layout satisfies them, otherwise those with it."""
         return self.without_ring if self._keeping(self.without_ring) else self.with_ring
 
     @cached_property
@@ -71,7 +72,7 @@ class LayoutNeeds:
         return {size.removesuffix("_size"): number for size, number in numbers.items()}
 
     def _keeping(self, needs: Needs) -> list[dict[str, int]]:
-        """Returns the nearest layouts that keep these needs."""
+        """Returns the nearest layouts that satisfy these needs, as sizes by dim."""
         given = dict(self.sizes.given)
         autos = [dim for dim in DIMS if given.get(f"{dim}_size") == "auto"]
         if autos:
@@ -83,7 +84,7 @@ class LayoutNeeds:
 
     @cached_property
     def _sharing(self) -> list[str]:
-        """The components with this layout."""
+        """The names of the components that share this layout."""
         facts, owner = self.facts, _owner(self.facts, self.component)
         return [name for name, other in facts.recipe.components.items() if _owner(facts, other) == owner]
 
@@ -99,11 +100,11 @@ class LayoutNeeds:
 
     @cached_property
     def _max_data_size(self) -> int:
-        """The most data ranks of which each still receives a sample."""
+        """The maximum number of data ranks with which each receives a sample."""
         return min_samples(self.facts, self._sharing)
 
     def _needs(self, *, with_ring: bool) -> Needs:
-        # ulysses, vpp and the dims of experts restrict the dims, which alone make up the ranks
+        # carved sizes (ulysses, vpp, experts) restrict dims, but are no factors of the number of ranks
         has_carved = any(
             size.removesuffix("_size") not in DIMS for size, _ in self.sizes.given
         )  # e.g. ulysses
@@ -143,7 +144,7 @@ class LayoutNeeds:
         return model.get("sequence_length") % sequence_parts(layout, self.sizes.sequence_parallel) == 0
 
     def _inferred_ep(self, layout: Mapping[str, int]) -> int:
-        """Returns the size of ep where the recipe leaves it to meshctl, else 1."""
+        """Returns the size of ep if the recipe leaves it to be inferred, otherwise 1."""
         if dict(self.sizes.given).get("ep_size") != "auto":
             return 1
         stage_ranks = prod(layout.get(dim, 1) for dim in DIMS if dim != "pp")
@@ -151,7 +152,7 @@ class LayoutNeeds:
 
 
 def _owner(facts: Facts, component: Component) -> str:
-    """Returns the component whose sizes a component has; empty where these are wrong."""
+    """Returns the name of the component whose sizes a component uses; empty if these are wrong."""
     try:
         return sizes_of(facts.recipe, component)[0].name
     except NoMesh:
@@ -159,7 +160,8 @@ def _owner(facts: Facts, component: Component) -> str:
 
 
 def min_samples(facts: Facts, components: Collection[str]) -> int:
-    """Returns the fewest samples that a stage divides among the data ranks of these components."""
+    """Returns the smallest number of samples that a stage divides among the data ranks of these
+    components."""
     fewest = UNLIMITED
     for name, stage in facts.recipe.pipeline.items():
         if stage.component not in components or stage.kind != "call" or not facts.is_valid("pipeline", name):

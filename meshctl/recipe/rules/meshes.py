@@ -1,5 +1,4 @@
-"""MC4xx: the sizes of a component, compared with the workers of its group and with the layouts of its
-class."""
+"""MC4xx: checks the sizes of a component against the workers of its group and the layouts of its class."""
 
 from __future__ import annotations
 
@@ -23,13 +22,14 @@ CODES = {
     "vpp": "MC413",
     "sequence_parallel": "MC414",
 }
-"""The code of each rule that sizes may break."""
+"""Rule about sizes -> code."""
 NEEDED_SIZES = {"vpp": "pp_size", "sequence_parallel": "tp_size"}
-"""By rule: the size that another one needs."""
+"""Rule about sizes -> the size that is missing if it is broken."""
 
 
 def named_mesh_exists(facts: Facts) -> Iterator[Diagnostic]:
-    """`parallel: COMPONENT` names another component of the same group, without a circle."""
+    """`parallel: COMPONENT` names another component of the same group, and the chain of components is not a
+    circle."""
     components, groups = facts.recipe.components, facts.recipe.groups
     for name, component in components.items():
         named = component.parallel
@@ -74,7 +74,7 @@ def order_names_all_dims(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
-    """The sizes make up the workers of the group, and the carved sizes fit the dims."""
+    """The product of the sizes is the number of workers, and carved sizes divide their dims."""
     for name, component in facts.recipe.components.items():
         group, sizes = facts.group_of(component), component.parallel
         if group is None or not group.workers or not isinstance(sizes, Sizes) or not _is_ordered(sizes):
@@ -104,8 +104,8 @@ def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit
 
 
 def _fixes(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> tuple[Fix, ...]:
-    """Returns the edits to the nearest layout, where every other one changes more sizes. Where the ranks
-    stand in another file, nothing tells which of both to change."""
+    """Returns the edits to the nearest layout, if every other layout changes more sizes. Empty if the ranks
+    are in another file, because either could be wrong."""
     if misfit.rule not in ("product", "ulysses", "experts") or not misfit.fits:
         return ()
     given, numbers = dict(sizes.given), {key: size for key, size in sizes.given if isinstance(size, int)}
@@ -127,8 +127,8 @@ def _fixes(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> 
 
 
 def _contradicted(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Span:
-    """Returns the place of what contradicts the wrong size: another size, `parallel` where the contradiction
-    is that a size is missing from it, or the group's ranks."""
+    """Returns the span that contradicts a wrong size: that of another size, of `parallel` if a size is
+    missing, or of the group's ranks."""
     name, given = component.name, dict(sizes.given)
     if misfit.rule == "auto":
         family = DIMS if misfit.size.removesuffix("_size") in DIMS else EXPERT_DIMS
@@ -161,8 +161,8 @@ def _sizes_of(mesh: DeviceMesh) -> dict[str, int]:
 
 
 def class_supports_layout(facts: Facts) -> Iterator[Diagnostic]:
-    """The mesh of a component has only the dims, and none of the pairs of dims, that `LAYOUTS` of its class
-    allows."""
+    """The mesh of a component has only dims, and no excluded pair of dims, according to `LAYOUTS` of its
+    class."""
     for name, mesh in facts.meshes.items():
         found, component = facts.class_of(name), facts.recipe.components[name]
         if found is None or not found.is_component:
@@ -191,7 +191,7 @@ def class_supports_layout(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def declarations_are_readable(facts: Facts) -> Iterator[Diagnostic]:
-    """`MODEL` and `LAYOUTS` of a class are literals that can be used. Each class is reported once."""
+    """`MODEL` and `LAYOUTS` of a class are valid literals. Each class is reported once."""
     reported: set[str] = set()
     for name, component in facts.recipe.components.items():
         found = facts.class_of(name)

@@ -1,9 +1,9 @@
-"""MC430 to MC437: the sizes of a component's model, compared with its layout.
+"""MC430 to MC437: checks the sizes of a component's model against its layout.
 
     model: llama/config.json      model: llama      model: {num_heads: 32, sequence_length: 4096}
 
-The component's class may declare `MODEL = "args.model"`; then a config.json that this argument names is read,
-too. A size that is not stated is not checked.
+If the component's class declares `MODEL = "args.model"`, the config.json that this argument names is also
+read. Unknown sizes are not checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ DIVIDED_BY_TP = {"num_heads": "heads", "num_kv_heads": "kv heads", "hidden_size"
 
 
 def config_is_readable(facts: Facts) -> Iterator[Diagnostic]:
-    """The file that `model` names exists and is a config. What `MODEL` names may also be no file at all."""
+    """The file that `model` names exists and is a valid config. An argument that `MODEL` names may also be
+    the name of a model on a hub."""
     for name in facts.recipe.components:
         for path, file in facts.model_files(name):
             if file.wrong:
@@ -43,7 +44,7 @@ class Fitted:
 
     component: Component
     owner: Component
-    """The component whose sizes it has."""
+    """The component whose sizes it uses."""
     layout: LayoutNeeds
     model: ModelSizes
     mesh: DeviceMesh
@@ -52,13 +53,14 @@ class Fitted:
         return facts.value("components", self.owner.name, "parallel", size)
 
     def fits_with(self, needs: Needs, **other: int) -> bool:
-        """Whether the layout satisfies the needs with these sizes in place of its own."""
+        """Whether the layout satisfies the needs after these sizes are replaced."""
         dims = {dim: self.mesh.size(dim) for dim in DIMS}
         return needs.size("tp", dims["tp"]) and needs.layout({**self.layout.stated, **dims, **other})
 
 
 def _fitted(facts: Facts) -> Iterator[Fitted]:
-    """Yields the components with models; of those with the same layout and sizes, only the first."""
+    """Yields the components with a model and a mesh; only the first of those with the same layout and model
+    sizes."""
     seen: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
     layouts: dict[str, LayoutNeeds] = {}
     for name, component in facts.recipe.components.items():
@@ -81,7 +83,7 @@ def _nearest_to(size: int, others: Iterable[int]) -> list[int]:
 
 
 def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
-    """Tp divides heads and hidden size; the vocabulary may be padded."""
+    """Tp divides the heads and the hidden size. The vocabulary is not checked, because it may be padded."""
     for one in _fitted(facts):
         tp, model, name = one.mesh.size("tp"), one.model, one.component.name
         span, vocabulary = one.span(facts, "tp_size"), model.get("vocab_size")
@@ -106,7 +108,7 @@ def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
-    """What ulysses cannot divide by heads is passed around a ring, which is slower."""
+    """Ulysses divides the heads. Otherwise ring attention is used, which is slower."""
     for one in _fitted(facts):
         tp, ulysses, heads = one.mesh.size("tp"), one.mesh.ulysses_size, one.model.get("num_heads")
         heads_per_rank = heads // tp
@@ -126,7 +128,7 @@ def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
-    """Every pipeline stage has a layer, and better the same number as the others."""
+    """Every pipeline stage has at least one layer. Warns if the numbers of layers differ."""
     for one in _fitted(facts):
         pp = one.mesh.size("pp")
         vpp = one.mesh.vpp_size
@@ -153,7 +155,7 @@ def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _uneven(layers: int, stages: int) -> str:
-    """Returns how many stages have how many layers, as text."""
+    """Returns as text how many pipeline stages have how many layers."""
     least, more = divmod(layers, stages)
     others = "the other" if more + 1 == stages else "the others"
     return f"{more} {'has' if more == 1 else 'have'} {least + 1}, {others} {least}"

@@ -1,8 +1,8 @@
-"""MC305, MC402, MC500, MC512, MC530, MC534 and MC560: the groups, components and stages that a recipe names
-exist.
+"""MC305, MC402, MC500, MC512, MC530, MC534 and MC560: the groups, components and stages to which a recipe
+refers exist.
 
-A name that several places give is reported once. If it is near to a group, a component or a stage that
-nothing names, that one is misspelt, and is what the report points at.
+An unknown name is reported once, with all places that use it. If it is similar to a group, component or stage
+to which nothing refers, the definition is probably misspelt and is reported instead.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from meshctl.recipe.rules.facts import Facts, input_path
 from meshctl.text.english import did_you_mean, nearest, similar
 
 MAX_SECONDS = 4
-"""Number of further places of one missing name that a report shows."""
+"""Maximum number of further places of an unknown name that a report shows."""
 NOUNS = {"groups": "group", "components": "component", "pipeline": "stage"}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A place where a recipe names a group, a component or a stage."""
+    """A reference of the recipe to a group, a component or a stage."""
 
     top: str
     name: str
     span: Span
     code: str
     message: str
-    """The message where the name does not exist."""
+    """The message if the name does not exist."""
     own: str = ""
-    """The name of the group, component or stage that refers; it is not proposed to itself."""
+    """The name of the group, component or stage that contains the reference. It is not suggested."""
     after: str = ""
-    """The text behind the name at the span, such as the method of `call`."""
+    """The text after the name at the span, such as the method of `call`."""
     options: tuple[str, ...] | None = None
-    """The names that may be meant; None for all of `top`."""
+    """The names to suggest; None for all names in `top`."""
     help: str = ""
-    """The help where no name is near."""
+    """The help if no name is similar."""
 
 
 def references(facts: Facts) -> Iterator[Reference]:
-    """Yields every reference whose value is valid."""
+    """Yields all references whose values are valid."""
     yield from _groups(facts)
     yield from _components(facts)
     yield from _stages(facts)
@@ -103,7 +103,7 @@ def _stages(facts: Facts) -> Iterator[Reference]:
 
 
 def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the stages that a stage names, each with its path below the stage."""
+    """Yields (name of a stage, key path below `stage`) for each stage to which a stage refers."""
     for given in stage.inputs:
         for index, other in enumerate(given.stages):
             yield other, input_path(given, index)
@@ -112,7 +112,7 @@ def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def named_homes(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the stages that `home` names, each with its path below the stage."""
+    """Yields (name of a stage, key path below `stage`) for each `home`."""
     if stage.dispatch.home:
         yield stage.dispatch.home, ("dispatch", "home")
     for given in stage.inputs:
@@ -122,8 +122,8 @@ def named_homes(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 @dataclass
 class _Names:
-    """The names of one top-level section (`groups`, `components` or `pipeline`): those that it defines, those
-    of them that the recipe uses, and those that the recipe uses although they are not defined."""
+    """The names of `groups`, `components` or `pipeline`: the defined ones, the used ones, and those that are
+    used and not defined."""
 
     defined: tuple[str, ...]
     used: set[str] = field(default_factory=set)
@@ -154,7 +154,7 @@ def names_exist(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _definition(facts: Facts, name: str, meant: str, some: list[Reference]) -> Diagnostic:
-    """Returns the diagnostic of a name that is misspelt where it is defined."""
+    """Returns the diagnostic for a name that is misspelt in its definition."""
     span, noun = facts.key(some[0].top, name), NOUNS[some[0].top]
     seconds = tuple(one.span.with_word(f"`{meant}` is named here") for one in some[:MAX_SECONDS])
     message = f"there is no {noun} `{meant}`, which is named {len(some)} times, and nothing names `{name}`"

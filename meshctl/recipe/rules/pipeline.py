@@ -1,4 +1,4 @@
-"""MC51x to MC55x: the components and stages that a pipeline names, and the order of its stages."""
+"""MC51x to MC55x: the components and stages to which a pipeline refers, and the order of its stages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sources_state_samples(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
-    """Every component is called or synced by a stage; one that is not only takes memory."""
+    """Every component is called or synced by a stage. A component that is not only uses memory."""
     stages = facts.recipe.pipeline.values()
     used = {stage.component for stage in stages} | {stage.to for stage in stages}
     if not stages or any(stage.kind == "" or not stage.component for stage in stages):
@@ -45,7 +45,7 @@ def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
-    """A stage whose value is taken is no sync."""
+    """A stage that is an input of another stage is not a sync."""
     pipeline = facts.recipe.pipeline
     for name, stage in pipeline.items():
         for other, path in named_stages(stage):
@@ -57,7 +57,7 @@ def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
-    """No stage waits for itself; only a sync may close a circle."""
+    """No stage waits for itself. Only a sync may close a circle."""
     pipeline = facts.recipe.pipeline
     reported: set[str] = set()
     for name in pipeline if _has_circle(facts) else ():
@@ -79,7 +79,7 @@ def _predecessors(stage: Stage) -> tuple[str, ...]:
 
 
 def _has_circle(facts: Facts) -> bool:
-    """Looks at each stage once; the stages of a circle are only searched for where there is one."""
+    """Whether the pipeline has a circle. Visits each stage once."""
     graph = {name: _predecessors(stage) for name, stage in facts.recipe.pipeline.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -89,7 +89,8 @@ def _has_circle(facts: Facts) -> bool:
 
 
 def _circle(facts: Facts, start: str) -> list[str]:
-    """Returns the stages on a path from `start` back to itself, in the order of the data."""
+    """Returns the stages on a path from `start` back to itself, in the direction of the data; empty if there
+    is none."""
     pipeline = facts.recipe.pipeline
     paths, seen = [[start]], set[str]()
     while paths:
@@ -115,7 +116,8 @@ def joined_stages_differ(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def sync_has_two_ends(facts: Facts) -> Iterator[Diagnostic]:
-    """A sync goes from one component to another that loads weights, and its staleness is possible."""
+    """A sync connects two different components, the target loads weights, and `max_staleness` fits
+    `every`."""
     for name, stage in facts.recipe.pipeline.items():
         if stage.kind != "sync":
             continue

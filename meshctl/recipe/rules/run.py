@@ -11,7 +11,7 @@ from meshctl.text.english import did_you_mean, nearest
 
 
 def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
-    """Metrics are STAGE.NAME of an existing stage that gives numbers."""
+    """A metric is STAGE.NAME, where the stage exists and returns numbers."""
     pipeline = facts.recipe.pipeline
     if not pipeline or not facts.is_valid("run", "show"):
         return
@@ -32,7 +32,8 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
-    """A name that nearly equals a metric in the stage's source is a misspelling; other names may exist."""
+    """The name of a metric is not a misspelling of one in the stage's source. Other unknown names may
+    exist."""
     for index, metric in enumerate(facts.recipe.run.show):
         stage, _, name = metric.partition(".")
         options = _metrics_of(facts, stage)
@@ -47,14 +48,14 @@ def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _metrics_of(facts: Facts, name: str) -> tuple[str, ...]:
-    """Returns the names of the metrics that the source of a stage's endpoint states."""
+    """Returns the names of the metrics that are literals in the source of a stage's endpoint."""
     stage = facts.recipe.pipeline.get(name)
     endpoint = facts.known_endpoint(stage) if stage else None
     return endpoint.metrics if endpoint else ()
 
 
 def route_exists(facts: Facts) -> Iterator[Diagnostic]:
-    """Recorded routes are SOURCE -> TARGET, or SOURCE for all routes of a stage whose value is taken."""
+    """A recorded route is `SOURCE -> TARGET`, or SOURCE for all routes from a stage."""
     pipeline = facts.recipe.pipeline
     is_readable = facts.is_valid("run", "record") and all(
         facts.is_valid("pipeline", name)

@@ -1,7 +1,7 @@
-"""MC544, MC545, MC548, MC549 and MC554 to MC557: in which steps a stage runs.
+"""MC544, MC545, MC548, MC549 and MC554 to MC557: the steps in which stages run.
 
-A stage runs in steps n, 2n, ... (`every`) or at a time (`when`), and only where every stage runs whose value
-it takes. So it may run less often than the recipe states, or never.
+A stage runs in steps n, 2n, ... (`every`) or at a time (`when`), and only if all of its inputs run. It may
+therefore run less often than its `every`, or never.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshctl.text.english import counted, listed
 
 
 def stage_runs(facts: Facts) -> Iterator[Diagnostic]:
-    """Every stage has a step in which it runs. Where an input never runs, only the input is reported."""
+    """Every stage runs in some step. If an input never runs, only the input is reported."""
     for name, stage in facts.recipe.pipeline.items():
         if not _is_known(facts, stage):
             continue
@@ -31,7 +31,8 @@ def stage_runs(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _why_never(facts: Facts, times: Times) -> str:
-    """Returns why no step has these times, whatever the number of steps; empty where some step may."""
+    """Returns the reason why no step matches these times, whatever the number of steps; empty if one may
+    match."""
     run, period = facts.recipe.run, times.period
     if "checkpoint" in times.at and run.checkpoint is None and facts.is_valid("run"):
         return "the run has no `checkpoint`"
@@ -59,7 +60,8 @@ def _runs_within_steps(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
 
 
 def _why_not_within(times: Times, run: Run) -> str:
-    """Returns why none of the run's steps has these times. The last step is a checkpoint, too."""
+    """Returns the reason why no step of the run matches these times; empty if one does. The last step is
+    always a checkpoint."""
     steps, period = run.steps, times.period
     saves_every = run.checkpoint.every if run.checkpoint else 0
     if not steps:
@@ -76,13 +78,14 @@ def _why_not_within(times: Times, run: Run) -> str:
 
 
 def _is_known(facts: Facts, stage: Stage) -> bool:
-    """Whether a stage is valid and every stage exists whose value it takes."""
+    """Whether a stage is valid and all of its inputs exist."""
     is_valid = stage.kind != "" and facts.is_valid("pipeline", stage.name)
     return is_valid and all(other in facts.recipe.pipeline for other in stage.takes)
 
 
 def _timing(facts: Facts, stage: Stage) -> Span:
-    """Returns the key of a stage that determines its times: its own, or else its inputs."""
+    """Returns the span of the key that determines a stage's times: `when` or `every`, otherwise its
+    inputs."""
     for key in ("when", "every", "in"):
         if facts.is_named("pipeline", stage.name, key):
             return facts.value("pipeline", stage.name, key)
@@ -94,7 +97,7 @@ def _timing_of(facts: Facts, name: str) -> Span:
 
 
 def every_is_kept(facts: Facts) -> Iterator[Diagnostic]:
-    """A stage with `every` runs that often: no input runs less often, and no `when` overrides it."""
+    """A stage with `every` runs that often: no input runs less often, and there is no `when`."""
     for name, stage in facts.recipe.pipeline.items():
         if not _is_known(facts, stage) or not facts.is_named("pipeline", name, "every"):
             continue
@@ -114,8 +117,8 @@ def every_is_kept(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def inputs_meet(facts: Facts) -> Iterator[Diagnostic]:
-    """The inputs of a stage run in the same steps often enough: `every: 2` and `every: 3` meet every 6
-    steps."""
+    """The inputs of a stage often run in the same steps. Inputs with `every: 2` and `every: 3` do so only
+    every 6 steps."""
     for name, stage in facts.recipe.pipeline.items():
         if not _is_known(facts, stage) or facts.is_named("pipeline", name, "every") or stage.when:
             continue
@@ -145,7 +148,7 @@ def checkpoints_before_end(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def run_keys_need_components(facts: Facts) -> Iterator[Diagnostic]:
-    """Programs count no steps: most keys of `run` have no effect without components."""
+    """A recipe without components does not use keys of `run` about steps, which would have no effect."""
     recipe = facts.recipe
     is_known = facts.is_valid("components") and facts.is_valid("pipeline")
     if recipe.components or recipe.pipeline or not recipe.groups or not is_known:
@@ -159,7 +162,8 @@ def run_keys_need_components(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def one_sync_per_target(facts: Facts) -> Iterator[Diagnostic]:
-    """No two syncs load the same weights: both run at the start, and the later one would win."""
+    """No two syncs have the same target. Both would run at the start, and the second would overwrite the
+    first."""
     first: dict[tuple[str, str], Stage] = {}
     for name, stage in facts.recipe.pipeline.items():
         if stage.kind != "sync" or not stage.to or not facts.is_valid("pipeline", name, "to"):
@@ -176,8 +180,7 @@ def one_sync_per_target(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
-    """Weights arrive before the run ends: `lag` steps later, or at a checkpoint, which loads all that were
-    sent."""
+    """Synced weights are loaded before the run ends: `lag` steps after they were sent, or at a checkpoint."""
     run = facts.recipe.run
     for name, stage in facts.recipe.pipeline.items():
         is_known = facts.is_valid("pipeline", name) and facts.is_valid("run")

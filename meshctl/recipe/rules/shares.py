@@ -1,7 +1,7 @@
-"""MC541 to MC543: how many samples there are, and into how many shares they are divided.
+"""MC541 to MC543: the numbers of samples and of the shares into which they are divided.
 
-Counts are known where stages state `samples`. Samples that are made from others, k for each, belong to a
-group, and groups stay whole.
+The number of samples is known if a stage states `samples`. Samples that a stage produces from the same sample
+form a group, which is not divided.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from meshctl.topology.modes import DISPATCH, part_count
 
 
 def _consumers(facts: Facts) -> dict[str, list[Stage]]:
-    """Returns stage -> the stages that have it as lead input, the input which decides the order and the
-    shares of all inputs of a call."""
+    """Returns stage -> the stages whose lead input it is. The lead input determines the order and shares of
+    all inputs."""
     consumers: dict[str, list[Stage]] = {}
     for stage in facts.known_calls:
         lead = facts.lead_input(stage)
@@ -30,7 +30,7 @@ def _consumers(facts: Facts) -> dict[str, list[Stage]]:
 
 def every_share_has_samples(facts: Facts) -> Iterator[Diagnostic]:
     """Every share has at least one sample, unless the dispatch allows empty shares. Stages with an unknown
-    number of samples are left out."""
+    number of samples are skipped."""
     consumers = _consumers(facts)
     for source in facts.known_calls:
         shares = _shares(facts, source, consumers.get(source.name, ()))
@@ -40,8 +40,8 @@ def every_share_has_samples(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _shares(facts: Facts, source: Stage, consumers: Sequence[Stage]) -> Iterator[tuple[str, int]]:
-    """Yields each component that must get samples of `source`, with its number of shares. If the stage is a
-    source, its own component is one of them, because its ranks share the sample numbers."""
+    """Yields (component, number of shares) for each component that must receive samples of `source`. The
+    component of a source is included, because its ranks divide the sample numbers."""
     producers = facts.producers(source)
     if source.is_source and producers and not source.dispatch.allow_empty:
         yield source.component, producers
@@ -76,8 +76,7 @@ def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
 
 
 def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
-    """Samples that are made from the same sample, a group, stay together. So there are at least as many
-    groups as shares."""
+    """There are at least as many groups of samples as shares, because a group is not divided."""
     consumers, known = _consumers(facts), dict[str, int]()
     for source in facts.known_calls:
         groups = _group_count(facts, source, known) if source.name in consumers else 0
@@ -101,8 +100,8 @@ def groups_stay_whole(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
-    """Returns the number of groups of a stage's samples; 0 where there are none, or it is not known. The
-    result is entered into `known` for all stages on the way."""
+    """Returns the number of groups of a stage's samples; 0 if there are none or it is unknown. Stores the
+    results of all visited stages in `known`."""
     groups, passed = 0, dict[str, None]()
     while stage.name not in passed:
         if stage.name in known:
@@ -121,8 +120,8 @@ def _group_count(facts: Facts, stage: Stage, known: dict[str, int]) -> int:
 
 
 def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
-    """Every data rank has a sample for each of its pipeline stages; otherwise some stages wait in every
-    step."""
+    """Every data rank has at least as many samples as pipeline stages. Otherwise some pipeline stages are
+    idle in every step."""
     for stage in facts.known_calls:
         mesh, source, name = facts.meshes.get(stage.component), facts.lead_stage(stage), stage.component
         if mesh is None or source is None or mesh.size("pp") == 1:
