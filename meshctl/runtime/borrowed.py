@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes.inputs import Arguments
 
 NO_VERSION = -1
@@ -27,7 +28,9 @@ NO_VERSION = -1
 class Borrowed:
     """The batches among the arguments of a call, as they were before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint` is COMPONENT.METHOD."""
+        self._endpoint = endpoint
         self._buffers: list[bytes] = []
         """Copies of the buffers of small batches."""
         self._tensors: list[Tensor] = []
@@ -48,8 +51,14 @@ class Borrowed:
                 self._lists.append((part, part.copy()))
         self._versions = _versions(self._tensors)
 
-    def end(self, arguments: Arguments) -> str:
-        """Returns the name of a column that was written during the call; empty where none was."""
+    def end(self, arguments: Arguments) -> None:
+        """Raises `StageError` where a column was written during the call."""
+        if name := self._written(arguments):
+            raise StageError(
+                f"`{self._endpoint}` wrote into column `{name}`, which is borrowed: clone() what is changed"
+            )
+
+    def _written(self, arguments: Arguments) -> str:
         if arguments.buffers != self._buffers:
             return _written_in(arguments.buffers, self._buffers, arguments.batches)
         if not arguments.unbuffered:

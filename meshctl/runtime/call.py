@@ -19,9 +19,11 @@ from meshctl.runtime.batch.batch import MARK, Batch, identify
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.borrowed import Borrowed
 from meshctl.runtime.component import context_of
+from meshctl.runtime.digests import Digested
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.kept_values import KeptValues
 from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.peers import PeerCheck
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.inputs import Input, Inputs
@@ -32,8 +34,6 @@ from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.mesh import even_split
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import Grid
-
-BORROWED = "`{}.{}` wrote into column `{}`, which is borrowed: clone() what is changed"
 
 Channels = Mapping[tuple[str, str, str], Channel]
 """Ends of data routes by (source, target, parameter)."""
@@ -73,7 +73,10 @@ class Call:
         """How the value's numbers become one metric: `mean`, `sum` or `first`."""
         if collect.join == "sum" or collect.join == "first":
             self._reduction = collect.join
-        self._borrowed = Borrowed()
+        has_all_checks = context.plan.run.has_all_checks
+        borrowed = Digested if has_all_checks else Borrowed
+        self._borrowed = borrowed(f"{stage.component}.{stage.method}")
+        self._peer_check = PeerCheck.of(stage, context) if has_all_checks else None
         self._kept: KeptValues | None = None
         self._has_home = any(route.dispatch.home == stage.name for route in context.plan.routes)
         """Whether a later stage sends the samples back to the data rank that made them."""
@@ -107,12 +110,13 @@ class Call:
         if arguments is not None:
             self._borrowed.begin(arguments)
             value, first = self._call(step, arguments.positional, arguments.named), arguments.first
-            if written := self._borrowed.end(arguments):
-                raise StageError(BORROWED.format(self.stage.component, self.stage.method, written))
+            self._borrowed.end(arguments)
             if isinstance(value, Batch):
                 self._check_has_data()
                 value = self._marked(identify(value, first))
                 weight = float(len(value))
+            if self._peer_check:
+                self._peer_check.compare(value, step, is_sent=bool(outputs))
             if first is not None:
                 weight = float(len(first))
         state.report.waits[self.stage.name] = ready - begin

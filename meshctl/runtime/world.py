@@ -34,6 +34,7 @@ from meshctl.runtime.devices.backend import (
     memory_of,
     transfers_of,
 )
+from meshctl.runtime.peers import first_tag
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.data_plane import Context, DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
@@ -159,6 +160,8 @@ class Handshake:
         elsewhere."""
         node = self.plan.node_of(*self.plan.group_and_rank(self.job_rank))
         names = {name for pair in self._pairs for name in pair.groups}
+        if self.plan.run.has_all_checks:
+            names.add(self._group)
         near = {worker.job_rank for name in names for worker in self.plan.workers(name, node)}
         return near, {worker.job_rank for name in names for worker in self.plan.workers(name)} - near
 
@@ -167,7 +170,7 @@ class Handshake:
         return Context(
             self.job_rank,
             slots={number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)},
-            tag_count=2 * len(plan.routes) * TAGS_PER_ROUTE,  # each route has tags for the end of the run
+            tag_count=first_tag(plan) + len(plan.stages),
             name_of=partial(_name, plan),
             route_of=partial(_route_of, plan),
             group_of=lambda job_rank: (

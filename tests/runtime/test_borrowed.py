@@ -14,7 +14,7 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from tests.runtime.in_process import Outcome, run
-from tests.runtime.plans import Input, call, plan
+from tests.runtime.plans import Dispatch, Input, call, plan
 
 STEPS = 8
 """More than a source can be ahead, so that all workers see a fault in step 2."""
@@ -65,6 +65,7 @@ def outcome_of(
     workers: int = 2,
     inputs: tuple[Input | str, ...] = ("batch",),
     method: str = "take",
+    checks: str = "basic",
 ) -> Outcome:
     """Runs a stage that uses its batch in the second step."""
     components = {"source": (groups[0], dict[str, int]()), "user": (groups[1], dict[str, int]())}
@@ -74,7 +75,9 @@ def outcome_of(
         call("used", f"user.{method}", *inputs),
         call("after", "user.take", "used"),
     ]
-    placed = plan(dict.fromkeys(dict.fromkeys(groups), workers), components, stages, steps=STEPS)
+    placed = plan(
+        dict.fromkeys(dict.fromkeys(groups), workers), components, stages, steps=STEPS, checks=checks
+    )
     return run(placed, lambda name, rank: Source(made, width) if name == "source" else User(use))
 
 
@@ -260,6 +263,67 @@ def test_tensors_that_were_received_in_inference_mode_have_no_versions() -> None
     with torch.inference_mode():
         batch = Batch({"x": torch.ones(3), "y": torch.ones(3)})
     arguments = Arguments([batch], {}, batch, (batch,), (batch,), [])
-    borrowed = Borrowed()
+    borrowed = Borrowed("user.take")
     borrowed.begin(arguments)
-    assert not borrowed.end(arguments)
+    borrowed.end(arguments)
+
+
+def into_an_item(batch: Batch) -> None:
+    batch["text"][0].append("more")
+
+
+@pytest.mark.parametrize("groups", [("a", "b"), ("a", "a")], ids=["two groups", "one group"])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("use", "made", "width", "column"),
+    [
+        (by_numpy, columns, 3000, "x"),
+        (by_data_ptr, with_rows, 3000, "x"),
+        (into_an_item, with_text, 3, "text"),
+        (into_an_item, with_text, 3000, "text"),
+        (lambda batch: batch["rows"].values.numpy().fill(7.0), with_rows, 3000, "rows"),
+    ],
+)
+def test_with_all_checks_writes_by_any_means_are_found(
+    use: Use,
+    made: Callable[[range, int], dict[str, Any]],
+    width: int,
+    column: str,
+    groups: tuple[str, str],
+    workers: int,
+) -> None:
+    faults = outcome_of(use, made, width, groups=groups, workers=workers, checks="all").faults
+    written = f"column `{column}` was written during the call of `user.take`, which borrows it"
+    assert any(written in str(fault) for fault in faults.values())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_with_all_checks_a_write_into_a_value_that_is_no_batch_is_found(named: bool) -> None:
+    class Changes(Component):
+        @endpoint(collect="first")
+        def make(self, batch: Batch) -> dict[str, Any]:
+            return {"lengths": [1, 2], "x": torch.ones(2)}
+
+        @endpoint
+        def take(self, stats: Any) -> None:
+            if self.step == 2:
+                stats["lengths"].append(3)
+
+    given = Input(("made",), parameter="stats" if named else "", dispatch=Dispatch("all"))
+    stages = [call("batch", "source.next", samples=6), call("made", "user.make", "batch", collect="first")]
+    stages.append(call("used", "user.take", given))
+    components = {"source": ("a", dict[str, int]()), "user": ("a", dict[str, int]())}
+    placed = plan({"a": 1}, components, stages, steps=STEPS, checks="all")
+    outcome = run(placed, lambda name, rank: Source(columns, 3) if name == "source" else Changes())
+    [fault] = outcome.faults.values()
+    where = "the input `stats`" if named else "the input"
+    assert str(fault).startswith(f"{where} was written during the call of `user.take`")
+
+
+@pytest.mark.parametrize("use", [returns_another_column, requires_gradients, writes_into_a_clone, reads_only])
+@pytest.mark.parametrize("made", [columns, with_text, with_rows], ids=["flat", "text", "ragged"])
+def test_with_all_checks_correct_endpoints_pass(
+    use: Use, made: Callable[[range, int], dict[str, Any]]
+) -> None:
+    outcome = outcome_of(use, made, 3000, checks="all")
+    assert not outcome.faults and {*outcome.last.values()} == {STEPS}

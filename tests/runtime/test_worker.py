@@ -269,6 +269,39 @@ def test_a_write_into_a_small_batch_is_one_line_with_stage_step_and_column(where
     assert "Traceback" not in ran.err
 
 
+def test_all_checks_let_a_correct_recipe_pass_and_name_peers_that_differ(tmp_path: Path) -> None:
+    code = """
+
+class Parallel(Trainer):
+    def setup(self):
+        pass
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        loss = batch["x"].mean().item()
+        return {"loss": loss + self.rank * (self.step == 5)}
+
+    def weights(self):
+        yield from net().named_parameters()
+"""
+    (tmp_path / "parts.py").write_text(PARTS + code)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    words = (
+        "run.checks=all",
+        "run.checkpoint=false",
+        "components.actor._target_=parts.Parallel",
+        "components.actor.parallel={tp_size: 2}",
+    )
+    assert launch(tmp_path, "recipe.yaml", "name=equal", "run.steps=4", *words).code == 0
+    ran = launch(tmp_path, "recipe.yaml", "name=different", *words)
+    assert ran.code == 5
+    assert re.search(
+        r"error: train:1 failed in stage learnt, step 5: the peers of a data rank must return the same value: "
+        r"`loss` is [\d.]+ on train:0 and [\d.]+ on train:1",
+        ran.err,
+    )
+
+
 def test_the_data_of_an_exam_do_not_end_a_training_and_the_summary_names_those_that_do(
     tmp_path: Path,
 ) -> None:
