@@ -116,7 +116,8 @@ class _Walk:
         return replace(node, value=self.with_required(items, path, section))
 
     def adopted(self, parent: Node, path: KeyPath, items: dict[str, Node]) -> Node:
-        """Returns an empty mapping filled with the keys of `items` that follow it and lack an indentation."""
+        """Returns `parent`, which has no value, with the keys `items`, which follow it without indentation.
+        Reports the mistake."""
         self.misplaced |= {(*path, name) for name in items if path[-1] in NAMED}
         message = f"`{path[-1]}` must be a mapping, found nothing"
         self.report("MC102", message, parent.span, "indent the keys below it")

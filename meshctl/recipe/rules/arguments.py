@@ -21,7 +21,7 @@ MAX_SHOWN = 60
 
 
 def _constructors(facts: Facts) -> Iterator[tuple[str, Class, Signature]]:
-    """Yields (key path, class, constructor) of each component with a known constructor and readable
+    """Yields (component, class, constructor) for each component with a known constructor and readable
     `args`."""
     for name, found in facts.classes.items():
         if not isinstance(found, Class) or found.constructor is None or found.is_component is False:

@@ -44,7 +44,7 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def steps_are_counted(facts: Facts) -> Iterator[Diagnostic]:
-    """`steps` is not 0. For a run that ends with its data, `steps` is left out."""
+    """`steps` is not 0, which would set no limit."""
     node = facts.written.node("run", "steps")
     if node is not None and node.value == 0 and facts.is_valid("run", "steps"):
         message = "`steps: 0` sets no limit: the run ends with its data, or never"
