@@ -1,8 +1,8 @@
-"""Diagnostics: what is wrong with a recipe, as data.
+"""Diagnostics: errors and warnings about a recipe, as data.
 
 A `Diagnostic` describes one root cause: a stable code, a message, the smallest wrong piece of text, the
-pieces that it contradicts, and what would work. Rules yield diagnostics and never raise on a user's input. A
-`Report` holds the diagnostics of one pass. `view/reports` draws them.
+pieces that it contradicts, and help. Rules yield diagnostics and never raise on a user's input. A `Report`
+contains the diagnostics of one pass. `view/reports` draws them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ class Span:
     """A piece of one line of a recipe, of a config group's file, or of an override on the command line."""
 
     file: str
-    """The name by which the user knows it; an override is a file of one line named `override 2`."""
+    """The file's path as shown to the user. An override counts as a file of one line, e.g. `override 2`."""
     line: int
     """Line number, from 1."""
     column: int
     """Column in characters, from 1."""
     width: int = 1
-    """Width in characters of that line."""
+    """Width in characters."""
     label: str = ""
-    """The note beside the mark, such as "`train` has 8 ranks"."""
+    """The note that is printed beside the marked text, such as "`train` has 8 ranks"."""
 
     def with_word(self, label: str) -> Span:
         return Span(self.file, self.line, self.column, self.width, label)
@@ -37,8 +37,8 @@ class Fix:
 
     span: Span
     was: str
-    """The present text without its quotes. Where the file has something else there (an interpolation, an
-    anchor), nothing is changed."""
+    """The old text without quotes. The fix is dropped if the file has another text there, e.g. an
+    interpolation."""
     text: str
     """The new text. If it equals `was`, only the quotes are removed."""
 
@@ -49,16 +49,17 @@ class Diagnostic:
     """A stable code such as MC410; its first digit is the subject. A code never changes its meaning."""
     message: str
     primary: Span | None = None
-    """The text to change; None where no text is wrong (a missing file)."""
+    """The text to change; None if no text is wrong, e.g. for a missing file."""
     seconds: tuple[Span, ...] = ()
-    """The texts that the primary contradicts."""
+    """The texts that `primary` contradicts."""
     help: str = ""
     severity: Literal["error", "warning", "note"] = "error"
     fixes: tuple[Fix, ...] = ()
-    """The edits that together correct it, where exactly one answer is safe (`recipe/fixes.py` makes them)."""
+    """The edits that together correct the text; empty unless exactly one correction is safe (see
+    `recipe/fixes.py`)."""
     missing: bool = False
-    """Whether something does not exist that a file might define which could not be included. Such a
-    diagnostic is not reported where a file is missing."""
+    """Whether the diagnostic is about a missing value. It is dropped if a file could not be included, because
+    that file may define the value."""
 
 
 class RecipeError(Exception):
@@ -71,11 +72,11 @@ class RecipeError(Exception):
 
 @dataclass(frozen=True)
 class Report:
-    """The diagnostics of one pass over a recipe, with the lines that they name."""
+    """The diagnostics of one pass over a recipe, with the lines to which they refer."""
 
     diagnostics: tuple[Diagnostic, ...] = ()
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """(file, its lines) of each file that a span may name, without files that could not be read."""
+    """(file, its lines) of each readable file to which spans refer."""
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:

@@ -1,4 +1,4 @@
-"""The result of an examination of a machine, as data. `view/reports/health.py` prints it."""
+"""The results of examining a machine, as data. `view/reports/health.py` prints them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ VERSION = 1
 @dataclass(frozen=True)
 class Check:
     subject: str
-    """The topic: `network`."""
+    """The topic, e.g. `network`."""
     name: str
-    """The thing that was examined, unique within its subject: `loopback`."""
+    """The examined item, unique within its subject, e.g. `loopback`."""
     state: State
-    """A failure stops a run, or makes it hang. A warning makes a run slow, or stops some runs."""
+    """A failure prevents a run or makes it hang. A warning is about something that slows runs down, or
+    prevents some of them."""
     found: str
     remedy: str = ""
-    """The advice. It is empty if, and only if, the state is ok."""
+    """Advice. Empty if and only if the state is ok."""
 
 
 def tally(checks: Sequence[Check]) -> dict[State, int]:

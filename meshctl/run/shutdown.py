@@ -160,7 +160,7 @@ class StopAgreement:
         return known
 
     def begin(self, step: int) -> bool:
-        """Returns whether this step is part of the run. It waits only while a last step is being agreed."""
+        """Whether this step is part of the run. It waits only while a last step is being agreed."""
         with self._lock:
             while self._limit < step <= self._last:
                 self._changed.wait()
@@ -174,7 +174,7 @@ class StopAgreement:
         self._store.set(f"asked/{number}", json.dumps({"reason": reason, "ended": ended}))
 
     def dropped(self, step: int) -> bool:
-        """Returns whether a step that this worker has begun is cancelled."""
+        """Whether a step that this worker has begun is cancelled."""
         return step > self._last
 
     def agree(self, step: int) -> int:

@@ -165,7 +165,7 @@ class Call:
         return False
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
-        """Returns whether the stream, which has ended on this rank, has ended on all ranks. `all_ended` is
+        """Whether the stream, which has ended on this rank, has ended on all ranks. `all_ended` is
         what the routes found; where the value is sent on none, this rank's end counts."""
         return all_ended or not outputs
 
@@ -218,7 +218,7 @@ class SourceCall(Call):
             self._agreement.ask(end_of_data(self.stage.name), ended=step)
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
-        """Returns whether the stream has ended on all ranks. Where the value is sent on no route, the first
+        """Whether the stream has ended on all ranks. Where the value is sent on no route, the first
         producer decides, since its samples come before those of the others. Another producer may run out one
         step earlier, so it counts its second step without data."""
         return all_ended if outputs else self._producer == 0 or self._had_no_data

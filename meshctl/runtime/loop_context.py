@@ -38,7 +38,7 @@ class LoopContext:
     """Route -> its recording, for the routes that the plan replays."""
 
     def hosts(self, stage: Stage) -> bool:
-        """Returns whether this worker's group runs a stage, or one of the two sides of a sync."""
+        """Whether this worker's group runs a stage, or one of the two sides of a sync."""
         return stage.component in self.components or stage.to in self.components
 
     def side(self, component: str, execute: str = "all") -> RouteSide:

@@ -322,7 +322,7 @@ def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, State
 
 
 def is_lost(error: BaseException) -> bool:
-    """Returns whether an error only reports that a peer is gone. gloo has no class of its own for that."""
+    """Whether an error only reports that a peer is gone. gloo has no class of its own for that."""
     if isinstance(error, PEER_ERRORS) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
         return True
     return error.__cause__ is not None and is_lost(error.__cause__)

@@ -1,5 +1,5 @@
 """References to environment variables, `${oc.env:NAME}` and `${oc.env:NAME,default}`. A plan contains no
-others.
+other kinds of references.
 
 A value from the environment stays a reference until the process that needs it resolves it, so no secret is in
 a file, in an argument or in the digest.
@@ -27,8 +27,8 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def filled(text: str, environ: Mapping[str, str]) -> str:
-    """Returns the text with each reference replaced by the variable's value, or else by the default. Raises
-    `Unset` where there is neither."""
+    """Returns the text with each reference replaced by the variable's value, or by the default if the
+    variable is not set. Raises `Unset` if there is no default either."""
 
     def value(found: re.Match[str]) -> str:
         name, default = found["name"].strip(), found["default"]

@@ -1,8 +1,8 @@
-"""Which devices of a cluster each group receives, and the smallest cluster that has enough devices.
+"""Computes the devices of each group, and the smallest cluster that has enough devices.
 
-    list       a group with a list of devices receives exactly these devices count      a group with a count
-    receives the next free devices, in the order in which the recipe has groups colocate   a colocated group
-    receives the first devices of the other group
+    list       a group with a list of devices receives exactly these devices
+    count      a group with a count receives the next free devices, in the order of groups in the recipe
+    colocate   a colocated group receives the first devices of the other group
 
 Devices are numbered over the cluster, separately for each type. They are stored as ranges [start, stop) in
 the order of the workers, and nodes as runs of equal nodes, so that no cost grows with the number of devices.
@@ -21,9 +21,9 @@ from meshctl.topology.cluster import ACCELERATORS, Cluster, DevicesPerNode, Piec
 DeviceRanges = tuple[tuple[int, int], ...]
 """Ranges [start, stop) of device numbers, in the order of the workers."""
 UNLIMITED = 1 << 40
-"""More nodes, or devices of one node, than any cluster has."""
+"""A number above any number of nodes, or of devices per node."""
 MAX_LINEAR_STEPS = 64
-"""The number of node sizes that the search for the smallest node tries one by one before it takes larger
+"""The number of node sizes that the search for the smallest node tries one by one before it uses larger
 steps."""
 
 
@@ -50,19 +50,19 @@ class Group(Protocol):
 
 
 class Hardware(Protocol):
-    """What a recipe states about the cluster."""
+    """The statements of a recipe about the cluster."""
 
     @property
     def nodes(self) -> int:
-        """The number of nodes; 0 where it is not known."""
+        """The number of nodes; 0 if it is unknown."""
 
     @property
     def named(self) -> tuple[str, ...]:
         """The device types that the cluster has, whether or not a group uses them."""
 
     def devices_of(self, device_type: str) -> int | tuple[int, ...]:
-        """Devices per node: one count for all nodes, or a count for each node; 0 where it is not known.
-        Where the recipe does not distinguish types, the result is the same for every name, also for ""."""
+        """Returns the devices per node: one number for all nodes, or a number per node; 0 if unknown. If the
+        recipe does not distinguish types, the result is the same for every name, including ""."""
 
 
 Groups = Mapping[str, Group]
@@ -74,12 +74,13 @@ class Allocation:
     devices: Mapping[str, DeviceRanges]
     """The devices of each group; empty on cpu."""
     beyond: Mapping[str, int] = field(default_factory=dict)
-    """Group -> its lowest device number that the cluster does not have, for groups with such devices."""
+    """Group -> its lowest device number that the cluster does not have. Groups without such a device are
+    absent."""
 
 
 def allocate(groups: Groups, hardware: Hardware) -> Allocation:
-    """Returns the devices of every group. Where `hardware` does not state the number of nodes, or of devices
-    per node, it is the smallest number that is enough for the groups."""
+    """Returns the devices of every group. If `hardware` does not state the number of nodes, or of devices per
+    node, the smallest number that is enough for the groups is used."""
     used = {group.device_type for group in groups.values()}
     types = [kind for kind in ACCELERATORS if kind in used or kind in hardware.named]
     nodes = hardware.nodes or _node_count(groups, hardware, types)
@@ -94,8 +95,8 @@ def allocate(groups: Groups, hardware: Hardware) -> Allocation:
 
 
 def _node_count(groups: Groups, hardware: Hardware, types: Iterable[str]) -> int:
-    """Returns the number of nodes where the recipe does not state it: the length of the longest list of
-    devices per node or, without such lists, the least number of nodes that is enough for the groups."""
+    """Returns the inferred number of nodes: the length of the longest list of devices per node or, without
+    such lists, the smallest number of nodes that is enough for the groups."""
     given = {kind: hardware.devices_of(kind) for kind in types}
     given |= {kind: hardware.devices_of(kind) for kind in hardware.named}
     if lengths := [
@@ -166,7 +167,7 @@ def _devices_of_type(groups: Groups, kind: str, nodes: DevicesPerNode) -> dict[s
             ranges[group.name] = _merged((number, number + 1) for number in group.ranks)
     for group in own:
         if isinstance(group.ranks, int) and not group.colocate:
-            # Devices in the list of a group that is colocated with this one are free for this one.
+            # This group may use the devices in the list of a group that is colocated with it.
             others = [name for name in ranges if host_of(groups, name) != group.name]
             taken = sorted(some for name in others for some in ranges[name])
             ranges[group.name] = _next_free(group, taken, cluster)

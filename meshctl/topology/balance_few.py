@@ -17,7 +17,7 @@ WINDOW = 16
 
 
 def equal_loads_of_few(weights: Sequence[int], parts: int) -> list[int]:
-    """The part of each unit, the same as that of `balance.equal_loads`."""
+    """Returns the part of each unit, with the same result as `balance.equal_loads`."""
     if min(weights, default=1) < 1:
         weights = [max(weight, 1) for weight in weights]
     loads, owner = [0] * parts, [0] * len(weights)
@@ -35,7 +35,8 @@ def equal_loads_of_few(weights: Sequence[int], parts: int) -> list[int]:
 
 
 def lacking_loads(loads: Sequence[int], amount: int) -> list[int]:
-    """How much of `amount` each part receives so that the smallest loads rise to one level."""
+    """Distributes `amount` so that the smallest loads rise to a common level. Returns the addition to each
+    load."""
     rising = sorted(range(len(loads)), key=loads.__getitem__)
     count = total = 0
     for part in rising:

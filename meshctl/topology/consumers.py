@@ -1,4 +1,4 @@
-"""Which ranks of a called component receive which part of a batch, and from which producers.
+"""Computes the parts of a batch: the ranks of the called component that receive each part, and its producers.
 
 Ranks that receive the same samples share one part. `consumer_parts` returns the ranks and possible producers
 of each part, which are the same in every step; `parts_for` returns the samples of each part in one step.
@@ -31,8 +31,8 @@ class ConsumerParts:
 
     @cached_property
     def leaders(self) -> tuple[int, ...]:
-        """Per part, the producer that sends the headers of all producers to the consumers. Parts that have
-        the same producers are spread evenly over them."""
+        """Per part, the producer that sends the headers of all producers to the part's consumers. Parts with
+        the same producers are divided evenly among these."""
         parts_with: dict[range, list[int]] = {}
         for part, producers in enumerate(self.producers):
             parts_with.setdefault(producers, []).append(part)
@@ -72,8 +72,8 @@ def parts_for(
 def _partitioned(
     mode: DispatchMode, table: SampleTable, parts: int, options: Dispatch
 ) -> Sequence[Sequence[Run]]:
-    """The shares that `mode.partition` returns. They are checked, because a user may have written the
-    function; raises `RouteError` for shares that the table does not have."""
+    """Returns the shares of `mode.partition` after checking them, because the function may be user-defined.
+    Raises `RouteError` for shares that the table does not have."""
     shares = mode.partition(table, parts, options)
     if len(shares) != parts:
         raise RouteError(f"the dispatch mode `{options.mode}` gave {len(shares)} shares instead of {parts}")
@@ -92,7 +92,7 @@ def _partitioned(
 def _parts_per_producer(
     execute: ExecuteMode, mode: DispatchMode, options: Dispatch, mesh: DeviceMesh, table: SampleTable
 ) -> list[list[Run]]:
-    """Each producer's samples, dispatched over its own workers."""
+    """Returns the parts of all producers, each producer's samples dispatched over its own workers."""
     consumers = consumer_parts(mesh, execute, mode, len(table.ids))
     found: list[list[Run]] = [[] for _ in consumers.ranks]
     for producer in range(len(table.ids)):

@@ -2,15 +2,16 @@
 
     producers' mesh --collect--> one batch in sample order --dispatch--> shares --execute--> consumers' mesh
 
-A mode is one object with two halves. The half for meshes says which ranks take part; it answers for one rank
-or one producer at a time, so that no list of the world is made. The half for batches says which samples each
-share holds, or how parts join. Rules and pictures query a mode's properties and never compare its name. A new
-mode is one entry in `DISPATCH`, `COLLECT` or `EXECUTE`, or an object in a user's module that a decorator
-names (`@endpoint(dispatch="mymodes:INTERLEAVED")`).
+A mode is one object with two halves. The functions of the first half take meshes and return the ranks that
+take part, for one rank or one producer at a time, so that no list of all ranks is created. The functions of
+the second half take batches and return the samples of each share, or the joined value. Rules and pictures
+query a mode's properties and never compare its name. A new mode is one entry in `DISPATCH`, `COLLECT` or
+`EXECUTE`, or an object in a user's module that a decorator names
+(`@endpoint(dispatch="mymodes:INTERLEAVED")`).
 
-The plan stores a `Route`: from a stage's value to a parameter of a later stage. Which
-samples move between which ranks is derived, by every rank alone and with the same result, from the route, the
-two meshes and the `SampleTable` of what each producer holds.
+The plan stores routes. A `Route` connects a stage's value to a parameter of a later stage. Each rank computes
+which samples move between which ranks from the route, the two meshes and the `SampleTable` of the step; all
+ranks get the same result without communication.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ class RankSet:
 
 
 def is_user_mode(name: str) -> bool:
-    """Whether a mode's name is `module:NAME`, which only workers resolve."""
+    """Whether a mode is user-defined: its name is `module:NAME`, which only workers import."""
     return ":" in name
 
 
 def shown_mode(name: str) -> str:
-    """A mode's name in pictures: `by NAME` for the mode `module:NAME` of a user."""
+    """Returns a mode's name in pictures: `by NAME` for the user-defined mode `module:NAME`."""
     return f"by {name.partition(':')[2]}" if is_user_mode(name) else name
 
 
-# Dispatch: which consumers receive which samples
+# Dispatch: the samples that each consumer receives
 
 
 def _data_size(mesh: DeviceMesh) -> int:
@@ -169,7 +170,7 @@ DISPATCH: Mapping[str, DispatchMode] = {
 }
 
 
-# Collect: which ranks produce a stage's value, and how their parts join
+# Collect: the ranks that produce a stage's value, and the function that joins their parts
 
 
 def _index_of_representative(mesh: DeviceMesh, rank: int) -> int | None:
@@ -206,7 +207,7 @@ LAST_STAGE = RankSet(lambda mesh: mesh.world_size // mesh.size("pp"), _last_stag
 
 @dataclass(frozen=True)
 class CollectMode:
-    """Which ranks produce a stage's value, and how their parts join into one. A mode of a user:
+    """The ranks that produce a stage's value, and the function that joins their parts. A user-defined mode:
 
     def largest(parts: Sequence[tuple[Any, float]]) -> Any:
         return max(value for value, weight in parts)
@@ -253,7 +254,7 @@ COLLECT: Mapping[str, CollectMode] = {
 }
 
 
-# Execute: which workers are called, and with whose samples
+# Execute: the workers that are called, and the producers of their samples
 
 
 def peer_workers(workers: int, producer: int, producers: int) -> range:
@@ -274,15 +275,15 @@ def _producers_of_peer(workers: int, producers: int, rank: int) -> range:
 
 @dataclass(frozen=True)
 class ExecuteMode:
-    """Which workers of a component a stage calls, and which producers supply each of them. The default calls
-    all workers and dispatches one batch over them."""
+    """The workers of a component that a stage calls, and the producers whose samples each of them receives.
+    The default calls all workers and dispatches one batch over them."""
 
     only: RankSet | None = None
-    """The one worker that is called. It receives the whole batch, whatever `dispatch` says. None where all
+    """The only worker that is called. It receives the whole batch, whatever the dispatch mode is. None if all
     workers are called."""
     workers_of: Callable[[int, int, int], range] | None = None
-    """(workers, producer, producers) -> the workers over which this producer's samples are dispatched alone.
-    None where all producers' samples form one batch."""
+    """(workers, producer, producers) -> the workers over which only this producer's samples are dispatched.
+    None if all producers' samples form one batch."""
     producers_of: Callable[[int, int, int], range] | None = None
     """(workers, producers, rank) -> the producers that supply a worker: the inverse of `workers_of`."""
 
@@ -293,7 +294,7 @@ class ExecuteMode:
 
     @property
     def is_per_producer(self) -> bool:
-        """Whether each producer's samples are dispatched over workers of its own."""
+        """Whether each producer's samples are dispatched over separate workers."""
         return self.workers_of is not None
 
     @property
@@ -321,7 +322,7 @@ EXECUTE: Mapping[str, ExecuteMode] = {
 
 
 def producer_set(collect: CollectMode, execute: ExecuteMode) -> RankSet:
-    """The ranks that produce a stage's value. Where one worker alone is called, only that one has a value."""
+    """Returns the ranks that produce a stage's value. If only one worker is called, it is the only one."""
     return execute.only or collect.producers
 
 
@@ -345,8 +346,8 @@ def producers_of(mesh: DeviceMesh, execute: ExecuteMode, producers: int, rank: i
 
 
 def part_count(mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, producers: int) -> int:
-    """The number of different parts of a batch that workers receive. Where the execute mode is per producer,
-    these are the parts of all producers together."""
+    """Returns the number of different parts of a batch that workers receive. If the execute mode is per
+    producer, these are the parts of all producers together."""
     if execute.is_single:
         return 1
     if execute.is_joint:
@@ -381,18 +382,18 @@ def _parts_of(mode: DispatchMode, mesh: DeviceMesh, execute: ExecuteMode, produc
 
 @dataclass(frozen=True)
 class Route:
-    """The way of a value from a stage to a parameter of a later stage, or of weights. The route of a sync has
-    the sync stage as its source and as its target."""
+    """The connection from a stage's value to a parameter of a later stage, or the connection that transfers
+    weights. The route of a sync has the sync stage as source and target."""
 
     name: str
-    """`SOURCE -> TARGET`, with `.PARAMETER` where the target has several inputs."""
+    """`SOURCE -> TARGET`, with `.PARAMETER` if the target has several inputs."""
     source: str
     """The producing stage."""
     target: str
     """The consuming stage."""
     parameter: str = ""
-    """The parameter of the called method; empty where the recipe does not name it, because all inputs of the
-    call go to one parameter."""
+    """The parameter of the called method; empty if the recipe does not name it, because the call has one
+    input."""
     kind: Literal["data", "weights"] = "data"
     collect: str = "flatten"
     dispatch: Dispatch = Dispatch()

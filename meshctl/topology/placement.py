@@ -1,4 +1,4 @@
-"""Which ranks of a group are on which node, as runs instead of lists.
+"""Computes the node of each rank of a group, as runs instead of lists.
 
     node run    consecutive ranks on consecutive nodes, with the same number of ranks and the same devices on
                 each of them; 100,000 consecutive devices of equal nodes are at most three runs
@@ -24,7 +24,7 @@ from meshctl.topology.mesh import DeviceMesh
 
 
 class Group(Protocol):
-    """What the placement of a device group depends on."""
+    """The properties of a device group that determine its placement."""
 
     @property
     def name(self) -> str: ...
@@ -223,11 +223,11 @@ class GroupPlacement:
 # Process groups
 
 Reach = Literal["inside", "some", "all"]
-"""How many process groups of a dim span several nodes: none, some, or all of them."""
+"""Whether none ("inside"), some or all of a dim's process groups span several nodes."""
 
 
 def span_nodes(runs: tuple[NodeRun, ...], mesh: DeviceMesh, dim: str) -> Reach:
-    """Returns whether none, some or all process groups of a dim span several nodes."""
+    """Whether none, some or all process groups of a dim span several nodes."""
     placement, size, stride = GroupPlacement(runs), mesh.size(dim), mesh.stride(dim)
     if size == 1:
         return "inside"

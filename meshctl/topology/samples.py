@@ -20,8 +20,8 @@ Id = tuple[int, ...]
 
 
 class RouteError(ValueError):
-    """Samples that cannot be partitioned as the recipe asks. The message has the numbers; the caller adds the
-    route and the step."""
+    """Samples that cannot be partitioned as the recipe requests. The message contains the numbers; the caller
+    adds the route and the step."""
 
 
 class Run(NamedTuple):
@@ -75,8 +75,8 @@ class Grid(Sequence[Id]):
 
 @dataclass(frozen=True)
 class SampleTable:
-    """What the producers of a route hold in one step. Producers and consumers partition a batch by this table
-    alone, so every rank computes the same parts without a coordinator."""
+    """The samples of a route's producers in one step. Producers and consumers partition a batch by this table
+    only, so that every rank computes the same parts without a coordinator."""
 
     ids: tuple[Sequence[Id], ...]
     """Per producer, the ids of its samples in the order of its batch."""
@@ -86,7 +86,7 @@ class SampleTable:
     homes: tuple[Sequence[int], ...] | None = None
     """Per producer, the data rank that each sample returns to. Only where the dispatch has a `home`."""
     group_depth: int = 0
-    """How many leading numbers of an id are its `group_id`. 0 where samples belong to no group."""
+    """The number of leading integers of an id that form its `group_id`; 0 if samples belong to no group."""
 
     @property
     def total(self) -> int:

@@ -1,4 +1,4 @@
-"""Sizes of a mesh: what is inferred, which rule is broken, and the nearest sizes that satisfy all rules.
+"""Checks the sizes of a mesh, infers missing ones, and finds the nearest sizes that satisfy all rules.
 
     pp x dp x fsdp x cp x tp   equals the number of ranks
     ulysses                    divides dp x fsdp: it is carved out of them
@@ -29,10 +29,10 @@ MAY_BE_AUTO = (*(f"{dim}_size" for dim in DIMS), *(f"{dim}_size" for dim in EXPE
 MAX_PROPOSALS = 2
 """The largest number of proposals for one broken rule."""
 MAX_PATHS = 4
-"""How many partial layouts with the same remainder the search for the nearest layouts keeps."""
+"""The number of partial layouts with the same remainder that the search for the nearest layouts keeps."""
 MAX_PATHS_WITH_NEEDS = 64
-"""The same limit where a layout must satisfy further conditions: needs, or carved sizes where the number of
-ranks has at most `FEW_DIVISORS` divisors."""
+"""The same limit if a layout must also satisfy needs, or carved sizes while the number of ranks has at most
+`FEW_DIVISORS` divisors."""
 FEW_DIVISORS = 64
 
 Dims = dict[str, int]

@@ -1,4 +1,4 @@
-"""torch's mesh of a `DeviceMesh`: the same dims and ranks, with process groups."""
+"""Converts a `DeviceMesh` to torch's mesh with the same dims and ranks, and with process groups."""
 
 from __future__ import annotations
 

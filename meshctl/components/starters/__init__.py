@@ -1,5 +1,5 @@
-"""The templates of `meshctl init`: for each kind of job a recipe and a file with its classes, for users to
-edit.
+"""The templates of `meshctl init`. Each kind of job has a recipe and a Python file with its components, for
+users to edit.
 
 train      one group learns from a source
 grpo       a rollout group answers, a judge scores, and a train group learns from the scores and publishes its

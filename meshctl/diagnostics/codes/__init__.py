@@ -1,4 +1,4 @@
-"""What each code means: one page per code, in this folder, and nothing else to register.
+"""The pages of codes. Each code has one page in this folder, and is not registered anywhere else.
 
     MC410.md
         # error[MC410]: the sizes do not make up the ranks of the group       as reports begin; at most 80
@@ -12,13 +12,13 @@
         ## right                                                              the same, and nothing is
                                                                               reported
 
-Text is plain and 78 columns wide at most; a recipe stands in a yaml fence. A further fence may name a file
-beside it, as in `python judge.py`, and a third word its encoding. A recipe's first line may say a command: `#
-meshctl validate recipe.yaml run.steps=3`. Tests run every example, and hold that every code has a page and
-every page a code.
+Text is plain and at most 78 columns wide. A recipe is in a yaml fence. Another fence contains another file,
+whose name follows the language, as in `python judge.py`; a third word is its encoding. The first line of a
+recipe may be a command: `# meshctl validate recipe.yaml run.steps=3`. Tests run every example, and check that
+every code has a page and every page a code.
 
-Codes are never renumbered or reused. The page of a code that is no longer reported stays: its severity is
-`retired`, and it has no examples.
+Codes are never renumbered or reused. The page of a code that is no longer reported is kept, with the severity
+`retired` and without examples.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SUBJECTS = {
     "7": "the environment, and going on with a run",
     "9": "meshctl itself",
 }
-"""The subjects, by a code's first digit."""
+"""First digit of a code -> its subject."""
 RETIRED = "retired"
-"""The severity, on its page, of a code that is no longer reported."""
+"""The severity of a code that is no longer reported."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Block:
 
     language: str
     name: str
-    """The name of the file; empty for the recipe itself."""
+    """The file name; empty for the recipe."""
     encoding: str
     lines: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class Section:
     pieces: tuple[str | Block, ...]
     """The paragraphs and fences in order."""
     also: tuple[str, ...] = ()
-    """Other codes with which its recipe is reported."""
+    """Other codes that are also reported for the recipe in this section."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -79,7 +79,7 @@ class Page:
     title: str
     why: Section
     wrong: Section
-    """Empty where no recipe can be reported with this code."""
+    """Empty if the code is not about a recipe."""
     right: Section
 
     @property
@@ -127,7 +127,7 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, Section]]:
 
 
 def _others(text: str) -> tuple[str, ...]:
-    """`(also MC517, MC311)`"""
+    """Returns the codes in `(also MC517, MC311)`."""
     return tuple(word for word in text.strip("()").replace(",", " ").split() if word.startswith("MC"))
 
 

@@ -33,7 +33,7 @@ class Assignment:
         return {rank: ids[part] for rank, part in self.consumers.part_of.items()}
 
     def is_like(self, other: Assignment) -> bool:
-        """Returns whether every rank has the same samples, in the same order."""
+        """Whether every rank has the same samples, in the same order."""
         return self.consumers.ranks == other.consumers.ranks and self.keys == other.keys
 
 

@@ -535,7 +535,7 @@ def _assembled(
 
 
 def needs_copy(header: StepHeader, part: int, schema: Schema, min_bytes: int) -> bool:
-    """Returns whether at least `min_bytes` of a part must be copied because its consumers cannot map the
+    """Whether at least `min_bytes` of a part must be copied because its consumers cannot map the
     columns as they are."""
     copied = 0
     for name, (kind, dtype, shape) in schema.items():
@@ -550,7 +550,7 @@ def needs_copy(header: StepHeader, part: int, schema: Schema, min_bytes: int) ->
 
 
 def _can_be_mapped(header: StepHeader, part: int, name: str, row: int) -> bool:
-    """Returns whether consumers can map the producers' memory of a column, with rows of `row` bytes, one
+    """Whether consumers can map the producers' memory of a column, with rows of `row` bytes, one
     after another."""
     end, partition = 0, header.partition
     for producer in partition.producers[part]:

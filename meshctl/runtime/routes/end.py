@@ -114,7 +114,7 @@ class RouteEnd(Protocol):
         """Agrees with all other ranks of both sides on what travels; all of them call it together."""
 
     def due(self, step: int) -> bool:
-        """Returns whether weights, or a recorded value, can be received in `step`. It is always False for a
+        """Whether weights, or a recorded value, can be received in `step`. It is always False for a
         data route with a running source stage, from which a value comes in each of its steps."""
 
     def send(self, value: Any, step: int, weight: float = 1.0) -> bool:

@@ -311,7 +311,7 @@ def decode_table(table: Any, producers: int) -> list[ProducerHeader] | None:
 
 
 def is_consistent(headers: Sequence[ProducerHeader]) -> bool:
-    """Returns whether either all or none of the batches have tokens, and likewise homes."""
+    """Whether either all or none of the batches have tokens, and likewise homes."""
     first: BatchSchema | None = None
     for header in headers:
         if (schema := header.schema) is None:

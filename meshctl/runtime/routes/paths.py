@@ -57,7 +57,7 @@ class Paths:
         return [*([other] for other in near), *one_by_one]
 
     def can_write_together(self, part: int, producers: tuple[int, ...]) -> bool:
-        """Returns whether some producers, the leader of a part and all of its consumers are on one node and
+        """Whether some producers, the leader of a part and all of its consumers are on one node and
         can use the same frame."""
         found = self._shared.get((part, producers))
         if found is None:

@@ -187,7 +187,7 @@ def fill(target: Batch, source: Batch, ranges: Sequence[RowRange]) -> None:
 
 
 def _are_neighbours(ranges: Sequence[RowRange]) -> bool:
-    """Returns whether the rows go to neighbouring rows of the target."""
+    """Whether the rows go to neighbouring rows of the target."""
     return all(one.at + len(one) == other.at for one, other in pairwise(ranges))
 
 

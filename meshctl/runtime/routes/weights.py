@@ -113,7 +113,7 @@ class _Buckets:
         return [self.context.consumer.job_rank(consumer) for consumer in bucket.consumers]
 
     def is_forwarded(self, bucket: Bucket, producer: int) -> bool:
-        """Returns whether the first consumer forwards what a producer sends: all consumers of a bucket are on
+        """Whether the first consumer forwards what a producer sends: all consumers of a bucket are on
         one node, and the producer is on another."""
         return len(bucket.consumers) > 1 and not self._is_near(bucket, producer)
 
@@ -127,7 +127,7 @@ class _Buckets:
         return [[reader] for reader in readers]
 
     def is_shared(self, bucket: Bucket) -> bool:
-        """Returns whether the producers of a bucket write one frame: where they and its consumers share
+        """Whether the producers of a bucket write one frame: where they and its consumers share
         memory, and tensors do not go from device to device without it."""
         if len(bucket.producers) < 2 or bucket.nbytes < SHARED_WRITE_MIN_BYTES:
             return False
@@ -306,7 +306,7 @@ class WeightChannel:
     # Receiving
 
     def due(self, step: int) -> bool:
-        """Returns whether weights that were sent in `step` - lag or before are still to be received."""
+        """Whether weights that were sent in `step` - lag or before are still to be received."""
         return bool(self._pending) and self._pending[0] <= step - self._lag
 
     def receive(self, step: int) -> Received:
