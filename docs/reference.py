@@ -19,6 +19,8 @@ SHOWN = {
     "dispatch": fields.DISPATCH,
     "input": fields.INPUT,
     "sync": fields.SYNC,
+    "block": fields.BLOCK,
+    "repeat": fields.REPEAT,
     "run": fields.RUN,
     "checkpoint": fields.CHECKPOINT,
 }

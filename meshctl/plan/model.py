@@ -128,10 +128,34 @@ class Stage:
     ends_run: bool | None = field(default=None, metadata=SPARSE)
     """A field of sources: whether the run ends when the source has no more data. For None, `run.bounds`
     decides."""
+    block: str = field(default="", metadata=SPARSE)
+    """The block that the stage belongs to; empty for none. The name of such a stage is BLOCK.STAGE, and its
+    `every` and `when` are those of the block."""
 
     @property
     def is_source(self) -> bool:
         return self.kind == "call" and not self.inputs and not self.is_without_data
+
+
+@dataclass(frozen=True)
+class Block:
+    """Stages that run several times in each step of theirs: in rounds, which consist of passes.
+
+    A round goes through the data of one source, a batch in each pass, or through minibatches of the value of
+    a stage outside.
+    """
+
+    name: str
+    until: str = ""
+    """The source whose data end the only round; empty where the block has minibatches."""
+    times: int = 1
+    """The number of rounds."""
+    over: str = ""
+    """The stage outside of the block whose value is cut into minibatches."""
+    size: int = 0
+    """The global number of samples of a minibatch."""
+    seed: int = 0
+    """The seed of the order of samples in each round."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +221,7 @@ class Plan:
     replayed: tuple[Route, ...] = field(default=(), metadata=SPARSE)
     """In a plan of one group alone: the routes from stages of other groups, whose values are read from
     recordings."""
+    blocks: tuple[Block, ...] = field(default=(), metadata=SPARSE)
 
     # Look-ups
 
@@ -212,6 +237,10 @@ class Plan:
     def _stages(self) -> dict[str, Stage]:
         return {stage.name: stage for stage in self.stages}
 
+    @cached_property
+    def _blocks(self) -> dict[str, Block]:
+        return {block.name: block for block in self.blocks}
+
     def group(self, name: str) -> Group:
         return self._groups[name]
 
@@ -220,6 +249,31 @@ class Plan:
 
     def stage(self, name: str) -> Stage:
         return self._stages[name]
+
+    def block(self, name: str) -> Block:
+        return self._blocks[name]
+
+    @property
+    def sources(self) -> tuple[Stage, ...]:
+        """The sources whose position is part of the run's: those outside of blocks."""
+        return tuple(stage for stage in self.stages if stage.is_source and not stage.block)
+
+    def is_into_block(self, route: Route) -> bool:
+        """Whether a route leads into a block from a stage outside of it."""
+        block, source = self.stage(route.target).block, self._stages.get(route.source)
+        return bool(block) and (source is None or source.block != block)
+
+    @cached_property
+    def inputs_of(self) -> dict[str, frozenset[str]]:
+        """Stage -> the stages that must run in a step for it to run: its inputs and, in a block, the inputs
+        of the whole block."""
+        own = {stage.name: {name for part in stage.inputs for name in part.stages} for stage in self.stages}
+        for block in self.blocks:
+            names = [stage.name for stage in self.stages if stage.block == block.name]
+            outside = set().union(*(own[name] for name in names), {block.over} - {""}).difference(names)
+            for name in names:
+                own[name] = own[name] | outside
+        return {name: frozenset(inputs) for name, inputs in own.items()}
 
     @cached_property
     def bounding_sources(self) -> tuple[str, ...]:

@@ -7,14 +7,15 @@ inputs become routes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Literal, Protocol, cast
 
-from meshctl.plan.model import Checkpoint, Component, Group, Input, Plan, Program, Run, Stage
+from meshctl.plan.model import Block, Checkpoint, Component, Group, Input, Plan, Program, Run, Stage
 from meshctl.recipe import model as recipes
 from meshctl.recipe.meshes import mesh_of
 from meshctl.recipe.stages import DeclaredModes, modes_of
 from meshctl.topology.allocation import allocate
-from meshctl.topology.modes import Route
+from meshctl.topology.modes import Dispatch, Route
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
 
@@ -51,19 +52,27 @@ def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoin
         stages=stages,
         routes=routes,
         run=_run(recipe.run, routes),
+        blocks=tuple(
+            Block(block.name, block.until, block.times, block.over, block.size, block.seed)
+            for block in recipe.blocks.values()
+        ),
     )
 
 
 def in_order(recipe: recipes.Recipe) -> list[recipes.Stage]:
     """Returns the stages in the order of the recipe, except that a stage comes after its inputs and after the
-    stages in its `after`."""
+    stages in its `after`. The stages of a block stay together."""
     left, placed = dict(recipe.pipeline), list[recipes.Stage]()
+    block = ""
     while left:
+        if not any(stage.block == block for stage in left.values()):
+            block = ""  # all of its stages are placed
         ready = next(
             stage
             for stage in left.values()
-            if not any(before in left for before in (*stage.takes, *stage.after))
+            if block in ("", stage.block) and not any(other in left for other in recipe.before(stage))
         )
+        block = ready.block
         placed.append(left.pop(ready.name))
     return placed
 
@@ -127,7 +136,9 @@ def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]
         kind="sync" if stage.kind == "sync" else "call",
         component=stage.component,
         method=stage.method,
-        inputs=tuple(Input(given.stages, given.parameter, dispatch) for given, dispatch in inputs),
+        inputs=tuple(
+            Input(given.stages, given.parameter, _shared(stage, dispatch)) for given, dispatch in inputs
+        ),
         execute=modes.execute,
         collect=modes.collect,
         samples=stage.samples,
@@ -140,7 +151,14 @@ def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]
         checksum=stage.checksum,
         is_without_data=stage.is_without_data,
         ends_run=stage.ends_run,
+        block=stage.block,
     )
+
+
+def _shared(stage: recipes.Stage, dispatch: Dispatch) -> Dispatch:
+    """Returns the dispatch of an input of a stage. In a block the last pass may have fewer samples than
+    shares."""
+    return replace(dispatch, allow_empty=True) if stage.block else dispatch
 
 
 def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:

@@ -65,6 +65,7 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
             record=tuple(name for name in plan.run.record if name in kept),
         ),
         replayed=tuple(route for route in taken if route.name in replayed),
+        blocks=tuple(block for block in plan.blocks if any(stage.block == block.name for stage in stages)),
     )
     missing = tuple(route for route in taken if route.name not in replayed)
     return Alone(
@@ -74,7 +75,8 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
 
 def _as_bounding(stage: Stage, bounding: Collection[str]) -> Stage:
     """Returns the stage; if it is a source, with `ends_run` set to whether it is one of `bounding`."""
-    return replace(stage, ends_run=stage.name in bounding) if stage.is_source else stage
+    is_in_steps = stage.is_source and not stage.block
+    return replace(stage, ends_run=stage.name in bounding) if is_in_steps else stage
 
 
 def _group(plan: Plan, stage: str) -> str:

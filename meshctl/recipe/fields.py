@@ -351,9 +351,49 @@ SYNC = Section("sync", "a sync", (
     WHEN,
     AFTER,
 ))
-_BY_KEY = {field.key: field for field in (*CALL.fields, *SYNC.fields)}
+REPEAT = Section("repeat", "`repeat`", (
+    Field("until", Text(),
+        doc="The source among `stages` with whose data the block ends. It starts at its first sample each "
+            "time, and its last batch may be short, or empty on a rank."),
+    Field("times", Whole(1), default=1,
+        doc="Number of rounds over the value of `over`."),
+    Field("over", Text("pipeline"),
+        doc="The stage outside of the block whose value is cut into minibatches."),
+    Field("size", Whole(1),
+        doc="Number of samples of a minibatch, over all workers; samples of one `group_id` stay together, "
+            "and the last minibatch may be short."),
+    Field("seed", Whole(0, MAX_SEED), default=0,
+        doc="Seed of the order of samples, together with step and round."),
+))
+INNER = Section("inner", "a stage of a block", tuple(
+    field for field in CALL.fields if field.key not in ("every", "when", "ends_run")
+))
+NOT_IN_BLOCK = {
+    "sync": "weights travel between steps",
+    "repeat": "blocks are not nested",
+    "stages": "blocks are not nested",
+    "every": "it stands on the block",
+    "when": "it stands on the block",
+    "ends_run": "the data of its source end the block only",
+}
+"""Keys of stages that a stage of a block cannot have, and why."""
+BLOCK = Section("block", "a block", (
+    Field("repeat", Nested(REPEAT),
+        doc="How often `stages` run in a step: {until: SOURCE}, or {times: 3, over: STAGE, size: 128}.",
+        required="block `{name}` needs `repeat`",
+        required_help="until: SOURCE, or over: STAGE and size: SAMPLES",
+        related="loop"),
+    Field("stages", Named(INNER),
+        doc="The stages that are repeated, by name, in their order. Elsewhere they are called BLOCK.STAGE.",
+        required="block `{name}` needs `stages`",
+        required_help="the stages that are repeated"),
+    EVERY,
+    WHEN,
+    AFTER,
+))
+_BY_KEY = {field.key: field for field in (*CALL.fields, *SYNC.fields, *BLOCK.fields)}
 STAGE = Section("stage", "a stage", tuple(_BY_KEY.values()))
-"""The section of a stage without `call` and `sync`."""
+"""The section of a stage without `call`, `sync` and `repeat`."""
 
 CHECKPOINT = Section("checkpoint", "`run.checkpoint`", (
     Field("every", Whole(), doc="Steps between two checkpoints; 0: only at the end."),
@@ -443,12 +483,10 @@ RECIPE = Section("recipe", "a recipe", (
 
 SECTIONS = (
     *(PARALLEL, MODEL, GROUP, COMPONENT, CHECKPOINT, RUN, CLUSTER),
-    *(CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE),
+    *(CALL, SYNC, STAGE, DISPATCH, INPUT, RECIPE, BLOCK, INNER, REPEAT),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""
 PLANNED = {
-    ("pipeline", "repeat"): "a loop inside a step",
-    ("pipeline", "stages"): "a loop inside a step",
     ("run", "restarts"): "starting again after a fault",
     ("run", "log"): "trackers beside metrics.jsonl",
 }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
-from meshctl.recipe.fields import CALL, RECIPE, STAGE, SYNC
+from meshctl.recipe.fields import BLOCK, CALL, RECIPE, STAGE, SYNC
 from meshctl.recipe.section_types import Field, Inputs, Named, Nested, Section
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES
 
@@ -25,9 +25,10 @@ def section_at(path: KeyPath, root: Node) -> Section | None:
 
 
 def stage_kind(stage: Node | None) -> Section:
-    """Returns `CALL` or `SYNC` for a stage with exactly one of these keys, otherwise `STAGE`."""
-    kinds = (CALL, SYNC) if stage is not None else ()
-    return next((kind for kind in kinds if stage and stage.get(kind.name) is not None), STAGE)
+    """Returns `CALL`, `SYNC` or `BLOCK` for a stage that has a key which only these have, and else
+    `STAGE`."""
+    signs = {"call": CALL, "sync": SYNC, "repeat": BLOCK}
+    return next((kind for key, kind in signs.items() if stage and stage.get(key) is not None), STAGE)
 
 
 def field_at(path: KeyPath, root: Node) -> Field | None:
@@ -54,7 +55,8 @@ def keys_below(path: KeyPath, root: Node) -> tuple[str, ...]:
     if path[0] in ("groups", "components", "pipeline") and root.at(path[:2]) is None:
         return ()
     if path[0] == "pipeline":
-        return STAGE.keys if len(path) == 2 else () if "in" in path[2:3] else _keys(path, root)
+        inner = path[2:] if path[2:3] != ("stages",) else path[4:]
+        return STAGE.keys if len(path) == 2 else () if "in" in inner[:1] else _keys(path, root)
     return _keys(path, root)
 
 

@@ -32,7 +32,11 @@ from meshctl.recipe.section_types import Named, Nested, Section
 from meshctl.recipe.suggestions import meanings
 
 NAMED = {"groups": GROUP, "components": COMPONENT, "pipeline": STAGE}
-SIGNS = {"components": ("_target_",), "pipeline": ("call", "sync"), "groups": ("ranks", "device_type")}
+SIGNS = {
+    "components": ("_target_",),
+    "pipeline": ("call", "sync", "repeat"),
+    "groups": ("ranks", "device_type"),
+}
 """Keys by which a mapping is recognized as a component, a stage or a group."""
 INVISIBLE = re.compile("[\u00a0\u00ad\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]")
 """Characters that look like a space or are invisible."""
@@ -114,6 +118,9 @@ def help_without_alternative(section: Section, key: str) -> str:
 def _named(key: str, item: Node, path: KeyPath, root: Node) -> Location | None:
     """Returns the place of a group, component or stage that is in the wrong section."""
     if top := kind_of(item):
+        if top == "pipeline" and path[:1] == (top,) and root.at((*path[:2], "repeat")) is not None:
+            help = f"it looks like a stage of the block, which goes under `{'.'.join(path[:2])}.stages`"
+            return Location(help, (*path[:2], "stages", key), is_named_item=True)
         near = f", beside `{path[1]}`" if len(path) > 1 and path[0] == top else ""
         indent = f": indent it less{near}" if path else ""
         return Location(
@@ -166,9 +173,10 @@ def _places(section: Section, path: KeyPath, root: Node) -> list[KeyPath]:
 
 
 def _lacks_key(root: Node, stage: str) -> bool:
-    """Whether a stage has neither `call` nor `sync`, or is a source without `samples`."""
-    has = {key for key in ("call", "sync", "in", "samples") if root.at(("pipeline", stage, key)) is not None}
-    return not has & {"call", "sync"} or has == {"call"}
+    """Whether a stage has none of `call`, `sync` and `repeat`, or is a source without `samples`."""
+    keys = ("call", "sync", "repeat", "in", "samples")
+    has = {key for key in keys if root.at(("pipeline", stage, key)) is not None}
+    return not has & {"call", "sync", "repeat"} or has == {"call"}
 
 
 def _names(root: Node, top: str) -> list[str]:

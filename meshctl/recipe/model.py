@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meshctl.recipe.fields import CHECKPOINT, GROUP, RECIPE, RUN, STAGE
+from meshctl.recipe.fields import CHECKPOINT, GROUP, RECIPE, REPEAT, RUN, STAGE
 from meshctl.topology.modes import Dispatch
 
 
@@ -168,6 +168,11 @@ class Stage:
     """For a sync: whether received weights are verified."""
     ends_run: bool | None = None
     """For a source: whether the end of its data ends the run; None for the rule in `run.bounds`."""
+    block: str = ""
+    """The block that the stage belongs to. Its name is then BLOCK.STAGE, and its `every` and `when` are those
+    of the block."""
+    outside: tuple[str, ...] = ()
+    """In a block: the stages outside whose values some stage of the block takes."""
 
     @property
     def lag(self) -> int:
@@ -191,6 +196,23 @@ class Stage:
     @property
     def is_source(self) -> bool:
         return self.kind == "call" and not self.inputs and not self.is_without_data
+
+
+@dataclass(frozen=True)
+class Block:
+    """Stages that run several times in a step. They are in the pipeline, too, under their full names."""
+
+    name: str
+    stages: tuple[str, ...] = ()
+    """Their full names, BLOCK.STAGE, in written order."""
+    until: str = ""
+    """The source with whose data a round ends, as a full name; empty where there are minibatches."""
+    times: int = REPEAT.default("times")
+    over: str = ""
+    """The stage outside that gives what minibatches are cut from."""
+    size: int = 0
+    seed: int = REPEAT.default("seed")
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,10 +244,34 @@ class Recipe:
     """Groups by name. Groups, components and pipeline keep the order of the file."""
     components: Mapping[str, Component] = field(default_factory=dict)
     pipeline: Mapping[str, Stage] = field(default_factory=dict)
+    """Stages by name, those of blocks included."""
+    blocks: Mapping[str, Block] = field(default_factory=dict)
     run: Run = Run()
+
+    def before(self, stage: Stage) -> tuple[str, ...]:
+        """Returns the stages that run before a stage in a step, where both run."""
+        after = stage.after + (self.blocks[stage.block].after if stage.block in self.blocks else ())
+        named = (*stage.takes, *stage.outside, *after)
+        return tuple(
+            one for name in named for one in (self.blocks[name].stages if name in self.blocks else (name,))
+        )
+
+    def metric(self, text: str) -> tuple[str, str]:
+        """Returns the stage and the name of a metric: STAGE.NAME, or BLOCK.STAGE.NAME."""
+        stage, _, name = text.partition(".")
+        if stage in self.blocks:
+            inner, _, name = name.partition(".")
+            stage = f"{stage}.{inner}" if inner else stage
+        return stage, name
 
     def components_of(self, group: str) -> tuple[Component, ...]:
         return tuple(component for component in self.components.values() if component.group == group)
+
+
+def stage_path(name: str) -> tuple[str, ...]:
+    """Returns the key path of a stage, or of a block."""
+    block, dot, inner = name.partition(".")
+    return ("pipeline", block, "stages", inner) if dot else ("pipeline", name)
 
 
 def route_name(source: str, target: str, parameter: str) -> str:

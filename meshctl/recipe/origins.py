@@ -23,9 +23,9 @@ from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, replaced
-from meshctl.recipe.fields import CALL, CHECKPOINT, GROUP, RECIPE, RUN, SYNC
+from meshctl.recipe.fields import BLOCK, CALL, CHECKPOINT, GROUP, RECIPE, REPEAT, RUN, SYNC
 from meshctl.recipe.load import Loaded
-from meshctl.recipe.model import Recipe, Stage
+from meshctl.recipe.model import Recipe, Stage, stage_path
 from meshctl.recipe.rules import Facts
 from meshctl.recipe.secrets import Secrets, shown
 from meshctl.recipe.section_types import Section
@@ -225,6 +225,10 @@ def _in_force(facts: Facts, tree: Node, cwd: Path) -> Iterator[Origin]:
             yield from _of_mesh(component.name, mesh, dict(component.parallel.given))
     for stage in recipe.pipeline.values():
         yield from _of_stage(facts, stage, tree, cwd)
+    for block in recipe.blocks.values():
+        yield from _defaults(stage_path(block.name), BLOCK)
+        if block.over:
+            yield from _defaults((*stage_path(block.name), "repeat"), REPEAT)
     yield from _defaults(("run",), RUN)
     if recipe.run.checkpoint is not None:
         yield from _defaults(("run", "checkpoint"), CHECKPOINT)
@@ -266,7 +270,7 @@ def _of_mesh(component: str, mesh: DeviceMesh, given: dict[str, int | str]) -> I
 
 
 def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: Path) -> Iterator[Origin]:
-    path = ("pipeline", stage.name)
+    path = stage_path(stage.name)
     if stage.kind == "sync":
         yield from _defaults(path, SYNC)
         yield Origin((*path, "max_staleness"), stage.every - 1, "default", note="`every` - 1")
@@ -289,7 +293,8 @@ def _of_stage(facts: Facts, stage: Stage, tree: Node, cwd: Path) -> Iterator[Ori
             )
         elif word != endpoint.unread:
             yield _default(where.get(word, (*path, word)), value)
-    yield from _defaults(path, CALL)
+    if not stage.block:
+        yield from _defaults(path, CALL)
 
 
 def _near(file: str, cwd: Path) -> str:

@@ -14,13 +14,16 @@ from typing import Any
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import model
+from meshctl.recipe.blocks import BlockStages, block_of, blocks_of, flat
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.field_reader import FieldReader
 from meshctl.recipe.field_types import NAME, Texts, is_run_name
 from meshctl.recipe.fields import (
+    BLOCK,
     CALL,
     COMPONENT,
     GROUP,
+    INNER,
     INPUT,
     MODEL_SIZES,
     PROGRAM_KEYS,
@@ -70,13 +73,19 @@ class _RecipeReader(FieldReader):
             cluster=model.Cluster(**cluster) if cluster else model.Cluster(),
             groups=values["groups"] or {},
             components=values["components"] or {},
-            pipeline=values["pipeline"] or {},
+            pipeline=flat(values["pipeline"] or {}),
+            blocks=blocks_of(values["pipeline"] or {}),
             run=_run(run) if run else model.Run(),
         )
 
     def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:
         """Returns one group, component, stage or input."""
-        builders = {"group": self.group, "component": self.component, "stage": self.stage}
+        builders = {
+            "group": self.group,
+            "component": self.component,
+            "stage": self.stage,
+            "inner": self.inner,
+        }
         return builders.get(section.name, self.parameter)(name, node, path)
 
     # Groups
@@ -115,22 +124,57 @@ class _RecipeReader(FieldReader):
 
     # Stages
 
-    def stage(self, name: str, node: Node, path: KeyPath) -> model.Stage:
+    def stage(self, name: str, node: Node, path: KeyPath) -> model.Stage | BlockStages:
         call, sync = node.get("call"), node.get("sync")
-        loop = next((item for key, item in node.items() if key in ("repeat", "stages")), None)
-        if loop is not None:
-            message = "`repeat` (a loop inside a step) is not supported yet"
-            self.report(path, "MC104", message, loop.key or loop.span)
-        elif call is not None and sync is not None:
-            other = (call.key or call.span).with_word("and here")
-            self.report(path, "MC102", "a stage is a `call` or a `sync`", sync.key or sync.span, other)
+        loop = node.get("repeat") or node.get("stages")
+        kinds = [kind for kind in (call, sync, loop) if kind is not None]
+        if len(kinds) > 1:
+            first, second, *_ = kinds
+            other = (first.key or first.span).with_word("and here")
+            what = "a stage is a `call` or a `sync`" if loop is None else "a block is no `call` and no `sync`"
+            self.report(path, "MC102", what, second.key or second.span, other)
         elif call is not None:
             return self.call(name, node, path)
         elif sync is not None:
             return self.sync(name, node, path)
+        elif loop is not None:
+            return self.block(name, node, path)
         elif not self.has_wrong_key(path):
             help = "`call: COMPONENT.METHOD`, or `sync: COMPONENT, to: COMPONENT`"
             message = f"stage `{name}` needs `call` or `sync`"
+            self.report(path, "MC103", message, node.key or node.span, help=help, missing=True)
+        return model.Stage(name, kind="")
+
+    def block(self, name: str, node: Node, path: KeyPath) -> BlockStages:
+        values = self.section(node, path, BLOCK)
+        repeat, stages = values["repeat"] or {}, values["stages"] or {}
+        if (written := node.get("repeat")) is not None and written.is_mapping:
+            self.check_form(written, (*path, "repeat"))
+        if not stages and node.get("stages") is not None and (*path, "stages") not in self.wrong:
+            span = node.key or node.span
+            self.report((*path, "stages"), "MC103", f"block `{name}` has no stages", span, missing=True)
+        return block_of(name, repeat, stages, values["every"], values["when"], values["after"])
+
+    def check_form(self, repeat: Node, path: KeyPath) -> None:
+        """Reports a `repeat` that has neither of its two forms."""
+        until, over = repeat.get("until"), repeat.get("over")
+        others = [item for key, item in repeat.items() if key in ("times", "over", "size", "seed")]
+        if until is not None and others:
+            message, span = "a block runs `until` its source ends, or `over` a stage's value", others[0]
+            other = (until.key or until.span).with_word("and here")
+            self.report(path, "MC570", message, span.key or span.span, other)
+        elif until is None and (over is None or repeat.get("size") is None):
+            lacking = "`until`, or `over` and `size`" if not others else "`over` and `size`"
+            message, help = f"`repeat` needs {lacking}", "{until: SOURCE}, or {over: STAGE, size: SAMPLES}"
+            if not self.has_wrong_key(path):
+                self.report(path, "MC570", message, repeat.key or repeat.span, help=help, missing=True)
+
+    def inner(self, name: str, node: Node, path: KeyPath) -> model.Stage:
+        """Reads a stage of a block: a call, in every pass."""
+        if node.get("call") is not None:
+            return self.call(name, node, path, INNER)
+        if not self.has_wrong_key(path):
+            message, help = f"stage `{name}` needs `call`", "`call: COMPONENT.METHOD`"
             self.report(path, "MC103", message, node.key or node.span, help=help, missing=True)
         return model.Stage(name, kind="")
 
@@ -138,8 +182,8 @@ class _RecipeReader(FieldReader):
         """Whether a mapping or one of its keys was reported."""
         return any(bad[: len(path)] == path for bad in self.wrong)
 
-    def call(self, name: str, node: Node, path: KeyPath) -> model.Stage:
-        values = self.section(node, path, CALL)
+    def call(self, name: str, node: Node, path: KeyPath, section: Section = CALL) -> model.Stage:
+        values = self.section(node, path, section)
         component, method = self.endpoint(values.pop("call"), node, path)
         inputs, dispatch = values.pop("in"), values.pop("dispatch")
         stated = node.get("in")

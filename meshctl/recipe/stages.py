@@ -115,6 +115,6 @@ def times_by_stage(pipeline: Mapping[str, Stage]) -> dict[str, Times]:
                 times = times & known[stage.name]
             else:
                 times = times.with_stage(stage)
-                pending += stage.takes
+                pending += (*stage.takes, *stage.outside)
         known[name] = times
     return known

@@ -18,7 +18,7 @@ from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_reader import scalar
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, merge, put
 from meshctl.recipe.field_types import Arguments, Environment, Texts, Type
-from meshctl.recipe.fields import CALL, PLANNED, RECIPE, STAGE, SYNC
+from meshctl.recipe.fields import BLOCK, CALL, INNER, NOT_IN_BLOCK, PLANNED, RECIPE, STAGE, SYNC
 from meshctl.recipe.fixes import keys_meant
 from meshctl.recipe.misplaced import (
     HINTS,
@@ -175,6 +175,13 @@ class _Walk:
             self.report("MC104", f"`{key}` ({purpose}) is not supported yet", span)
             self.wrong.add(here)
             return
+        if section is INNER and (node.get("sync") or key in NOT_IN_BLOCK):
+            why = NOT_IN_BLOCK.get(key)
+            if why and not (key == "stages" and node.get("repeat")):
+                message = f"a stage of a block has no `{key}`: {why}"
+                self.report("MC571", message, span)
+            self.wrong.add(here)
+            return
         known, odd = section.keys, invisible_character(key)
         key = INVISIBLE.sub("", key).strip() if odd else key
         is_known_word = called(key, known) or key in HINTS
@@ -205,8 +212,8 @@ class _Walk:
             self.wrong |= {place for place in location.candidates if self.root.at(place) is None}
 
     def moved(self, item: Node, location: Location) -> Node:
-        top, name = location.path[0], location.path[-1]
-        return self.named_item(name, item, top) if location.is_named_item else item
+        top = location.path[0]
+        return self.named_item(location.path, item, NAMED[top]) if location.is_named_item else item
 
     # Groups, components and stages
 
@@ -224,9 +231,9 @@ class _Walk:
         self.empty = set()
         for written, item in node.items():
             name, other = self.visible(written, item), kind_of(item)
-            if other not in ("", path[-1]):
+            if other not in ("", path[0]):
                 self.misplaced.add((other, name))
-                self.moves.append(((other, name), self.named_item(name, item, other)))
+                self.moves.append(((other, name), self.named_item((other, name), item, NAMED[other])))
                 message = f"`{name}` is {NAMED[other].title}, not {section.title}"
                 self.report("MC101", message, item.key or item.span, f"it goes under `{other}`")
             elif _is_stray(name, item, section):
@@ -234,7 +241,7 @@ class _Walk:
             else:
                 found[name] = item
         return replace(
-            node, value={name: self.named_item(name, item, path[-1]) for name, item in found.items()}
+            node, value={name: self.named_item((*path, name), item, section) for name, item in found.items()}
         )
 
     def visible(self, name: str, item: Node) -> str:
@@ -269,19 +276,15 @@ class _Walk:
         else:
             self.wrong |= {(*path, name, key) for name in lacking}
 
-    def named_item(self, name: str, item: Node, top: str) -> Node:
-        section = NAMED[top]
-        if top == "pipeline":
-            section = _stage_section(item)
-        return self.section(item, (top, name), section)
+    def named_item(self, path: KeyPath, item: Node, section: Section) -> Node:
+        return self.section(item, path, _stage_section(item) if section is STAGE else section)
 
 
 def _stage_section(item: Node) -> Section:
-    """Returns the section `CALL` or `SYNC` of a stage, or `STAGE` if it has both keys or neither."""
-    is_call, is_sync = item.get("call") is not None, item.get("sync") is not None
-    if is_call == is_sync:
-        return STAGE
-    return CALL if is_call else SYNC
+    """Returns the section `CALL`, `SYNC` or `BLOCK` of a stage; `STAGE` for keys of several, or of none."""
+    signs = {CALL: ("call",), SYNC: ("sync",), BLOCK: ("repeat", "stages")}
+    kinds = [kind for kind, keys in signs.items() if any(item.get(key) is not None for key in keys)]
+    return kinds[0] if len(kinds) == 1 else STAGE
 
 
 def _split_number(key: str, node: Node) -> str:

@@ -2,7 +2,8 @@
 
 A source that is called in every step bounds the run. One that is called less often, such as the data of an
 evaluation, does not: its sample numbers run on past its length. Where no source is called in every step,
-those that are called most often bound the run. `ends_run` of the stage overrides this.
+those that are called most often bound the run. `ends_run` of the stage overrides this. A source in a block
+bounds only the block.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ class Source(Protocol):
     def when(self) -> str: ...
     @property
     def ends_run(self) -> bool | None: ...
+    @property
+    def block(self) -> str: ...
 
 
 def bounding_sources(stages: Iterable[Source]) -> tuple[str, ...]:
     """Returns the names of the sources that bound a run, in the order of the stages."""
-    sources = [stage for stage in stages if stage.is_source]
+    sources = [stage for stage in stages if stage.is_source and not stage.block]
     least = min((source.every for source in sources if not source.when), default=0)
 
     def is_bounding(source: Source) -> bool:

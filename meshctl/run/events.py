@@ -88,6 +88,11 @@ class StepReport:
     """Route -> bytes sent."""
     seconds: float = 0.0
 
+    def add_times(self, stage: str, waited: float, called: float) -> None:
+        """Adds the seconds of one call of a stage; in a block there are several in a step."""
+        self.waits[stage] = self.waits.get(stage, 0.0) + waited
+        self.stages[stage] = self.stages.get(stage, 0.0) + called
+
     def add_metric(self, stage: str, values: Mapping[str, float], weight: float, collect: str) -> None:
         if values:
             self.metrics.append({"stage": stage, "values": values, "weight": weight, "collect": collect})

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,10 +24,12 @@ from meshctl.runtime.digests import Digested
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.kept_values import KeptValues
 from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.pass_values import PassValues
 from meshctl.runtime.peers import PeerCheck
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
-from meshctl.runtime.routes.inputs import Input, Inputs
+from meshctl.runtime.routes.held import HeldInput
+from meshctl.runtime.routes.inputs import Input, InputEnd, Inputs
 from meshctl.runtime.scalars import scalars
 from meshctl.runtime.seeding import Seeds
 from meshctl.runtime.sources import Sources
@@ -35,14 +38,26 @@ from meshctl.topology.mesh import even_split
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import Grid
 
-Channels = Mapping[tuple[str, str, str], Channel]
-"""Ends of data routes by (source, target, parameter)."""
+RouteKey = tuple[str, str, str]
+"""The source, the target and the parameter of a route."""
+Channels = Mapping[RouteKey, Channel]
+"""Ends of data routes."""
+NOTHING_HELD: Mapping[RouteKey, HeldInput] = MappingProxyType({})
 
 
 class Call:
     """A stage that receives inputs. `SourceCall` is one without."""
 
-    def __init__(self, stage: Stage, context: LoopContext, channels: Channels, state: StepState) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        context: LoopContext,
+        channels: Channels,
+        state: StepState,
+        held: Mapping[RouteKey, HeldInput] = NOTHING_HELD,
+    ) -> None:
+        """`held` are the ends of the routes whose values are held while a block runs, in place of those in
+        `channels`."""
         self.stage = stage
         self._state, self._recorder = state, context.recorder
         mesh, rank = context.plan.component(stage.component).mesh, context.rank
@@ -55,12 +70,16 @@ class Call:
         """This rank's index among the producers of the stage's value, or None."""
         self._producers = producers.count(mesh)
         self._outputs = tuple(end for (source, *_), end in channels.items() if source == stage.name)
+        ends: dict[RouteKey, InputEnd] = {**channels, **held}
         inputs = [
-            Input(part.parameter, tuple(channels[name, stage.name, part.parameter] for name in part.stages))
+            Input(part.parameter, tuple(ends[name, stage.name, part.parameter] for name in part.stages))
             for part in stage.inputs
         ]
         self._inputs = Inputs(tuple(inputs))
-        self._context, self._method = context_of(component), getattr(component, stage.method)
+        self.held = tuple(end for (_, target, _), end in held.items() if target == stage.name)
+        """The inputs that a block receives once."""
+        self._component, self._context = component, context_of(component)
+        self._method = getattr(component, stage.method)
         self._log = partial(self._add_logged, mesh.representative(self._data_rank) == rank)
         self._seeds = Seeds(
             context.plan.seed,
@@ -71,12 +90,18 @@ class Call:
         )
         self._reduction: str = "mean"
         """How the value's numbers become one metric: `mean`, `sum` or `first`."""
-        if collect.join == "sum" or collect.join == "first":
+        if collect.join == "sum" or (collect.join == "first" and not stage.block):
             self._reduction = collect.join
         has_all_checks = context.plan.run.has_all_checks
         borrowed = Digested if has_all_checks else Borrowed
         self._borrowed = borrowed(f"{stage.component}.{stage.method}")
         self._peer_check = PeerCheck.of(stage, context) if has_all_checks else None
+        self.passes: PassValues | None = None
+        """The values of the passes of a block, where a stage outside of it takes them."""
+        routes = [end.route for end in self._outputs]
+        outward = [route for route in routes if context.plan.stage(route.target).block != stage.block]
+        if stage.block and outward:
+            self.passes = PassValues(outward[0], collect)
         self._kept: KeptValues | None = None
         self._has_home = any(route.dispatch.home == stage.name for route in context.plan.routes)
         """Whether a later stage sends the samples back to the data rank that made them."""
@@ -98,8 +123,39 @@ class Call:
         value, weight = self._kept.at(step)
         self._transmit(outputs, value, step, weight)
 
+    @property
+    def can_end(self) -> bool:
+        """Whether this rank sees the end of a round of a block. A rank that only takes part in a source's
+        step, without producing samples, does not."""
+        return True
+
+    def begin_round(self) -> None:
+        """Prepares for the first pass of a round of a block."""
+        if self.passes is not None:
+            self.passes.clear()
+
+    def send_passes(self, outputs: Sequence[Channel], step: int) -> None:
+        """Sends the joined value of all passes of a round, where stages outside of the block take it."""
+        if self.passes is None or self.passes.is_empty:
+            return
+        self._state.at = (self.stage.name, step)
+        value, weight = self.passes.joined()
+        if self._kept:
+            self._kept.add(step, value, weight)
+        self._transmit(outputs, value, step, weight)
+
     def run(self, outputs: Sequence[Channel], step: int) -> None:
         """Runs a step of the stage, and sends its value through `outputs`."""
+        if self.run_once(outputs, step):
+            self._end(outputs, step)
+
+    def _end(self, outputs: Sequence[Channel], step: int) -> None:
+        """Notes that the stream of which the stage is a part has ended."""
+        self._state.ended = self._state.ended or self.stage.name
+
+    def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
+        """Calls the stage once, sends its value through `outputs`, and returns whether its data have
+        ended."""
         state = self._state
         state.at = (self.stage.name, step)
         begin = perf_counter()
@@ -119,9 +175,8 @@ class Call:
                 self._peer_check.compare(value, step, is_sent=bool(outputs))
             if first is not None:
                 weight = float(len(first))
-        state.report.waits[self.stage.name] = ready - begin
-        state.report.stages[self.stage.name] = perf_counter() - ready
-        self._send(outputs, value, step, weight)
+        state.report.add_times(self.stage.name, ready - begin, perf_counter() - ready)
+        return self._send(outputs, value, step, weight)
 
     def _check_has_data(self) -> None:
         """Raises `StageError` where a stage without data returns a batch: its samples would have no ids."""
@@ -132,7 +187,7 @@ class Call:
     def _call(self, step: int, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Calls the endpoint, with seeded generators; a TensorDict that it returns becomes a batch."""
         self._context.step, self._context.log = step, self._log
-        self._seeds.seed_all(step)
+        self._seeds.seed_all(step, self._state.pass_number)
         self._state.is_in_user_code = True
         value = self._method(*positional, **named)
         self._state.is_in_user_code = False
@@ -152,14 +207,13 @@ class Call:
 
     def _send(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
         """Sends the value and returns whether the stream has ended. The numbers in it are metrics."""
-        if self._kept:
+        if self.passes is not None:
+            self.passes.add(value, weight)
+        elif self._kept:
             self._kept.add(step, value, weight)
         all_ended = self._transmit(outputs, value, step, weight)
         if value is END:
-            has_ended = self._has_ended(outputs, all_ended)
-            if has_ended:
-                self._state.ended = self._state.ended or self.stage.name
-            return has_ended
+            return self._has_ended(outputs, all_ended)
         if self._producer is not None and not isinstance(value, Batch):
             self._state.report.add_metric(self.stage.name, scalars(value), weight, self._reduction)
         return False
@@ -204,18 +258,21 @@ class SourceCall(Call):
         """Returns this producer's part of `count` samples; an empty one where others produce."""
         return range(0) if self._producer is None else even_split(count, self._producers, self._producer)
 
-    def run(self, outputs: Sequence[Channel], step: int) -> None:
+    def _end(self, outputs: Sequence[Channel], step: int) -> None:
+        super()._end(outputs, step)
+        if self._producer == 0 or not outputs:
+            self._agreement.ask(end_of_data(self.stage.name), ended=step)
+
+    def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
         state = self._state
         state.at = (self.stage.name, step)
         begin = perf_counter()
         value = self._next_samples(step)
-        state.report.waits[self.stage.name] = 0.0
-        state.report.stages[self.stage.name] = perf_counter() - begin
+        state.report.add_times(self.stage.name, 0.0, perf_counter() - begin)
         weight = float(len(value)) if isinstance(value, Batch) else 1.0
         has_ended = self._send(outputs, value, step, weight)
         self._had_no_data = value is END
-        if has_ended and (self._producer == 0 or not outputs):
-            self._agreement.ask(end_of_data(self.stage.name), ended=step)
+        return has_ended
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
         """Whether the stream has ended on all ranks. Where the value is sent on no route, the first
@@ -225,12 +282,14 @@ class SourceCall(Call):
 
     def _next_samples(self, step: int) -> Any:
         """Returns this producer's share of the next samples; their ids are their numbers."""
-        stage, numbers = self.stage, self._sources.next_numbers(self.stage)
+        stage, numbers = self.stage, self._next_numbers()
         if self._producer is None:
             return None
         is_whole = len(numbers) == stage.samples
         part = self._whole_share if is_whole else self._share_of(len(numbers))
         mine = numbers[part.start : part.stop]
+        if stage.block and not mine:
+            return END
         value = self._call(step, (mine,), {})
         if value is None:
             self._check_end(mine, step)
@@ -249,16 +308,22 @@ class SourceCall(Call):
         most = -(-len(numbers) // self._producers)
         return self._marked(Batch(value.columns, ids=ids, most=most))
 
+    def _next_numbers(self) -> range:
+        """Returns the numbers of the source's next samples, over all producers."""
+        return self._sources.next_numbers(self.stage)
+
+    @property
+    def _total(self) -> int | None:
+        """The number of the source's samples, or None where it has no length."""
+        return self._sources.total(self.stage)
+
     def _check_end(self, numbers: range, step: int) -> None:
         """Raises `StageError` where a source that gave None must not end the data."""
         stage = self.stage
-        total, gave = (
-            self._sources.total(stage),
-            f"`{stage.component}` gave no samples from {numbers.start} on",
-        )
+        total, gave = self._total, f"`{stage.component}` gave no samples from {numbers.start} on"
         if total is not None and numbers.start < total:
             raise StageError(f"{gave}, and it has said that there are {total}")
-        if not self._sources.bounds_run(stage):
+        if not stage.block and not self._sources.bounds_run(stage):
             raise StageError(
                 f"{gave} (step {step}), and the run does not end with the data of `{stage.name}`: return "
                 "samples again, from the first one, or say `ends_run: true` there"

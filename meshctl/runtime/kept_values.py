@@ -23,7 +23,7 @@ class KeptValues:
         self._kept: deque[tuple[int, Any, float]] = deque(maxlen=count)
 
     def add(self, step: int, value: Any, weight: float) -> None:
-        self._kept.append((step, _copied(value), weight))
+        self._kept.append((step, copied(value), weight))
 
     def at(self, step: int) -> tuple[Any, float]:
         """Returns the value and the weight of a step. Raises `StageError` where they are no longer kept."""
@@ -36,10 +36,10 @@ class KeptValues:
         )
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """Returns a value with memory of its own: it may contain borrowed memory."""
     if isinstance(value, (Batch, Tensor)):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value

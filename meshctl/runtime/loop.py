@@ -2,6 +2,7 @@
 
     for each step: for each stage that is due: receive the inputs, call, send the value
 
+The stages of a block do this several times in a step (`blocks`).
 A send does not wait until its receiver gets to the stage, so groups overlap as far as the slots of their
 routes allow, and no order of stages can deadlock. In a sync without staleness both sides run together
 (`routes.weights` says why that cannot deadlock either). How the run ends is agreed by all workers
@@ -10,7 +11,7 @@ routes allow, and no order of stages can deadlock. In a sync without staleness b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import partial
 from time import perf_counter
 
@@ -20,11 +21,13 @@ from meshctl.plan.model import Stage
 from meshctl.run.events import StepReport
 from meshctl.run.shutdown import ENDLESS
 from meshctl.runtime.batch.batch import BatchError
-from meshctl.runtime.call import Call, Channels, SourceCall
+from meshctl.runtime.blocks import BlockRun, BlockStage, RepeatedSource
+from meshctl.runtime.call import Call, Channels, RouteKey, SourceCall
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext, RouteEnd
+from meshctl.runtime.routes.held import HeldInput
 from meshctl.runtime.routes.record import ReplayedChannel
 from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
 from meshctl.runtime.schedule import Schedule, ScheduledStep
@@ -52,9 +55,7 @@ class Loop:
         self._syncs = _sync_ends(context)
         self._ends: list[RouteEnd] = [*self._data.values(), *self._syncs.values()]
         self._replayed = [end for end in self._data.values() if isinstance(end, ReplayedChannel)]
-        self._calls = {
-            stage.name: self._call_of(stage, self._data) for stage in self._stages if stage.kind == "call"
-        }
+        self._calls = self._calls_of(self._stages, self._data)
         self._programs: dict[Set[str], Program] = {}
         """The stages that run in a step -> this worker's program."""
         self._saved = 0
@@ -86,7 +87,7 @@ class Loop:
         self._is_open_ended, source = self._agree_on_length()
         if self._is_open_ended:
             for call in self._calls.values():
-                call.keep_for(self._schedule.late_stages)
+                call.keep_for(self._schedule.late_stages - self._schedule.together(call.stage))
         self._open(start)
         last = self._agreement.last
         self._context.events.write("ready", step=start, last=last if last < ENDLESS else None, source=source)
@@ -157,6 +158,7 @@ class Loop:
         data = _closing_ends(self._context, running)
         self._ends += data.values()
         data |= {key: end for key, end in self._data.items() if isinstance(end, ReplayedChannel)}
+        calls = self._calls_of([stage for stage in self._stages if stage.name in running], data)
         program: list[Callable[[int], None]] = []
         for stage in self._stages:
             outputs = [end for (source, *_), end in data.items() if source == stage.name]
@@ -165,8 +167,8 @@ class Loop:
                     program.append(partial(self._calls[stage.name].send_kept, outputs))
             elif stage.kind == "sync":
                 program.append(partial(self._sync, stage))
-            elif (call := self._call_of(stage, data)).is_called:
-                program.append(partial(call.run, outputs))
+            else:
+                program += self._runs_of(stage, calls, running)
         return tuple(program)
 
     # One step
@@ -205,9 +207,28 @@ class Loop:
         for stage in self._stages:
             if stage.kind == "sync":
                 program.append(partial(self._sync if stage.name in running else self._load_due, stage))
-            elif stage.name in running and (call := self._calls[stage.name]).is_called:
-                program.append(partial(call.run, call.outputs_to(running)))
+            elif stage.name in running:
+                program += self._runs_of(stage, self._calls, running)
         return tuple(program)
+
+    def _runs_of(
+        self, stage: Stage, calls: Mapping[str, Call], running: Set[str]
+    ) -> Iterator[Callable[[int], None]]:
+        """Yields what this worker runs for a stage; for a block, at the first of its stages on this
+        worker."""
+        if not stage.block:
+            if (call := calls[stage.name]).is_called:
+                yield partial(call.run, call.outputs_to(running))
+            return
+        hosted = [other.name for other in self._stages if other.block == stage.block]
+        if stage.name == hosted[0]:
+            together = self._schedule.together(stage)
+            called = [calls[name] for name in hosted if calls[name].is_called]
+            stages = [
+                BlockStage(call, call.outputs_to(running & together), call.outputs_to(running - together))
+                for call in called
+            ]
+            yield BlockRun(self._plan.block(stage.block), stages, self._state).run
 
     def _write_report(self) -> None:
         """Writes the step's events, with the bytes that each route has sent."""
@@ -273,10 +294,17 @@ class Loop:
             end.send(self._weights(stage), step)
         self._load(stage, step, until=step + stage.lag)
 
-    def _call_of(self, stage: Stage, data: Channels) -> Call:
-        if stage.is_source:
-            return SourceCall(stage, self._context, data, self._state, self._sources)
-        return Call(stage, self._context, data, self._state)
+    def _calls_of(self, stages: Iterable[Stage], data: Channels) -> dict[str, Call]:
+        """Returns stage -> what runs it, for the stages that call an endpoint."""
+        into_blocks = {key: end for key, end in data.items() if self._plan.is_into_block(end.route)}
+        held = {key: HeldInput(end) for key, end in into_blocks.items()}
+        return {stage.name: self._call_of(stage, data, held) for stage in stages if stage.kind == "call"}
+
+    def _call_of(self, stage: Stage, data: Channels, held: Mapping[RouteKey, HeldInput]) -> Call:
+        if not stage.is_source:
+            return Call(stage, self._context, data, self._state, held)
+        kind = RepeatedSource if stage.block else SourceCall
+        return kind(stage, self._context, data, self._state, self._sources)
 
 
 def _data_ends(context: LoopContext) -> dict[tuple[str, str, str], Channel]:

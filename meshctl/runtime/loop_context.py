@@ -55,6 +55,8 @@ class StepState:
 
     at: tuple[str, int] = ("", 0)
     """The stage and the step that are running, to be named in the report of a fault."""
+    pass_number: int = 0
+    """The running pass of a block in this step, from 1; 0 outside of a block."""
     begin: float = 0.0
     """When the step began, in seconds of `perf_counter`."""
     report: StepReport = field(default_factory=lambda: StepReport(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
-from meshctl.plan.model import Plan
+from meshctl.plan.model import Plan, Stage
 
 
 class ScheduledStep(NamedTuple):
@@ -22,9 +22,11 @@ class Schedule:
 
     def __init__(self, plan: Plan) -> None:
         self._checkpoint = plan.run.checkpoint
-        self._stages = [
-            (stage, frozenset(name for part in stage.inputs for name in part.stages)) for stage in plan.stages
-        ]
+        self._stages = [(stage, plan.inputs_of[stage.name]) for stage in plan.stages]
+        self._blocks = {
+            block.name: frozenset(stage.name for stage in plan.stages if stage.block == block.name)
+            for block in plan.blocks
+        }
         intervals = {stage.every for stage in plan.stages}
         if plan.run.checkpoint and plan.run.checkpoint.every:
             intervals.add(plan.run.checkpoint.every)
@@ -50,6 +52,10 @@ class Schedule:
                     running.add(stage.name)
             found = self._known[key] = ScheduledStep(frozenset(running), is_saved)
         return found
+
+    def together(self, stage: Stage) -> frozenset[str]:
+        """Returns the stages of the block that a stage belongs to; none where it belongs to none."""
+        return self._blocks.get(stage.block, frozenset())
 
     @property
     def late_stages(self) -> frozenset[str]:

@@ -17,10 +17,11 @@ class Seeds:
         self._is_cpu = device == "cpu"
         self._hash = hashlib.blake2b(repr(words)[:-1].encode() + b", ", digest_size=8)
 
-    def seed_all(self, step: int) -> None:
-        """Seeds the generators of torch, random and, where it is loaded, numpy, for a step."""
+    def seed_all(self, step: int, pass_number: int = 0) -> None:
+        """Seeds the generators of torch, random and, where it is loaded, numpy, for a step, and in a block
+        for a pass of it; passes count from 1."""
         hashed = self._hash.copy()
-        hashed.update(b"%d)" % step)
+        hashed.update(b"%d, %d)" % (step, pass_number) if pass_number else b"%d)" % step)
         _seed_all(hashed.digest(), is_cpu=self._is_cpu)
 
 

@@ -11,12 +11,13 @@ from meshctl.runtime.user_modes import dispatch_mode, execute_mode
 
 
 class Sources:
-    """Counts the samples that each source of the plan has produced."""
+    """Counts the samples that each source of the plan has produced. Sources in blocks count their own
+    (`blocks`)."""
 
     def __init__(self, plan: Plan, components: Mapping[str, Component]) -> None:
         """`components` are those of this worker's group."""
         self._plan, self._components = plan, components
-        self._given = {stage.name: 0 for stage in plan.stages if stage.is_source}
+        self._given = {stage.name: 0 for stage in plan.sources}
         self._start = 0
         self._given_at_start: Mapping[str, int] = {}
         self._totals: dict[str, int | None] = {}
@@ -24,9 +25,7 @@ class Sources:
     def begin(self, start: int, given: Mapping[str, int]) -> None:
         """Continues after the step `start`. `given` is source -> the number of samples that it has produced
         by then. Asks the sources of this worker for their lengths."""
-        own = [
-            stage for stage in self._plan.stages if stage.is_source and stage.component in self._components
-        ]
+        own = [stage for stage in self._plan.sources if stage.component in self._components]
         self._totals = {stage.name: self._count(stage) for stage in own}
         self._given.update(given)
         self._start, self._given_at_start = start, dict(self._given)
@@ -89,8 +88,8 @@ class Sources:
         """Returns source -> the number of samples that it had produced by the end of a step. This worker may
         have begun later steps, which are dropped."""
         given = dict(self._given)
-        for stage in self._plan.stages:
-            if stage.is_source and not stage.when:
+        for stage in self._plan.sources:
+            if not stage.when:
                 calls = step // stage.every - self._start // stage.every
                 planned = self._given_at_start[stage.name] + calls * stage.samples
                 given[stage.name] = min(given[stage.name], planned)

@@ -216,7 +216,7 @@ class Worker:
         from meshctl.runtime import checkpoint  # the import takes half a second, so only such runs do it
 
         kept = stateful(plan, components)
-        sources = [stage.name for stage in plan.stages if stage.is_source and stage.component in components]
+        sources = [stage.name for stage in plan.sources if stage.component in components]
 
         def save(step: int, produced: Mapping[str, int]) -> None:
             begin, folder = time.perf_counter(), self._run.checkpoint(step)
@@ -300,11 +300,7 @@ def samples_after(plan: Plan, step: int) -> dict[str, int]:
 
     It is for a replay that begins after this step, without a checkpoint.
     """
-    return {
-        stage.name: step // stage.every * stage.samples
-        for stage in plan.stages
-        if stage.is_source and not stage.when
-    }
+    return {stage.name: step // stage.every * stage.samples for stage in plan.sources if not stage.when}
 
 
 @runtime_checkable

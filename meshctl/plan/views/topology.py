@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from meshctl.plan.model import NOT_STORED, Cluster, Component, Group, Input, Plan, Stage
+from meshctl.plan.model import NOT_STORED, SPARSE, Block, Cluster, Component, Group, Input, Plan, Stage
 from meshctl.plan.views.ways import Over, carries_samples, ends_of, ways
+from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
 from meshctl.topology.mesh import VIEWS, DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, part_count, producer_set
@@ -161,6 +162,18 @@ class Topology:
     routes: tuple[Flow, ...]
     warnings: tuple[Warning, ...] = ()
     format: int = FORMAT
+    blocks: tuple[Block, ...] = field(default=(), metadata=SPARSE)
+
+    def repeat_of(self, stage: PlacedStage) -> str:
+        """Returns how often a block runs, for the first of its stages: `repeated until its data end`. Empty
+        for other stages."""
+        block = next((block for block in self.blocks if block.name == stage.block), None)
+        first = next((other for other in self.stages if other.block == stage.block), stage)
+        if block is None or first.name != stage.name:
+            return ""
+        if block.until:
+            return "repeated until its data end"
+        return f"{counted(block.times, 'round')} over {block.over} by {block.size}"
 
 
 def topology(plan: Plan, warnings: Iterable[Warning] = ()) -> Topology:
@@ -179,6 +192,7 @@ def topology(plan: Plan, warnings: Iterable[Warning] = ()) -> Topology:
         stages=tuple(PlacedStage(**vars(stage), after=after) for after, stage in enumerate(plan.stages, 1)),
         routes=tuple(_flow(plan, route) for route in plan.routes),
         warnings=tuple(warnings),
+        blocks=plan.blocks,
     )
 
 

@@ -60,7 +60,7 @@ def _calls(facts: Facts) -> Iterator[Call]:
 def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
     """`call` has the form COMPONENT.METHOD."""
     for name, stage in facts.recipe.pipeline.items():
-        node = facts.written.node("pipeline", name, "call")
+        node = facts.node("pipeline", name, "call")
         if node is None or not isinstance(node.value, str) or not node.value or stage.method:
             continue
         if facts.is_named("pipeline", name, "sync"):

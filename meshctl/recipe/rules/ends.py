@@ -57,7 +57,7 @@ def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
     if not _are_known(facts):
         return
     bounding, pipeline = _bounding(facts), facts.recipe.pipeline.values()
-    sources = [stage for stage in pipeline if stage.is_source and not stage.when]
+    sources = [stage for stage in pipeline if stage.is_source and not stage.when and not stage.block]
     others = [stage for stage in sources if stage not in bounding and stage.ends_run is None]
     if not bounding or not others:
         return

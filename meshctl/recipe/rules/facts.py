@@ -14,8 +14,9 @@ from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.model_config import FILE as CONFIG_FILE
 from meshctl.recipe.code.model_config import Config, config
+from meshctl.recipe.compose.yaml_tree import Node
 from meshctl.recipe.meshes import NoMesh, mesh_of
-from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage
+from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
 from meshctl.recipe.reader import Read
 from meshctl.recipe.spans import Spans
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
@@ -70,23 +71,28 @@ class Facts:
     def recipe(self) -> Recipe:
         return self.read.recipe
 
+    # In a path, a stage of a block has its full name: ("pipeline", "eval.exam", "call")
+
     def is_valid(self, *path: str) -> bool:
         """Whether no diagnostic is about a value, a part of it, or a mapping that contains it."""
-        return self.read.is_valid(*path)
+        return self.read.is_valid(*written_path(path))
 
     def is_named(self, *path: str) -> bool:
         """Whether a key exists, or may exist because the mapping that contains it could not be read."""
-        return self.written.node(*path) is not None or not self.read.is_known(*path[:-1])
+        return self.node(*path) is not None or not self.read.is_known(*written_path(path)[:-1])
+
+    def node(self, *path: str) -> Node | None:
+        return self.written.node(*written_path(path))
 
     def value(self, *path: str) -> Span:
-        return self.written.value(*path)
+        return self.written.value(*written_path(path))
 
     def key(self, *path: str) -> Span:
-        return self.written.key(*path)
+        return self.written.key(*written_path(path))
 
     def item(self, *path: str, index: int) -> Span:
         """Returns the span of a list item, or of the single value that is allowed instead of a list."""
-        node = self.written.node(*path)
+        node = self.node(*path)
         return self.value(*path, str(index)) if node is not None and node.is_list else self.value(*path)
 
     def cluster_value(self, *path: str) -> Span:
@@ -279,6 +285,15 @@ class Facts:
     def dispatch(self, stage: Stage, given: Input) -> Dispatch:
         """Returns the dispatch of an input of a stage."""
         return self.modes[stage.name].inputs[stage.inputs.index(given)]
+
+
+def written_path(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the key path at which a value is written, from one with the full name of a stage."""
+    if path[:1] != ("pipeline",) or len(path) < 2 or "." not in path[1]:
+        return path
+    block = path[1].partition(".")[0]
+    is_of_block = path[2:] in (("every",), ("when",))
+    return ("pipeline", block, *path[2:]) if is_of_block else (*stage_path(path[1]), *path[2:])
 
 
 def input_path(given: Input, index: int) -> tuple[str, ...]:

@@ -242,7 +242,7 @@ def _idle_words_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[D
 def _idle_words_without_inputs(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     words, path = stage.dispatch, ("pipeline", stage.name, "dispatch")
     takes_nothing = f"stage `{stage.name}` takes nothing"
-    node = facts.written.node(*path)
+    node = facts.node(*path)
     if node is not None and not node.is_mapping:
         yield _idle(facts, f"`dispatch` has no effect: {takes_nothing}", *path)
     elif node is not None:

@@ -68,7 +68,7 @@ def _components(facts: Facts) -> Iterator[Reference]:
         for key, component in ((call_key, stage.component), ("to", stage.to)):
             if not component or not facts.is_valid("pipeline", name, key):
                 continue
-            span, node = facts.value("pipeline", name, key), facts.written.node("pipeline", name, key)
+            span, node = facts.value("pipeline", name, key), facts.node("pipeline", name, key)
             method = str(node.value)[len(component) :] if node else ""
             message = f"there is no component `{component}`"
             yield Reference("components", component, span, "MC512", message, after=method)
@@ -88,18 +88,37 @@ def _stages(facts: Facts) -> Iterator[Reference]:
     for name, stage in facts.recipe.pipeline.items():
         for other, path in named_stages(stage):
             span = facts.value("pipeline", name, *path)
-            yield Reference("pipeline", other, span, "MC530", f"there is no stage `{other}`", own=name)
+            message, options = f"there is no stage `{other}`", _names_in(facts, stage)
+            yield Reference("pipeline", other, span, "MC530", message, name, options=options)
         for home, path in named_homes(stage):
             span, message = facts.value("pipeline", name, *path), f"there is no stage `{home}` for `home`"
-            yield Reference("pipeline", home, span, "MC534", message, own=name)
+            yield Reference("pipeline", home, span, "MC534", message, name, options=_names_in(facts, stage))
+    for block in facts.recipe.blocks.values():
+        is_own = f"{block.name}.{block.over}" in block.stages  # another rule reports that
+        if block.over and not is_own and facts.is_valid("pipeline", block.name, "repeat"):
+            span = facts.value("pipeline", block.name, "repeat", "over")
+            message = f"there is no stage `{block.over}`, of whose value `{block.name}` makes minibatches"
+            yield Reference("pipeline", block.over, span, "MC530", message)
+        for index, other in enumerate(block.after):
+            span = facts.item("pipeline", block.name, "after", index=index)
+            yield Reference("pipeline", other, span, "MC530", f"there is no stage `{other}`")
     for index, metric in enumerate(facts.recipe.run.show if facts.is_valid("run", "show") else ()):
-        other, _, name = metric.partition(".")
+        other, _ = facts.recipe.metric(metric)
         if facts.recipe.pipeline:
             span, message = (
                 facts.item("run", "show", index=index),
                 f"there is no stage `{other}` for `{metric}`",
             )
             yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
+
+
+def _names_in(facts: Facts, stage: Stage) -> tuple[str, ...] | None:
+    """Returns the names that may be meant in a stage of a block: its other stages, as they are named there,
+    and those outside. None for a stage of no block, where all may."""
+    if not stage.block:
+        return None
+    inner = [name.partition(".")[2] for name in facts.recipe.blocks[stage.block].stages]
+    return (*inner, *(name for name, other in facts.recipe.pipeline.items() if not other.block))
 
 
 def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:

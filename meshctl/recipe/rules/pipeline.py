@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts, input_path
 from meshctl.recipe.rules.names import named_stages
 from meshctl.text.english import counted
@@ -74,13 +73,9 @@ def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC532", message, span, help=help)
 
 
-def _predecessors(stage: Stage) -> tuple[str, ...]:
-    return (*stage.takes, *stage.after)
-
-
 def _has_circle(facts: Facts) -> bool:
     """Whether the pipeline has a circle. Visits each stage once."""
-    graph = {name: _predecessors(stage) for name, stage in facts.recipe.pipeline.items()}
+    graph = {name: facts.recipe.before(stage) for name, stage in facts.recipe.pipeline.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError:
@@ -95,7 +90,7 @@ def _circle(facts: Facts, start: str) -> list[str]:
     paths, seen = [[start]], set[str]()
     while paths:
         path = paths.pop()
-        for before in _predecessors(pipeline[path[-1]]):
+        for before in facts.recipe.before(pipeline[path[-1]]):
             if before == start:
                 return [start, *reversed(path[1:])]
             if before in pipeline and before not in seen:

@@ -16,8 +16,12 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
     if not pipeline or not facts.is_valid("run", "show"):
         return
     for index, metric in enumerate(facts.recipe.run.show):
-        stage, dot, name = metric.partition(".")
+        (stage, name), dot = facts.recipe.metric(metric), "." in metric
         span = facts.item("run", "show", index=index)
+        if stage in facts.recipe.blocks:
+            help = did_you_mean("", facts.recipe.blocks[stage].stages)
+            message = f"`{metric}` is a block, its metrics are {stage}.STAGE.NAME"
+            yield Diagnostic("MC560", message, span, help=help, missing=True)
         if stage not in pipeline:
             continue
         if not name:
@@ -35,7 +39,7 @@ def metric_is_given(facts: Facts) -> Iterator[Diagnostic]:
     """The name of a metric is not a misspelling of one in the stage's source. Other unknown names may
     exist."""
     for index, metric in enumerate(facts.recipe.run.show):
-        stage, _, name = metric.partition(".")
+        stage, name = facts.recipe.metric(metric)
         options = _metrics_of(facts, stage)
         if not name or name in options or not facts.is_valid("run", "show"):
             continue

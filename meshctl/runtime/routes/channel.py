@@ -339,6 +339,8 @@ class Channel:
             if producer != leader:
                 sent[producer] = self._next(part, producer)
                 self._check(sent[producer], header.digest, producer)
+        if not sent:  # the leader itself has no samples any more
+            return Received(header.empty_batch(), header)
         flat = header.flat_part(part)
         if flat is None and self._shared_schema(header, part):
             return Received(self._checked_batch(message.batch, partition.counts[part], leader), header)

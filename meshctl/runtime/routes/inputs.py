@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.alignment import Assignment
 from meshctl.runtime.routes.end import END, Received
+from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
 
 
+class InputEnd(Protocol):
+    """The part of a route's end that brings the values of one input stage."""
+
+    @property
+    def route(self) -> Route: ...
+    @property
+    def cuts_samples(self) -> bool: ...
+    def receive(self, step: int) -> Received: ...
+    def assignment(self, received: Received) -> Assignment: ...
+    def aligned(self, received: Received, wanted: Assignment) -> Batch: ...
+
+
 class _Value(NamedTuple):
-    channel: Channel
+    channel: InputEnd
     received: Received
 
 
@@ -38,7 +51,7 @@ class Input:
 
     parameter: str
     """Its name; empty for an argument that is passed by position."""
-    channels: tuple[Channel, ...]
+    channels: tuple[InputEnd, ...]
     """The ends of the routes that bring its values. The columns of several stages are joined."""
 
 

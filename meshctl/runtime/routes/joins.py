@@ -60,7 +60,9 @@ def _sum(parts: Parts) -> Any:
 
 def _mean(parts: Parts) -> Any:
     weight = sum(weight for _, weight in parts)
-    return sum(value * weight for value, weight in parts) / weight if weight else parts[0][0]
+    if not weight:
+        return parts[0][0]
+    return sum(value * weight for value, weight in parts if weight) / weight  # an empty part may be NaN
 
 
 JOINS: Mapping[Join, Callable[[Parts, Route], Any]] = {

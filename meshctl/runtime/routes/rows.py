@@ -136,6 +136,19 @@ def empty_like(
     return Batch(columns, ids=ids, group_depth=group_depth)
 
 
+def without_rows(columns: Mapping[str, Sequence[Any]]) -> dict[str, Column]:
+    """Returns columns without rows, from the kind, the dtype and the shape of a row of each. A column on a
+    device is made in host memory."""
+    made: dict[str, Column] = {}
+    for name, (kind, *layout) in columns.items():
+        if kind == "list":
+            made[name] = []
+            continue
+        empty = torch.empty((0, *layout[1]), dtype=dtype_of(layout[0])) if layout else torch.empty(0)
+        made[name] = Ragged(empty, torch.zeros(1, dtype=torch.int64)) if kind == "ragged" else empty
+    return made
+
+
 def _on_meta(shape: Sequence[int], dtype: str) -> Tensor:
     return torch.empty(shape, dtype=dtype_of(dtype), device="meta")
 

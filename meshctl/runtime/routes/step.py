@@ -15,7 +15,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.flat_frame import FlatPart
 from meshctl.runtime.routes.header import ProducerHeader, table_of
-from meshctl.runtime.routes.rows import RowRange, packed, ranges_of, row_index
+from meshctl.runtime.routes.rows import RowRange, packed, ranges_of, row_index, without_rows
 from meshctl.topology.samples import Grid, Run, SampleTable
 
 MAX_RUNS_SLICED = 4
@@ -191,6 +191,13 @@ class StepHeader:
         schema = self.headers[self.partition.producers[part][0]].schema
         depth = schema.group_depth if schema else 0
         return Batch(columns, ids=self.compact_ids_of(part), group_depth=depth)
+
+    def empty_batch(self) -> Batch:
+        """Returns a batch without samples, with the columns of the others."""
+        schema, ids = next((header.schema, header.ids) for header in self.headers if header.schema)
+        depth = len(schema.grid) or ids.shape[1]
+        none = torch.empty((0, depth), dtype=torch.int64)
+        return Batch(without_rows(schema.columns), ids=none, group_depth=schema.group_depth)
 
     def batch_of_held(self, part: int, producer: int, columns: Mapping[str, Tensor]) -> Batch:
         """Returns the batch of those samples of a part that one producer holds, from their columns."""

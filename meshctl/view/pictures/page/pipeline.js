@@ -115,13 +115,20 @@ function stageBox({stage, component, method, inputs, kind}, narrow) {
   const words = kind === "weights" ? [] : [
     stage.samples && many(stage.samples, "sample"), stage.sample_bytes && !stage.samples && `${bytesOf(stage.sample_bytes)} a sample`,
     stage.every > 1 && `every ${stage.every} steps`, WHEN[stage.when], stage.execute !== "all" && `execute ${modeName(stage.execute)}`,
-    stage.lag && `${many(stage.lag, "step")} late`,
+    stage.lag && `${many(stage.lag, "step")} late`, repeatOf(stage),
   ].filter(Boolean);
   return make("div", {class: "stage", "data-stage": stage.name, "data-component": component},
     make("div", {class: "line"}, letter(placed), make("span", {class: "cut name", title: stage.name}, stage.name),
       make("span", {class: "aside"}, narrow ? placed.group : stage.after)),
     make("div", {class: "cut mono muted", title: call}, call), words.length > 0 && make("div", {class: "muted"}, words.join(" · ")),
     ...inputs.map(inputOf));
+}
+
+/** How often a block runs, for the first of its stages. */
+function repeatOf({name, block}) {
+  const found = (facts.blocks ?? []).find((one) => one.name === block);
+  if (!found || facts.stages.find((other) => other.block === block).name !== name) return "";
+  return found.until ? "repeated until its data end" : `${many(found.times, "round")} over ${found.over} by ${found.size}`;
 }
 
 function inputOf(route) {

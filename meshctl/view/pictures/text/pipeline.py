@@ -129,6 +129,7 @@ class Pipeline:
         words += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
         words += [f"every {stage.every}"] * (stage.every > 1) + [f"at {stage.when}"] * bool(stage.when)
         words += ["ends the run"] * (stage.name in self.bounding)
+        words += filter(None, [self.marks.topology.repeat_of(stage)])
         words += [f"lag {stage.lag}"] * (stage.lag > 0)
         return Line(", ".join(words))
 

@@ -1,0 +1,63 @@
+"""The values of a stage in the passes of a block, as one value for the stages outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.kept_values import copied
+from meshctl.runtime.routes.end import END
+from meshctl.runtime.routes.joins import JOINS
+from meshctl.topology.modes import CollectMode, Join, Route
+
+
+class PassValues:
+    """Keeps copies of what one rank gave in the passes of a round."""
+
+    def __init__(self, route: Route, collect: CollectMode) -> None:
+        """`route` is one of those on which the joined value is sent. Raises `StageError` for a collect mode
+        of the user's, since only its author knows how it joins passes."""
+        if callable(collect.join):
+            raise StageError(
+                f"`{route.source}` gives a value in each pass, and how `{route.collect}` joins them is not "
+                "known: choose a built-in `collect`, or take it in the block"
+            )
+        self._route, self._collect = route, collect
+        self._parts: list[tuple[Any, float]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def add(self, value: Any, weight: float) -> None:
+        """Adds the value of a pass; `weight` is its number of samples."""
+        if value is not END:
+            self._parts.append((copied(value), weight))
+
+    def joined(self) -> tuple[Any, float]:
+        """Returns the value of all passes and its weight: the samples of all batches in the order of their
+        ids, lists and tensors one after another under `flatten`, the sum of numbers under `sum`, and
+        otherwise their mean, weighted by samples."""
+        weight = sum(weight for _, weight in self._parts)
+        batches = [value for value, _ in self._parts if isinstance(value, Batch)]
+        if batches:
+            return _in_id_order([batch for batch in batches if len(batch)] or batches[:1]), weight
+        if all(value is None for value, _ in self._parts):
+            return None, weight
+        join: Join = "mean"
+        if self._collect.is_batch:
+            join = "samples"
+        elif self._collect.join == "sum":
+            join = "sum"
+        return JOINS[join](self._parts, self._route), weight
+
+
+def _in_id_order(batches: list[Batch]) -> Batch:
+    whole = Batch.concat(batches)
+    ids = [tuple(id) for id in whole.ids.tolist()]
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    return whole if order == list(range(len(ids))) else whole.take(order)
