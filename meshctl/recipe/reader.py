@@ -167,7 +167,7 @@ class _RecipeReader(FieldReader):
             lacking = "`until`, or `over` and `size`" if not others else "`over` and `size`"
             message, help = f"`repeat` needs {lacking}", "{until: SOURCE}, or {over: STAGE, size: SAMPLES}"
             if not self.has_wrong_key(path):
-                self.report(path, "MC570", message, repeat.key or repeat.span, help=help, missing=True)
+                self.report(path, "MC103", message, repeat.key or repeat.span, help=help, missing=True)
 
     def inner(self, name: str, node: Node, path: KeyPath) -> model.Stage:
         """Reads a stage of a block: a call, in every pass."""

@@ -255,11 +255,9 @@ class Named(Type):
 
     def schema(self) -> Schema:
         item, names = ref(self.section.name), f"^{NAME.pattern}$"
-        if (
-            self.section.name == "stage"
-        ):  # a recipe that changes another one may have only some keys of a stage
-            sync = {"if": {"required": ["sync"]}, "then": ref("sync"), "else": item}
-            item = {"if": {"required": ["call"]}, "then": ref("call"), "else": sync}
+        if self.section.name == "stage":  # or in a recipe that changes another one, some keys of either
+            for key, kind in (("repeat", "block"), ("sync", "sync"), ("call", "call")):
+                item = {"if": {"required": [key]}, "then": ref(kind), "else": item}
         if self.section.name == "group":
             names = f"^(?!agent-){NAME.pattern}$"
         return mapping(propertyNames={"pattern": names, "maxLength": MAX_NAME}, additionalProperties=item)

@@ -69,6 +69,8 @@ class BlockRun:
 
     def __init__(self, block: Block, stages: Sequence[BlockStage], state: StepState) -> None:
         """`stages` are those that are called on this worker, in the order of the plan."""
+        if block.over:
+            raise StageError(f"minibatches of `{block.over}` are not supported yet")
         self._block, self._state = block, state
         self._stages = [stage for stage in stages if stage.call.can_end]
 

@@ -157,6 +157,8 @@ OUT_OF_BAND: dict[str, dict[str, Any]] = {
     "call": {"call": "c.m"},
     "sync": {"sync": "c", "to": "d"},
     "input": {"from": "s"},
+    "block": {"repeat": {"until": "s"}, "stages": {"s": {"call": "c.m"}}},
+    "inner": {"call": "c.m"},
 }
 """What stands beside the key, so that it is the only one that can be wrong."""
 VALUES: tuple[Any, ...] = (
@@ -229,6 +231,9 @@ def pieces() -> Iterator[tuple[str, str]]:
 def recipe_with(part: str, key: str, value: Any) -> Any:
     """A recipe in which this key alone can be wrong."""
     path, item = BASES[part], {**OUT_OF_BAND.get(part, {}), key: value}
+    if part in ("inner", "repeat"):
+        block = {"repeat": {"until": "s"}, "stages": {"s": {"call": "c.m"}}}
+        return nested(path[:2], {**block, **nested(path[2:], item)})
     if part in ("dispatch", "input"):
         return nested(path[:2], {"call": "c.m", **nested(path[2:], item)})
     return nested(path, item)
@@ -248,7 +253,7 @@ def test_each_key_accepts_what_the_reader_accepts(part: str, key: str) -> None:
         data = recipe_with(part, key, value)
         result = read_of(data)
         found = [one.message for one in result.found if one.code not in NEEDS and one.severity == "error"]
-        found += [path[-1] for path in result.wrong if path[2:] == ("call",)]  # a rule reports it
+        found += [path[-1] for path in result.wrong if path[-1:] == ("call",)]  # a rule reports it
         seen = flagged(data)
         if bool(found) != bool(seen) and (found or not is_stricter(part, key, value)):
             raise AssertionError(f"{part}.{key} = {value!r}: the reader says {found}, the schema {seen}")
